@@ -1,0 +1,58 @@
+# Everything a developer needs. `make demo` on a fresh clone needs Python 3.11, pip and git only.
+#
+# An active virtual environment is used as it is; otherwise one is made in .venv.
+
+ifdef VIRTUAL_ENV
+BIN := $(VIRTUAL_ENV)/bin
+else
+BIN := .venv/bin
+endif
+PYTHON3 ?= python3
+STAMP := $(BIN)/.gazette-installed
+DEV_STAMP := $(BIN)/.gazette-dev-installed
+WORKERS ?= 2
+
+.PHONY: setup demo test check fmt bench faults protos clean
+
+setup: $(DEV_STAMP)
+
+$(BIN)/python:
+	$(PYTHON3) -m venv .venv
+
+$(STAMP): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(DEV_STAMP): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/gazette demo $(ARGS)
+
+check: $(DEV_STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy gazette examples
+	$(BIN)/lint-imports
+
+fmt: $(DEV_STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: $(DEV_STAMP)
+	$(BIN)/python -m pytest -m 'not faults' -n $(WORKERS) --dist loadfile $(ARGS)
+
+# Real processes, killed at random moments; prints its seeds. Not part of `make test`.
+faults: $(DEV_STAMP)
+	$(BIN)/python -m pytest -m faults --timeout 3600 $(ARGS)
+
+bench: $(DEV_STAMP)
+	$(BIN)/gazette bench $(ARGS)
+
+protos: $(DEV_STAMP)
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
+	    gazette/protocol/pb/*.proto gazette/etcdpb/*.proto
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

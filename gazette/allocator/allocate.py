@@ -1,0 +1,238 @@
+"""The leader's loop: look at the state, decide who shall serve what, move one step towards it.
+
+Every member runs it, and the oldest one acts. What it writes is compared against its own member key,
+so a leader that was replaced without knowing changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import NoReturn
+
+from gazette.allocator import metrics
+from gazette.allocator.converge import ItemStep, Round, converge
+from gazette.allocator.desired import Question
+from gazette.allocator.model import DecodedKV, MemberId
+from gazette.allocator.solver import Solution, solve
+from gazette.allocator.solver_process import solve_in_child
+from gazette.allocator.state import State
+from gazette.clock import Clock
+from gazette.errors import Broken, Conflict, Invalid, NotAllowed, Retryable
+from gazette.etcd import Etcd
+from gazette.etcd_values import Compare, GetOp, Operation, RangeResult, Target, TxnResult
+from gazette.keyspace.key_space import KeySpace
+from gazette.tasks import BlockingPool
+
+log = logging.getLogger(__name__)
+
+MAX_TXN_OPS = 128
+"""Comparisons, and operations, of one transaction: etcd's default ``--max-txn-ops``."""
+
+_INLINE_CHOICES = 20_000  # some 20 ms of the loop; a child process costs 150 ms to begin with
+_SOLVE_TIMEOUT_S = 120.0
+_RETRY_S = 1.0
+_STALE_ROUNDS = 8
+_ITEMS_PER_SLICE = 1_000  # of a round, before others get the loop: a few milliseconds
+
+
+async def allocate(
+    etcd: Etcd, ks: KeySpace, state: State, *, clock: Clock, pool: BlockingPool
+) -> None:
+    """Run until the local member is exiting and holds no assignment; then return.
+
+    ``state.observe`` must be an observer of ``ks``, and ``ks`` be watched by somebody. One thread of
+    ``pool`` is used while a large problem is solved.
+
+    Raises ``Broken`` when the local member's key is gone: it must not serve any longer.
+    Cancellation: a transaction may have been sent; whoever leads next goes on from what it finds.
+    """
+    leader = _Leader(etcd, state, clock, pool)
+    while True:
+        revision = ks.header.revision
+        if state.local_member is None:
+            raise Broken(
+                "member key not found in etcd",
+                hint="Its lease expired, or somebody deleted it. Start the process anew.",
+                key=state.local_key,
+                revision=revision,
+            )
+        if state.should_exit():
+            return
+        applied = 0
+        if state.is_leader():
+            try:
+                applied = await leader.converge()
+            except Conflict as error:
+                # The state moved on while we looked at it, and the mirror is about to tell.
+                log.info("allocation goes on at the next revision: %s", error)
+            except (Retryable, Broken, Invalid, NotAllowed) as error:
+                log.warning("allocation failed and is tried again in %s s: %s", _RETRY_S, error)
+                await clock.sleep(_RETRY_S)
+                continue
+        await ks.wait_for_revision(max(revision + 1, applied))
+
+
+class _Stale(Conflict):
+    """Some items are not in etcd as the mirror has them."""
+
+    def __init__(self, items: frozenset[str]) -> None:
+        super().__init__("transaction checks did not succeed", items=len(items))
+        self.items = items
+
+
+class _Leader:
+    """What the acting member remembers from one round to the next: the last solution."""
+
+    def __init__(self, etcd: Etcd, state: State, clock: Clock, pool: BlockingPool) -> None:
+        self._etcd = etcd
+        self._state = state
+        self._clock = clock
+        self._pool = pool
+        self._solved_hash: int | None = None
+        self._desired: Mapping[str, tuple[MemberId, ...]] = {}
+
+    async def converge(self) -> int:
+        """One round. Returns the revision of its last transaction, 0 if there was nothing to do.
+
+        Items that turn out to be stale are left out, so that they do not hold up the others: the
+        mirror may *stay* behind etcd for an item whose newest value it could not decode.
+
+        Raises ``Conflict`` if a transaction did not apply; those before it did.
+        """
+        if self._state.network_hash != self._solved_hash:
+            await self._solve()
+        stale: frozenset[str] = frozenset()
+        for _ in range(_STALE_ROUNDS):
+            try:
+                return await self._round(stale)
+            except _Stale as error:
+                stale |= error.items
+        raise _Stale(stale)
+
+    async def _round(self, stale: frozenset[str]) -> int:
+        state = self._state
+        leader = state.leader
+        if leader is None or leader.key != state.local_key:
+            return 0  # it changed while we were solving
+        metrics.CONVERGE.inc()
+        round_ = Round(
+            state.root,
+            state.items,
+            state.assignments,
+            state.members_by_id(),
+            state.is_consistent,
+            stale,
+        )
+        batch = _Batch(self._etcd, leader)
+        for index, step in enumerate(converge(round_, self._desired, state.loads())):
+            if step is not None:
+                await batch.add(step)
+            elif index % _ITEMS_PER_SLICE == _ITEMS_PER_SLICE - 1:
+                await self._clock.sleep(0)
+        await batch.flush()
+        return batch.revision
+
+    async def _solve(self) -> None:
+        """Solve for the state as it is now. It may have moved on when this returns: never mind."""
+        question = Question.of(self._state)
+        begun = self._clock.monotonic()
+        solution = await self._solution(question)
+        elapsed = self._clock.monotonic() - begun
+        self._desired = question.answer(solution)
+        self._solved_hash = question.network_hash
+
+        slots = sum(map(len, solution))
+        items, members = len(self._desired), len(question.members)
+        metrics.MAX_FLOW_SECONDS.observe(elapsed)
+        metrics.DESIRED_REPLICATION_SLOTS.set(question.item_slots)
+        metrics.ITEMS.set(items)
+        metrics.MEMBERS.set(members)
+        log.info(
+            "solved for assignments: items=%d members=%d item_slots=%d member_slots=%d "
+            "assigned=%d seconds=%.3f",
+            items,
+            members,
+            question.item_slots,
+            question.member_slots,
+            slots,
+            elapsed,
+        )
+        if slots < question.item_slots:
+            log.warning(
+                "cannot reach the desired replication of all items: add members or raise their limits "
+                "(assigned=%d desired=%d member_slots=%d members=%d)",
+                slots,
+                question.item_slots,
+                question.member_slots,
+                members,
+            )
+
+    async def _solution(self, question: Question) -> Solution:
+        problem = question.problem
+        if problem.choices <= _INLINE_CHOICES:
+            return solve(problem)
+        return await self._pool.run(solve_in_child, problem, _SOLVE_TIMEOUT_S)
+
+
+class _Batch:
+    """Item steps on their way to etcd, as few and as full transactions as they fit into."""
+
+    def __init__(self, etcd: Etcd, leader: DecodedKV) -> None:
+        self._etcd = etcd
+        self._fixed = Compare.mod_revision(leader.key, "=", leader.raw.mod_revision)
+        self._compares: dict[Compare, None] = {self._fixed: None}
+        self._operations: list[Operation] = []
+        self._steps: list[ItemStep] = []
+        self.revision = 0
+
+    async def add(self, step: ItemStep) -> None:
+        """Take a step, after sending those before it if there is no room beside them."""
+        compares = len(self._compares) + sum(c not in self._compares for c in step.compares)
+        operations = len(self._operations) + len(step.operations)
+        if self._steps and max(compares, operations) > MAX_TXN_OPS:
+            await self.flush()
+        self._compares.update(dict.fromkeys(step.compares))
+        self._operations += step.operations
+        self._steps.append(step)
+
+    async def flush(self) -> None:
+        """Send what there is. Raises ``Conflict`` if it did not apply."""
+        if not self._steps:
+            return
+        compares = tuple(self._compares)
+        result = await self._etcd.txn(
+            compares, tuple(self._operations), tuple(GetOp(compare.key) for compare in compares)
+        )
+        if not result.succeeded:
+            self._raise_stale(compares, result)
+        self.revision = result.header.revision
+        for step in self._steps:
+            metrics.ADDED.inc(step.added)
+            metrics.REMOVED.inc(step.removed)
+            metrics.PACKED.inc(step.packed)
+        self._compares = {self._fixed: None}
+        self._operations = []
+        self._steps = []
+
+    def _raise_stale(self, compares: tuple[Compare, ...], result: TxnResult) -> NoReturn:
+        """Blame the steps whose comparisons failed, going by what the failed transaction read."""
+        failed = {
+            compare
+            for compare, read in zip(compares, result.results, strict=True)
+            if isinstance(read, RangeResult) and not _holds(compare, read)
+        }
+        if self._fixed in failed:
+            raise Conflict("the leader's member key changed")
+        raise _Stale(
+            frozenset(step.item_id for step in self._steps if not failed.isdisjoint(step.compares))
+        )
+
+
+def _holds(compare: Compare, read: RangeResult) -> bool:
+    revision = 0
+    if read.kvs:
+        kv = read.kvs[0]
+        is_create = compare.target is Target.CREATE_REVISION
+        revision = kv.create_revision if is_create else kv.mod_revision
+    return revision == compare.operand

@@ -1,0 +1,296 @@
+"""One step from the current assignments of an item towards its desired ones.
+
+The rules are those of broker.md §2.6. In one sentence: replicas are added at once where there is room,
+and an unwanted one is taken away only when enough others are known to be up to date.
+
+Every ``ItemStep`` is a group of comparisons and operations which etcd applies together or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gazette.allocator.loads import Loads
+from gazette.allocator.model import (
+    Assignment,
+    DecodedKV,
+    IsConsistent,
+    Item,
+    MemberId,
+    assignment_key,
+    item_key,
+)
+from gazette.etcd_values import Compare, DeleteOp, Op, PutOp
+
+_DEAD_PER_STEP = 32  # so that every step fits into a transaction
+
+
+@dataclass(frozen=True, slots=True)
+class ItemStep:
+    """What to do about one item now. The counts are for metrics."""
+
+    item_id: str
+    compares: tuple[Compare, ...]
+    operations: tuple[PutOp | DeleteOp, ...]
+    added: int = 0
+    removed: int = 0
+    packed: int = 0
+    promoted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The snapshot that a round of convergence looks at.
+
+    Invariant: ``items``, ``assignments`` are in key order. ``members`` are the keys of all members.
+    """
+
+    root: str
+    items: Sequence[DecodedKV]
+    assignments: Sequence[DecodedKV]
+    members: Mapping[MemberId, DecodedKV]
+    is_consistent: IsConsistent
+    stale: frozenset[str] = frozenset()
+    """Items that are left alone, because etcd is known to have something else."""
+
+
+def converge(
+    round_: Round, desired: Mapping[str, Sequence[MemberId]], loads: Loads
+) -> Iterator[ItemStep | None]:
+    """Yield the step of each item in key order, None where there is nothing to do.
+
+    ``desired`` maps items to distinct members; an item that it lacks keeps the members it has. Items
+    are visited lazily, and ``loads`` is updated with each step, so a caller may pause in between.
+    """
+    for item, current in _join(round_):
+        item_id = item.decoded.id if item is not None else current[0].decoded.item_id
+        if item_id in round_.stale:
+            yield None
+        elif item is None:
+            for begin in range(0, len(current), _DEAD_PER_STEP):
+                yield _remove_dead(round_.root, current[begin : begin + _DEAD_PER_STEP])
+        else:
+            yield _plan(round_, loads, item, current, desired.get(item_id))
+
+
+def _join(round_: Round) -> Iterator[tuple[DecodedKV | None, Sequence[DecodedKV]]]:
+    """Each item with its assignments; assignments without an item come with None."""
+    assignments = round_.assignments
+    begin = 0
+    for item in round_.items:
+        while begin < len(assignments) and assignments[begin].decoded.item_id < item.decoded.id:
+            end = _run_end(assignments, begin)
+            yield None, assignments[begin:end]
+            begin = end
+        end = begin
+        if begin < len(assignments) and assignments[begin].decoded.item_id == item.decoded.id:
+            end = _run_end(assignments, begin)
+        yield item, assignments[begin:end]
+        begin = end
+    while begin < len(assignments):
+        end = _run_end(assignments, begin)
+        yield None, assignments[begin:end]
+        begin = end
+
+
+def _run_end(assignments: Sequence[DecodedKV], begin: int) -> int:
+    item_id = assignments[begin].decoded.item_id
+    end = begin + 1
+    while end < len(assignments) and assignments[end].decoded.item_id == item_id:
+        end += 1
+    return end
+
+
+def _remove_dead(root: str, assignments: Sequence[DecodedKV]) -> ItemStep:
+    """Assignments of an item that was deleted. If it is created anew meanwhile, they may stay."""
+    dead: Assignment = assignments[0].decoded
+    item = item_key(root, dead.item_id)
+    return ItemStep(
+        dead.item_id,
+        (Compare.create_revision(item, "=", 0), *map(_unchanged, assignments)),
+        tuple(Op.delete(kv.key) for kv in assignments),
+        removed=len(assignments),
+    )
+
+
+def _unchanged(kv: DecodedKV) -> Compare:
+    return Compare.mod_revision(kv.key, "=", kv.raw.mod_revision)
+
+
+def _plan(
+    round_: Round,
+    loads: Loads,
+    item: DecodedKV,
+    current: Sequence[DecodedKV],
+    desired: Sequence[MemberId] | None,
+) -> ItemStep | None:
+    if desired is None:
+        desired = tuple(dict.fromkeys(kv.decoded.member_id for kv in current))
+    if _is_settled(current, desired):
+        return None
+    plan = _ItemPlan(round_, loads, item, current, desired)
+    return plan.step()
+
+
+def _is_settled(current: Sequence[DecodedKV], desired: Sequence[MemberId]) -> bool:
+    """The common case, quickly: every desired member is there, with slots 0, 1, 2 …"""
+    count = len(current)
+    if count != len(desired):
+        return False
+    if count == 1:
+        assignment: Assignment = current[0].decoded
+        return assignment.slot == 0 and assignment.member_id == desired[0]
+    members, slots = set(), set()
+    for kv in current:
+        members.add(kv.decoded.member_id)
+        slots.add(kv.decoded.slot)
+    return members == set(desired) and slots == set(range(count))
+
+
+class _ItemPlan:
+    """The working state of one item's step."""
+
+    def __init__(
+        self,
+        round_: Round,
+        loads: Loads,
+        item: DecodedKV,
+        current: Sequence[DecodedKV],
+        desired: Sequence[MemberId],
+    ) -> None:
+        self.round = round_
+        self.loads = loads
+        self.item = item
+        self.current = current
+        self.desired = frozenset(desired)
+        self.consistent = frozenset(
+            kv.key for kv in current if round_.is_consistent(item, kv, current)
+        )
+        self.compares: list[Compare] = []
+        self.operations: list[PutOp | DeleteOp] = []
+
+    def step(self) -> ItemStep | None:
+        keep, unwanted, adds = self._diff()
+        removes, rejoined = self._constrain_removes(unwanted)
+        keep = sorted(keep + rejoined, key=lambda kv: kv.decoded.slot)
+
+        self._remove(removes, keep)
+        promotee = self._promotee(keep)
+        if promotee is not None:
+            self._move(promotee, 0)
+        added = self._add(adds)
+        packed = 0
+        if promotee is None and not removes and not added:
+            packed = self._pack(keep)
+        if not self.operations:
+            return None
+        return ItemStep(
+            self.item.decoded.id,
+            tuple(self.compares),
+            tuple(self.operations),
+            added=added,
+            removed=len(removes),
+            packed=packed,
+            promoted=int(promotee is not None),
+        )
+
+    def _diff(self) -> tuple[list[DecodedKV], list[DecodedKV], list[MemberId]]:
+        """(keep, unwanted, adds). Of two assignments of one member, the second is unwanted."""
+        keep: dict[MemberId, DecodedKV] = {}
+        unwanted: list[DecodedKV] = []
+        for kv in self.current:
+            member = kv.decoded.member_id
+            if member in self.desired and member not in keep:
+                keep[member] = kv
+            else:
+                unwanted.append(kv)
+        adds = [member for member in sorted(self.desired) if member not in keep]
+        return list(keep.values()), unwanted, adds
+
+    def _constrain_removes(
+        self, unwanted: list[DecodedKV]
+    ) -> tuple[list[DecodedKV], list[DecodedKV]]:
+        """(removes, rejoined): at least R consistent assignments are left, or nothing is removed.
+
+        The most loaded members are relieved first.
+        """
+        item: Item = self.item.decoded
+        replication = item.value.desired_replication()
+        left = len(self.consistent)
+        order = sorted(
+            unwanted, key=lambda kv: self.loads.total_ratio(kv.decoded.member_id), reverse=True
+        )
+        for index, kv in enumerate(order):
+            is_consistent = kv.key in self.consistent
+            if left < replication or (is_consistent and left == replication):
+                return order[:index], order[index:]
+            left -= is_consistent
+        return order, []
+
+    def _remove(self, removes: list[DecodedKV], keep: list[DecodedKV]) -> None:
+        """Also compares the assignments that the removal relies on: they may be gone by now."""
+        if not removes:
+            return
+        self.compares.append(_unchanged(self.item))
+        self.compares += [_unchanged(kv) for kv in keep if kv.key in self.consistent]
+        for kv in removes:
+            self.compares.append(_unchanged(kv))
+            self.operations.append(Op.delete(kv.key))
+            self.loads.remove(kv.decoded.member_id, kv.decoded.slot)
+
+    def _promotee(self, keep: list[DecodedKV]) -> DecodedKV | None:
+        """Who becomes the primary, if none is left: best a consistent and desired replica."""
+        if not keep or any(kv.decoded.slot == 0 for kv in keep):
+            return None
+
+        def preference(kv: DecodedKV) -> tuple[bool, bool, float, int]:
+            member = kv.decoded.member_id
+            return (
+                kv.key not in self.consistent,
+                member not in self.desired,
+                self.loads.primary_ratio(member),
+                kv.decoded.slot,
+            )
+
+        return min(keep, key=preference)
+
+    def _move(self, kv: DecodedKV, slot: int) -> None:
+        """Slots are part of the key: delete it and put its value, under its lease, at the new one."""
+        assignment: Assignment = kv.decoded
+        zone, suffix = assignment.member_id
+        key = assignment_key(self.round.root, assignment.item_id, zone, suffix, slot)
+        if (unchanged := _unchanged(kv)) not in self.compares:
+            self.compares.append(unchanged)
+        self.operations.append(Op.delete(kv.key))
+        self.operations.append(Op.put(key, kv.raw.value, lease=kv.raw.lease))
+        self.loads.move(assignment.member_id, assignment.slot, slot)
+
+    def _add(self, adds: list[MemberId]) -> int:
+        """Fresh assignments for the members that have room; the first of all is the primary."""
+        if not self.current:
+            adds = sorted(
+                adds, key=lambda m: (self.loads.primary_ratio(m), self.loads.total_ratio(m), m)
+            )
+        slot = max((kv.decoded.slot for kv in self.current), default=-1) + 1
+        added = 0
+        for member in adds:
+            kv = self.round.members.get(member)
+            if kv is None or not self.loads.has_room(member):
+                continue
+            key = assignment_key(self.round.root, self.item.decoded.id, *member, slot)
+            self.compares.append(_unchanged(kv))
+            self.compares.append(Compare.create_revision(key, "=", 0))
+            self.operations.append(Op.put(key, b"", lease=kv.raw.lease))
+            self.loads.add(member, slot)
+            slot += 1
+            added += 1
+        return added
+
+    def _pack(self, keep: list[DecodedKV]) -> int:
+        """Close the lowest gap in the slots: at most one move, because nothing hangs on it."""
+        for index, kv in enumerate(keep):
+            if kv.decoded.slot != index:
+                self._move(kv, index)
+                return 1
+        return 0

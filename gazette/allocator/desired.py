@@ -1,0 +1,63 @@
+"""From the state to the problem that the solver solves, and back to members by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gazette.allocator.flow_network import FlowItem, FlowMember
+from gazette.allocator.model import MemberId
+from gazette.allocator.solver import Problem, Solution
+from gazette.allocator.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A ``Problem`` with the names of its items and members, and the demand that it stands for."""
+
+    problem: Problem
+    items: tuple[str, ...]
+    members: tuple[MemberId, ...]
+    idle_items: tuple[str, ...]
+    """Items that want no replica at all."""
+    network_hash: int
+    item_slots: int
+    member_slots: int
+
+    @staticmethod
+    def of(state: State) -> Question:
+        """What the present members, items and assignments ask for."""
+        demand = state.demand
+        members = tuple(member for member, limit in demand.limits.items() if limit > 0)
+        zones = {zone: index for index, zone in enumerate(dict.fromkeys(z for z, _ in members))}
+        index_of = {member: index for index, member in enumerate(members)}
+        current: dict[str, set[int]] = {}
+        for kv in state.assignments:
+            index = index_of.get(kv.decoded.member_id)
+            if index is not None:
+                current.setdefault(kv.decoded.item_id, set()).add(index)
+        items = tuple(item for item, wanted in demand.replication.items() if wanted > 0)
+        problem = Problem(
+            tuple(FlowMember(zones[member[0]], demand.limits[member]) for member in members),
+            tuple(
+                FlowItem(demand.replication[item], tuple(sorted(current.get(item, ()))))
+                for item in items
+            ),
+        )
+        idle = tuple(item for item, wanted in demand.replication.items() if wanted <= 0)
+        return Question(
+            problem,
+            items,
+            members,
+            idle,
+            demand.network_hash,
+            demand.item_slots,
+            demand.member_slots,
+        )
+
+    def answer(self, solution: Solution) -> Mapping[str, tuple[MemberId, ...]]:
+        """The desired members of every item."""
+        desired: dict[str, tuple[MemberId, ...]] = dict.fromkeys(self.idle_items, ())
+        for item, members in zip(self.items, solution, strict=True):
+            desired[item] = tuple(self.members[member] for member in members)
+        return desired

@@ -1,0 +1,224 @@
+"""Items, zones and members as a network whose cheapest flow is the desired assignment.
+
+::
+
+    item ──► zone of the item ──► member ──► sink
+      └───────── not assigned ───────────────►┘
+
+Every item sends as many units as it wants replicas; an item reaches a member over an arc of capacity
+one, so its replicas are distinct. With a single zone the second column is left out. What is wanted
+is said by costs, each of which outweighs all that come after it:
+
+1. as many assignments as possible, then as many items as possible with at least one;
+2. two zones for every item that has two or more replicas;
+3. a fair share for every member, in proportion to its limit;
+4. present assignments stay;
+5. an even spread over zones.
+
+A member's limit is a capacity. *How much* a cost must be to outweigh the rest: two flows differ by a
+set of simple cycles, which pass every item and member at most once. A cost level therefore has to
+exceed what one such cycle can gain in all lower levels — a matter of the number of members, not of
+items — and the cheapest flow is then the best one by each level in turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints: TypeAlias = NDArray[np.int64]
+
+# Bands of a member's fair share: from each bound to the next, one unit costs one step more. Within
+# a band nothing is gained by moving an item, and that is what makes assignments stay where a perfect
+# balance is out of reach. Around the share itself the bands are single units.
+_BELOW_SHARE = 8
+_ABOVE_SHARE = ((9, 8), (5, 4), (3, 2), (2, 1), (4, 1))
+FAIRNESS_STEPS = _BELOW_SHARE + 1 + len(_ABOVE_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class FlowMember:
+    """``zone`` counts from zero, without gaps. ``limit`` > 0."""
+
+    zone: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlowItem:
+    """``current`` are distinct indices into the members."""
+
+    replication: int
+    current: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The price of one unit, per level."""
+
+    spread: int
+    move: int
+    fairness: int
+    zone: int
+    unserved: int
+    short: int
+
+    @staticmethod
+    def of(members: int, replication_max: int, ranks: int) -> Weights:
+        """``ranks`` is the number of steps in the order of items, 0 if the order does not matter."""
+        visits = members + 1  # of items by a simple cycle: between two items it passes a member
+        below = visits * max(replication_max - 1, 1) + ranks
+        move = below + 1
+        below += 2 * members * move
+        fairness = below + 1
+        below += FAIRNESS_STEPS * fairness
+        zone = below + 1
+        below += 2 * visits * zone
+        unserved = below + 1
+        below += unserved
+        return Weights(1, move, fairness, zone, unserved, below + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Arcs:
+    """Parallel columns. ``choice`` says which arcs stand for (item, member), in that order."""
+
+    tail: Ints
+    head: Ints
+    capacity: Ints
+    cost: Ints
+    choice: slice
+    supply: Ints
+    """Per node; the last node is the sink."""
+
+
+def share_bounds(limit: int, demand: int, capacity: int) -> list[int]:
+    """Where the price of a further item rises, for a member whose share is limit·demand/capacity.
+
+    Ascending, with one bound for each step of the price; the last one is ``limit``.
+    """
+    share = limit * demand
+    bounds = [-(-share * k // (capacity * _BELOW_SHARE)) for k in range(1, _BELOW_SHARE)]
+    bounds += [share // capacity, -(-share // capacity)]
+    bounds += [-(-share * num // (capacity * den)) for num, den in _ABOVE_SHARE]
+    bounds.append(limit)
+    ascending: list[int] = []
+    for bound in bounds:
+        low = ascending[-1] if ascending else 0
+        ascending.append(min(max(bound, low), limit))
+    return ascending
+
+
+class FlowNetwork:
+    """The network of some items over all members.
+
+    ``bounds[m]`` are ``share_bounds`` less what earlier networks gave to member ``m``; the last bound
+    is what the member may hold at most. ``ranked`` makes early items win where not all can be served.
+    """
+
+    def __init__(
+        self,
+        members: tuple[FlowMember, ...],
+        items: tuple[FlowItem, ...],
+        bounds: list[list[int]],
+        *,
+        ranked: bool,
+    ) -> None:
+        self.members = members
+        self.items = items
+        self._zones = max((member.zone for member in members), default=0) + 1
+        # An item cannot have more replicas than there are members: asking for them costs time only.
+        self._wanted = np.array([min(i.replication, len(members)) for i in items], dtype=np.int64)
+        self._ranked = ranked
+        self._weights = Weights.of(
+            len(members), int(self._wanted.max(initial=1)), len(items) if ranked else 0
+        )
+        layers = 1 if self._zones == 1 else 1 + self._zones
+        self._first_member = len(items) * layers
+        self._sink = self._first_member + len(members)
+        self._bounds = bounds
+
+    @property
+    def wanted(self) -> int:
+        return int(self._wanted.sum())
+
+    def arcs(self) -> Arcs:
+        blocks = [self._choices()]
+        if self._zones > 1:
+            blocks.append(self._zone_arcs())
+        blocks += [self._shares(), self._not_assigned()]
+        tail, head, capacity, cost = (
+            np.concatenate(column) for column in zip(*blocks, strict=True)
+        )
+        supply = np.zeros(self._sink + 1, dtype=np.int64)
+        supply[: len(self.items)] = self._wanted
+        supply[self._sink] = -self.wanted
+        choice = slice(0, len(self.items) * len(self.members))
+        return Arcs(tail, head, capacity, cost, choice, supply)
+
+    def _choices(self) -> tuple[Ints, Ints, Ints, Ints]:
+        items, members = len(self.items), len(self.members)
+        cost = np.full((items, members), self._weights.move, dtype=np.int64)
+        rows = [row for row, item in enumerate(self.items) for _ in item.current]
+        columns = [member for item in self.items for member in item.current]
+        cost[rows, columns] = 0
+        if self._zones == 1:
+            tail = np.repeat(np.arange(items, dtype=np.int64), members)
+        else:
+            zones = np.array([member.zone for member in self.members], dtype=np.int64)
+            tail = (self._zone_nodes()[:, None] + zones[None, :]).ravel()
+        head = np.tile(np.arange(members, dtype=np.int64) + self._first_member, items)
+        return tail, head, np.ones(items * members, dtype=np.int64), cost.ravel()
+
+    def _zone_nodes(self) -> Ints:
+        """The node of zone 0 of each item."""
+        items = len(self.items)
+        return items + self._zones * np.arange(items, dtype=np.int64)
+
+    def _zone_arcs(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """The j-th replica in one zone costs the more the larger j is, and the last one a lot."""
+        blocks = []
+        nodes = self._zone_nodes()
+        for wanted in np.unique(self._wanted):
+            rows = np.flatnonzero(self._wanted == wanted)
+            for nth in range(1, int(wanted) + 1):
+                is_last = nth == wanted and wanted > 1
+                price = self._weights.zone if is_last else self._weights.spread * (nth - 1)
+                tail = np.repeat(rows, self._zones)
+                head = (nodes[rows][:, None] + np.arange(self._zones)[None, :]).ravel()
+                blocks.append((tail, head, np.ones_like(tail), np.full_like(tail, price)))
+        tail, head, capacity, cost = (
+            np.concatenate(column) for column in zip(*blocks, strict=True)
+        )
+        return tail, head, capacity, cost
+
+    def _shares(self) -> tuple[Ints, Ints, Ints, Ints]:
+        rows = [
+            (self._first_member + index, self._sink, high - low, self._weights.fairness * step)
+            for index, bounds in enumerate(self._bounds)
+            for step, (low, high) in enumerate(pairwise([0, *bounds]))
+            if high > low
+        ]
+        columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+        return columns[0], columns[1], columns[2], columns[3]
+
+    def _not_assigned(self) -> tuple[Ints, Ints, Ints, Ints]:
+        items = np.arange(len(self.items), dtype=np.int64)
+        rank = items[::-1] if self._ranked else np.zeros_like(items)
+        short = self._weights.short + rank
+        tail = np.concatenate([items, items])
+        capacity = np.concatenate([self._wanted - 1, np.ones_like(items)])
+        cost = np.concatenate([short, short + self._weights.unserved])
+        return tail, np.full_like(tail, self._sink), capacity, cost
+
+    def chosen(self, flows: NDArray[Any]) -> list[tuple[int, ...]]:
+        """The members of each item, ascending, from the flows of the choice arcs."""
+        grid = flows.reshape(len(self.items), len(self.members))
+        chosen: list[list[int]] = [[] for _ in self.items]
+        for row, column in zip(*(axis.tolist() for axis in np.nonzero(grid)), strict=True):
+            chosen[row].append(column)
+        return [tuple(columns) for columns in chosen]

@@ -1,0 +1,229 @@
+"""What follows from the keys: who is there, what is wanted, who leads, who may leave.
+
+``State`` is rebuilt from its KeySpace after every change, as the first of its observers. What the
+resolver needs (``local_items``) is built at once; what only the leader needs is built when asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from gazette.allocator.loads import Loads
+from gazette.allocator.model import (
+    ASSIGNMENTS,
+    ITEMS,
+    MEMBERS,
+    DecodedKV,
+    IsConsistent,
+    Member,
+    MemberId,
+)
+
+
+class Mirror(Protocol):
+    """What is used of ``gazette.keyspace.key_space.KeySpace``."""
+
+    @property
+    def root(self) -> str: ...
+    def prefixed(self, prefix: str) -> Sequence[DecodedKV]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalItem:
+    """An item that is assigned to this member.
+
+    ``assignments`` are all of the item's, in key order; ours is ``assignments[index]``.
+    """
+
+    item: DecodedKV
+    assignments: tuple[DecodedKV, ...]
+    index: int
+
+    @property
+    def assignment(self) -> DecodedKV:
+        return self.assignments[self.index]
+
+
+class Demand:
+    """Capacity against demand, as of one snapshot of members and items. Costs O(members + items).
+
+    Invariants: ``limits[m] == item limit - shed.get(m, 0) >= 0``; ``member_slots`` is their sum.
+    """
+
+    def __init__(self, members: Sequence[DecodedKV], items: Sequence[DecodedKV]) -> None:
+        self.replication: dict[str, int] = {
+            kv.decoded.id: max(0, kv.decoded.value.desired_replication()) for kv in items
+        }
+        self.item_slots = sum(self.replication.values())
+        self.limits: dict[MemberId, int] = {
+            kv.decoded.id: max(0, kv.decoded.value.item_limit()) for kv in members
+        }
+        self.shed = self._shed(members)
+        for member, granted in self.shed.items():
+            self.limits[member] -= granted
+        self.member_slots = sum(self.limits.values())
+        self.zone_slots: dict[str, int] = {}
+        for (zone, _), limit in sorted(self.limits.items()):
+            if limit > 0:
+                self.zone_slots[zone] = self.zone_slots.get(zone, 0) + limit
+
+    def _shed(self, members: Sequence[DecodedKV]) -> dict[MemberId, int]:
+        """Capacity that exiting members need not offer any more, the oldest member first.
+
+        Never more than what the others can absorb, and never from so many members that some item
+        could not have its replicas on distinct ones. Expects ``limits`` to be those of the keys.
+        """
+        useful = sum(limit > 0 for limit in self.limits.values())
+        quota = useful - max(self.replication.values(), default=0)
+        excess = sum(self.limits.values()) - self.item_slots
+        exiting = [kv for kv in members if kv.decoded.value.exiting()]
+        granted: dict[MemberId, int] = {}
+        for kv in sorted(exiting, key=lambda kv: kv.raw.create_revision):
+            grant = min(self.limits[kv.decoded.id], excess)
+            if len(granted) >= quota or excess <= 0:
+                break
+            if grant > 0:
+                granted[kv.decoded.id] = grant
+                excess -= grant
+        return granted
+
+    @cached_property
+    def network_hash(self) -> int:
+        """Equal for equal demand: members with limits, items with replication, and what is shed."""
+        digest = hashlib.blake2b(digest_size=8)
+        for table in (self.limits, self.replication, self.shed):
+            parts = (f"{key}\0{number}" for key, number in table.items())
+            digest.update("\0".join(parts).encode())
+            digest.update(b"\1")
+        return int.from_bytes(digest.digest(), "big")
+
+
+class State:
+    """The allocator's view of a KeySpace, from the seat of one member.
+
+    Owns nothing: everything is derived from the KeySpace, whose lists are replaced rather than
+    changed, so a holder of ``items``, ``members`` or ``assignments`` holds a snapshot.
+
+    ``local_key`` is the key of the member whose process this is; the key may be absent.
+    """
+
+    def __init__(self, ks: Mirror, local_key: str, is_consistent: IsConsistent) -> None:
+        self.ks = ks
+        self.root = ks.root
+        self.local_key = local_key
+        self.is_consistent = is_consistent
+        self.items: Sequence[DecodedKV] = ()
+        self.members: Sequence[DecodedKV] = ()
+        self.assignments: Sequence[DecodedKV] = ()
+        self.local_items: list[LocalItem] = []
+        self.local_member: DecodedKV | None = None
+        self.local_count = 0
+        """Our assignments, also those whose item is gone."""
+        self._demand: Demand | None = None
+        self.observe()
+
+    def observe(self) -> None:
+        """Rebuild from the KeySpace: an observer of it, to be called before all that use ``State``."""
+        self.items = self.ks.prefixed(self.root + ITEMS)
+        self.members = self.ks.prefixed(self.root + MEMBERS)
+        self.assignments = self.ks.prefixed(self.root + ASSIGNMENTS)
+        self.local_member = next((kv for kv in self.members if kv.key == self.local_key), None)
+        self._demand = None
+        self._find_local()
+
+    def _find_local(self) -> None:
+        zone, _, suffix = self.local_key.removeprefix(self.root + MEMBERS).partition("#")
+        assignments = self.assignments
+        ours = [
+            index
+            for index, kv in enumerate(assignments)
+            if kv.decoded.suffix == suffix and kv.decoded.zone == zone
+        ]
+        self.local_count = len(ours)
+        self.local_items = []
+        for index in ours:
+            item_id: str = assignments[index].decoded.item_id
+            item = self.item(item_id)
+            if item is None:
+                continue
+            begin, end = index, index + 1
+            while begin > 0 and assignments[begin - 1].decoded.item_id == item_id:
+                begin -= 1
+            while end < len(assignments) and assignments[end].decoded.item_id == item_id:
+                end += 1
+            siblings = tuple(assignments[begin:end])
+            self.local_items.append(LocalItem(item, siblings, index - begin))
+
+    def item(self, item_id: str) -> DecodedKV | None:
+        return _find(self.items, f"{self.root}{ITEMS}{item_id}")
+
+    def member(self, zone: str, suffix: str) -> DecodedKV | None:
+        return _find(self.members, f"{self.root}{MEMBERS}{zone}#{suffix}")
+
+    def assignments_of(self, item_id: str) -> Sequence[DecodedKV]:
+        """The assignments of one item, in key order."""
+        prefix = f"{self.root}{ASSIGNMENTS}{item_id}#"
+        begin = bisect_left(self.assignments, prefix, key=_key)
+        end = begin
+        while end < len(self.assignments) and self.assignments[end].key.startswith(prefix):
+            end += 1
+        return self.assignments[begin:end]
+
+    @property
+    def leader(self) -> DecodedKV | None:
+        """The oldest member: who lost its key and came back is the youngest."""
+        return min(self.members, key=lambda kv: kv.raw.create_revision, default=None)
+
+    def is_leader(self) -> bool:
+        leader = self.leader
+        return leader is not None and leader.key == self.local_key
+
+    def should_exit(self) -> bool:
+        """Whether the local member is exiting and holds nothing any more."""
+        local = self.local_member
+        if local is None:
+            return False
+        member: Member = local.decoded
+        return member.value.exiting() and self.local_count == 0
+
+    def is_relieved(self) -> bool:
+        """Whether the others can take over all that the local member holds.
+
+        False for an exiting member that has to wait for another one to join before it can leave.
+        """
+        local = self.local_member
+        return local is not None and self.demand.limits[local.decoded.id] == 0
+
+    @property
+    def demand(self) -> Demand:
+        if self._demand is None:
+            self._demand = Demand(self.members, self.items)
+        return self._demand
+
+    @property
+    def network_hash(self) -> int:
+        """Changes when another assignment may be desired; the present assignments do not count."""
+        return self.demand.network_hash
+
+    def loads(self) -> Loads:
+        """What every member holds now: a new object, the caller's to change."""
+        return Loads(self.demand.limits, (kv.decoded for kv in self.assignments))
+
+    def members_by_id(self) -> Mapping[MemberId, DecodedKV]:
+        return {kv.decoded.id: kv for kv in self.members}
+
+
+def _key(kv: DecodedKV) -> str:
+    return kv.key
+
+
+def _find(kvs: Sequence[DecodedKV], key: str) -> DecodedKV | None:
+    index = bisect_left(kvs, key, key=_key)
+    if index < len(kvs) and kvs[index].key == key:
+        return kvs[index]
+    return None

@@ -1,0 +1,237 @@
+"""Who may call: claims carried by a JWT, and the keys that sign and verify them.
+
+A token is ``Authorization: Bearer <jwt>``, signed HS256 with a shared key. Its claims are ``cap``, a
+bit mask of capabilities, and ``sel``, a label selector that narrows them to journals or shards.
+
+Several keys may be configured: the first signs, every one verifies. So keys rotate without
+interruption: add the new key last everywhere, move it first everywhere, remove the old one. The key
+``AA==`` is not a key but a marker: a caller without a token is let in (to switch authentication on
+in a running cluster).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntFlag
+from typing import Any, Final, Protocol
+
+import jwt
+
+from gazette.clock import Clock
+from gazette.errors import Invalid, NotAllowed
+from gazette.protocol.label_set import EVERYTHING, LabelSelector
+
+ALGORITHMS: Final = ("HS256", "HS384")
+LEEWAY_S: Final = 5.0
+"""How far the clocks of signer and verifier may differ."""
+MISSING_TOKEN_LIFETIME_S: Final = 3600.0
+_MISSING_IS_OK: Final = b"\x00"
+
+
+class Capability(IntFlag):
+    """What a token allows. Bits from ``APPLICATION`` upwards belong to applications."""
+
+    LIST = 2
+    APPLY = 4
+    READ = 8
+    APPEND = 16
+    REPLICATE = 32
+    APPLICATION = 1 << 16
+    ALL = 0xFFFFFFFF
+
+
+_NAMED: Final = (
+    Capability.LIST,
+    Capability.APPLY,
+    Capability.READ,
+    Capability.APPEND,
+    Capability.REPLICATE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What a caller may do, and to which journals or shards.
+
+    ``expires_at`` is Unix seconds; a long-running call ends then. None: it never expires.
+    """
+
+    capability: int
+    selector: LabelSelector = EVERYTHING
+    expires_at: float | None = None
+
+    @staticmethod
+    def of_journal(capability: int, journal: str) -> Claims:
+        """Claims to one journal. ``journal`` must not have a metadata segment."""
+        return Claims(capability, LabelSelector.of(name=journal))
+
+
+class Signer(Protocol):
+    def sign(self, claims: Claims, lifetime_s: float) -> str:
+        """A token for the claims, valid from now for ``lifetime_s``; empty when none is needed."""
+        ...
+
+
+class Verifier(Protocol):
+    def verify(self, authorization: str | None, require: int) -> Claims:
+        """The claims behind an ``Authorization`` header.
+
+        Raises ``NotAllowed`` unless they are genuine, current and hold every required capability.
+        """
+        ...
+
+
+class NoAuth:
+    """Signer and verifier of a cluster without keys: everybody may do everything."""
+
+    __slots__ = ()
+
+    def sign(self, claims: Claims, lifetime_s: float) -> str:
+        return ""
+
+    def verify(self, authorization: str | None, require: int) -> Claims:
+        return Claims(require)
+
+
+@dataclass(frozen=True, slots=True)
+class StaticToken:
+    """A signer that always answers the token it was given (``--broker.auth-token``)."""
+
+    token: str = field(repr=False)
+
+    def sign(self, claims: Claims, lifetime_s: float) -> str:
+        return self.token
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedAuth:
+    """Signer and verifier with shared keys."""
+
+    clock: Clock
+    keys: tuple[bytes, ...] = field(repr=False)
+    allow_missing: bool = False
+
+    @staticmethod
+    def parse(clock: Clock, text: str) -> KeyedAuth:
+        """Keys from base64 text, separated by white space or commas. Raises ``Invalid``."""
+        keys, allow_missing = [], False
+        for index, word in enumerate(re.split(r"[\s,]+", text.strip(" \t\r\n,"))):
+            try:
+                key = base64.b64decode(word, validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise Invalid(
+                    f"key at index {index} is not valid base64: {error}",
+                    path="auth-keys",
+                    hint="Keys are standard base64, for example of `openssl rand -base64 32`.",
+                ) from error
+            if key == _MISSING_IS_OK:
+                allow_missing = True
+            elif key:
+                keys.append(key)
+        if not keys:
+            raise Invalid(
+                "at least one key must be provided (AA== alone is not a key)", path="auth-keys"
+            )
+        return KeyedAuth(clock, tuple(keys), allow_missing)
+
+    def sign(self, claims: Claims, lifetime_s: float) -> str:
+        now = self.clock.now()
+        payload = {
+            "cap": int(claims.capability),
+            "sel": claims.selector.to_json(),
+            "iat": int(now),
+            "exp": int(now + lifetime_s),
+        }
+        return jwt.encode(payload, self.keys[0], algorithm="HS256")
+
+    def verify(self, authorization: str | None, require: int) -> Claims:
+        if not authorization:
+            if self.allow_missing:
+                return Claims(require, EVERYTHING, self.clock.now() + MISSING_TOKEN_LIFETIME_S)
+            raise NotAllowed("missing or empty Authorization token")
+        scheme, _, token = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            raise NotAllowed("invalid or unsupported Authorization header (expected 'Bearer')")
+        claims = self._claims_of(self._decode(token.strip()))
+        missing = require & ~claims.capability
+        if missing:
+            name = next((f"{one.name} " for one in _NAMED if one & missing), "")
+            raise NotAllowed(f"authorization is missing required {name}capability")
+        return claims
+
+    def _decode(self, token: str) -> dict[str, Any]:
+        """The payload if some key of ours signed it."""
+        failure: Exception | None = None
+        for key in self.keys:
+            try:
+                # Times are checked below, against the clock that was passed in.
+                return jwt.decode(token, key, algorithms=list(ALGORITHMS), options=_SIGNATURE_ONLY)
+            except jwt.InvalidSignatureError as error:
+                failure = error
+            except jwt.PyJWTError as error:
+                raise NotAllowed(f"verifying Authorization: {error}") from error
+        raise NotAllowed(f"verifying Authorization: {failure}") from failure
+
+    def _claims_of(self, payload: Mapping[str, Any]) -> Claims:
+        now = self.clock.now()
+        expires_at = _number(payload, "exp")
+        if expires_at is None:
+            raise NotAllowed("verifying Authorization: token is missing required claim: exp")
+        if now - LEEWAY_S >= expires_at:
+            raise NotAllowed("verifying Authorization: token is expired")
+        if (issued_at := _number(payload, "iat")) is not None and issued_at > now + LEEWAY_S:
+            raise NotAllowed("verifying Authorization: token used before issued")
+        if (not_before := _number(payload, "nbf")) is not None and not_before > now + LEEWAY_S:
+            raise NotAllowed("verifying Authorization: token is not valid yet")
+        capability = payload.get("cap", 0)
+        if not isinstance(capability, int) or isinstance(capability, bool):
+            raise NotAllowed("verifying Authorization: claim cap is not an integer")
+        return Claims(capability, _selector(payload.get("sel") or {}), expires_at)
+
+
+def _selector(value: Any) -> LabelSelector:
+    """The claim ``sel``. One that cannot be read grants nothing."""
+    if not isinstance(value, dict):
+        raise NotAllowed("verifying Authorization: claim sel is not an object")
+    try:
+        selector = LabelSelector.from_json(value)
+        selector.validate()
+    except Invalid as error:
+        raise NotAllowed(f"verifying Authorization: claim sel: {error}") from error
+    return selector
+
+
+_SIGNATURE_ONLY: Final[Any] = {
+    "verify_exp": False,
+    "verify_iat": False,
+    "verify_nbf": False,
+    "verify_aud": False,
+    "verify_sub": False,
+    "verify_jti": False,
+}
+
+
+def _number(payload: Mapping[str, Any], claim: str) -> float | None:
+    value = payload.get(claim)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise NotAllowed(f"verifying Authorization: claim {claim} is not a number")
+    return float(value)
+
+
+def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
+    """The first ``authorization`` value of a call's metadata; later ones do not count."""
+    for name, value in metadata or ():
+        if name.lower() == "authorization":
+            return value if isinstance(value, str) else value.decode("latin-1")
+    return None
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    """Call metadata that carries ``token``; nothing when it is empty."""
+    return (("authorization", f"Bearer {token}"),) if token else ()

@@ -1,0 +1,136 @@
+"""Stage 8 of the byte path: takes the bytes of completed fragments from `persister`, keeps them as
+objects, gives them to `listing` and to readers.
+
+What a blob store is. Implementations are synchronous, safe for use by several threads, and run in
+a pool of threads; they do not retry, count or log, which wrappers do.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+from urllib.parse import parse_qsl
+
+from gazette.errors import Invalid
+
+
+@dataclass(frozen=True, slots=True)
+class BlobInfo:
+    """An object of a listing. ``path`` is relative to the prefix that was listed; ``mod_time`` is
+    in Unix seconds; ``size`` in bytes as stored."""
+
+    path: str
+    mod_time: int
+    size: int
+
+
+class BlobStore(Protocol):
+    """Objects under a root, by path. Paths are relative, clean, and separated by ``/``.
+
+    Every method may raise
+
+    * ``Invalid`` for a path that is not clean, or would leave the root,
+    * ``NotAllowed`` if credentials do not suffice, or the bucket or directory does not exist,
+    * ``Unavailable`` if the store cannot be reached or failed; the call may be repeated.
+    """
+
+    def exists(self, path: str) -> bool:
+        """Whether there is an object at ``path``."""
+        ...
+
+    def open(self, path: str) -> BinaryIO:
+        """Read an object's bytes as they are stored. Raises ``NotFound``.
+
+        Reading raises ``Unavailable`` when it fails. A stored content encoding may or may not have
+        been undone: see ``codecs.new_decompressor``.
+        """
+        ...
+
+    def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
+        """Store all bytes of ``source``, from its position to its end.
+
+        On return the object is durable and whole. It is never seen in part: if reading ``source``
+        or storing fails, ``path`` is what it was before. An existing object is replaced.
+        ``content_encoding`` goes with the object, where the store can keep it.
+        """
+        ...
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        """All objects below ``prefix``, which is empty or ends in ``/``, at any depth.
+
+        No objects, if there are none. Objects that a ``put`` has not completed are left out. In
+        no particular order. Raises as it is iterated.
+        """
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove an object. There need not be one."""
+        ...
+
+    def sign_get(self, path: str, ttl_s: float) -> str:
+        """A URL that lets its bearer read the object for ``ttl_s`` seconds. Does not look for it.
+
+        Without credentials for the store, if it can make such URLs; otherwise one that only says
+        where the object is.
+        """
+        ...
+
+
+def validate_path(path: str) -> None:
+    """Require the path of an object: relative, clean, without ``..``. Raises ``Invalid``."""
+    if not path or path.startswith("/") or posixpath.normpath(path) != path or "\0" in path:
+        raise Invalid(f"must be a clean path ({path!r})", path="path")
+    if path == "." or path.split("/", 1)[0] == "..":
+        raise Invalid(f"cannot traverse outside the store ({path!r})", path="path")
+
+
+def validate_prefix(prefix: str) -> None:
+    """Require the prefix of a listing: empty, or a path that is followed by ``/``."""
+    if not prefix:
+        return
+    if not prefix.endswith("/"):
+        raise Invalid(f"must end in '/' ({prefix!r})", path="prefix")
+    validate_path(prefix[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class PathRewrite:
+    """Replaces the first ``find`` of a path by ``replace``, from the query of a store's URL.
+
+    For journals that were renamed, while their fragments stay where they are.
+    """
+
+    find: str = ""
+    replace: str = ""
+
+    def apply(self, path: str) -> str:
+        return path.replace(self.find, self.replace, 1) if self.find else path
+
+
+def parse_query(query: str, names: Collection[str]) -> dict[str, str]:
+    """Arguments of a store's URL, by their names in lower case.
+
+    ``names`` (lower case) are those which the store knows; case does not matter in the URL.
+    Raises ``Invalid`` for any other, and for one that is given twice.
+    """
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError as error:
+        raise Invalid(f"parsing store URL arguments: {error}") from error
+    arguments: dict[str, str] = {}
+    for name, value in pairs:
+        known = name.lower()
+        if known not in names:
+            expected = ", ".join(sorted(names))
+            raise Invalid(f"parsing store URL arguments: invalid path {name!r}; known: {expected}")
+        if known in arguments:
+            raise Invalid(f"parsing store URL arguments: {name!r} is given twice")
+        arguments[known] = value
+    return arguments
+
+
+def parse_rewrite(arguments: dict[str, str]) -> PathRewrite:
+    """The ``find`` and ``replace`` that every store knows."""
+    return PathRewrite(arguments.get("find", ""), arguments.get("replace", ""))

@@ -1,0 +1,186 @@
+"""Stage 8 of the byte path: objects as files below a directory, for ``file://`` stores.
+
+A fragment's spool is dropped once its ``put`` has returned, so that the file is then the only
+copy: it is synced, renamed into place, and its directory synced, before ``put`` returns.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Final
+from urllib.parse import unquote
+
+from gazette.blobs.blob_store import (
+    BlobInfo,
+    parse_query,
+    parse_rewrite,
+    validate_path,
+    validate_prefix,
+)
+from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, Unavailable
+from gazette.protocol.fragment import FragmentStoreUrl
+
+PARTIAL_PREFIX: Final = ".partial-"
+"""Begins the name of a file that is being written. One that a crash left behind may be deleted."""
+
+_COPY_BYTES: Final = 1 << 18
+_DIRECTORY_MODE: Final = 0o750
+
+
+class FileStore:
+    """Files below ``root`` + the path of ``url``, which is a directory that exists.
+
+    The root is the broker's own setting and not part of the URL, so that readers may have the same
+    files at another place. A path is refused if it would lead out of the directory, by ``..`` or by
+    a symbolic link.
+    """
+
+    def __init__(self, root: Path, url: FragmentStoreUrl) -> None:
+        """Raises ``Invalid`` for query arguments it does not know. Looks at no file."""
+        self._path = unquote(url.path)
+        self._rewrite = parse_rewrite(parse_query(url.query, ("find", "replace")))
+        self.directory = Path(os.path.normpath(f"{root}/{self._path}"))
+        """Where the objects are."""
+        if ".." in self._path.split("/"):
+            raise Invalid(f"cannot traverse outside the store ({url.path})", path="url")
+
+    def exists(self, path: str) -> bool:
+        with _mapped(path):
+            try:
+                return stat.S_ISREG(os.stat(self._locate(path)).st_mode)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+
+    def open(self, path: str) -> BinaryIO:
+        with _mapped(path):
+            try:
+                return open(self._locate(path), "rb")
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                raise NotFound("no such object", file=path) from None
+
+    def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
+        """``content_encoding`` cannot be kept with a file, and is ignored."""
+        del content_encoding
+        with _mapped(path):
+            self._require_directory()
+            target = self._locate(path)
+            _make_directories(os.path.dirname(target))
+            _write_durably(target, source)
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        """Symbolic links to directories are not followed."""
+        validate_prefix(prefix)
+        with _mapped(prefix):
+            self._require_directory()
+            top = self._locate(prefix[:-1]) if prefix else str(self.directory)
+            yield from _walk(top, "")
+
+    def remove(self, path: str) -> None:
+        with _mapped(path), suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(self._locate(path))
+
+    def sign_get(self, path: str, ttl_s: float) -> str:
+        """The location below the root, which the reader must know; it is not signed."""
+        del ttl_s
+        validate_path(path)
+        return f"file://{self._path}{self._rewrite.apply(path)}"
+
+    def _require_directory(self) -> None:
+        if not self.directory.is_dir():
+            raise NotAllowed(
+                f"invalid file store directory ({self.directory})",
+                hint=f"Create {self.directory}, or mount what belongs there.",
+            )
+
+    def _locate(self, path: str) -> str:
+        validate_path(path)
+        path = self._rewrite.apply(path)
+        validate_path(path)
+        base = os.path.realpath(self.directory)
+        target = os.path.join(base, path)
+        # Links may lead anywhere below the directory, and nowhere else.
+        parent = os.path.realpath(os.path.dirname(target))
+        if parent != base and not parent.startswith(base.rstrip("/") + "/"):
+            raise Invalid(f"leads outside of the store ({path})", path="path")
+        if os.path.islink(target) and not os.path.realpath(target).startswith(
+            base.rstrip("/") + "/"
+        ):
+            raise Invalid(f"leads outside of the store ({path})", path="path")
+        return target
+
+
+def _write_durably(target: str, source: BinaryIO) -> None:
+    directory, name = os.path.split(target)
+    descriptor, partial = tempfile.mkstemp(prefix=f"{PARTIAL_PREFIX}{name}", dir=directory)
+    try:
+        with open(descriptor, "wb") as file:
+            while content := source.read(_COPY_BYTES):
+                file.write(content)
+            file.flush()
+            os.fchmod(descriptor, 0o640)
+            os.fsync(descriptor)
+        os.rename(partial, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(partial)
+        raise
+    _sync_directory(directory)
+
+
+def _make_directories(directory: str) -> None:
+    """Make what is missing, and sync each directory that got a new entry."""
+    missing = []
+    while not os.path.isdir(directory):
+        missing.append(directory)
+        directory = os.path.dirname(directory)
+    for path in reversed(missing):
+        with suppress(FileExistsError):
+            os.mkdir(path, _DIRECTORY_MODE)
+        _sync_directory(os.path.dirname(path))
+
+
+def _sync_directory(directory: str) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _walk(directory: str, relative: str) -> Iterator[BlobInfo]:
+    try:
+        entries = os.scandir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return  # There is no such prefix, or it was removed meanwhile.
+    with entries:
+        for entry in entries:
+            path = f"{relative}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(entry.path, f"{path}/")
+            elif not entry.name.startswith(PARTIAL_PREFIX):
+                with suppress(FileNotFoundError):
+                    info = entry.stat()
+                    if stat.S_ISREG(info.st_mode):
+                        yield BlobInfo(path, int(info.st_mtime), info.st_size)
+
+
+@contextmanager
+def _mapped(path: str) -> Iterator[None]:
+    """Errors of the file system as ours."""
+    try:
+        yield
+    except GazetteError:
+        raise
+    except PermissionError as error:
+        raise NotAllowed(
+            f"file store: {error.strerror}",
+            hint="Let the broker's user write there.",
+            file=path,
+        ) from error
+    except OSError as error:
+        raise Unavailable(f"file store: {error.strerror or error}", file=path) from error

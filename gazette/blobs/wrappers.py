@@ -1,0 +1,171 @@
+"""Stage 8 of the byte path: stores around stores, one that counts and one that tries again."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
+
+from gazette.blobs import metrics
+from gazette.blobs.blob_store import BlobInfo, BlobStore
+from gazette.errors import Unavailable
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+T = TypeVar("T")
+
+ATTEMPTS_MAX: Final = 3
+_DELAY_S: Final = 0.1
+_COPY_BYTES: Final = 1 << 18
+
+
+class InstrumentedStore:
+    """Counts and times what another store does. ``monotonic`` is a clock's."""
+
+    def __init__(self, store: BlobStore, name: str, monotonic: Callable[[], float]) -> None:
+        self._store = store
+        self._name = name
+        self._monotonic = monotonic
+
+    def exists(self, path: str) -> bool:
+        with self._observed("exists"):
+            return self._store.exists(path)
+
+    def open(self, path: str) -> BinaryIO:
+        with self._observed("get"):
+            return self._store.open(path)
+
+    def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
+        counted = _CountedReader(source)
+        with self._observed("put"), io.BufferedReader(counted, _COPY_BYTES) as reader:
+            self._store.put(path, reader, content_encoding=content_encoding)
+        encoding = content_encoding or "none"
+        metrics.PUT_BYTES.labels(self._name, encoding).inc(counted.count)
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        items = 0
+        with self._observed("list"):
+            for info in self._store.list(prefix):
+                items += 1
+                yield info
+        metrics.LIST_ITEMS.labels(self._name).observe(items)
+
+    def remove(self, path: str) -> None:
+        with self._observed("remove"):
+            self._store.remove(path)
+
+    def sign_get(self, path: str, ttl_s: float) -> str:
+        with self._observed("signget"):
+            return self._store.sign_get(path, ttl_s)
+
+    @contextmanager
+    def _observed(self, operation: str) -> Iterator[None]:
+        started = self._monotonic()
+        status = "error"
+        try:
+            yield
+            status = "success"
+        except GeneratorExit:  # A listing that its reader left early.
+            status = "success"
+            raise
+        finally:
+            metrics.OPERATIONS.labels(self._name, operation, status).inc()
+            metrics.OPERATION_SECONDS.labels(self._name, operation, status).observe(
+                self._monotonic() - started
+            )
+
+
+class RetryingStore:
+    """Repeats what another store found ``Unavailable``, ``ATTEMPTS_MAX`` times in all.
+
+    For hiccups, not for outages: those are the business of the persister and of health checks.
+    ``wait`` takes seconds and is called by threads; it should return at once when stopping.
+    """
+
+    def __init__(
+        self, store: BlobStore, rng: random.Random, wait: Callable[[float], object]
+    ) -> None:
+        self._store = store
+        self._rng = rng
+        self._wait = wait
+
+    def exists(self, path: str) -> bool:
+        return self._repeated(lambda: self._store.exists(path))
+
+    def open(self, path: str) -> BinaryIO:
+        return self._repeated(lambda: self._store.open(path))
+
+    def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
+        """Repeated only if ``source`` is seekable."""
+        if not source.seekable():
+            self._store.put(path, source, content_encoding=content_encoding)
+            return
+        begin = source.tell()
+
+        def put() -> None:
+            source.seek(begin)
+            self._store.put(path, source, content_encoding=content_encoding)
+
+        self._repeated(put)
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        """Repeated only as long as it has not given anything."""
+
+        def first() -> tuple[BlobInfo | None, Iterator[BlobInfo]]:
+            listing = self._store.list(prefix)
+            return next(listing, None), listing
+
+        head, rest = self._repeated(first)
+        if head is not None:
+            yield head
+            yield from rest
+
+    def remove(self, path: str) -> None:
+        self._repeated(lambda: self._store.remove(path))
+
+    def sign_get(self, path: str, ttl_s: float) -> str:
+        return self._repeated(lambda: self._store.sign_get(path, ttl_s))
+
+    def _repeated(self, operation: Callable[[], T]) -> T:
+        for attempt in range(1, ATTEMPTS_MAX):
+            try:
+                return operation()
+            except Unavailable:
+                self._wait(_DELAY_S * 4**attempt * (0.5 + self._rng.random()))
+        return operation()
+
+
+class _CountedReader(io.RawIOBase):
+    """Counts the bytes that a store has taken; those it takes twice count once."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        super().__init__()
+        self._source = source
+        self._position = 0
+        self._begin = source.tell() if source.seekable() else 0
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._source.seekable()
+
+    def tell(self) -> int:
+        return self._begin + self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        position = self._source.seek(offset, whence)
+        self._position = position - self._begin
+        return position
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        view = memoryview(buffer)
+        content = self._source.read(len(view))
+        view[: len(content)] = content
+        self._position += len(content)
+        self.count = max(self.count, self._position)
+        return len(content)

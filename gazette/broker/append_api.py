@@ -1,0 +1,205 @@
+"""Stage 3 of the byte path: takes the chunks of `client/appender`, gives them to `append_driver`, or to the
+broker that is the journal's primary.
+
+The Append call. The append itself runs in a task of its own, which reads the caller's stream: should the
+caller go away, it is interrupted rather than cancelled, and rolls back on all replicas. Nothing is read
+ahead, so that memory is one chunk whatever the size of the append.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from gazette.auth import Capability, Claims
+from gazette.broker.append_driver import AppendCall, AppendDriver
+from gazette.broker.append_events import AppendTerms, Ending, Outcome, SuspendControl
+from gazette.broker.append_wire import AppendMessage
+from gazette.broker.context import BrokerContext
+from gazette.broker.edge import authorize, code_of, counted, failing
+from gazette.broker.resolver import Resolution
+from gazette.client.credentials import journal_claims
+from gazette.client.wire import COMMIT, append_content
+from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, Unavailable
+from gazette.metrics import WRITE_HEAD
+from gazette.protocol.label_set import EMPTY_LABELS, LabelSelector, LabelSet
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.route import Header
+from gazette.protocol.rpc import validate_append_chunk, validate_append_request_opening
+from gazette.protocol.status import Status
+
+_WITH_REGISTERS: Final = frozenset({Status.OK, Status.REGISTER_MISMATCH})
+
+
+class ClientContent:
+    """The messages of an Append stream behind its opening, as content."""
+
+    def __init__(self, requests: AsyncIterator[AppendMessage]) -> None:
+        self._requests = requests
+
+    async def next(self) -> bytes | None:
+        """See ``append_driver.ContentSource``."""
+        message = await anext(self._requests, None)
+        if message is None or isinstance(message, bytes):
+            return message
+        validate_append_chunk(message)
+        return message.content
+
+
+class AppendApi:
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+
+    async def append(
+        self, requests: AsyncIterator[AppendMessage], call: Any
+    ) -> broker_pb2.AppendResponse:
+        """Serve one append, here or by way of the primary.
+
+        Cancellation (the caller is gone): the append is rolled back, unless its commit was proposed.
+        """
+        context = self._context
+        with counted("Append") as outcome:
+            claims = await authorize(call, context.verifier, Capability.APPEND)
+            async with failing(call):
+                opening = await _opening_of(requests)
+                content = ClientContent(requests)
+                driver = AppendDriver(context, _call_of(opening, claims), content)
+                ended = await self._run(driver, claims)
+                if ended.ending is Ending.PROXY:
+                    assert driver.resolution is not None
+                    response = await self._proxy(opening, content, driver.resolution, call)
+                else:
+                    response = await _response_of(ended, driver, call)
+            outcome.status = Status.from_pb(response.status)
+            if outcome.status is Status.OK and ended.commit is not None:
+                WRITE_HEAD.labels(ended.commit.journal).set(ended.commit.end)
+            return response
+
+    async def _run(self, driver: AppendDriver, claims: Claims) -> Outcome:
+        """Run the append until its end; one whose caller is gone, or whose claims expire, is interrupted."""
+        running = self._context.scope.spawn(driver.run(), name=f"append {driver.journal}")
+        expires_s = None
+        if claims.expires_at is not None:
+            expires_s = max(0.0, claims.expires_at - self._context.clock.now())
+        try:
+            async with asyncio.timeout(expires_s):
+                return await asyncio.shield(running)
+        except TimeoutError:
+            driver.interrupt(NotAllowed("authorization expired during the append"))
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            driver.interrupt(Broken("the caller of the append is gone"))
+            raise
+
+    async def _proxy(
+        self,
+        opening: broker_pb2.AppendRequest,
+        content: ClientContent,
+        at: Resolution,
+        call: Any,
+    ) -> broker_pb2.AppendResponse:
+        """Pass the append on to the primary, as it comes in. Cancellation: cancelled there, too."""
+        peers = self._context.peers
+        primary = at.header.process_id
+        endpoint = peers.pick(at.header.route, process_id=primary)
+        if endpoint is None:
+            raise Unavailable("no endpoint is known of the primary", primary=primary)
+        claims = journal_claims(Capability.APPEND, at.journal)
+        upstream = peers.byte_path(endpoint).append(metadata=peers.credentials.metadata(claims))
+        # Brokers that are not ours may not expect a metadata segment here, and nobody needs it.
+        opening.journal = at.journal
+        opening.header.CopyFrom(at.header.to_pb())
+        try:
+            await _forward(opening, content, upstream)
+            return await upstream  # type: ignore[no-any-return]
+        except grpc.aio.AioRpcError as error:
+            await call.abort(error.code(), error.details() or "")
+            raise  # Not reached: ``abort`` raises.
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise Closed("the channel to the primary was closed", primary=primary) from None
+        finally:
+            upstream.cancel()
+
+
+async def _forward(
+    opening: broker_pb2.AppendRequest, content: ClientContent, upstream: Any
+) -> None:
+    """Write everything; a primary that has answered already has its reasons, which it tells."""
+    try:
+        await upstream.write(opening)
+        while (chunk := await content.next()) is not None:
+            await upstream.write(append_content(chunk) if chunk else COMMIT)
+        await upstream.done_writing()
+    except asyncio.InvalidStateError:
+        return
+
+
+async def _opening_of(requests: AsyncIterator[AppendMessage]) -> broker_pb2.AppendRequest:
+    message = await anext(requests, None)
+    if message is None:
+        raise Broken("unexpected EOF")
+    if isinstance(message, bytes):
+        message = broker_pb2.AppendRequest(content=message)
+    validate_append_request_opening(message)
+    return message
+
+
+def _call_of(opening: broker_pb2.AppendRequest, claims: Claims) -> AppendCall:
+    check = None
+    if opening.HasField("check_registers"):
+        check = LabelSelector.from_pb(opening.check_registers)
+    terms = AppendTerms(
+        journal=opening.journal,
+        offset=opening.offset or None,  # An offset of zero cannot be asked for: it is any.
+        check_registers=check,
+        union_registers=LabelSet.from_pb(opening.union_registers),
+        subtract_registers=LabelSet.from_pb(opening.subtract_registers),
+        suspend=SuspendControl(opening.suspend),
+    )
+    return AppendCall(
+        terms=terms,
+        claims=claims,
+        may_proxy=not opening.do_not_proxy,
+        min_revision=opening.min_etcd_revision,
+        proxy_header=Header.from_pb(opening.header) if opening.HasField("header") else None,
+    )
+
+
+async def _response_of(
+    ended: Outcome, driver: AppendDriver, call: Any
+) -> broker_pb2.AppendResponse:
+    if ended.ending is Ending.FAILED:
+        error = ended.error
+        assert error is not None
+        await call.abort(_code_of(error, ended), f"{ended.context}: {error}")
+    assert driver.resolution is not None
+    response = broker_pb2.AppendResponse(
+        status=ended.status.value,  # type: ignore[arg-type]
+        header=driver.resolution.header.to_pb(),
+        store_health_error=ended.store_error,
+    )
+    if ended.status is Status.OK and ended.commit is not None:
+        response.commit.CopyFrom(ended.commit.to_pb())
+    if ended.status in _WITH_REGISTERS:
+        response.registers.CopyFrom((ended.registers or EMPTY_LABELS).to_pb())
+    if driver.flow is not None:
+        response.total_chunks = driver.flow.total_chunks
+        response.delayed_chunks = driver.flow.delayed_chunks
+    return response
+
+
+def _code_of(error: GazetteError, ended: Outcome) -> grpc.StatusCode:
+    """Clients repeat what is UNAVAILABLE. What may have been appended is not to be repeated blindly, nor
+    is that of a client which is too slow."""
+    if ended.uncertain or ended.context == "append stream":
+        return grpc.StatusCode.UNKNOWN
+    if isinstance(error, Invalid):
+        return grpc.StatusCode.UNKNOWN
+    return code_of(error)

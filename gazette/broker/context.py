@@ -1,0 +1,57 @@
+"""What every part of one broker shares: its components, made once by ``service``."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gazette.auth import Signer, Verifier
+from gazette.broker.settings import BrokerSettings
+from gazette.clock import Clock
+from gazette.tasks import BlockingPool, TaskScope
+
+if TYPE_CHECKING:
+    from gazette.allocator.state import State
+    from gazette.blobs.blob_stores import BlobStores
+    from gazette.broker.resolver import Resolver
+    from gazette.client.channel import Channels
+    from gazette.etcd import Etcd
+    from gazette.fragment.persister import Persister
+    from gazette.keyspace.key_space import KeySpace
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Threads, by what they wait for: ``spools`` for processors, ``blobs`` for stores."""
+
+    spools: BlockingPool
+    blobs: BlockingPool
+
+    def close(self) -> None:
+        self.spools.close()
+        self.blobs.close()
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerContext:
+    """The components of one broker. Nothing here is replaced while the broker lives.
+
+    ``scope`` owns what lives as long as the broker's replicas: their daemons and their teardown. It
+    is stopped only after the last spool was persisted.
+    """
+
+    clock: Clock
+    rng: random.Random
+    settings: BrokerSettings
+    etcd: Etcd
+    key_space: KeySpace
+    state: State
+    resolver: Resolver
+    blob_stores: BlobStores
+    persister: Persister
+    peers: Channels
+    signer: Signer
+    verifier: Verifier
+    pools: Pools
+    scope: TaskScope

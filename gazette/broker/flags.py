@@ -1,0 +1,121 @@
+"""The settings of ``gazette serve``: flags, and what they are for the parts of a broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gazette.broker.settings import BrokerSettings
+from gazette.client.channel import TlsSettings
+from gazette.config import duration, setting
+from gazette.errors import Invalid
+from gazette.http_server import TlsFiles
+from gazette.server import ServerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFlags:
+    """Flags without a group."""
+
+    workers: int = setting(
+        1, "broker processes to run, each a member with its own id and ports", env="GAZETTE_WORKERS"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFlags:
+    """Group ``broker``. The first block is named as in the original; the second is ours."""
+
+    zone: str = setting("local", "failure zone of this broker")
+    id: str = setting("", "member id, unique in its zone (empty: two random words)")
+    host: str = setting("", "host that is advertised (empty: the name of this machine)")
+    port: str = setting("", "gRPC port, or unix:///path (empty: a free one)")
+    server_cert_file: str = setting("", "certificate to serve TLS with (PEM)")
+    server_cert_key_file: str = setting("", "key of that certificate (PEM)")
+    server_ca_file: str = setting("", "CA that callers' certificates must be of (PEM)")
+    peer_cert_file: str = setting("", "certificate to present to other brokers (PEM)")
+    peer_cert_key_file: str = setting("", "key of that certificate (PEM)")
+    peer_ca_file: str = setting("", "CA to verify other brokers with (PEM)")
+    max_grpc_recv_size: int = setting(4_194_304, "largest gRPC message that is accepted, in bytes")
+    allow_origin: tuple[str, ...] = setting((), "origin for CORS headers on /v1/; may be repeated")
+    limit: int = setting(1024, "most journals (replicas of them) that this broker serves")
+    file_root: Path | None = setting(None, "directory below which file:// stores are")
+    file_only: bool = setting(False, "use directories of file-root in place of all stores")
+    max_append_rate: int = setting(0, "upper bound of any journal's append rate, bytes per second")
+    max_replication: int = setting(9, "upper bound of any journal's replication")
+    min_append_rate: int = setting(65_536, "least rate of an append's client, bytes per second")
+    watch_delay: float = duration("30ms", "how long changes in etcd are collected before use")
+    auth_keys: str = setting(
+        "", "base64 keys, comma separated: first signs, all verify", secret=True
+    )
+    auto_suspend: bool = setting(False, "suspend journals that nobody appends to")
+
+    http_port: str = setting("", "HTTP port, or unix:///path (empty: the gRPC port plus one)")
+    bind_host: str = setting("", "address to listen on (empty: all)")
+    spool_dir: Path | None = setting(None, "directory of spool files (empty: the temporary one)")
+    drain_timeout: float = duration(
+        "30s", "at exit, how long to wait for a hand-off when no other broker could take over"
+    )
+    drain_timeout_max: float = duration("6h", "at exit, how long to wait for a hand-off at all")
+    graceful_stop: float = duration("15s", "at exit, how long accepted calls may take to end")
+    persist_timeout: float = duration("5m", "at exit, how long the last uploads may take")
+
+    def settings(self, process_id: str, root: str, lease_ttl_s: float) -> BrokerSettings:
+        """Raises ``Invalid``."""
+        for path, flag in ((self.file_root, "file-root"), (self.spool_dir, "spool-dir")):
+            if path is not None and not path.is_dir():
+                raise Invalid(
+                    f"{path} is not a directory",
+                    path=f"broker.{flag}",
+                    hint=f"Create it: mkdir -p {path}",
+                )
+        return BrokerSettings(
+            zone=self.zone,
+            id=process_id,
+            root=root,
+            journal_limit=self.limit,
+            lease_ttl_s=lease_ttl_s,
+            watch_delay_s=self.watch_delay,
+            max_replication=self.max_replication,
+            max_append_rate=self.max_append_rate,
+            min_append_rate=self.min_append_rate,
+            auto_suspend=self.auto_suspend,
+            spool_dir=self.spool_dir,
+            file_root=self.file_root,
+            file_only=self.file_only,
+            allow_origins=self.allow_origin,
+            graceful_stop_s=self.graceful_stop,
+            drain_timeout_s=self.drain_timeout,
+            drain_timeout_max_s=self.drain_timeout_max,
+            persist_timeout_s=self.persist_timeout,
+        )
+
+    def server_settings(self, default_host: str) -> ServerSettings:
+        """Raises ``Invalid``."""
+        return ServerSettings(
+            host=self.host or default_host,
+            port=self.port,
+            http_port=self.http_port,
+            bind_host=self.bind_host,
+            tls=tls_files(self.server_cert_file, self.server_cert_key_file, self.server_ca_file),
+            max_recv_bytes=self.max_grpc_recv_size,
+            graceful_stop_s=self.graceful_stop,
+        )
+
+    def peer_tls(self) -> TlsSettings | None:
+        files = (self.peer_ca_file, self.peer_cert_file, self.peer_cert_key_file)
+        if not any(files):
+            return None
+        ca, cert, key = (Path(one) if one else None for one in files)
+        return TlsSettings(ca_file=ca, cert_file=cert, key_file=key)
+
+
+def tls_files(cert_file: str, key_file: str, ca_file: str) -> TlsFiles | None:
+    """What to serve with, or None for plain text. Raises ``Invalid`` for half of a pair."""
+    if bool(cert_file) != bool(key_file):
+        raise Invalid("server-cert-file and server-cert-key-file go together", path="broker")
+    if not cert_file:
+        if ca_file:
+            raise Invalid("server-ca-file needs server-cert-file", path="broker")
+        return None
+    return TlsFiles(cert_file, key_file, ca_file)

@@ -1,0 +1,118 @@
+"""How fast the content of appends may, and must, come. Token buckets in ticks; pure.
+
+A journal has one appender at a time, so that one who dawdles keeps all others waiting: below a minimum
+rate an append is aborted. And a journal may have a maximum rate, shared by all its appends: above it
+they are held back.
+
+Time is given as ticks of a monotonic clock, and is never read here. Credit is counted in byte-ticks
+(bytes × ``TICKS_PER_S``), which makes every sum exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+TICKS_PER_S: Final = 1000
+BURST_S: Final = 1
+"""What a new replica has in credit, and a new append in patience: seconds' worth of its rate."""
+BANK_S: Final = 10
+"""Credit that an idle journal may save up, in seconds' worth of its maximum rate."""
+
+
+def effective_rate_max(journal_rate: int, broker_rate: int) -> int:
+    """The lower of two rates, where zero is no limit. A broker's limit is for every journal."""
+    return (
+        min(journal_rate, broker_rate)
+        if journal_rate and broker_rate
+        else journal_rate or broker_rate
+    )
+
+
+@dataclass(slots=True)
+class RateBalance:
+    """What a replica's appends may send now, under a maximum rate of ``rate`` bytes/s (0: no limit).
+
+    Appends may run into debt by their last chunk, whatever its size; the next chunk waits until it is
+    paid. Invariant: ``credit <= BANK_S × rate``, in byte-ticks.
+    """
+
+    rate: int = 0
+    credit: int = 0
+    _at: int | None = None
+
+    def refill(self, rate: int, now: int) -> None:
+        """Let time pass up to tick ``now``, and take over ``rate``. Time that went back does not count."""
+        if self._at is None or not self.rate:
+            self.credit = BURST_S * rate * TICKS_PER_S
+        else:
+            self.credit += self.rate * max(now - self._at, 0)
+        self.rate = rate
+        self.credit = min(self.credit, BANK_S * rate * TICKS_PER_S)
+        self._at = now if self._at is None else max(now, self._at)
+
+    def delay(self) -> int:
+        """Ticks until the next chunk may be taken; zero if it may be taken now."""
+        if not self.rate or self.credit > 0:
+            return 0
+        return -self.credit // self.rate + 1
+
+    def spend(self, length: int) -> None:
+        """Take a chunk."""
+        if self.rate:
+            self.credit -= length * TICKS_PER_S
+
+
+@dataclass(slots=True)
+class AppendFlow:
+    """The flow of one append, from its first wait for content on.
+
+    ``rate_min`` in bytes/s; zero asks for nothing. Only time spent waiting for the client counts
+    against it: not that in which we held it back, or waited for replicas ourselves.
+    """
+
+    balance: RateBalance
+    rate_min: int
+    rate_max: int
+    total_chunks: int = 0
+    delayed_chunks: int = 0
+    _patience: int = 0
+
+    def __post_init__(self) -> None:
+        self._patience = BURST_S * self.rate_min * TICKS_PER_S
+
+    def patience(self) -> int | None:
+        """Ticks that we wait for the next message; None if for ever."""
+        if not self.rate_min:
+            return None
+        return -(-self._patience // self.rate_min)
+
+    def waited(self, ticks: int) -> bool:
+        """Whether the client is still fast enough, after we waited that long for it."""
+        if not self.rate_min:
+            return True
+        self._patience -= self.rate_min * max(ticks, 0)
+        return self._patience > 0
+
+    def received(self, length: int) -> None:
+        """A message of that much content came."""
+        self.total_chunks += 1
+        earned = self._patience + length * TICKS_PER_S
+        self._patience = min(earned, BURST_S * self.rate_min * TICKS_PER_S)
+
+    def unlimit(self) -> None:
+        """Hold nothing back any more: somebody waits for this append to end."""
+        self.rate_max = 0
+
+    def delay(self, now: int) -> int:
+        """Ticks for which a chunk that was received must wait before it is taken."""
+        if not self.rate_max:
+            return 0
+        self.balance.refill(self.rate_max, now)
+        return self.balance.delay()
+
+    def take(self, length: int, *, delayed: bool) -> None:
+        """A chunk goes on its way; ``delayed`` if it had to wait."""
+        self.delayed_chunks += delayed
+        if self.rate_max:
+            self.balance.spend(length)

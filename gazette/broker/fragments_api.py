@@ -1,0 +1,135 @@
+"""The ListFragments call: which pieces a journal consists of, and URLs to read them from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc.aio
+
+from gazette.auth import Capability, Claims
+from gazette.broker.context import BrokerContext
+from gazette.broker.edge import authorize, counted, failing
+from gazette.broker.read_api import reachable_endpoint
+from gazette.broker.resolver import Resolution
+from gazette.client.credentials import journal_claims
+from gazette.protocol import duration
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import Offset
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.route import Header
+from gazette.protocol.rpc import validate_fragments_request
+from gazette.protocol.status import Status
+
+
+class FragmentsApi:
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+
+    async def list_fragments(
+        self, request: broker_pb2.FragmentsRequest, call: Any
+    ) -> broker_pb2.FragmentsResponse:
+        """One page of a journal's fragments, in order. Waits for the stores to be listed once."""
+        context = self._context
+        with counted("ListFragments") as outcome:
+            claims = await authorize(call, context.verifier, Capability.READ)
+            async with failing(call):
+                validate_fragments_request(request)
+                response = await self._list(request, claims, call)
+                outcome.status = Status(response.status)
+                return response
+        raise AssertionError  # `failing` does not return on an error
+
+    async def _list(
+        self, request: broker_pb2.FragmentsRequest, claims: Claims, call: Any
+    ) -> broker_pb2.FragmentsResponse:
+        resolution = await self._context.resolver.resolve(
+            request.journal,
+            claims=claims,
+            may_proxy=not request.do_not_proxy,
+            require_primary=False,
+            proxy_header=Header.from_pb(request.header) if request.HasField("header") else None,
+        )
+        status = resolution.status
+        if status is Status.OK and resolution.spec is not None and not resolution.spec.may_read:
+            status = Status.NOT_ALLOWED
+        if status is Status.OK and not resolution.is_local:
+            return await self._proxy(request, resolution, call)
+        response = broker_pb2.FragmentsResponse(
+            status=status.value,  # type: ignore[arg-type]
+            header=resolution.header.to_pb(),
+        )
+        if status is not Status.OK:
+            return response
+        assert resolution.replica is not None
+        index = resolution.replica.index
+        await index.wait_first_refresh()
+        limit = request.page_limit or self._context.settings.fragments_page_default
+        page, next_token = select_page(index.fragments(request.next_page_token), request, limit)
+        urls = await self._signed(page, request)
+        for fragment, url in zip(page, urls, strict=True):
+            response.fragments.add(spec=fragment.to_pb(), signed_url=url)
+        response.next_page_token = next_token
+        return response
+
+    async def _signed(
+        self, page: Sequence[Fragment], request: broker_pb2.FragmentsRequest
+    ) -> list[str]:
+        """A URL for each fragment that is in a store, if the request asks for them."""
+        if not request.HasField("signatureTTL"):
+            return [""] * len(page)
+        ttl_s = duration.from_pb(request.signatureTTL) / duration.SECOND
+        stores = {
+            one.backing_store: self._context.blob_stores.get(one.backing_store).store
+            for one in page
+            if one.backing_store
+        }
+
+        def sign() -> list[str]:
+            return [
+                stores[one.backing_store].sign_get(one.content_path(), ttl_s)
+                if one.backing_store
+                else ""
+                for one in page
+            ]
+
+        return await self._context.pools.blobs.run(sign)
+
+    async def _proxy(
+        self, request: broker_pb2.FragmentsRequest, resolution: Resolution, call: Any
+    ) -> broker_pb2.FragmentsResponse:
+        peers = self._context.peers
+        forwarded = broker_pb2.FragmentsRequest()
+        forwarded.CopyFrom(request)
+        forwarded.header.CopyFrom(resolution.header.to_pb())
+        stub = peers.journal(reachable_endpoint(self._context, resolution))
+        metadata = peers.credentials.metadata(journal_claims(Capability.READ, resolution.journal))
+        try:
+            response: broker_pb2.FragmentsResponse = await stub.ListFragments(
+                forwarded, metadata=metadata
+            )
+        except grpc.aio.AioRpcError as error:
+            await call.abort(error.code(), error.details() or "")
+            raise AssertionError from error  # abort raises
+        return response
+
+
+def select_page(
+    fragments: Sequence[Fragment], request: broker_pb2.FragmentsRequest, limit: int
+) -> tuple[list[Fragment], Offset]:
+    """The fragments of a page, and the offset at which the next one starts (0: there is none).
+
+    ``begin_mod_time`` and ``end_mod_time`` are both inclusive. A fragment that is in no store yet is
+    newer than any begin, and is listed only where no end is given.
+    """
+    page: list[Fragment] = []
+    for fragment in fragments:
+        if len(page) == limit:
+            return page, fragment.begin
+        persisted = fragment.mod_time != 0
+        if persisted and fragment.mod_time < request.begin_mod_time:
+            continue
+        if request.end_mod_time and (not persisted or fragment.mod_time > request.end_mod_time):
+            continue
+        page.append(fragment)
+    return page, 0

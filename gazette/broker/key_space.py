@@ -1,0 +1,110 @@
+"""What a broker cluster keeps in etcd: journals, brokers, and which broker has which journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from gazette.allocator.model import Assignment, DecodedKV, Item, Member, allocator_decoder
+from gazette.errors import Invalid
+from gazette.etcd_values import KeyValue
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.process import BrokerSpec
+from gazette.protocol.route import EMPTY_ROUTE, Route
+
+
+@dataclass(frozen=True, slots=True)
+class JournalItem:
+    """A journal, as an item of the allocator."""
+
+    spec: JournalSpec
+    max_replication: int
+
+    def desired_replication(self) -> int:
+        return self.spec.desired_replication(self.max_replication)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerMember:
+    """A broker, as a member of the allocator."""
+
+    spec: BrokerSpec
+
+    def item_limit(self) -> int:
+        return self.spec.journal_limit
+
+    def exiting(self) -> bool:
+        return self.spec.exiting
+
+
+def broker_decoder(
+    root: str, max_replication: int
+) -> Callable[[KeyValue], Item | Member | Assignment]:
+    """The decoder of a broker cluster's KeySpace. What it returns raises ``Invalid``."""
+
+    def decode_item(journal: str, value: bytes) -> JournalItem:
+        return JournalItem(decode_journal(journal, value), max_replication)
+
+    return allocator_decoder(root, decode_item, _decode_member, _decode_assignment)
+
+
+def decode_journal(journal: str, value: bytes) -> JournalSpec:
+    """The specification that is stored under the name ``journal``. Raises ``Invalid``."""
+    with _readable("JournalSpec"):
+        spec = JournalSpec.from_pb(broker_pb2.JournalSpec.FromString(value))
+    spec.validate()
+    if spec.name != journal:
+        raise Invalid(f"JournalSpec.Name ({spec.name}) does not match its key ({journal})")
+    return spec
+
+
+def _decode_member(zone: str, suffix: str, value: bytes) -> BrokerMember:
+    with _readable("BrokerSpec"):
+        spec = BrokerSpec.from_pb(broker_pb2.BrokerSpec.FromString(value))
+    spec.validate()
+    if spec.id != ProcessId(zone, suffix):
+        raise Invalid(f"BrokerSpec.Id ({spec.id}) does not match its key ({zone}#{suffix})")
+    return BrokerMember(spec)
+
+
+def _decode_assignment(journal: str, zone: str, suffix: str, slot: int, value: bytes) -> Route:
+    """The Route that the primary advertised; a fresh assignment has none yet."""
+    del journal, zone, suffix, slot
+    if not value:
+        return EMPTY_ROUTE
+    with _readable("Route"):
+        route = Route.from_pb(broker_pb2.Route.FromString(value))
+    route.validate()
+    return route
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    try:
+        yield
+    except DecodeError as error:
+        raise Invalid(f"not a {what}: {error}") from error
+
+
+def route_of(assignments: Sequence[DecodedKV]) -> Route:
+    """The route that the keys of a journal's assignments (all of them, in key order) amount to."""
+    members: list[ProcessId] = []
+    primary: int | None = None
+    for kv in assignments:
+        assignment: Assignment = kv.decoded
+        if assignment.slot == 0:
+            primary = len(members)
+        members.append(ProcessId(assignment.zone, assignment.suffix))
+    return Route(tuple(members), primary)
+
+
+def is_consistent(item: DecodedKV, assignment: DecodedKV, assignments: Sequence[DecodedKV]) -> bool:
+    """Whether the primary has synchronised exactly these replicas: all of a journal's, or none."""
+    del item, assignment
+    route = route_of(assignments)
+    return all(kv.decoded.value.equivalent(route) for kv in assignments)

@@ -1,0 +1,174 @@
+"""``gazette serve``: a broker from its settings to its exit code.
+
+Exit codes: 0 stopped as asked; 1 it broke, or could not leave in good order (the log says which);
+2 the configuration is wrong. Signals: SIGTERM and SIGINT stop it gracefully, a second one ends the
+wait for other brokers to take over, after which it still persists what it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from starlette.applications import Starlette
+
+from gazette import log_setup, supervisor
+from gazette.auth import KeyedAuth, NoAuth
+from gazette.broker.flags import BrokerFlags, ProcessFlags
+from gazette.broker.service import BrokerService
+from gazette.clock import Clock, SystemClock
+from gazette.config import Loaded, Schema, exit_with
+from gazette.diagnostics import diagnostic_routes
+from gazette.errors import GazetteError, Invalid
+from gazette.flags import DebugFlags, EtcdFlags, LogFlags
+from gazette.http_server import UNIX_PREFIX, HttpServer, bind_tcp, bind_unix
+from gazette.names import two_words
+from gazette.server import Server
+from gazette.tasks import TaskScope
+
+log = logging.getLogger(__name__)
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+TERMINATION_LOG: Final = Path("/dev/termination-log")
+_PORTS_PER_WORKER: Final = 2
+
+
+def schema(program: str = "gazette serve") -> Schema:
+    return Schema(
+        program,
+        {
+            "": ProcessFlags,
+            "broker": BrokerFlags,
+            "etcd": EtcdFlags,
+            "log": LogFlags,
+            "debug": DebugFlags,
+        },
+        file_stem="gazette",
+    )
+
+
+def serve(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a broker, or several, until it is told to stop. Returns the exit code."""
+    try:
+        loaded = schema().load(argv, environ)
+        log_flags = loaded.group(LogFlags)
+        log_setup.setup(log_flags.level, log_flags.format)
+        supervisor.die_with_parent(environ)
+        workers = loaded.group(ProcessFlags).workers
+        if workers < 1:
+            raise Invalid(f"invalid workers ({workers}; expected >= 1)", path="--workers")
+        if workers > 1:
+            return asyncio.run(_supervise(loaded, argv, environ, workers))
+        return asyncio.run(_serve_one(loaded))
+    except Invalid as error:
+        return exit_with(error, sys.stderr)
+    except GazetteError as error:
+        log.critical("gazette serve: %s. %s", error, error.hint)
+        with suppress(OSError):
+            if TERMINATION_LOG.exists():  # Kubernetes shows it with the pod.
+                TERMINATION_LOG.write_text(f"{error}\n{error.hint}\n")
+        return EXIT_FAILED
+
+
+def print_config(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Print the effective configuration of ``gazette serve``, as a file it could be read from."""
+    program = schema("gazette print-config")
+    try:
+        sys.stdout.write(program.render_ini(program.load(argv, environ)))
+    except Invalid as error:
+        return exit_with(error, sys.stderr)
+    return EXIT_OK
+
+
+async def _supervise(
+    loaded: Loaded, argv: Sequence[str], environ: Mapping[str, str], count: int
+) -> int:
+    """Run ``count`` brokers as processes of their own; ids and ports follow from those given."""
+    flags = loaded.group(BrokerFlags)
+    first_id = flags.id or two_words(random.SystemRandom())
+    debug = loaded.group(DebugFlags)
+    workers: list[supervisor.Worker] = []
+    for index in range(count):
+        name = f"{first_id}-{index}"
+        arguments = [*argv, "--workers=1", f"--broker.id={name}"]
+        for flag, port, stride in (
+            ("broker.port", flags.port, _PORTS_PER_WORKER),
+            ("broker.http-port", flags.http_port, _PORTS_PER_WORKER),
+            ("debug.port", debug.port, 1),
+        ):
+            if port:
+                shifted = supervisor.shifted_port(port, index, stride=stride)
+                arguments.append(f"--{flag}={shifted}")
+        workers.append(supervisor.Worker(name, [*supervisor.this_program(), "serve", *arguments]))
+    return await supervisor.Supervisor(SystemClock(), workers, environ).run()
+
+
+def _build(loaded: Loaded, clock: Clock, rng: random.Random) -> BrokerService:
+    flags, etcd = loaded.group(BrokerFlags), loaded.group(EtcdFlags)
+    process_id = flags.id or two_words(rng)
+    settings = flags.settings(process_id, etcd.prefix, etcd.lease)
+    etcd_settings = etcd.settings()
+    auth = KeyedAuth.parse(clock, flags.auth_keys) if flags.auth_keys else NoAuth()
+    server = Server(clock, flags.server_settings(socket.gethostname()))
+    server.bind()
+    return BrokerService(
+        clock,
+        rng,
+        server,
+        etcd_settings,
+        settings,
+        auth=auth,
+        peer_tls=flags.peer_tls(),
+        private_diagnostics=loaded.group(DebugFlags).private,
+    )
+
+
+async def _serve_one(loaded: Loaded) -> int:
+    service = _build(loaded, SystemClock(), random.Random())
+    loop = asyncio.get_running_loop()
+    scope = TaskScope("broker", on_failure=service.fail)
+    starting = scope.spawn(service.start(), name="start")
+
+    def on_signal() -> None:
+        service.stop_soon()
+        starting.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    debug: HttpServer | None = None
+    try:
+        debug = _start_debug(loaded.group(DebugFlags).port, service, scope)
+        await asyncio.wait({starting})
+        if not starting.cancelled():
+            await service.wait()
+    finally:
+        try:
+            await service.stop()
+        finally:
+            if debug is not None:
+                await debug.stop(1.0)
+            await scope.stop()
+    return EXIT_OK
+
+
+def _start_debug(port: str, service: BrokerService, scope: TaskScope) -> HttpServer | None:
+    if not port:
+        return None
+    if port.startswith(UNIX_PREFIX):
+        sock = bind_unix(port.removeprefix(UNIX_PREFIX))
+    elif port.isdigit():
+        sock = bind_tcp("", int(port))
+    else:
+        raise Invalid(f'invalid port "{port}"', path="--debug.port")
+    server = HttpServer(sock, Starlette(routes=diagnostic_routes(service.not_ready)), tls=None)
+    server.start(scope)
+    return server

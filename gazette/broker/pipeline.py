@@ -1,0 +1,345 @@
+"""Stage 5 of the byte path: takes proposals and content from `append_driver`, gives them to the replicas of
+peers (`peer_stream`) and, last, to the spool of our own.
+
+A pipeline is what a primary replicates through for as long as the journal's route stays: one stream to
+each peer, and our own spool, which nobody else touches meanwhile. Whoever holds it, a `Baton` of the
+replica, may send. Answers come in the order of what was sent: a ``Turn``, taken while holding, is the
+right to gather those of one append, after all earlier appends have gathered theirs. So the next append
+streams while this one waits for its acknowledgements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from gazette.auth import Capability, Claims
+from gazette.broker.append_events import PeerAnswer, SpoolView
+from gazette.broker.append_wire import replicate_content
+from gazette.broker.peer_stream import PeerStream
+from gazette.errors import Broken, Bug, Closed, GazetteError, Invalid, Unavailable
+from gazette.fragment.spool import Content, Proposal
+from gazette.fragment.spool_file import Spool
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.route import Header, Route
+from gazette.protocol.rpc import validate_replicate_response
+from gazette.protocol.status import Status
+
+if TYPE_CHECKING:
+    from gazette.broker.context import BrokerContext
+
+_TOKEN_LIFETIME_S: Final = 24 * 3600.0
+_AGE_MAX_S: Final = 11 * 3600.0
+"""A peer may end a stream whose token has expired; tokens are used until they are half as old."""
+_METHOD: Final = "/protocol.Journal/Replicate"
+
+
+class Turn:
+    """The right to gather the answers to what was sent before it was taken, and after the last one.
+
+    ``async with turn`` waits until it comes, and passes it on. A turn that is not entered, or left by
+    an exception, breaks the pipeline: its answers would be taken for those of the next.
+    """
+
+    def __init__(self, pipeline: Pipeline, prior: asyncio.Future[None] | None) -> None:
+        self._pipeline = pipeline
+        self._prior = prior
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def __aenter__(self) -> Self:
+        try:
+            if self._prior is not None and not self._prior.done():
+                await asyncio.shield(self._prior)
+        except asyncio.CancelledError as cancelled:
+            self.skip(cancelled)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        if exc is not None:
+            self._pipeline.fail(_failure_of(exc))
+        self._pass_on()
+
+    def skip(self, reason: BaseException) -> None:
+        """Give the turn up without gathering."""
+        self._pipeline.fail(_failure_of(reason))
+        if self._prior is None or self._prior.done():
+            self._pass_on()
+        else:
+            self._prior.add_done_callback(lambda _: self._pass_on())
+
+    def _pass_on(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+class Pipeline:
+    """Replication streams of one journal under one route. Loop-bound; made by ``open_pipeline``.
+
+    ``header`` is of the resolution it was built for; after ``expires_at`` (of the monotonic clock) it
+    should be replaced at the next occasion. Sending belongs to the holder, gathering to turns, closing
+    to whoever took it from its baton for that.
+    """
+
+    def __init__(
+        self, header: Header, spool: Spool, peers: Sequence[PeerStream], *, expires_at: float
+    ) -> None:
+        self.header = header
+        self._expires_at = expires_at
+        self._spool: Spool | None = spool
+        self._peers = tuple(peers)
+        self._failure: GazetteError | None = None
+        self._last_turn: asyncio.Future[None] | None = None
+
+    @property
+    def route(self) -> Route:
+        return self.header.route
+
+    @property
+    def failure(self) -> GazetteError | None:
+        """Why it is of no further use; None while it is."""
+        if self._failure is None:
+            for peer in self._peers:
+                if peer.failure is not None:
+                    return peer.failure
+        return self._failure
+
+    def usable(self, now: float) -> bool:
+        """Whether to go on with it at reading ``now`` of the monotonic clock, if the route is right."""
+        return self.failure is None and now < self._expires_at
+
+    @property
+    def spool(self) -> Spool:
+        if self._spool is None:
+            raise Bug("pipeline was used after its spool was released")
+        return self._spool
+
+    def view(self) -> SpoolView:
+        """Our own spool as it is."""
+        spool = self.spool
+        return SpoolView(spool.fragment, spool.registers, spool.first_append_time)
+
+    # Sending.
+
+    async def sync(self, proposal: Fragment, registers: LabelSet, *, opening: bool) -> None:
+        """Propose to all replicas, which answer whether they can go on from there.
+
+        The ``opening`` proposal of the pipeline carries the route, addressed to each peer. Peers that
+        cannot be reached are found out as their answers are gathered. Raises as ``propose``.
+        """
+        request = _proposal(proposal, registers, acknowledge=True)
+        if not opening:
+            self._send(request.SerializeToString())
+        else:
+            request.deprecated_journal = proposal.journal
+            for peer in self._peers:
+                header = Header(peer.peer, self.header.route, self.header.etcd)
+                request.header.CopyFrom(header.to_pb())
+                peer.send(request.SerializeToString())
+        await self._apply(Proposal(proposal, registers))
+
+    async def propose(self, proposal: Fragment, registers: LabelSet, *, acknowledge: bool) -> None:
+        """Propose to all replicas. Raises the failure of a broken pipeline, and ``Bug`` if our own spool
+        disagrees. Cancellation: some replicas may have got it; the pipeline must be torn down."""
+        self._raise_failure()
+        self._send(_proposal(proposal, registers, acknowledge=acknowledge).SerializeToString())
+        await self._apply(Proposal(proposal, registers))
+
+    async def content(self, content: bytes, delta: int) -> None:
+        """Send a chunk to all replicas, ``delta`` bytes into the append.
+
+        Returns when our own spool has it and every peer has room for more. Raises the failure of a
+        broken pipeline, or ``Unavailable`` if a peer takes nothing, or our disk none, any more; then,
+        and when cancelled, the pipeline must be torn down.
+        """
+        if self._peers or self._failure is not None:
+            self._raise_failure()
+            message = replicate_content(content, delta)
+            for peer in self._peers:
+                peer.send(message)
+            for peer in self._peers:
+                if peer.crowded:
+                    await peer.room()
+        await self.spool.apply(Content(content, delta), primary=True)
+
+    def _send(self, message: bytes) -> None:
+        for peer in self._peers:
+            peer.send(message)
+
+    async def _apply(self, proposal: Proposal) -> None:
+        result = await self.spool.apply(proposal, primary=True)
+        if result.status is not Status.OK:
+            raise Bug(
+                "the primary's own spool refused its proposal",
+                journal=proposal.fragment.journal,
+                proposal=proposal.fragment.content_name(),
+                spool=result.fragment.content_name(),
+            )
+
+    def _raise_failure(self) -> None:
+        failure = self.failure
+        if failure is not None:
+            raise failure
+
+    # Gathering.
+
+    def take_turn(self) -> Turn:
+        """Queue for the answers to what was sent since the last turn was taken. While holding."""
+        turn = Turn(self, self._last_turn)
+        self._last_turn = turn.done
+        return turn
+
+    async def gather_sync(self) -> tuple[tuple[PeerAnswer, ...], GazetteError | None]:
+        """One answer of each peer to a ``sync``, and the first failure of those that gave none. In turn.
+
+        Cancellation: the pipeline is broken.
+        """
+        answers: list[PeerAnswer] = []
+        first: GazetteError | None = self._failure
+        for peer in self._peers:
+            try:
+                answers.append(_answer(peer, await peer.receive()))
+            except GazetteError as error:
+                first = first or error
+        return tuple(answers), first
+
+    async def gather_acks(self) -> tuple[PeerAnswer, ...]:
+        """The answer of each peer to a proposal. In turn.
+
+        Raises the failure of the first that gave none. Unless all agree the pipeline is broken, because
+        whatever was sent after that proposal was built on it.
+        """
+        self._raise_own_failure()
+        answers = []
+        for peer in self._peers:
+            answer = _answer(peer, await peer.receive())
+            if answer.status is not Status.OK:
+                self.fail(Broken(f"recv from {peer.peer}: unexpected {answer.status.name}"))
+            answers.append(answer)
+        return tuple(answers)
+
+    def _raise_own_failure(self) -> None:
+        # Not that of a peer: the answers which we are owed may have come before it.
+        if self._failure is not None:
+            raise self._failure
+
+    # Ending.
+
+    def fail(self, failure: GazetteError) -> None:
+        """Break the pipeline: peers give up what was not committed, all pending turns fail."""
+        if self._failure is None:
+            self._failure = failure
+            for peer in self._peers:
+                peer.cancel(failure)
+
+    def release_spool(self) -> Spool:
+        """Let go of our own spool, in which content may be pending. The pipeline can only be closed
+        after that."""
+        spool, self._spool = self.spool, None
+        return spool
+
+    async def close(self) -> None:
+        """End the streams once all turns have passed, and cut off peers that do not end theirs.
+
+        Cancellation: streams are cut off at once.
+        """
+        assert self._spool is None, "the spool is released before the pipeline is closed"
+        turn = self.take_turn()
+        for peer in self._peers:
+            peer.close_send()
+        closed = Closed("the pipeline was closed")
+        try:
+            async with turn:
+                for peer in self._peers:
+                    await _ended(peer)
+        finally:
+            for peer in self._peers:
+                peer.cancel(closed)
+
+
+async def roll_back(spool: Spool, *, primary: bool) -> None:
+    """Give up what is pending in a spool, if anything is."""
+    if spool.delta:
+        await spool.apply(Proposal(spool.fragment, spool.registers), primary=primary)
+
+
+def open_pipeline(context: BrokerContext, header: Header, journal: str, spool: Spool) -> Pipeline:
+    """Start a stream to each peer of the route, of which we are the primary. Does not wait for any.
+
+    A peer that cannot be reached is found out when answers are gathered. ``spool`` must have nothing
+    pending, and belongs to the pipeline if this does not raise: ``Unavailable`` if etcd has no endpoint
+    of some peer, ``Closed`` if the broker's channels are.
+    """
+    others = [member for member in header.route.members if member != header.process_id]
+    endpoints = [_endpoint(context, header, member) for member in others]
+    claims = Claims.of_journal(Capability.REPLICATE, journal)
+    metadata = context.peers.credentials.metadata(claims, _TOKEN_LIFETIME_S)
+    peers = []
+    for member, endpoint in zip(others, endpoints, strict=True):
+        method: Callable[..., Any] = context.peers.grpc_channel(endpoint).stream_stream(
+            _METHOD,
+            request_serializer=None,
+            response_deserializer=broker_pb2.ReplicateResponse.FromString,
+        )
+        call = method(metadata=metadata)
+        peers.append(
+            PeerStream(member, call, context.scope, timeout_s=context.settings.peer_timeout_s)
+        )
+    return Pipeline(header, spool, peers, expires_at=context.clock.monotonic() + _AGE_MAX_S)
+
+
+def _endpoint(context: BrokerContext, header: Header, member: ProcessId) -> str:
+    endpoint = context.peers.pick(header.route, process_id=member)
+    if endpoint is None:
+        raise Unavailable("no endpoint is known of a peer", peer=member)
+    return endpoint
+
+
+async def _ended(peer: PeerStream) -> None:
+    with suppress(Unavailable):  # Cut off, which is all that can be done about it.
+        await peer.wait_end()
+
+
+def _proposal(
+    proposal: Fragment, registers: LabelSet, *, acknowledge: bool
+) -> broker_pb2.ReplicateRequest:
+    return broker_pb2.ReplicateRequest(
+        proposal=proposal.to_pb(), registers=registers.to_pb(), acknowledge=acknowledge
+    )
+
+
+def _answer(peer: PeerStream, response: broker_pb2.ReplicateResponse) -> PeerAnswer:
+    if not response.status:
+        return PeerAnswer(peer.peer, Status.OK)
+    try:
+        validate_replicate_response(response)
+        status = Status.from_pb(response.status)
+        header = Header.from_pb(response.header) if response.HasField("header") else None
+        fragment = Fragment.from_pb(response.fragment) if response.HasField("fragment") else None
+    except Invalid as error:
+        raise Broken(f"recv from {peer.peer}: invalid answer: {error}") from error
+    return PeerAnswer(
+        peer=peer.peer,
+        status=status,
+        route=None if header is None else header.route,
+        revision=0 if header is None else header.etcd.revision,
+        fragment=fragment,
+        registers=LabelSet.from_pb(response.registers),
+    )
+
+
+def _failure_of(error: BaseException) -> GazetteError:
+    if isinstance(error, GazetteError):
+        return error
+    return Broken("an append which uses this pipeline was cut short")

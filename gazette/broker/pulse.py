@@ -1,0 +1,137 @@
+"""Zero-byte appends by which the primary of a journal keeps its replicas in step.
+
+Brokers can neither join nor leave a journal until its primary has synchronized with them, and clients
+may not append for days. So every replica pulses: at once, whenever the route changes, and on a timer.
+Pulses also roll spools that are due to be flushed, and put idle journals to rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from gazette.auth import Capability, Claims
+from gazette.broker.append_driver import AppendCall, AppendDriver
+from gazette.broker.append_events import AppendTerms, Ending, Outcome, SuspendControl
+from gazette.broker.unless import Superseded, changed
+from gazette.errors import Broken, Closed, Unavailable
+from gazette.protocol.status import Status
+
+if TYPE_CHECKING:
+    from gazette.broker.context import BrokerContext
+    from gazette.broker.replica import Replica
+
+log = logging.getLogger(__name__)
+
+_RETRY_MIN_S: Final = 1.0
+_EXPECTED: Final = frozenset(
+    {
+        Status.OK,
+        Status.JOURNAL_NOT_FOUND,
+        Status.NO_JOURNAL_PRIMARY_BROKER,
+        Status.NOT_JOURNAL_PRIMARY_BROKER,
+        Status.SUSPENDED,
+    }
+)
+"""Of replicas that are not primary, or of a journal that is going."""
+
+
+class Heartbeat:
+    """When to pulse next, and with which control. ``idle_ticks`` counts timer pulses since the route
+    last changed."""
+
+    def __init__(self, interval_s: float, suspend_after: int | None) -> None:
+        self._interval_s = interval_s
+        self._suspend_after = suspend_after
+        self._retry_s = _RETRY_MIN_S
+        self.idle_ticks = 0
+
+    @property
+    def control(self) -> SuspendControl:
+        if self._suspend_after is not None and self.idle_ticks >= self._suspend_after:
+            return SuspendControl.IF_FLUSHED
+        return SuspendControl.NO_RESUME
+
+    def on_route_change(self) -> None:
+        self.idle_ticks = 0
+        self._retry_s = _RETRY_MIN_S
+
+    def on_timer(self) -> None:
+        self.idle_ticks += 1
+
+    def next_s(self, *, succeeded: bool) -> float:
+        """Seconds until the next pulse; soon after a failure, and later after each further one."""
+        if succeeded:
+            self._retry_s = _RETRY_MIN_S
+            return self._interval_s
+        retry_s, self._retry_s = self._retry_s, self._retry_s * 2
+        return min(retry_s, self._interval_s)
+
+
+class NoContent:
+    """The content of a pulse: the intent to commit, and the end."""
+
+    def __init__(self) -> None:
+        self._intended = False
+
+    async def next(self) -> bytes | None:
+        if self._intended:
+            return None
+        self._intended = True
+        return b""
+
+
+async def pulse_forever(context: BrokerContext, replica: Replica) -> NoReturn:
+    """Pulse one replica until cancelled. A daemon: never returns; failures are logged and retried."""
+    settings = context.settings
+    heartbeat = Heartbeat(
+        settings.pulse_interval_s,
+        settings.suspend_after_idle_ticks if settings.auto_suspend else None,
+    )
+    while True:
+        driver = _driver(context, replica, heartbeat.control)
+        outcome = await _pulse(context, driver)
+        problem = _problem(outcome)
+        if problem:
+            log.warning("pulse of %s failed (will retry): %s", replica.journal, problem)
+        invalidated = driver.invalidated or asyncio.Event()
+        try:
+            sleep = context.clock.sleep(heartbeat.next_s(succeeded=not problem))
+            await changed(invalidated, sleep)
+        except Superseded:
+            heartbeat.on_route_change()
+        else:
+            if not problem:
+                heartbeat.on_timer()
+
+
+def _driver(context: BrokerContext, replica: Replica, control: SuspendControl) -> AppendDriver:
+    call = AppendCall(
+        terms=AppendTerms(replica.journal, suspend=control),
+        claims=Claims.of_journal(Capability.APPEND, replica.journal),
+        may_proxy=False,
+    )
+    return AppendDriver(context, call, NoContent())
+
+
+async def _pulse(context: BrokerContext, driver: AppendDriver) -> Outcome:
+    """Run one append; when it takes too long or we are cancelled, it is wound up in good order."""
+    running = context.scope.spawn(driver.run(), name=f"pulse {driver.journal}")
+    timeout_s = context.settings.pulse_timeout_s
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.shield(running)
+    except TimeoutError:
+        driver.interrupt(Unavailable("pulse took too long", timeout_s=timeout_s))
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        driver.interrupt(Broken("the replica is shut down"))
+        raise
+
+
+def _problem(outcome: Outcome) -> str:
+    if outcome.ending is Ending.FAILED:
+        stopped = isinstance(outcome.error, Closed)
+        return "" if stopped else f"{outcome.context}: {outcome.error}"
+    return "" if outcome.status in _EXPECTED else f"{outcome.status.name} {outcome.store_error}"

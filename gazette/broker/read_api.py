@@ -1,0 +1,302 @@
+"""Stage 9 of the byte path: takes fragments from `index`, gives their content to `reader`.
+
+The Read call: from the spool's own file while content is local, from the blob store once it is not,
+or by way of the broker that has the journal. Memory of one read is a few blocks, whatever the size
+of fragments and however slow the reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Final
+
+import grpc.aio
+
+from gazette.auth import Capability, Claims
+from gazette.broker.context import BrokerContext
+from gazette.broker.edge import Outcome, authorize, counted, failing, within_claims
+from gazette.broker.resolver import Resolution
+from gazette.client.credentials import journal_claims
+from gazette.errors import Closed, Unavailable
+from gazette.fragment.decoder import DecodedFile, FragmentDecoder
+from gazette.fragment.index import Index, QueryResult
+from gazette.fragment.local_file import LocalFragment
+from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.ids import Offset
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.route import Header
+from gazette.protocol.rpc import validate_read_request
+from gazette.protocol.status import Status
+from gazette.tasks import settled
+
+METHOD: Final = "/protocol.Journal/Read"
+_OFFSET: Final = b"\x18"  # field 3, varint
+_CONTENT: Final = b"\x3a"  # field 7, length-delimited
+
+
+def encode_response(message: broker_pb2.ReadResponse | bytes) -> bytes:
+    """Serializer of the Read call: bytes are encoded already."""
+    return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+def content_response(offset: Offset, content: bytes | memoryview) -> bytes:
+    """The wire form of a ReadResponse with content, which is copied once and not three times."""
+    length = _varint(len(content))
+    if not offset:
+        return b"".join((_CONTENT, length, content))
+    return b"".join((_OFFSET, _varint(offset), _CONTENT, length, content))
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+class ReadApi:
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._proxied: set[Any] = set()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End the reads that are proxied, cleanly. Local ones end with their replicas."""
+        self._stopped = True
+        for upstream in self._proxied:
+            upstream.cancel()
+
+    async def read(self, request: broker_pb2.ReadRequest, call: Any) -> None:
+        """Serve a read until its end, or until the caller, its claims or the replica are gone.
+
+        The stream then ends without an error, and the reader resumes wherever the journal is served.
+        """
+        context = self._context
+        with counted("Read") as outcome:
+            claims = await authorize(call, context.verifier, Capability.READ)
+            async with failing(call), within_claims(claims, context.clock):
+                validate_read_request(request)
+                await self._read(request, claims, call, outcome)
+            outcome.status = outcome.status or Status.OK
+
+    async def _read(
+        self, request: broker_pb2.ReadRequest, claims: Claims, call: Any, outcome: Outcome
+    ) -> None:
+        resolution = await self._context.resolver.resolve(
+            request.journal,
+            claims=claims,
+            may_proxy=not request.do_not_proxy,
+            require_primary=False,
+            min_etcd_revision=request.min_etcd_revision,
+            proxy_header=Header.from_pb(request.header) if request.HasField("header") else None,
+        )
+        status = resolution.status
+        if status is Status.OK and resolution.spec is not None and not resolution.spec.may_read:
+            status = Status.NOT_ALLOWED
+        outcome.status = status
+        if status is not Status.OK:
+            await call.write(
+                broker_pb2.ReadResponse(
+                    status=status.value,  # type: ignore[arg-type]
+                    header=resolution.header.to_pb(),
+                )
+            )
+        elif resolution.is_local:
+            assert resolution.replica is not None
+            await self._serve(request, resolution.replica.index, resolution.header, call, outcome)
+        else:
+            await self._proxy(request, resolution, call)
+
+    async def _serve(
+        self,
+        request: broker_pb2.ReadRequest,
+        index: Index,
+        header: Header,
+        call: Any,
+        outcome: Outcome,
+    ) -> None:
+        """Serve from a local replica: for each fragment its metadata, then its content."""
+        offset, first = request.offset, True
+        while True:
+            try:
+                found = await index.query(offset, request.block, request.begin_mod_time)
+            except Closed:
+                return
+            outcome.status = found.status
+            response = await self._metadata(found)
+            if first:
+                response.header.CopyFrom(header.to_pb())
+                first = False
+            await call.write(response)
+            if found.fragment is None or request.metadata_only:
+                return
+            if found.local is None and request.do_not_proxy:
+                return
+            offset, end = found.offset, found.fragment.end
+            if request.end_offset:
+                end = min(end, request.end_offset)
+            if offset < end:
+                await self._send(found, offset, end, call)
+            offset = max(offset, end)
+            if request.end_offset and offset >= request.end_offset:
+                return
+
+    async def _metadata(self, found: QueryResult) -> broker_pb2.ReadResponse:
+        response = broker_pb2.ReadResponse(
+            status=found.status.value,  # type: ignore[arg-type]
+            offset=found.offset,
+            write_head=found.write_head,
+        )
+        fragment = found.fragment
+        if fragment is None:
+            return response
+        response.fragment.CopyFrom(fragment.to_pb())
+        if fragment.backing_store and fragment.mod_time:
+            store = self._context.blob_stores.get(fragment.backing_store).store
+            response.fragment_url = await self._context.pools.blobs.run(
+                store.sign_get,
+                fragment.content_path(),
+                self._context.settings.signed_url_ttl_s,
+            )
+        return response
+
+    async def _send(self, found: QueryResult, offset: Offset, end: Offset, call: Any) -> None:
+        size = self._context.settings.read_chunk_bytes
+        if found.local is not None:
+            await _send_local(found.local, offset, end, size, call)
+            return
+        assert found.fragment is not None
+        async with aclosing(self._stored(found.fragment, offset, end)) as blocks:
+            async for block in blocks:
+                view = memoryview(block)
+                for at in range(0, len(view), size):
+                    chunk = view[at : at + size]
+                    await call.write(content_response(offset, chunk))
+                    offset += len(chunk)
+
+    async def _stored(
+        self, fragment: Fragment, offset: Offset, end: Offset
+    ) -> AsyncGenerator[bytes, None]:
+        """Blocks of a stored fragment, read and decoded ahead in a thread.
+
+        A block is given only after the one behind it was read: so when the file turns out to be
+        damaged at its end, its last bytes were not served.
+        """
+        pool, block_bytes = self._context.pools.blobs, self._context.settings.remote_block_bytes
+        store = self._context.blob_stores.get(fragment.backing_store).store
+
+        def start() -> DecodedFile:
+            source = store.open(fragment.content_path())
+            begin = offset if fragment.codec is Codec.NONE and source.seekable() else fragment.begin
+            try:
+                if begin != fragment.begin:
+                    source.seek(begin - fragment.begin)
+                file = DecodedFile(source, FragmentDecoder(fragment, start=begin))
+                file.skip_to(offset)
+            except BaseException:
+                source.close()
+                raise
+            return file
+
+        opening = pool.submit(start)
+        try:
+            file = await settled(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_opened)
+            raise
+
+        def submit() -> concurrent.futures.Future[bytes]:
+            return pool.submit(file.read, min(block_bytes, max(1, end - offset)))
+
+        ahead = submit()
+        held = b""
+        try:
+            while True:
+                block = await settled(ahead)
+                offset += len(block)
+                # The end of the fragment is known by an empty block, after which it is verified.
+                last = not block or (offset >= end and end < fragment.end)
+                if not last:
+                    ahead = submit()
+                if held:
+                    yield held
+                held = block
+                if last:
+                    break
+            if held:
+                yield held
+        finally:
+            ahead.add_done_callback(lambda _: file.close())
+
+    async def _proxy(
+        self, request: broker_pb2.ReadRequest, resolution: Resolution, call: Any
+    ) -> None:
+        """Pass on what another broker of the journal answers, without looking into it."""
+        upstream = self._open_upstream(request, resolution)
+        self._proxied.add(upstream)
+        try:
+            async for message in upstream:
+                await call.write(message)
+        except grpc.aio.AioRpcError as error:
+            await call.abort(error.code(), error.details() or "")
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._stopped or (task is not None and task.cancelling()):
+                raise
+        finally:
+            self._proxied.discard(upstream)
+            upstream.cancel()
+
+    def _open_upstream(self, request: broker_pb2.ReadRequest, resolution: Resolution) -> Any:
+        if self._stopped:
+            raise Closed("the broker is stopping")
+        peers = self._context.peers
+        endpoint = reachable_endpoint(self._context, resolution)
+        forwarded = broker_pb2.ReadRequest()
+        forwarded.CopyFrom(request)
+        forwarded.header.CopyFrom(resolution.header.to_pb())
+        method = peers.grpc_channel(endpoint).unary_stream(
+            METHOD,
+            request_serializer=broker_pb2.ReadRequest.SerializeToString,
+            response_deserializer=None,
+        )
+        metadata = peers.credentials.metadata(journal_claims(Capability.READ, resolution.journal))
+        return method(forwarded, metadata=metadata)
+
+
+def reachable_endpoint(context: BrokerContext, resolution: Resolution) -> str:
+    """The endpoint of the broker that a resolution names, or of the best one of its route.
+
+    Raises ``Unavailable`` if no member of the route has one.
+    """
+    header = resolution.header
+    endpoint = context.peers.pick(header.route, process_id=header.process_id)
+    if endpoint is None and header.process_id is None:
+        # All of them fail: try again rather than give up.
+        endpoint = next((one for one in header.route.endpoints if one), None)
+    if not endpoint:
+        raise Unavailable(
+            "no broker of the journal has an endpoint now",
+            journal=resolution.journal,
+            members=", ".join(str(member) for member in header.route.members),
+        )
+    return endpoint
+
+
+def _close_opened(opening: concurrent.futures.Future[DecodedFile]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
+
+
+async def _send_local(
+    local: LocalFragment, offset: Offset, end: Offset, size: int, call: Any
+) -> None:
+    while offset < end:
+        content = local.pread(offset, min(size, end - offset))
+        await call.write(content_response(offset, content))
+        offset += len(content)

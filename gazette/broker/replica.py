@@ -1,0 +1,194 @@
+"""A journal's replica at this broker: its spool and pipeline, which are handed from owner to owner, and
+its index; with the daemons that keep it in step with blob stores and peers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from gazette.allocator.model import item_key
+from gazette.baton import Baton
+from gazette.broker.flow_control import RateBalance
+from gazette.broker.pipeline import Pipeline, roll_back
+from gazette.broker.pulse import pulse_forever
+from gazette.errors import Closed, GazetteError
+from gazette.fragment.completed_spool import CompletedSpool
+from gazette.fragment.index import Index
+from gazette.fragment.listing import list_fragments
+from gazette.fragment.local_file import LocalFragment
+from gazette.fragment.persister import Persister
+from gazette.fragment.spool import Proposal
+from gazette.fragment.spool_file import Spool
+from gazette.protocol.fragment import ZERO_SUM, Fragment
+from gazette.protocol.ids import JournalName
+from gazette.protocol.journal import JournalSpec
+from gazette.tasks import TaskScope
+
+if TYPE_CHECKING:
+    from gazette.broker.context import BrokerContext
+
+log = logging.getLogger(__name__)
+
+_REFRESH_RETRY_MIN_S: Final = 1.0
+_SECOND_NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _SpoolEvents:
+    """Commits become readable at once; what is completed gets to a blob store."""
+
+    index: Index
+    persister: Persister
+
+    def spool_commit(self, local: LocalFragment) -> None:
+        self.index.spool_commit(local)
+
+    def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None:
+        self.persister.spool_complete(spool, primary=primary)
+
+
+class Replica:
+    """One assigned journal. Loop-bound; made by the resolver, started once, shut down once.
+
+    ``spool`` is held by a pipeline of ours or by a Replicate call of the primary; ``pipeline`` holds
+    None until there is one. Whoever takes one of them gives it back, or its successor.
+    """
+
+    def __init__(self, journal: JournalName, context: BrokerContext) -> None:
+        self.journal = journal
+        self.index = Index(journal, context.clock)
+        self.rate = RateBalance()
+        self.refresh_error: str | None = None
+        """Why the last listing of the blob stores failed; None if it did not."""
+        self._context = context
+        self._was_primary = False
+        self._daemons: tuple[asyncio.Task[None], ...] = ()
+        spool = Spool(
+            journal,
+            _SpoolEvents(self.index, context.persister),
+            clock=context.clock,
+            pool=context.pools.spools,
+            directory=context.settings.spool_dir,
+        )
+        self.spool: Baton[Spool] = Baton(f"spool of {journal}", spool)
+        self.pipeline: Baton[Pipeline | None] = Baton(f"pipeline of {journal}", None)
+
+    @property
+    def spec(self) -> JournalSpec | None:
+        """The journal's specification; None if it was deleted."""
+        item = self._context.state.item(self.journal)
+        if item is None:
+            return None
+        spec: JournalSpec = item.decoded.value.spec
+        return spec
+
+    def start(self, scope: TaskScope) -> None:
+        """Start the daemons, as children of ``scope``."""
+        self._daemons = (
+            scope.daemon(self._refresh_forever(), name=f"refresh {self.journal}"),
+            scope.daemon(pulse_forever(self._context, self), name=f"pulse {self.journal}"),
+        )
+
+    def on_pipeline_started(self) -> None:
+        """This broker leads the journal: it persists first, should the replica be shut down."""
+        self._was_primary = True
+
+    async def give_back_spool(self, spool: Spool, *, primary: bool) -> None:
+        """Give the spool back, without what is pending in it. Cancellation: it is given back."""
+        try:
+            await roll_back(spool, primary=primary)
+        finally:
+            self.spool.give(spool)
+
+    async def tear_down(self, pipeline: Pipeline) -> None:
+        """Give back the spool of a pipeline that the caller holds, and close the pipeline on the side.
+
+        The caller still has to give the pipeline's successor, or None. Cancellation: it is closed.
+        """
+        spool = pipeline.release_spool()
+        try:
+            await roll_back(spool, primary=True)
+        except asyncio.CancelledError:
+            pipeline.fail(Closed("the broker is torn down"))
+            raise
+        finally:
+            self.spool.give(spool)
+        self._context.scope.spawn(pipeline.close(), name=f"close pipeline {self.journal}")
+
+    async def reap(self, broken: Pipeline) -> None:
+        """Tear a broken pipeline down, if nobody else does before we get it."""
+        try:
+            held = await self.pipeline.take()
+        except Closed:
+            return
+        if held is broken:
+            await self.tear_down(broken)
+            held = None
+        self.pipeline.give(held)
+
+    async def shut_down(self) -> None:
+        """Stop serving: wait for the pipeline and the spool, and hand the spool to the persister.
+
+        Who waits for either gets ``Closed``. A primary's spool is uploaded at once, so that its
+        successor can read it; a replica's only if the primary does not. Waits without bound for the
+        present holders: their appends and streams end, as the route has changed. Cancellation: the
+        spool may not have been handed over.
+        """
+        for daemon in self._daemons:
+            daemon.cancel()
+        pipeline = await self.pipeline.take()
+        self.pipeline.close()
+        if pipeline is not None:
+            await self.tear_down(pipeline)
+        spool = await self.spool.take()
+        self.spool.close()
+        await roll_back(spool, primary=self._was_primary)
+        await spool.apply(
+            Proposal(_rolled(spool.fragment), spool.registers), primary=self._was_primary
+        )
+        await spool.close()
+        self.index.close()
+
+    async def _refresh_forever(self) -> None:
+        """List the blob stores now, and at each refresh interval. A failed listing keeps the previous
+        index; until the first has succeeded it is repeated soon, because appends wait for it."""
+        retry_s = _REFRESH_RETRY_MIN_S
+        while True:
+            spec = self.spec
+            interval_s = retry_s
+            if spec is not None:
+                interval_s = spec.fragment.refresh_interval_ns / _SECOND_NS
+                if not await self._refresh(spec) and not self.index.first_refreshed:
+                    interval_s = min(interval_s, retry_s)
+                    retry_s *= 2
+            await self._context.clock.sleep(interval_s)
+
+    async def _refresh(self, spec: JournalSpec) -> bool:
+        try:
+            cover = await list_fragments(self._context.blob_stores, spec, self._nested())
+        except GazetteError as error:
+            self.refresh_error = str(error)
+            log.warning("fragments of %s could not be listed: %s", self.journal, error)
+            return False
+        self.refresh_error = None
+        self.index.replace_remote(cover)
+        return True
+
+    def _nested(self) -> list[JournalName]:
+        """Journals below this one, whose fragments are below its directory too."""
+        prefix = item_key(self._context.settings.root, f"{self.journal}/")
+        root = prefix.removesuffix(f"{self.journal}/")
+        return [kv.key.removeprefix(root) for kv in self._context.key_space.prefixed(prefix)]
+
+
+def _rolled(fragment: Fragment) -> Fragment:
+    return Fragment(
+        journal=fragment.journal,
+        begin=fragment.end,
+        end=fragment.end,
+        sum=ZERO_SUM,
+        codec=fragment.codec,
+    )

@@ -1,0 +1,317 @@
+"""Who serves a journal, and the replicas which this broker serves itself.
+
+The resolver follows the key space as its last observer: routes and local replicas change in the same
+step of the loop as the keys that they come from, so nobody ever sees one without the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from gazette.allocator.model import DecodedKV
+from gazette.allocator.state import LocalItem, State
+from gazette.auth import Claims
+from gazette.broker.key_space import JournalItem, route_of
+from gazette.errors import Closed, Invalid, Unavailable
+from gazette.keyspace.key_space import KeySpace
+from gazette.protocol.ids import ProcessId, split_journal_meta
+from gazette.protocol.journal import JournalSpec, SuspendLevel
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header, Route
+from gazette.protocol.status import Status
+from gazette.tasks import TaskScope
+
+if TYPE_CHECKING:
+    from gazette.broker.replica import Replica
+
+MISSING_ID: Final = ProcessId("local-BrokerSpec", "missing-from-Etcd")
+"""Stands for this broker while its own key is not in etcd: it can still proxy."""
+
+STOPPED: Final = "resolver has stopped serving local replicas"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """How a journal is served, as of one revision of the key space.
+
+    With a status that is not OK, the header names this broker. With OK, ``header.process_id`` is who
+    should serve the request: this broker if it equals ``local_id``, None if any member may.
+    ``invalidated`` is set once the route or the stores of a local replica are no longer these.
+    """
+
+    status: Status
+    header: Header
+    journal: str
+    """Its name, without a metadata segment."""
+    spec: JournalSpec | None
+    """None if the journal does not exist, or if the caller's claims do not cover it."""
+    item_kv: DecodedKV | None
+    assignments: tuple[DecodedKV, ...]
+    """All assignments of the journal, in key order."""
+    replica: Replica | None
+    """Our replica, whether or not this request is for us to serve."""
+    invalidated: asyncio.Event
+    local_id: ProcessId
+    desired_replication: int
+
+    @property
+    def is_local(self) -> bool:
+        return self.header.process_id == self.local_id
+
+
+@dataclass(slots=True)
+class _Held:
+    """A replica of ours, and what it was last resolved with."""
+
+    replica: Replica
+    create_revision: int
+    is_primary: bool
+    assignments: tuple[tuple[str, int], ...]
+    stores: tuple[str, ...]
+    invalidated: asyncio.Event
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A journal as the key space has it now."""
+
+    item: DecodedKV
+    value: JournalItem
+    labels: LabelSet
+    assignments: tuple[DecodedKV, ...]
+    route: Route
+
+
+class Resolver:
+    """Owns this broker's replicas: makes, starts and shuts them down as assignments come and go.
+
+    ``new_replica`` makes one for a journal, ``open_store`` is called with each store of a journal that
+    becomes ours, so that its health is known early. Both must neither block nor raise.
+    """
+
+    def __init__(
+        self,
+        key_space: KeySpace,
+        state: State,
+        scope: TaskScope,
+        new_replica: Callable[[str], Replica],
+        open_store: Callable[[str], object],
+    ) -> None:
+        self._ks = key_space
+        self._state = state
+        self._scope = scope
+        self._new_replica = new_replica
+        self._open_store = open_store
+        self._held: dict[str, _Held] = {}
+        self._found: dict[str, _Found | None] = {}
+        self._torn_down: dict[asyncio.Task[None], str] = {}
+        self.stopped = asyncio.Event()
+        """Set once local replicas are no longer served: streams that we proxy end then, too."""
+
+    @property
+    def local_id(self) -> ProcessId:
+        member = self._state.local_member
+        if member is None:
+            return MISSING_ID
+        return ProcessId(member.decoded.zone, member.decoded.suffix)
+
+    @property
+    def journals(self) -> tuple[str, ...]:
+        """The journals of which we hold a replica."""
+        return tuple(self._held)
+
+    def etcd_header(self) -> EtcdHeader:
+        header = self._ks.header
+        return EtcdHeader(header.cluster_id, header.member_id, header.revision, header.raft_term)
+
+    def unrouted_header(self) -> Header:
+        """The header of responses that are about no single journal."""
+        local_id = self.local_id
+        return Header(None if local_id is MISSING_ID else local_id, EMPTY_ROUTE, self.etcd_header())
+
+    async def resolve(
+        self,
+        journal: str,
+        *,
+        claims: Claims,
+        may_proxy: bool,
+        require_primary: bool,
+        min_etcd_revision: int = 0,
+        proxy_header: Header | None = None,
+    ) -> Resolution:
+        """Resolve ``journal`` (a metadata segment is ignored) at the revisions asked for, or later.
+
+        Raises ``Invalid`` if ``proxy_header`` is meant for another cluster or broker, and ``Closed`` if
+        the journal is ours and we have stopped serving. Waits without bound for a revision that
+        does not come: the call's own deadline ends that.
+        """
+        revision = min_etcd_revision
+        if proxy_header is not None:
+            self._check_proxy_header(proxy_header)
+            revision = max(revision, proxy_header.etcd.revision)
+        if revision > self._ks.header.revision:
+            await self._ks.wait_for_revision(revision)
+        name = split_journal_meta(journal)[0]
+        return self._resolve_now(name, claims, may_proxy, require_primary)
+
+    def _check_proxy_header(self, header: Header) -> None:
+        ours = self._ks.header.cluster_id
+        if header.etcd.cluster_id != ours:
+            raise Invalid(
+                f"request Etcd ClusterId doesn't match our own ({header.etcd.cluster_id} vs {ours})",
+                hint="The caller belongs to another cluster: check its broker address.",
+            )
+        if header.process_id is not None and header.process_id != self.local_id:
+            raise Invalid(
+                f"request ProcessId doesn't match our own ({header.process_id} vs {self.local_id})",
+                hint="No action: the endpoint was taken over by another broker; the caller resolves "
+                "again.",
+            )
+
+    def _resolve_now(
+        self, journal: str, claims: Claims, may_proxy: bool, require_primary: bool
+    ) -> Resolution:
+        local_id = self.local_id
+        found = self._find(journal)
+        if found is not None and not claims.selector.matches(found.labels):
+            found = None  # Not distinguishable from a journal that does not exist.
+        route = EMPTY_ROUTE if found is None else found.route
+        process_id = local_id if local_id in route.members else None
+        if require_primary:
+            process_id = route.primary_id
+        status = _status(found, process_id, local_id, may_proxy, require_primary)
+        if status is not Status.OK:
+            process_id = local_id
+
+        held = None if found is None else self._held.get(journal)
+        if held is None and status is Status.OK and process_id == local_id:
+            raise Closed(STOPPED, journal=journal)
+        return Resolution(
+            status=status,
+            header=Header(process_id, route, self.etcd_header()),
+            journal=journal,
+            spec=None if found is None else found.value.spec,
+            item_kv=None if found is None else found.item,
+            assignments=() if found is None else found.assignments,
+            replica=None if held is None else held.replica,
+            invalidated=asyncio.Event() if held is None else held.invalidated,
+            local_id=local_id,
+            desired_replication=0 if found is None else found.value.desired_replication(),
+        )
+
+    def _find(self, journal: str) -> _Found | None:
+        """The journal in the key space; remembered until that changes."""
+        if journal in self._found:
+            return self._found[journal]
+        found: _Found | None = None
+        item = self._state.item(journal)
+        if item is not None:
+            assignments = tuple(self._state.assignments_of(journal))
+            value: JournalItem = item.decoded.value
+            route = self.with_endpoints(route_of(assignments))
+            found = _Found(item, value, value.spec.labels_with_name(), assignments, route)
+        self._found[journal] = found
+        return found
+
+    def with_endpoints(self, route: Route) -> Route:
+        """The route with what its members advertise; ``""`` where the member's key is gone."""
+        endpoints: list[str] = []
+        for one in route.members:
+            member = self._state.member(one.zone, one.suffix)
+            endpoints.append("" if member is None else member.decoded.value.spec.endpoint)
+        return Route(route.members, route.primary, tuple(endpoints))
+
+    def update(self) -> None:
+        """Follow the key space: an observer of it, to be called after ``State.observe``."""
+        self._found.clear()
+        if self.stopped.is_set():
+            return
+        before, self._held = self._held, {}
+        for local in self._state.local_items:
+            journal: str = local.item.decoded.id
+            self._held[journal] = self._updated(journal, before.pop(journal, None), local)
+        for journal, held in before.items():
+            self._tear_down(journal, held)
+
+    def _updated(self, journal: str, held: _Held | None, local: LocalItem) -> _Held:
+        """What we hold of a journal, given what we held of it.
+
+        A replica serves one creation of a journal (a deleted and re-created journal starts anew), and
+        a demoted primary is replaced: its spool may have content which its successor never saw.
+        A promoted replica stays.
+        """
+        is_primary = local.assignment.decoded.slot == 0
+        create_revision = local.item.raw.create_revision
+        assignments = tuple((kv.key, kv.raw.mod_revision) for kv in local.assignments)
+        stores: tuple[str, ...] = local.item.decoded.value.spec.fragment.stores
+
+        demoted = held is not None and held.is_primary and not is_primary
+        if held is not None and (demoted or held.create_revision != create_revision):
+            self._tear_down(journal, held)
+            held = None
+        if held is None or held.stores != stores:
+            for url in stores:
+                self._open_store(url)
+        if held is None:
+            replica = self._new_replica(journal)
+            replica.start(self._scope)
+            return _Held(replica, create_revision, is_primary, assignments, stores, asyncio.Event())
+        if held.assignments != assignments or held.stores != stores:
+            held.invalidated.set()
+            held.invalidated = asyncio.Event()
+        held.is_primary, held.assignments, held.stores = is_primary, assignments, stores
+        return held
+
+    def _tear_down(self, journal: str, held: _Held) -> None:
+        held.invalidated.set()
+        task = self._scope.spawn(held.replica.shut_down(), name=f"shut-down {journal}")
+        self._torn_down[task] = journal
+        task.add_done_callback(lambda done: self._torn_down.pop(done, None))
+
+    def stop_serving(self) -> None:
+        """Give up all local replicas, for good. Their spools go to the persister as they come free."""
+        self.stopped.set()
+        held, self._held = self._held, {}
+        for journal, one in held.items():
+            self._tear_down(journal, one)
+
+    async def wait_torn_down(self, timeout_s: float) -> None:
+        """Return when every replica that was given up has handed its spool to the persister.
+
+        Raises ``Unavailable`` naming the journals of those that have not, ``timeout_s`` later.
+        """
+        if not self._torn_down:
+            return
+        _, pending = await asyncio.wait(set(self._torn_down), timeout=timeout_s)
+        if pending:
+            journals = sorted(self._torn_down[task] for task in pending if task in self._torn_down)
+            raise Unavailable(
+                "replicas did not shut down in time",
+                hint="A peer or client kept their spools; their content is not in the blob store.",
+                journals=", ".join(journals),
+                timeout_s=timeout_s,
+            )
+
+
+def _status(
+    found: _Found | None,
+    process_id: ProcessId | None,
+    local_id: ProcessId,
+    may_proxy: bool,
+    require_primary: bool,
+) -> Status:
+    """The outcome of a resolution; earlier rules win."""
+    if found is None:
+        return Status.JOURNAL_NOT_FOUND
+    if found.value.spec.suspend_level is SuspendLevel.FULL:
+        return Status.SUSPENDED
+    if require_primary and found.route.primary is None:
+        return Status.NO_JOURNAL_PRIMARY_BROKER
+    if not found.route.members:
+        return Status.INSUFFICIENT_JOURNAL_BROKERS
+    if not may_proxy and process_id != local_id:
+        return Status.NOT_JOURNAL_PRIMARY_BROKER if require_primary else Status.NOT_JOURNAL_BROKER
+    return Status.OK

@@ -1,0 +1,392 @@
+"""One broker: its parts put together, and taken apart in one sequence of stages.
+
+Starting: HTTP answers (not ready), etcd is connected, the broker announces itself and loads the key
+space, gRPC serves, ready. Stopping: see ``BrokerService.stop``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.routing import Route as HttpRoute
+
+from gazette.allocator.allocate import allocate
+from gazette.allocator.model import member_key
+from gazette.allocator.session import MemberSession
+from gazette.allocator.state import State
+from gazette.auth import KeyedAuth, NoAuth
+from gazette.blobs.blob_stores import BlobSettings, BlobStores, StoreConstructor
+from gazette.broker.append_api import AppendApi
+from gazette.broker.context import BrokerContext, Pools
+from gazette.broker.drain import patience_ends
+from gazette.broker.fragments_api import FragmentsApi
+from gazette.broker.handlers import journal_handler
+from gazette.broker.health_api import HealthApi
+from gazette.broker.http_gateway import HttpGateway, Loopback
+from gazette.broker.json_gateway import json_routes
+from gazette.broker.key_space import broker_decoder, is_consistent
+from gazette.broker.list_apply_api import ListApplyApi
+from gazette.broker.read_api import ReadApi
+from gazette.broker.replica import Replica
+from gazette.broker.replicate_api import ReplicateApi
+from gazette.broker.resolver import Resolver
+from gazette.broker.settings import BrokerSettings
+from gazette.client.channel import Channels, TlsSettings
+from gazette.clock import Clock
+from gazette.diagnostics import diagnostic_routes
+from gazette.errors import GazetteError, Unavailable
+from gazette.etcd import Etcd, EtcdSettings
+from gazette.etcd_startup import connect_patiently
+from gazette.fragment.persister import Persister, PersisterSettings
+from gazette.keyspace.key_space import KeySpace
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.pb.broker_pb2_grpc import JournalStub
+from gazette.protocol.process import BrokerSpec
+from gazette.server import Server
+from gazette.tasks import BlockingPool, TaskScope
+
+log = logging.getLogger(__name__)
+
+_CANCEL_S: Final = 10.0
+_HURRIED_GRACE_S: Final = 1.0
+_ANY_METHOD: Final = ("GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS")
+
+
+class BrokerService:
+    """A broker in this process. Loop-bound. ``start``, then ``wait``, then ``stop``; or ``crash``.
+
+    ``server`` is bound, so that its endpoint can be announced. ``auth`` signs calls to peers and
+    verifies those of callers. ``constructors`` replaces the blob stores, for tests.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        rng: random.Random,
+        server: Server,
+        etcd_settings: EtcdSettings,
+        settings: BrokerSettings,
+        *,
+        auth: KeyedAuth | NoAuth | None = None,
+        peer_tls: TlsSettings | None = None,
+        constructors: Mapping[str, StoreConstructor] | None = None,
+        private_diagnostics: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.server = server
+        self.process_id = ProcessId(settings.zone, settings.id)
+        self._clock = clock
+        self._rng = rng
+        self._etcd_settings = etcd_settings
+        self._auth = NoAuth() if auth is None else auth
+        self._constructors = constructors
+        self._private_diagnostics = private_diagnostics
+        self._spec = BrokerSpec(self.process_id, server.endpoint, settings.journal_limit)
+        self._spec.validate()
+        self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock)
+        self._pools = Pools(
+            BlockingPool("spools", settings.spool_threads),
+            BlockingPool("blobs", settings.blob_threads),
+        )
+        self._solver_pool = BlockingPool("allocator", 1)
+        self._servers = TaskScope("broker-servers", on_failure=self.fail)
+        self._daemons = TaskScope("broker-daemons", on_failure=self.fail)
+        self._replicas = TaskScope("broker-replicas", on_failure=self.fail)
+        self.failure: BaseException | None = None
+        """What broke the broker, if anything has."""
+        self._failed = asyncio.Event()
+        self._asked = asyncio.Event()
+        self._hurried = asyncio.Event()
+        self._phase = "starting"
+        self._parts: _Parts | None = None
+        self._etcd: Etcd | None = None
+
+    @property
+    def context(self) -> BrokerContext:
+        """The broker's components. Raises ``Unavailable`` before it has started."""
+        if self._parts is None:
+            raise Unavailable("the broker is starting")
+        return self._parts.context
+
+    def not_ready(self) -> str:
+        """Why the broker does not serve now; empty if it does."""
+        if self.failure is not None:
+            return f"failed: {self.failure}"
+        if self._phase != "ready":
+            return self._phase
+        state = self.context.state
+        return "" if state.local_member is not None else "this broker is not in etcd"
+
+    async def start(self) -> None:
+        """Return once the broker is a member of its cluster and serves.
+
+        Waits for etcd as long as it takes, and for a member of the same id to go away. Raises what
+        makes that hopeless. Cancellation: call ``stop``.
+        """
+        self.server.start_http(self._servers, self._app())
+        self._phase = "connecting to etcd"
+        self._etcd = await connect_patiently(self._etcd_settings, self._clock)
+        parts = self._parts = self._build(self._etcd)
+        context = parts.context
+        self._phase = "announcing itself"
+        parts.session = session = await MemberSession.start(
+            self._etcd,
+            context.key_space,
+            context.state.local_key,
+            self._spec.to_pb().SerializeToString(),
+            self.settings.lease_ttl_s,
+            clock=self._clock,
+        )
+        self._daemons.daemon(session.run(), name="lease")
+        self._daemons.daemon(context.key_space.watch(self._etcd), name="watch")
+        self._daemons.daemon(context.blob_stores.run_health(), name="blob stores")
+        self._daemons.daemon(context.persister.serve(), name="persister")
+        parts.allocating = self._daemons.spawn(
+            allocate(
+                self._etcd,
+                context.key_space,
+                context.state,
+                clock=self._clock,
+                pool=self._solver_pool,
+            ),
+            name="allocate",
+        )
+        self.server.grpc.add_generic_rpc_handlers((parts.handler,))
+        await self.server.start_grpc()
+        self._phase = "ready"
+        log.info("broker %s serves at %s", self.process_id, self.server.endpoint)
+
+    def _build(self, etcd: Etcd) -> _Parts:
+        """Put the parts together; nothing runs yet."""
+        settings, clock = self.settings, self._clock
+        decoder = broker_decoder(settings.root, settings.max_replication)
+        key_space = KeySpace(settings.root, decoder, apply_delay_s=settings.watch_delay_s)
+        state = State(
+            key_space, member_key(settings.root, settings.zone, settings.id), is_consistent
+        )
+        blob_stores = BlobStores(
+            BlobSettings(settings.file_root, settings.file_only),
+            clock,
+            self._pools.blobs,
+            rng=self._rng,
+            constructors=self._constructors,
+        )
+
+        def spec_of(journal: str) -> JournalSpec | None:
+            item = state.item(journal)
+            return None if item is None else item.decoded.value.spec
+
+        persister = Persister(
+            blob_stores,
+            spec_of,
+            clock,
+            rng=self._rng,
+            settings=PersisterSettings(parallel=settings.parallel_persists),
+        )
+        resolver = Resolver(
+            key_space,
+            state,
+            self._replicas,
+            new_replica=lambda journal: Replica(journal, context),
+            open_store=blob_stores.get,
+        )
+        context = BrokerContext(
+            clock=clock,
+            rng=self._rng,
+            settings=settings,
+            etcd=etcd,
+            key_space=key_space,
+            state=state,
+            resolver=resolver,
+            blob_stores=blob_stores,
+            persister=persister,
+            peers=self.peers,
+            signer=self._auth,
+            verifier=self._auth,
+            pools=self._pools,
+            scope=self._replicas,
+        )
+        parts = _Parts(context)
+        key_space.observers += [state.observe, resolver.update, parts.list_apply.updated]
+        return parts
+
+    def _app(self) -> Starlette:
+        gateway = HttpGateway(self._loopback)
+        routes: list[HttpRoute] = []
+        if not self._private_diagnostics:
+            routes += diagnostic_routes(self.not_ready)
+        routes += json_routes(
+            self.settings.allow_origins,
+            lambda: self._own_stub().List,
+            lambda: self._own_stub().Read,
+        )
+        routes.append(HttpRoute("/{journal:path}", gateway.handle, methods=list(_ANY_METHOD)))
+        return Starlette(routes=routes)
+
+    def _own_stub(self) -> JournalStub:
+        self._check_serving()
+        return self.peers.journal(self.server.endpoint)
+
+    def _loopback(self) -> Loopback:
+        self._check_serving()
+        calls = self.peers.byte_path(self.server.endpoint)
+        return Loopback(calls.read, calls.append, self.server.http_endpoint, self.server.endpoint)
+
+    def _check_serving(self) -> None:
+        if self._phase not in ("ready", "draining"):
+            raise Unavailable(f"the broker is not serving now: {self._phase}")
+
+    def stop_soon(self) -> None:
+        """Ask for a graceful stop; asking again ends the wait for others to take over."""
+        (self._hurried if self._asked.is_set() else self._asked).set()
+
+    def fail(self, error: BaseException) -> None:
+        """The broker is broken: ``wait`` returns, and what remains is to stop. The first error stays."""
+        if self.failure is None:
+            self.failure = error
+        self._failed.set()
+
+    async def wait(self) -> None:
+        """Return when a stop was asked for, or the broker is broken."""
+        await _first_of(self._asked, self._failed)
+
+    async def stop(self) -> None:
+        """Leave, stage by stage; each is bounded, and follows whether or not the one before succeeded.
+
+        1. *Drain*: say in etcd that we are exiting, and go on serving until others have our journals
+           (``drain.py`` says for how long). Skipped if the broker is broken.
+        2. *Finish*: refuse new calls, and let accepted ones end. Replicas give up their spools.
+        3. *Persist*: all spools into their blob stores.
+        4. *Release* the lease, only now: until here, nobody else takes our journals for abandoned.
+        5. *Cancel* what is left.
+
+        Raises what had broken the broker, or else the first error of a stage, when all is done.
+        Cancellation: content that was not persisted is lost with this broker.
+        """
+        self._asked.set()
+        first: GazetteError | None = None
+        for name, stage in (
+            ("draining", self._drain),
+            ("finishing accepted calls", self._finish),
+            ("persisting", self._persist),
+            ("releasing its lease", self._release),
+            ("cancelling", self._cancel),
+        ):
+            self._phase = name
+            log.info("broker %s is %s", self.process_id, name)
+            try:
+                await stage()
+            except GazetteError as error:
+                log.error("broker %s, while %s: %s", self.process_id, name, error)  # noqa: TRY400
+                first = first or error
+        self._phase = "stopped"
+        if self.failure is not None:
+            raise self.failure
+        if first is not None:
+            raise first
+
+    async def _drain(self) -> None:
+        parts = self._parts
+        if self.failure is not None or parts is None or parts.allocating is None:
+            return
+        assert parts.session is not None
+        exiting = replace(self._spec, exiting=True).to_pb().SerializeToString()
+        state, reason = parts.context.state, ""
+        async with TaskScope("drain") as scope:
+            scope.spawn(parts.session.set_exiting(exiting), name="announce")
+            patience = scope.spawn(
+                patience_ends(self._clock, state, self.settings), name="patience"
+            )
+            ended = scope.spawn(_first_of(self._hurried, self._failed), name="ended")
+            waits: set[asyncio.Task[Any]] = {parts.allocating, patience, ended}
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if patience.done() and not patience.cancelled():
+                reason = patience.result()
+            scope.cancel()
+        if not parts.allocating.done() and self.failure is None:
+            log.warning(
+                "broker %s leaves with %d assignments: %s",
+                self.process_id,
+                state.local_count,
+                reason or "it was asked to hurry",
+            )
+
+    async def _finish(self) -> None:
+        parts, settings = self._parts, self.settings
+        if parts is not None:
+            parts.list_apply.stop()
+            parts.read.stop()
+            parts.context.resolver.stop_serving()
+        hurried = self._hurried.is_set()
+        await self.server.stop(_HURRIED_GRACE_S if hurried else settings.graceful_stop_s)
+        if parts is not None:
+            await parts.context.resolver.wait_torn_down(settings.graceful_stop_s)
+
+    async def _persist(self) -> None:
+        if self._parts is not None:
+            await self._parts.context.persister.finish(self.settings.persist_timeout_s)
+
+    async def _release(self) -> None:
+        if self._parts is not None and self._parts.session is not None:
+            await self._parts.session.close()
+
+    async def _cancel(self) -> None:
+        if self._parts is not None:
+            self._parts.context.blob_stores.close()
+        try:
+            for scope in (self._daemons, self._replicas, self._servers):
+                await scope.stop(_CANCEL_S)
+        finally:
+            await self.peers.close()
+            self._pools.close()
+            self._solver_pool.close()
+            if self._etcd is not None:
+                await self._etcd.close()
+
+    async def crash(self) -> None:
+        """End as if the process was killed: nothing is finished, persisted or released (for tests)."""
+        self._phase = "crashed"
+        self._asked.set()
+        for scope in (self._daemons, self._replicas):
+            scope.cancel()
+        await self.server.stop(0)
+        await self._cancel()
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What there is once etcd is connected."""
+
+    context: BrokerContext
+    list_apply: ListApplyApi = field(init=False)
+    read: ReadApi = field(init=False)
+    handler: Any = field(init=False)
+    session: MemberSession | None = None
+    allocating: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        context = self.context
+        self.list_apply, self.read = ListApplyApi(context), ReadApi(context)
+        self.handler = journal_handler(
+            self.list_apply,
+            self.read,
+            AppendApi(context),
+            ReplicateApi(context),
+            FragmentsApi(context),
+            HealthApi(context),
+        )
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    """Return when one of the events is set."""
+    async with TaskScope("first-of") as scope:
+        waits = {scope.spawn(event.wait(), name="event") for event in events}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        scope.cancel()

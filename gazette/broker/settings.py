@@ -1,0 +1,87 @@
+"""Every limit and choice that a broker has, as one frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gazette.errors import Invalid
+
+MAX_TXN_OPS: Final = 128
+"""Most operations that etcd takes in one transaction, by its own default."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """Rates are bytes per second, sizes bytes, times seconds. Zero in a rate means no limit.
+
+    Flags, environment names and defaults are those of ``gazette serve`` (``broker/flags.py``); what
+    has no flag is here to be named, and for tests to lower.
+    """
+
+    zone: str = "local"
+    id: str = "local-broker"
+    root: str = "/gazette/cluster"
+    """etcd prefix of the cluster, without a trailing slash."""
+    journal_limit: int = 1024
+    lease_ttl_s: float = 20.0
+    watch_delay_s: float = 0.03
+    """How long etcd changes are collected before they are applied as one."""
+
+    max_replication: int = 9
+    """Upper bound of any journal's effective replication."""
+    max_append_rate: int = 0
+    min_append_rate: int = 65_536
+    auto_suspend: bool = False
+    suspend_after_idle_ticks: int = 15
+    """Pulses on a timer, without a change of route, before an idle journal is suspended."""
+
+    spool_dir: Path | None = None
+    """Where spool files go; None: the directory for temporary files."""
+    file_root: Path | None = None
+    file_only: bool = False
+    allow_origins: tuple[str, ...] = ()
+
+    read_chunk_bytes: int = 131_072
+    """Content of one ReadResponse."""
+    remote_block_bytes: int = 262_144
+    """How much of a stored fragment is decoded in one go of a pool thread."""
+    list_page_journals: int = 25
+    fragments_page_default: int = 1000
+    signed_url_ttl_s: float = 60.0
+
+    pulse_interval_s: float = 60.0
+    pulse_timeout_s: float = 60.0
+    peer_timeout_s: float = 15.0
+    """How long a peer may take to answer one proposal, or to accept content."""
+    store_check_timeout_s: float = 60.0
+    spool_threads: int = 4
+    blob_threads: int = 16
+    parallel_persists: int = 32
+
+    graceful_stop_s: float = 15.0
+    """How long accepted calls may take to end once the broker stops."""
+    drain_timeout_s: float = 30.0
+    """How long to wait for a hand-off when no other member could take over."""
+    drain_timeout_max_s: float = 21_600.0
+    """How long to wait for a hand-off to members which are there."""
+    persist_timeout_s: float = 300.0
+    """How long the upload of the last spools may take at exit."""
+
+    def __post_init__(self) -> None:
+        if self.file_only and self.file_root is None:
+            raise Invalid("--broker.file-only requires --broker.file-root", path="broker.file-only")
+        if self.max_replication < 1:
+            raise Invalid(
+                f"invalid max-replication ({self.max_replication}; expected >= 1)",
+                path="broker.max-replication",
+                hint="Zero would take every journal off all brokers.",
+            )
+        if self.min_append_rate < 0 or self.max_append_rate < 0:
+            raise Invalid("append rates cannot be negative", path="broker.max-append-rate")
+        if not 0 <= self.journal_limit <= 1 << 17:
+            raise Invalid(
+                f"invalid limit ({self.journal_limit}; expected 0 <= limit <= 131072)",
+                path="broker.limit",
+            )

@@ -1,0 +1,28 @@
+"""Client library: read and append journals, list and change specifications."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gazette.client.append_service import AppendService as AppendService
+    from gazette.client.client import Client as Client
+    from gazette.client.reader import Reader as Reader
+    from gazette.client.retry_reader import RetryReader as RetryReader
+
+_MODULES = {
+    "AppendService": "append_service",
+    "Client": "client",
+    "Reader": "reader",
+    "RetryReader": "retry_reader",
+}
+
+__all__ = ["AppendService", "Client", "Reader", "RetryReader"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazily, so that importing one module of the package does not import the others.
+    if (module := _MODULES.get(name)) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,0 +1,275 @@
+"""Connections to the processes of a cluster: one gRPC channel per endpoint, closed when unused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import grpc
+import grpc.aio
+
+from gazette.auth import Signer
+from gazette.client.credentials import Credentials
+from gazette.client.dispatch import Health, pick
+from gazette.client.wire import decode_read, encode_append
+from gazette.clock import Clock, SystemClock
+from gazette.errors import Closed, Invalid, Unavailable
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.pb.broker_pb2_grpc import JournalStub
+from gazette.protocol.pb.consumer_pb2_grpc import ShardStub
+from gazette.protocol.route import Route, grpc_target
+from gazette.tasks import TaskScope
+
+_GRACE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """Files in PEM form, used for ``https`` endpoints. Without ``ca_file`` the roots that gRPC brings
+    are trusted; ``cert_file`` and ``key_file`` identify us to peers that ask for it."""
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Read the files. Raises ``Invalid`` for one that cannot be read."""
+        if (self.cert_file is None) != (self.key_file is None):
+            raise Invalid("a certificate and its key must be given together", path="cert-file")
+        return grpc.ssl_channel_credentials(
+            root_certificates=_contents(self.ca_file, "trusted-ca-file"),
+            private_key=_contents(self.key_file, "cert-key-file"),
+            certificate_chain=_contents(self.cert_file, "cert-file"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSettings:
+    """Limits of every channel. ``keepalive_s``: a peer that answers nothing, not even pings, is given
+    up after ``keepalive_s + keepalive_timeout_s`` while a call runs; idle channels do not ping.
+
+    A Go server permits one ping in five minutes and closes connections which send more; gRPC then
+    doubles the interval of that channel by itself, at the cost of a broken call each time.
+    """
+
+    keepalive_s: float = 15.0
+    keepalive_timeout_s: float = 10.0
+    backoff_min_s: float = 0.05
+    backoff_max_s: float = 5.0
+    connect_timeout_s: float = 5.0
+    receive_bytes_max: int = 16 << 20
+    idle_s: float = 30.0
+    """A channel that was not used for this long, and has no call in flight, is closed."""
+
+    def options(self) -> list[tuple[str, int]]:
+        return [
+            ("grpc.max_receive_message_length", self.receive_bytes_max),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.keepalive_time_ms", int(self.keepalive_s * 1e3)),
+            ("grpc.keepalive_timeout_ms", int(self.keepalive_timeout_s * 1e3)),
+            ("grpc.keepalive_permit_without_calls", 0),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.initial_reconnect_backoff_ms", int(self.backoff_min_s * 1e3)),
+            ("grpc.min_reconnect_backoff_ms", int(self.connect_timeout_s * 1e3)),
+            ("grpc.max_reconnect_backoff_ms", int(self.backoff_max_s * 1e3)),
+            # Retries are ours: those of gRPC would keep a copy of what is streamed.
+            ("grpc.enable_retries", 0),
+            # Connections of one object are its own, so that closing it closes them.
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+
+
+class Channels:
+    """Channels by endpoint (``http://host:port``, ``https://…``, ``unix://host/path``). Loop-bound.
+
+    Stubs count the calls made through them, so that a channel is closed under no call. Every use of
+    ``journal`` or ``shard`` must ask for the stub anew rather than keep it.
+    """
+
+    def __init__(
+        self,
+        zone: str = "",
+        tls: TlsSettings | None = None,
+        signer: Signer | None = None,
+        *,
+        clock: Clock | None = None,
+        settings: ChannelSettings | None = None,
+    ) -> None:
+        self.zone = zone
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self.credentials = Credentials(signer, self._clock)
+        self._tls = TlsSettings() if tls is None else tls
+        self._settings = ChannelSettings() if settings is None else settings
+        self._channels: dict[str, _Channel] = {}
+        self._scope = TaskScope("channels")
+        self._swept = self._clock.monotonic()
+        self._pinned: set[str] = set()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    def pin(self, endpoint: str) -> None:
+        """Never close the channel of this endpoint for being unused (the default address)."""
+        self._pinned.add(endpoint)
+
+    def journal(self, endpoint: str) -> JournalStub:
+        """The Journal service at an endpoint. Raises ``Invalid`` for what is no endpoint, ``Closed``."""
+        return self._channel(endpoint).journal
+
+    def shard(self, endpoint: str) -> ShardStub:
+        """The Shard service at an endpoint. Raises ``Invalid`` for what is no endpoint, ``Closed``."""
+        return self._channel(endpoint).shard
+
+    def byte_path(self, endpoint: str) -> BytePath:
+        """Append and Read at an endpoint, by their fast encodings. Raises as ``journal``."""
+        return self._channel(endpoint).byte_path
+
+    def grpc_channel(self, endpoint: str) -> grpc.aio.Channel:
+        """The channel of an endpoint, for services of applications. Its calls are counted too."""
+        return cast("grpc.aio.Channel", self._channel(endpoint))
+
+    def health(self, endpoint: str) -> Health:
+        """What is known of the connection to an endpoint; does not connect."""
+        channel = self._channels.get(endpoint)
+        return Health.IDLE if channel is None else channel.health()
+
+    def pick(
+        self, route: Route, *, process_id: ProcessId | None = None, primary: bool = False
+    ) -> str | None:
+        """``dispatch.pick`` by the state of our channels and our zone."""
+        return pick(route, self.zone, self.health, process_id=process_id, primary=primary)
+
+    def member(self, route: Route, process_id: ProcessId) -> JournalStub:
+        """The Journal service of exactly that member. Raises ``Unavailable`` if it has no endpoint."""
+        endpoint = self.pick(route, process_id=process_id)
+        if endpoint is None:
+            raise Unavailable("the route has no endpoint of this member", member=process_id)
+        return self.journal(endpoint)
+
+    def _channel(self, endpoint: str) -> _Channel:
+        if self._closed:
+            raise Closed("the client's channels were closed")
+        now = self._clock.monotonic()
+        if now - self._swept >= self._settings.idle_s:
+            self._sweep(now)
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            channel = self._channels[endpoint] = _Channel(self._open(endpoint))
+        channel.used_at = now
+        return channel
+
+    def _open(self, endpoint: str) -> grpc.aio.Channel:
+        target, tls = grpc_target(endpoint)
+        options = self._settings.options()
+        if tls:
+            return grpc.aio.secure_channel(target, self._tls.credentials(), options=options)
+        return grpc.aio.insecure_channel(target, options=options)
+
+    def _sweep(self, now: float) -> None:
+        self._swept = now
+        for endpoint, channel in list(self._channels.items()):
+            unused = channel.calls == 0 and now - channel.used_at >= self._settings.idle_s
+            if unused and endpoint not in self._pinned:
+                del self._channels[endpoint]
+                self._scope.spawn(channel.close(None), name=f"close {endpoint}")
+
+    async def close(self, grace_s: float | None = None) -> None:
+        """Close every channel; calls in flight get ``grace_s`` seconds to end, then are cancelled.
+
+        Cancellation: the object is closed; sockets close when the loop next runs. May be repeated.
+        """
+        self._closed = True
+        while self._channels:
+            _, channel = self._channels.popitem()
+            await channel.close(grace_s)
+        await self._scope.stop(_GRACE_S)
+
+
+class BytePath:
+    """The calls that carry journal bytes. Requests of ``append`` are messages or their encoding,
+    responses of ``read`` are `wire.Content` where possible."""
+
+    __slots__ = ("append", "read")
+
+    def __init__(self, channel: _Channel) -> None:
+        self.append: Callable[..., Any] = channel.stream_unary(
+            "/protocol.Journal/Append",
+            request_serializer=encode_append,
+            response_deserializer=broker_pb2.AppendResponse.FromString,
+        )
+        self.read: Callable[..., Any] = channel.unary_stream(
+            "/protocol.Journal/Read",
+            request_serializer=broker_pb2.ReadRequest.SerializeToString,
+            response_deserializer=decode_read,
+        )
+
+
+class _Channel:
+    """A gRPC channel that counts its calls and remembers whether its connection fails.
+
+    Generated stubs take it for a channel: it has the four methods that they call.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._grpc = channel
+        self._failing = False
+        self.calls = 0
+        self.used_at = 0.0
+        self.journal = JournalStub(cast("grpc.aio.Channel", self))  # type: ignore[no-untyped-call]
+        self.shard = ShardStub(cast("grpc.aio.Channel", self))  # type: ignore[no-untyped-call]
+        self.byte_path = BytePath(self)
+
+    def health(self) -> Health:
+        """The connection's state. A failure stands until the connection is ready again, because a
+        channel that fails goes through CONNECTING again and again."""
+        match self._grpc.get_state():
+            case grpc.ChannelConnectivity.READY:
+                self._failing = False
+                return Health.READY
+            case grpc.ChannelConnectivity.TRANSIENT_FAILURE | grpc.ChannelConnectivity.SHUTDOWN:
+                self._failing = True
+            case grpc.ChannelConnectivity.CONNECTING if not self._failing:
+                return Health.CONNECTING
+            case _:
+                pass
+        return Health.FAILING if self._failing else Health.IDLE
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return self._counted(self._grpc.unary_unary(*args, **kwargs))
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return self._counted(self._grpc.unary_stream(*args, **kwargs))
+
+    def stream_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return self._counted(self._grpc.stream_unary(*args, **kwargs))
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return self._counted(self._grpc.stream_stream(*args, **kwargs))
+
+    def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            started = method(*args, **kwargs)
+            self.calls += 1
+            started.add_done_callback(self._on_done)
+            return started
+
+        return call
+
+    def _on_done(self, _call: Any) -> None:
+        self.calls -= 1
+
+    async def close(self, grace_s: float | None) -> None:
+        await self._grpc.close(grace_s)
+
+
+def _contents(path: Path | None, flag: str) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Invalid(f"cannot read {path}: {error.strerror}", path=flag) from error

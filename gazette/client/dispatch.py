@@ -1,0 +1,71 @@
+"""Which member of a route a call goes to. Pure: connectivity is asked of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.route import Route
+
+
+class Health(IntEnum):
+    """What is known of the connection to an endpoint; greater is better."""
+
+    FAILING = 0
+    """The last attempt failed, and no later one succeeded."""
+    IDLE = 1
+    """Nothing is known: not connected, or never tried."""
+    CONNECTING = 2
+    READY = 3
+
+
+def pick(
+    route: Route,
+    zone: str,
+    health: Callable[[str], Health],
+    *,
+    process_id: ProcessId | None = None,
+    primary: bool = False,
+) -> str | None:
+    """The endpoint to call, or None: call the default address, whose process proxies.
+
+    - ``process_id``: exactly that member, however its connection is. None if the route does not
+      have it, or not its endpoint.
+    - ``primary`` (appends): the primary, unless its connection is failing.
+    - else the best member: not failing before anything else, then in our ``zone``, then the better
+      connection, then the order of the route. Members whose connections all fail are passed over,
+      because the default address may still reach them.
+
+    A member without an endpoint (its key is gone from etcd) is never picked.
+    """
+    if process_id is not None:
+        return _endpoint(route, _index(route, process_id))
+    if primary:
+        endpoint = _endpoint(route, route.primary)
+        if endpoint is None or health(endpoint) is Health.FAILING:
+            return None
+        return endpoint
+    best: tuple[bool, Health] | None = None
+    picked: str | None = None
+    for index, member in enumerate(route.members):
+        endpoint = _endpoint(route, index)
+        if endpoint is None or (state := health(endpoint)) is Health.FAILING:
+            continue
+        rank = (member.zone == zone, state)
+        if best is None or rank > best:
+            best, picked = rank, endpoint
+    return picked
+
+
+def _index(route: Route, process_id: ProcessId) -> int | None:
+    for index, member in enumerate(route.members):
+        if member == process_id:
+            return index
+    return None
+
+
+def _endpoint(route: Route, index: int | None) -> str | None:
+    if index is None or index >= len(route.endpoints):
+        return None
+    return route.endpoints[index] or None

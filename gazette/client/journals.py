@@ -1,0 +1,336 @@
+"""Specifications of journals and their fragments: list, watch, apply."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gazette.auth import Capability, Claims
+from gazette.client.appender import backoff_s
+from gazette.client.credentials import (
+    LONG_LIFETIME_S,
+    SHORT_LIFETIME_S,
+    apply_claims,
+    journal_claims,
+    list_claims,
+)
+from gazette.client.rpc_errors import END_OF_STREAM, answered, status_error, translated
+from gazette.errors import Broken, GazetteError, NotFound, Retryable
+from gazette.protocol import duration
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import Offset, Revision, split_journal_meta
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.label_set import EVERYTHING, LabelSelector
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.route import Header, Route
+from gazette.protocol.rpc import (
+    validate_apply_request,
+    validate_apply_response,
+    validate_fragments_request,
+    validate_fragments_response,
+    validate_health_request,
+    validate_health_response,
+    validate_list_request,
+    validate_list_response,
+    validate_list_response_journal,
+)
+from gazette.protocol.status import Status
+from gazette.protocol.validation import within
+
+if TYPE_CHECKING:
+    from gazette.client.client import Client
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedJournal:
+    """A journal as a broker listed it. ``route`` is as of then: watches do not report its changes."""
+
+    spec: JournalSpec
+    mod_revision: Revision
+    create_revision: Revision
+    route: Route
+
+
+@dataclass(frozen=True, slots=True)
+class JournalList:
+    """What matched a selector at one revision, ordered by name."""
+
+    header: Header
+    journals: tuple[ListedJournal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JournalChange:
+    """Put ``upsert``, or ``delete`` the journal of that name, if its modification revision is
+    ``expect_mod_revision``: zero for a journal that must not exist, -1 for whatever it is.
+
+    A put replaces the whole specification: one that leaves out ``suspend`` resumes the journal and
+    forgets the offset at which it has to resume.
+    """
+
+    upsert: JournalSpec | None = None
+    delete: str = ""
+    expect_mod_revision: Revision = 0
+
+    def to_pb(self) -> broker_pb2.ApplyRequest.Change:
+        return broker_pb2.ApplyRequest.Change(
+            expect_mod_revision=self.expect_mod_revision,
+            upsert=None if self.upsert is None else self.upsert.to_pb(),
+            delete=self.delete,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentsParams:
+    """Which fragments to list. Times are Unix seconds, bounds inclusive, zero for none; with an end,
+    fragments that are not stored yet are left out. ``signature_ttl_s``: sign URLs for that long."""
+
+    journal: str
+    begin_mod_time: int = 0
+    end_mod_time: int = 0
+    begin_offset: Offset = 0
+    page_limit: int = 0
+    signature_ttl_s: float | None = None
+    do_not_proxy: bool = False
+
+    def to_pb(self, page: Offset) -> broker_pb2.FragmentsRequest:
+        ttl_s = self.signature_ttl_s
+        return broker_pb2.FragmentsRequest(
+            journal=self.journal,
+            begin_mod_time=self.begin_mod_time,
+            end_mod_time=self.end_mod_time,
+            next_page_token=page,
+            page_limit=self.page_limit,
+            signatureTTL=None if ttl_s is None else duration.to_pb(int(ttl_s * 1e9)),
+            do_not_proxy=self.do_not_proxy,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFragment:
+    """A fragment of the index; ``signed_url`` is empty unless it was asked for and is stored."""
+
+    fragment: Fragment
+    signed_url: str
+
+
+async def list_journals(client: Client, selector: LabelSelector = EVERYTHING) -> JournalList:
+    """All journals that match, of those that the caller may list. Waits for a connection.
+
+    Raises ``Invalid``, ``NotAllowed``, ``Unavailable``, ``Broken``.
+    """
+    request = broker_pb2.ListRequest(selector=selector.to_pb())
+    validate_list_request(request)
+    listed: JournalList | None = None
+    async for page in _pages(client, request, selector):
+        if listed is None:
+            listed = JournalList(_header(page), _journals(page))
+        elif page.journals:
+            listed = JournalList(listed.header, listed.journals + _journals(page))
+        else:
+            raise Broken("the broker sent an empty page of journals")
+    if listed is None:
+        raise Broken("the broker ended a list before its first page")
+    for journal in listed.journals:
+        client.observe_route(journal.spec.name, journal.route)
+    return listed
+
+
+async def watch_journals(
+    client: Client, selector: LabelSelector = EVERYTHING, *, resume: Header | None = None
+) -> AsyncIterator[JournalList]:
+    """The journals that match, and again whenever one of their specifications changed.
+
+    ``resume``: the header of a list that is known already; the first is then newer. Goes on for ever,
+    over failures and ends of brokers. Raises what retrying does not cure: ``Invalid``, ``NotAllowed``.
+    """
+    attempt = -1
+    while True:
+        request = broker_pb2.ListRequest(
+            selector=selector.to_pb(),
+            watch=True,
+            watch_resume=None if resume is None else resume.to_pb(),
+        )
+        validate_list_request(request)
+        try:
+            async for snapshot in _snapshots(client, request, selector):
+                if resume is not None and snapshot.header.etcd.revision <= resume.etcd.revision:
+                    raise Broken("the broker answered a watch with a revision that is known")
+                resume, attempt = snapshot.header, -1
+                yield snapshot
+        except (Retryable, Broken) as error:
+            log.debug("watch of journals failed and is retried: %s", error)
+        attempt += 1
+        await client.clock.sleep(backoff_s(attempt))
+
+
+async def _snapshots(
+    client: Client, request: broker_pb2.ListRequest, selector: LabelSelector
+) -> AsyncIterator[JournalList]:
+    """The lists of one watch: pages up to an empty one, of which the first has the header."""
+    header: Header | None = None
+    journals: list[ListedJournal] = []
+    async for page in _pages(client, request, selector):
+        if header is None:
+            header = _header(page)
+        elif not page.journals:
+            yield JournalList(header, tuple(journals))
+            header, journals = None, []
+            continue
+        journals.extend(_journals(page))
+
+
+async def _pages(
+    client: Client, request: broker_pb2.ListRequest, selector: LabelSelector
+) -> AsyncIterator[broker_pb2.ListResponse]:
+    metadata = client.credentials.metadata(list_claims(selector), LONG_LIFETIME_S)
+    with translated("List", endpoint=client.address):
+        call: Any = client.stub().List(request, metadata=metadata, wait_for_ready=True)
+    try:
+        while True:
+            with translated("List", endpoint=client.address):
+                page = await call.read()
+            if page is END_OF_STREAM:
+                return
+            yield page
+    finally:
+        call.cancel()
+
+
+def _header(page: broker_pb2.ListResponse) -> Header:
+    """The header of a first page. Raises what its status says."""
+    with answered("List"):
+        validate_list_response(page)
+    _require_ok(page.status)
+    return Header.from_pb(page.header)
+
+
+def _journals(page: broker_pb2.ListResponse) -> tuple[ListedJournal, ...]:
+    with answered("List"):
+        for index, journal in enumerate(page.journals):
+            with within(f"Journals[{index}]"):
+                validate_list_response_journal(journal)
+    return tuple(
+        ListedJournal(
+            JournalSpec.from_pb(journal.spec),
+            journal.mod_revision,
+            journal.create_revision,
+            Route.from_pb(journal.route),
+        )
+        for journal in page.journals
+    )
+
+
+async def get_journal(client: Client, name: str) -> ListedJournal:
+    """One journal, by its name (a metadata segment is ignored). Raises ``NotFound`` too."""
+    journal, _ = split_journal_meta(name)
+    listed = await list_journals(client, LabelSelector.of(name=journal))
+    if not listed.journals:
+        raise NotFound("journal not found", journal=journal)
+    return listed.journals[0]
+
+
+async def apply_journals(
+    client: Client, changes: Sequence[JournalChange], *, batch_size: int = 0
+) -> Header:
+    """Change specifications, all of them or none; in transactions of ``batch_size`` if that is not
+    zero, of which the first ones stand when a later one fails. etcd takes 128 in one by default.
+
+    The header's revision is that of the last transaction. Raises ``Conflict`` if a journal is not at
+    the expected revision, ``Invalid``, ``NotAllowed``, ``Unavailable``, ``Broken``.
+    Cancellation: may have been applied.
+    """
+    size = batch_size or max(1, len(changes))
+    header: Header | None = None
+    for begin in range(0, max(1, len(changes)), size):
+        header = await _apply(client, changes[begin : begin + size])
+    assert header is not None
+    return header
+
+
+async def _apply(client: Client, changes: Sequence[JournalChange]) -> Header:
+    request = broker_pb2.ApplyRequest(changes=[change.to_pb() for change in changes])
+    validate_apply_request(request)
+    metadata = client.credentials.metadata(apply_claims(), SHORT_LIFETIME_S)
+    with translated("Apply", endpoint=client.address):
+        response = await client.stub().Apply(request, metadata=metadata, wait_for_ready=True)
+    with answered("Apply"):
+        validate_apply_response(response)
+    _require_ok(response.status)
+    return Header.from_pb(response.header)
+
+
+async def list_fragments(client: Client, params: FragmentsParams) -> tuple[StoredFragment, ...]:
+    """The fragments of a journal's index, by offset, over all pages.
+
+    Raises ``NotFound``, ``NotAllowed`` (also: suspended), ``Unavailable``, ``Moved``, ``Broken``.
+    """
+    fragments: list[StoredFragment] = []
+    page = params.begin_offset
+    while True:
+        response = await _fragments_page(client, params, page)
+        fragments.extend(
+            StoredFragment(Fragment.from_pb(one.spec), one.signed_url) for one in response.fragments
+        )
+        if response.next_page_token == 0:
+            return tuple(fragments)
+        if response.next_page_token <= page:
+            raise Broken("the broker answered a page of fragments with one before it", page=page)
+        page = response.next_page_token
+
+
+async def _fragments_page(
+    client: Client, params: FragmentsParams, page: Offset
+) -> broker_pb2.FragmentsResponse:
+    request = params.to_pb(page)
+    validate_fragments_request(request)
+    endpoint = client.endpoint_of(params.journal)
+    metadata = client.credentials.metadata(journal_claims(Capability.READ, params.journal))
+    try:
+        with translated("ListFragments", journal=params.journal, endpoint=endpoint):
+            response: broker_pb2.FragmentsResponse = await client.channels.journal(
+                endpoint
+            ).ListFragments(request, metadata=metadata)
+    except GazetteError:
+        client.forget_route(params.journal)
+        raise
+    with answered("ListFragments"):
+        validate_fragments_response(response)
+    client.observe_route(params.journal, Route.from_pb(response.header.route))
+    _require_ok(response.status, journal=params.journal)
+    return response
+
+
+async def fragment_store_health(
+    client: Client, store: str, *, check_delete: bool = False, check_delete_prefix: str = ""
+) -> str:
+    """What is wrong about a fragment store, as a broker sees it; empty if nothing is.
+
+    ``check_delete`` also probes whether objects can be removed, below ``check_delete_prefix``.
+    Raises ``Invalid``, ``NotAllowed``, ``Unavailable``, ``Broken``.
+    """
+    request = broker_pb2.FragmentStoreHealthRequest(
+        fragment_store=store, check_delete=check_delete, check_delete_prefix=check_delete_prefix
+    )
+    validate_health_request(request)
+    metadata = client.credentials.metadata(Claims(Capability.READ))
+    with translated("FragmentStoreHealth", endpoint=client.address):
+        response = await client.stub().FragmentStoreHealth(
+            request, metadata=metadata, wait_for_ready=True
+        )
+    with answered("FragmentStoreHealth"):
+        validate_health_response(response)
+    if response.status == Status.FRAGMENT_STORE_UNHEALTHY:
+        return response.store_health_error or "the store is unhealthy"
+    _require_ok(response.status)
+    return ""
+
+
+def _require_ok(value: int, **facts: Any) -> None:
+    status = Status.from_pb(value)
+    if status is not Status.OK:
+        raise status_error(status, **facts)

@@ -1,0 +1,151 @@
+"""From the ways in which a call can fail to the error that tells the caller what to do next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from gazette.errors import (
+    Broken,
+    Closed,
+    Conflict,
+    Corrupt,
+    Fenced,
+    GazetteError,
+    Invalid,
+    Moved,
+    NotAllowed,
+    NotFound,
+    NotYet,
+    Unavailable,
+)
+from gazette.protocol.status import ShardStatus, Status
+
+END_OF_STREAM: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
+"""What reading from a call gives when it has ended well."""
+
+_BY_STATUS: Final[dict[Status, tuple[type[GazetteError], str, str | None]]] = {
+    Status.JOURNAL_NOT_FOUND: (NotFound, "journal not found", None),
+    Status.NO_JOURNAL_PRIMARY_BROKER: (Unavailable, "the journal has no primary broker now", None),
+    Status.NOT_JOURNAL_PRIMARY_BROKER: (Moved, "the broker is not primary of the journal", None),
+    Status.INSUFFICIENT_JOURNAL_BROKERS: (
+        Unavailable,
+        "the journal has fewer brokers than its replication asks for",
+        "Start more brokers, or lower the journal's replication; the call is retried.",
+    ),
+    Status.NOT_JOURNAL_BROKER: (Moved, "the broker does not serve the journal", None),
+    Status.OFFSET_NOT_YET_AVAILABLE: (NotYet, "the offset is not available yet", None),
+    Status.WRONG_ROUTE: (Moved, "the broker knows another route", None),
+    Status.PROPOSAL_MISMATCH: (Conflict, "the replica is at another fragment", None),
+    Status.ETCD_TRANSACTION_FAILED: (
+        Conflict,
+        "a specification was changed by somebody else meanwhile",
+        None,
+    ),
+    Status.NOT_ALLOWED: (
+        NotAllowed,
+        "the journal's flags, or its suspension, do not allow it",
+        "Check the flags of the journal's specification.",
+    ),
+    Status.WRONG_APPEND_OFFSET: (
+        Conflict,
+        "the journal's head is not at the offset of the append",
+        "Read the write head, and append there if that is still right.",
+    ),
+    Status.INDEX_HAS_GREATER_OFFSET: (
+        Corrupt,
+        "fragments of the journal reach beyond what its brokers know: all of them were replaced",
+        "Check the newest fragments, then move the head with `gazctl journals reset-head`.",
+    ),
+    Status.REGISTER_MISMATCH: (Fenced, "the journal's registers are not as required", None),
+    Status.SUSPENDED: (NotAllowed, "the journal is suspended", "Any append resumes it."),
+    Status.FRAGMENT_STORE_UNHEALTHY: (
+        Unavailable,
+        "the journal's fragment store is unhealthy",
+        "Check the store with `gazctl journals store-health`, and its credentials.",
+    ),
+}
+
+_BY_SHARD_STATUS: Final[dict[ShardStatus, tuple[type[GazetteError], str]]] = {
+    ShardStatus.SHARD_NOT_FOUND: (NotFound, "shard not found"),
+    ShardStatus.NO_SHARD_PRIMARY: (Unavailable, "the shard has no primary now"),
+    ShardStatus.NOT_SHARD_PRIMARY: (Moved, "the process is not primary of the shard"),
+    ShardStatus.ETCD_TRANSACTION_FAILED: (
+        Conflict,
+        "a specification was changed by somebody else meanwhile",
+    ),
+    ShardStatus.SHARD_STOPPED: (Unavailable, "the shard has stopped there"),
+}
+
+_BY_CODE: Final[dict[grpc.StatusCode, type[GazetteError]]] = {
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Unavailable,
+    grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
+    grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
+    grpc.StatusCode.INVALID_ARGUMENT: Invalid,
+    grpc.StatusCode.UNIMPLEMENTED: Invalid,
+}
+
+
+def status_error(status: Status, detail: str = "", **facts: Any) -> GazetteError:
+    """The error of a status other than OK. Its name is in ``facts["status"]``."""
+    kind, message, hint = _BY_STATUS[status]
+    if detail:
+        message = f"{message}: {detail}"
+    return kind(message, hint=hint, status=status.name, **facts)
+
+
+def shard_status_error(status: ShardStatus, **facts: Any) -> GazetteError:
+    """The error of a consumer's status other than OK. Its name is in ``facts["status"]``."""
+    kind, message = _BY_SHARD_STATUS[status]
+    return kind(message, status=status.name, **facts)
+
+
+def status_of(error: BaseException | None) -> str:
+    """The name of the status an error was made of; empty if it was made of none."""
+    return str(error.facts.get("status", "")) if isinstance(error, GazetteError) else ""
+
+
+def rpc_error(error: grpc.aio.AioRpcError, method: str, **facts: Any) -> GazetteError:
+    """The error of a call that ended with a gRPC code other than OK.
+
+    Servers answer what is wrong about a request with UNKNOWN and a text; so that, and every other
+    code without a meaning to the caller, is ``Broken``.
+    """
+    code = error.code()
+    kind = _BY_CODE.get(code, Broken)
+    detail = error.details() or code.name
+    return kind(f"{method}: {detail}", code=code.name, **facts)
+
+
+@contextmanager
+def translated(method: str, **facts: Any) -> Iterator[None]:
+    """Around the awaits of one call: what gRPC raises becomes ours.
+
+    A cancellation that nobody asked of this task means that the call's channel was closed: ``Closed``.
+    """
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise rpc_error(error, method, **facts) from error
+    except grpc.aio.UsageError as error:
+        raise Closed(f"{method}: {error}", **facts) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise Closed(f"{method}: the client was closed", **facts) from None
+
+
+@contextmanager
+def answered(method: str) -> Iterator[None]:
+    """Around the check of an answer: what is invalid in it is the peer's doing, ``Broken``."""
+    try:
+        yield
+    except Invalid as error:
+        raise Broken(f"{method}: the answer is invalid: {error}") from error

@@ -1,0 +1,294 @@
+"""The consumer's side of the client: list, apply, stat, hints and unassign of shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from gazette.auth import Capability, Claims, Signer
+from gazette.client.channel import Channels, ChannelSettings, TlsSettings
+from gazette.client.credentials import (
+    SHORT_LIFETIME_S,
+    Metadata,
+    apply_claims,
+    list_claims,
+    shard_claims,
+)
+from gazette.client.route_cache import RouteCache
+from gazette.client.rpc_errors import answered, shard_status_error, translated
+from gazette.clock import Clock, SystemClock
+from gazette.errors import GazetteError
+from gazette.protocol.hints import FSMHints
+from gazette.protocol.ids import JournalName, Offset, Revision, ShardId
+from gazette.protocol.label_set import EVERYTHING, LabelSelector
+from gazette.protocol.pb import consumer_pb2
+from gazette.protocol.pb.consumer_pb2_grpc import ShardStub
+from gazette.protocol.route import Header, Route, validate_endpoint
+from gazette.protocol.rpc import (
+    validate_get_hints_request,
+    validate_get_hints_response,
+    validate_shard_apply_request,
+    validate_shard_apply_response,
+    validate_shard_list_request,
+    validate_shard_list_response,
+    validate_stat_request,
+    validate_stat_response,
+    validate_unassign_request,
+)
+from gazette.protocol.shard import ReplicaStatus, ShardSpec
+from gazette.protocol.status import ShardStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ListedShard:
+    """A shard as a consumer listed it; ``status`` is parallel to ``route.members``."""
+
+    spec: ShardSpec
+    mod_revision: Revision
+    create_revision: Revision
+    route: Route
+    status: tuple[ReplicaStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardList:
+    """What matched a selector, ordered by id. ``extension`` belongs to the application."""
+
+    header: Header
+    shards: tuple[ListedShard, ...]
+    extension: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardChange:
+    """Put ``upsert`` (with ``primary_hints``, if given) or ``delete`` the shard of that id, if its
+    modification revision is ``expect_mod_revision``: zero for a shard that must not exist, -1 for
+    whatever it is."""
+
+    upsert: ShardSpec | None = None
+    delete: ShardId = ""
+    expect_mod_revision: Revision = 0
+    primary_hints: FSMHints | None = None
+
+    def to_pb(self) -> consumer_pb2.ApplyRequest.Change:
+        hints = self.primary_hints
+        return consumer_pb2.ApplyRequest.Change(
+            expect_mod_revision=self.expect_mod_revision,
+            upsert=None if self.upsert is None else self.upsert.to_pb(),
+            delete=self.delete,
+            primary_hints=None if hints is None else hints.to_pb(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStat:
+    """How far a shard is: offsets that it read through, and at which it published."""
+
+    header: Header
+    read_through: Mapping[JournalName, Offset]
+    publish_at: Mapping[JournalName, Offset]
+    extension: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardHints:
+    """The stored hints of a shard; None where there are none."""
+
+    header: Header
+    primary: FSMHints | None
+    backups: tuple[FSMHints | None, ...] = field(default=())
+    extension: bytes = b""
+
+
+class ShardClient:
+    """A client of one consumer cluster. Loop-bound. Parameters are those of `client.Client`."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        zone: str = "",
+        tls: TlsSettings | None = None,
+        signer: Signer | None = None,
+        route_cache_size: int = 1024,
+        route_ttl_s: float = 60.0,
+        channels: Channels | None = None,
+        channel_settings: ChannelSettings | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        validate_endpoint(address)
+        self.address = address
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self._own_channels = channels is None
+        self.channels = (
+            Channels(zone, tls, signer, clock=self.clock, settings=channel_settings)
+            if channels is None
+            else channels
+        )
+        self.channels.pin(address)
+        self._routes = RouteCache(route_cache_size, route_ttl_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the client's channels; calls in flight are cancelled, their callers see ``Closed``."""
+        if self._own_channels:
+            await self.channels.close()
+
+    async def stat(
+        self,
+        shard_id: ShardId,
+        read_through: Mapping[JournalName, Offset] | None = None,
+        *,
+        extension: bytes = b"",
+    ) -> ShardStat:
+        """A shard's progress, once it has read through the given offsets: this waits for recovery and
+        for that. Raises ``NotFound``, ``Unavailable`` (no primary, or it stopped), ``Moved``,
+        ``NotAllowed``, ``Broken``. Cancellation: nothing changes.
+        """
+        request = consumer_pb2.StatRequest(
+            shard=shard_id, read_through=dict(read_through or {}), extension=extension
+        )
+        validate_stat_request(request)
+        endpoint = self._endpoint_of(shard_id)
+        try:
+            with translated("Stat", shard=shard_id, endpoint=endpoint):
+                response = await self.channels.shard(endpoint).Stat(
+                    request, metadata=self._metadata(shard_claims(Capability.READ, shard_id))
+                )
+        except GazetteError:
+            self._routes.forget(shard_id)
+            raise
+        with answered("Stat"):
+            validate_stat_response(response)
+            header = Header.from_pb(response.header)
+        self._routes.put(shard_id, header.route, self.clock.monotonic())
+        _require_ok(response.status, shard=shard_id)
+        return ShardStat(
+            header, dict(response.read_through), dict(response.publish_at), response.extension
+        )
+
+    async def list_shards(
+        self, selector: LabelSelector = EVERYTHING, *, extension: bytes = b""
+    ) -> ShardList:
+        """All shards that match, of those that the caller may list. Raises ``NotAllowed`` …"""
+        request = consumer_pb2.ListRequest(selector=selector.to_pb(), extension=extension)
+        validate_shard_list_request(request)
+        with translated("List", endpoint=self.address):
+            response = await self._stub().List(
+                request, metadata=self._metadata(list_claims(selector)), wait_for_ready=True
+            )
+        with answered("List"):
+            validate_shard_list_response(response)
+        _require_ok(response.status)
+        shards = tuple(_listed(shard) for shard in response.shards)
+        for shard in shards:
+            self._routes.put(shard.spec.id, shard.route, self.clock.monotonic())
+        return ShardList(Header.from_pb(response.header), shards, response.extension)
+
+    async def apply_shards(
+        self, changes: Sequence[ShardChange], *, batch_size: int = 0, extension: bytes = b""
+    ) -> Header:
+        """Change specifications, all of them or none; in transactions of ``batch_size`` if that is not
+        zero, of which the first ones stand when a later one fails.
+
+        Raises ``Conflict`` if a shard is not at the expected revision. Cancellation: may have been
+        applied.
+        """
+        size = batch_size or max(1, len(changes))
+        header: Header | None = None
+        for begin in range(0, max(1, len(changes)), size):
+            request = consumer_pb2.ApplyRequest(
+                changes=[change.to_pb() for change in changes[begin : begin + size]],
+                extension=extension,
+            )
+            validate_shard_apply_request(request)
+            with translated("Apply", endpoint=self.address):
+                response = await self._stub().Apply(
+                    request, metadata=self._metadata(apply_claims()), wait_for_ready=True
+                )
+            with answered("Apply"):
+                validate_shard_apply_response(response)
+            _require_ok(response.status)
+            header = Header.from_pb(response.header)
+        assert header is not None
+        return header
+
+    async def get_hints(self, shard_id: ShardId, *, extension: bytes = b"") -> ShardHints:
+        """The stored hints of a shard. Raises ``NotFound`` …"""
+        request = consumer_pb2.GetHintsRequest(shard=shard_id, extension=extension)
+        validate_get_hints_request(request)
+        with translated("GetHints", shard=shard_id, endpoint=self.address):
+            response = await self._stub().GetHints(
+                request,
+                metadata=self._metadata(shard_claims(Capability.READ, shard_id)),
+                wait_for_ready=True,
+            )
+        with answered("GetHints"):
+            validate_get_hints_response(response)
+        _require_ok(response.status, shard=shard_id)
+        return ShardHints(
+            Header.from_pb(response.header),
+            _hints(response.primary_hints),
+            tuple(_hints(backup) for backup in response.backup_hints),
+            response.extension,
+        )
+
+    async def unassign(
+        self, shard_ids: Sequence[ShardId], *, only_failed: bool = False, dry_run: bool = False
+    ) -> tuple[ShardId, ...]:
+        """Take shards from their primaries (or only those that FAILED), so that they are assigned anew;
+        the ids of those that were. ``dry_run`` only tells.
+
+        Raises ``NotFound``, ``Conflict`` if assignments changed meanwhile. Cancellation: may have been
+        done.
+        """
+        request = consumer_pb2.UnassignRequest(
+            shards=shard_ids, only_failed=only_failed, dry_run=dry_run
+        )
+        validate_unassign_request(request)
+        with translated("Unassign", endpoint=self.address):
+            response = await self._stub().Unassign(
+                request,
+                metadata=self._metadata(shard_claims(Capability.APPLY, *shard_ids)),
+                wait_for_ready=True,
+            )
+        _require_ok(response.status)
+        return tuple(response.shards)
+
+    def _stub(self) -> ShardStub:
+        return self.channels.shard(self.address)
+
+    def _endpoint_of(self, shard_id: ShardId) -> str:
+        route = self._routes.get(shard_id, self.clock.monotonic())
+        picked = None if route is None else self.channels.pick(route, primary=True)
+        return self.address if picked is None else picked
+
+    def _metadata(self, claims: Claims) -> Metadata:
+        return self.channels.credentials.metadata(claims, SHORT_LIFETIME_S)
+
+
+def _listed(shard: consumer_pb2.ListResponse.Shard) -> ListedShard:
+    return ListedShard(
+        ShardSpec.from_pb(shard.spec),
+        shard.mod_revision,
+        shard.create_revision,
+        Route.from_pb(shard.route),
+        tuple(ReplicaStatus.from_pb(status) for status in shard.status),
+    )
+
+
+def _hints(slot: consumer_pb2.GetHintsResponse.ResponseHints) -> FSMHints | None:
+    return FSMHints.from_pb(slot.hints) if slot.HasField("hints") else None
+
+
+def _require_ok(value: int, **facts: Any) -> None:
+    with answered("Shard"):
+        status = ShardStatus.from_pb(value)
+    if status is not ShardStatus.OK:
+        raise shard_status_error(status, **facts)

@@ -1,0 +1,182 @@
+"""The contract between the consumer runtime and applications: `Application`, `Store`, `Shard`.
+
+An application is a set of plain synchronous callbacks. Each shard calls them from its own thread,
+one at a time, in a fixed order, so a callback may block: it delays its own shard and nothing else.
+
+The life of one transaction, as a shard sees it::
+
+    begin_transaction              at the first message
+    consume_messages …             the default calls consume_message for each
+    finalize_transaction           publish and flush what is still buffered
+    Store.start_commit             the store's state and the checkpoint, as one
+    finished_transaction           with the future of that commit
+
+The next transaction begins while the former commits and is acknowledged. An exception in a callback
+ends the shard: it is reported as FAILED with the text of the exception, and nothing of the running
+transaction takes effect. `DeferToNextTransaction` is the one exception with another meaning.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+
+from gazette.errors import GazetteError
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.shard import ShardSpec
+from gazette.tasks import OpFuture
+
+if TYPE_CHECKING:
+    from gazette.consumer.service import ConsumerService
+    from gazette.message.envelope import Envelope
+    from gazette.message.publisher import Publisher
+    from gazette.recoverylog.recorder import Recorder
+
+StoreT = TypeVar("StoreT", bound="Store")
+
+
+class DeferToNextTransaction(GazetteError):
+    """Raised by ``consume_message`` to end this transaction and get the same message in the next.
+
+    Raising it for the first message of a transaction is an error of the application: the transaction
+    would be empty and the message deferred for ever.
+    """
+
+    default_hint = "Raise it only after the transaction has consumed a message."
+
+
+@runtime_checkable
+class Shard(Protocol):
+    """What a callback may know of the shard it runs for. Immutable for the duration of a call."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def fqn(self) -> str:
+        """The etcd key of the shard's specification: unique over applications of a cluster."""
+        ...
+
+    @property
+    def spec(self) -> ShardSpec:
+        """The specification in force when the callback was called."""
+        ...
+
+    def publish_future(self, future: OpFuture[Any]) -> None:
+        """Make the commit of the running transaction wait for ``future`` as well."""
+        ...
+
+
+class Store(ABC):
+    """A shard's state. Every method is called from the thread of its shard.
+
+    The contract that makes transactions exact:
+
+    - ``start_commit`` makes the state and the checkpoint durable *together*, and not before every
+      future of ``wait_for`` succeeded. It must not block on them: it returns a future of its own.
+    - ``start_commit`` is not called again before the former commit's future is done, but messages of
+      the next transaction are consumed while it is pending.
+    - once ``restore_checkpoint`` was called by a newer owner of the same state, the commits of older
+      owners must fail (``Fenced``).
+    """
+
+    @abstractmethod
+    def start_commit(
+        self, shard: Shard, checkpoint: Checkpoint, wait_for: Collection[OpFuture[Any]]
+    ) -> OpFuture[Any]:
+        """Begin to commit; see the class."""
+
+    @abstractmethod
+    def restore_checkpoint(self, shard: Shard) -> Checkpoint:
+        """The checkpoint of the last commit, or an empty one. Fences older owners where there is no
+        recovery log to do that."""
+
+    @abstractmethod
+    def destroy(self) -> None:
+        """Release files and connections. Called once, whether or not the shard failed. Must not wait
+        for a pending commit: the futures behind it are cancelled before."""
+
+
+class Application(ABC, Generic[StoreT]):
+    """Subclass, implement ``new_store`` and ``consume_message``, and pass it to ``runconsumer.main``.
+
+    One object serves all shards of the process, each from its own thread: state of the application
+    belongs into the store (or must be guarded).
+    """
+
+    message_type: type[Any] | None = None
+    """What sources decode to: a `gazette.Message` (or any ``msgspec.Struct``), dataclass, pydantic
+    model or protobuf class. None: override ``new_message_type``."""
+
+    config_groups: ClassVar[Mapping[str, type]] = {}
+    """Settings of the application: group name → frozen dataclass made with `gazette.config.setting`.
+    Their flags, environment names and file keys work like the runtime's own."""
+
+    deliver_acks: bool = False
+    """Whether transaction acknowledgements of producers are delivered as messages."""
+
+    async def initialize(self, service: ConsumerService) -> None:
+        """Called once on the event loop, before this member takes any shard.
+
+        The place to register gRPC services (``service.grpc_server``) and HTTP routes
+        (``service.add_route``), and to read settings (``service.config``). Must not block.
+        """
+
+    def message_type_of(self, journal: JournalSpec) -> type[Any]:
+        """The type that messages of a source journal decode to. Default: ``message_type``."""
+        if self.message_type is None:
+            raise GazetteError(
+                f"{type(self).__name__} has no message_type",
+                hint="Set the class attribute message_type, or override message_type_of().",
+                journal=journal.name,
+            )
+        return self.message_type
+
+    @abstractmethod
+    def new_store(self, shard: Shard, recorder: Recorder | None) -> StoreT:
+        """Open the shard's store. Called once per promotion, after play-back of the recovery log.
+
+        ``recorder`` is None if, and only if, the specification names no recovery log: then the store
+        keeps its state elsewhere. With one, its ``directory`` holds what was played back.
+        """
+
+    @abstractmethod
+    def consume_message(
+        self, shard: Shard, store: StoreT, envelope: Envelope[Any], publisher: Publisher
+    ) -> None:
+        """Handle one committed message. Called once for each, in order per journal and producer."""
+
+    def consume_messages(
+        self,
+        shard: Shard,
+        store: StoreT,
+        batch: Sequence[Envelope[Any]],
+        publisher: Publisher,
+    ) -> None:
+        """Handle some committed messages, in order. The default calls ``consume_message`` for each.
+
+        Override it where work per batch is cheaper than per message. ``DeferToNextTransaction`` then
+        defers the whole batch.
+        """
+        consume = self.consume_message
+        for envelope in batch:
+            consume(shard, store, envelope, publisher)
+
+    def begin_transaction(self, shard: Shard, store: StoreT) -> None:
+        """Called before the first message of a transaction; may block."""
+
+    def finalize_transaction(self, shard: Shard, store: StoreT, publisher: Publisher) -> None:
+        """Called when a transaction consumed its last message: publish and flush what is buffered."""
+
+    def finished_transaction(self, shard: Shard, store: StoreT, commit: OpFuture[Any]) -> None:
+        """Called after ``Store.start_commit`` with its future, or with a failed one if that raised.
+
+        Paired with every ``begin_transaction`` that returned."""
+
+
+def shard_directory_prefix(shard_id: str) -> str:
+    """How a shard's scratch directory begins: its id, as a plain file name."""
+    return Path(shard_id.replace("/", "_")).name + "-"

@@ -1,0 +1,174 @@
+"""What crosses from the event loop to a shard's thread: bounded in bytes, in order.
+
+The loop puts chunks of journals and other events; the thread takes them. Nothing crosses per message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gazette.errors import Closed
+from gazette.tasks import OpFuture
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Bytes of a source, at an offset."""
+
+    journal: str
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """A source has no bytes before ``offset`` any more."""
+
+    journal: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFailed:
+    """A source cannot be read."""
+
+    journal: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Something to do on the shard's thread, between two steps of its transaction."""
+
+    fn: Callable[[], Any]
+    future: OpFuture[Any]
+
+
+Event = Chunk | Jump | SourceFailed | Call
+
+
+class Inbox:
+    """Events of one shard.
+
+    ``bytes_max`` bounds the chunks that wait; a chunk that is larger passes when nothing else waits.
+    """
+
+    def __init__(self, bytes_max: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._bytes_max = bytes_max
+        self._loop = loop
+        self._events: deque[Event] = deque()
+        self._bytes = 0
+        self._chunks = 0
+        self._changed = threading.Condition()
+        self._woken = False
+        self._stopped = False
+        self._room = asyncio.Event()
+        self._room.set()
+
+    # On the loop.
+
+    async def put_chunk(self, chunk: Chunk) -> None:
+        """Hand over a chunk, after waiting for room. Raises ``Closed`` once stopped.
+
+        Cancellation: the chunk was not handed over.
+        """
+        while True:
+            with self._changed:
+                if self._stopped:
+                    raise Closed("the shard has stopped")
+                if self._bytes == 0 or self._bytes + len(chunk.data) <= self._bytes_max:
+                    self._events.append(chunk)
+                    self._bytes += len(chunk.data)
+                    self._chunks += 1
+                    self._changed.notify()
+                    return
+                self._room.clear()
+            await self._room.wait()
+
+    # From any thread.
+
+    def put(self, event: Event) -> None:
+        """Hand over an event that is not bounded. After a stop, calls fail and the rest is dropped."""
+        with self._changed:
+            if not self._stopped:
+                self._events.append(event)
+                if isinstance(event, Jump | SourceFailed):
+                    self._chunks += 1
+                self._changed.notify()
+                return
+        if isinstance(event, Call):
+            event.future.set_exception(Closed("the shard has stopped"))
+
+    def wake(self, _: object = None) -> None:
+        """Have the thread decide again, for instance because a future is done."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """End the thread's next ``get`` with ``Closed``; what waits is dropped, calls fail."""
+        with self._changed:
+            self._stopped = True
+            dropped = list(self._events)
+            self._events.clear()
+            self._bytes = self._chunks = 0
+            self._changed.notify()
+        for event in dropped:
+            if isinstance(event, Call):
+                event.future.set_exception(Closed("the shard has stopped"))
+        self._loop.call_soon_threadsafe(self._room.set)
+
+    # On the shard's thread.
+
+    @property
+    def has_input(self) -> bool:
+        """Whether events of sources wait."""
+        return self._chunks > 0
+
+    def check(self) -> None:
+        """Raise ``Closed`` once stopped: for work that takes long without ``get``."""
+        if self._stopped:
+            raise Closed("the shard has stopped")
+
+    def get_call(self, timeout_s: float | None) -> Call | None:
+        """``get``, but events of sources stay: for a transaction that takes no more of them."""
+        with self._changed:
+            call = self._take_call()
+            if call is None and not self._woken and not self._stopped:
+                self._changed.wait(timeout_s)
+                call = self._take_call()
+            if self._stopped:
+                raise Closed("the shard has stopped")
+            self._woken = False
+            return call
+
+    def _take_call(self) -> Call | None:
+        for event in self._events:
+            if isinstance(event, Call):
+                self._events.remove(event)
+                return event
+        return None
+
+    def get(self, timeout_s: float | None) -> Event | None:
+        """The next event; None when woken, or after ``timeout_s``. Raises ``Closed`` once stopped."""
+        with self._changed:
+            if not self._events and not self._woken and not self._stopped:
+                self._changed.wait(timeout_s)
+            if self._stopped:
+                raise Closed("the shard has stopped")
+            self._woken = False
+            if not self._events:
+                return None
+            event = self._events.popleft()
+            if not isinstance(event, Call):
+                self._chunks -= 1
+            if isinstance(event, Chunk):
+                self._bytes -= len(event.data)
+                if not self._room.is_set() and self._bytes * 2 <= self._bytes_max:
+                    self._loop.call_soon_threadsafe(self._room.set)
+            return event

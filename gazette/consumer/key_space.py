@@ -1,0 +1,121 @@
+"""What a consumer cluster keeps in etcd: shards, members, and which member has which shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from gazette.allocator.model import Assignment, DecodedKV, Item, Member, allocator_decoder
+from gazette.errors import Invalid
+from gazette.etcd_values import KeyValue
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.pb import consumer_pb2
+from gazette.protocol.process import ConsumerSpec
+from gazette.protocol.route import Route
+from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ShardItem:
+    """A shard, as an item of the allocator."""
+
+    spec: ShardSpec
+    max_hot_standbys: int
+
+    def desired_replication(self) -> int:
+        if self.spec.disable:
+            return 0
+        return 1 + min(self.spec.hot_standbys, self.max_hot_standbys)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerMember:
+    """A consumer process, as a member of the allocator."""
+
+    spec: ConsumerSpec
+
+    def item_limit(self) -> int:
+        return self.spec.shard_limit
+
+    def exiting(self) -> bool:
+        return self.spec.exiting
+
+
+def consumer_decoder(
+    root: str, max_hot_standbys: int
+) -> Callable[[KeyValue], Item | Member | Assignment]:
+    """The decoder of a consumer cluster's KeySpace. What it returns raises ``Invalid``."""
+
+    def decode_item(shard_id: str, value: bytes) -> ShardItem:
+        return ShardItem(decode_shard(shard_id, value), max_hot_standbys)
+
+    return allocator_decoder(root, decode_item, _decode_member, _decode_assignment)
+
+
+def decode_shard(shard_id: str, value: bytes) -> ShardSpec:
+    """The specification that is stored under the id ``shard_id``. Raises ``Invalid``."""
+    with _readable("ShardSpec"):
+        spec = ShardSpec.from_pb(consumer_pb2.ShardSpec.FromString(value))
+    spec.validate()
+    if spec.id != shard_id:
+        raise Invalid(f"ShardSpec.Id ({spec.id}) does not match its key ({shard_id})")
+    return spec
+
+
+def _decode_member(zone: str, suffix: str, value: bytes) -> ConsumerMember:
+    with _readable("ConsumerSpec"):
+        spec = ConsumerSpec.from_pb(consumer_pb2.ConsumerSpec.FromString(value))
+    spec.validate()
+    if spec.id != ProcessId(zone, suffix):
+        raise Invalid(f"ConsumerSpec.Id ({spec.id}) does not match its key ({zone}#{suffix})")
+    return ConsumerMember(spec)
+
+
+def _decode_assignment(
+    shard_id: str, zone: str, suffix: str, slot: int, value: bytes
+) -> ReplicaStatus:
+    """The status that the assigned member advertised; a fresh assignment (empty) is idle."""
+    del shard_id, zone, suffix, slot
+    with _readable("ReplicaStatus"):
+        status = ReplicaStatus.from_pb(consumer_pb2.ReplicaStatus.FromString(value))
+    status.validate()
+    return status
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    try:
+        yield
+    except DecodeError as error:
+        raise Invalid(f"not a {what}: {error}") from error
+
+
+def route_of(assignments: Sequence[DecodedKV]) -> Route:
+    """The route that the keys of a shard's assignments (all of them, in key order) amount to."""
+    members: list[ProcessId] = []
+    primary: int | None = None
+    for kv in assignments:
+        assignment: Assignment = kv.decoded
+        if assignment.slot == 0:
+            primary = len(members)
+        members.append(ProcessId(assignment.zone, assignment.suffix))
+    return Route(tuple(members), primary)
+
+
+def is_consistent(item: DecodedKV, assignment: DecodedKV, assignments: Sequence[DecodedKV]) -> bool:
+    """Whether a replica can take over at once, or is beyond help like its primary.
+
+    A replica that failed counts only when the primary has failed as well: else it would be removed
+    while nobody else is ready.
+    """
+    del item
+    code: ReplicaCode = assignment.decoded.value.code
+    if code is ReplicaCode.FAILED:
+        return any(
+            kv.decoded.slot == 0 and kv.decoded.value.code is ReplicaCode.FAILED
+            for kv in assignments
+        )
+    return code >= ReplicaCode.STANDBY

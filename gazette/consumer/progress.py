@@ -1,0 +1,34 @@
+"""How far a shard is, and who waits for it to be further. Loop-bound."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+
+class Progress:
+    """Offsets that the shard's transactions have read through, and at which they published.
+
+    Offsets never go back while one primary lives.
+    """
+
+    def __init__(self) -> None:
+        self.read_through: dict[str, int] = {}
+        self.publish_at: dict[str, int] = {}
+        self._changed = asyncio.Event()
+
+    def update(self, read_through: Mapping[str, int], publish_at: Mapping[str, int]) -> None:
+        """Note that a transaction was acknowledged, or that bytes without effect were read."""
+        self.read_through.update(read_through)
+        self.publish_at.update(publish_at)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def has(self, offsets: Mapping[str, int]) -> bool:
+        """Whether every journal of ``offsets`` was read up to there."""
+        return all(self.read_through.get(journal, 0) >= at for journal, at in offsets.items())
+
+    async def wait(self, offsets: Mapping[str, int]) -> None:
+        """Return once ``has``. The caller bounds the wait."""
+        while not self.has(offsets):
+            await self._changed.wait()

@@ -1,0 +1,299 @@
+"""Who serves a shard, and the shards which this member serves itself.
+
+The resolver follows the key space as its last observer: routes and local shards change in the same
+step of the loop as the keys that they come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gazette.allocator.model import DecodedKV
+from gazette.allocator.state import LocalItem, State
+from gazette.auth import Claims
+from gazette.consumer.application import Store
+from gazette.consumer.key_space import ShardItem, route_of
+from gazette.consumer.shard import Shard
+from gazette.errors import Closed, Invalid, Unavailable
+from gazette.keyspace.key_space import KeySpace
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.label_set import LabelSelector
+from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header, Route
+from gazette.protocol.shard import ShardSpec
+from gazette.protocol.status import ShardStatus
+from gazette.tasks import TaskScope
+
+log = logging.getLogger(__name__)
+
+MISSING_ID: Final = ProcessId("local-ConsumerSpec", "missing-from-Etcd")
+"""Stands for this member while its own key is not in etcd: it can still proxy."""
+
+STOPPED: Final = "resolver has stopped serving local shards"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """How a shard is served, as of one revision of the key space.
+
+    With status OK, ``header.process_id`` is the primary. If that is this member, ``shard`` and
+    ``store`` are there, and have read through what was asked for.
+    """
+
+    status: ShardStatus
+    header: Header
+    shard_id: str
+    spec: ShardSpec | None
+    """None if the shard does not exist, or if the caller's claims do not cover it."""
+    shard: Shard | None
+    store: Store | None
+    local_id: ProcessId
+
+    @property
+    def is_local(self) -> bool:
+        return self.shard is not None
+
+
+@dataclass(slots=True)
+class _Held:
+    shard: Shard
+    create_revision: int
+    item_revision: int
+    slot: int
+
+
+class Resolver:
+    """Owns this member's shards: makes, starts, promotes and stops them as assignments come and go."""
+
+    def __init__(
+        self,
+        key_space: KeySpace,
+        state: State,
+        scope: TaskScope,
+        new_shard: Callable[[DecodedKV, DecodedKV], Shard],
+    ) -> None:
+        self._ks = key_space
+        self._state = state
+        self._scope = scope
+        self._new_shard = new_shard
+        self._held: dict[str, _Held] = {}
+        self._by_source: dict[str, list[ShardSpec]] | None = None
+        self._stops: dict[asyncio.Task[None], str] = {}
+        self._changed = asyncio.Event()
+        self.stopped = asyncio.Event()
+
+    # -- what is there
+
+    @property
+    def local_id(self) -> ProcessId:
+        member = self._state.local_member
+        if member is None:
+            return MISSING_ID
+        return ProcessId(member.decoded.zone, member.decoded.suffix)
+
+    @property
+    def local_shards(self) -> Mapping[str, Shard]:
+        """The shards that this member holds, as primary or standby, by id."""
+        return {shard_id: held.shard for shard_id, held in self._held.items()}
+
+    def shards_with_source(self, journal: str) -> tuple[ShardSpec, ...]:
+        """Specifications of the shards that read a journal, by id. Disabled ones are among them."""
+        if self._by_source is None:
+            by_source: defaultdict[str, list[ShardSpec]] = defaultdict(list)
+            for kv in self._state.items:
+                spec: ShardSpec = kv.decoded.value.spec
+                for source in spec.sources:
+                    by_source[source.journal].append(spec)
+            self._by_source = dict(by_source)
+        return tuple(self._by_source.get(journal, ()))
+
+    def shards(self, selector: LabelSelector) -> tuple[ShardSpec, ...]:
+        """Specifications of the shards that match, by id."""
+        specs: list[ShardSpec] = [kv.decoded.value.spec for kv in self._state.items]
+        return tuple(spec for spec in specs if selector.matches(spec.labels_with_id()))
+
+    def etcd_header(self) -> EtcdHeader:
+        header = self._ks.header
+        return EtcdHeader(header.cluster_id, header.member_id, header.revision, header.raft_term)
+
+    def unrouted_header(self) -> Header:
+        """The header of responses that are about no single shard."""
+        local_id = self.local_id
+        return Header(None if local_id is MISSING_ID else local_id, EMPTY_ROUTE, self.etcd_header())
+
+    def with_endpoints(self, route: Route) -> Route:
+        """The route with what its members advertise; ``""`` where the member's key is gone."""
+        endpoints: list[str] = []
+        for one in route.members:
+            member = self._state.member(one.zone, one.suffix)
+            endpoints.append("" if member is None else member.decoded.value.spec.endpoint)
+        return Route(route.members, route.primary, tuple(endpoints))
+
+    # -- resolving
+
+    async def resolve(
+        self,
+        shard_id: str,
+        *,
+        claims: Claims,
+        may_proxy: bool,
+        proxy_header: Header | None = None,
+        read_through: Mapping[str, int] | None = None,
+    ) -> Resolution:
+        """Resolve a shard to its primary.
+
+        If that is this member, wait until its store is open and has read through the given offsets of
+        its sources (others are ignored). The caller bounds the wait.
+
+        Raises ``Invalid`` if ``proxy_header`` is meant for another cluster or member, and ``Closed`` if
+        the shard is ours and we have stopped serving.
+        """
+        if proxy_header is not None:
+            self._check_proxy_header(proxy_header)
+            if proxy_header.etcd.revision > self._ks.header.revision:
+                await self._ks.wait_for_revision(proxy_header.etcd.revision)
+        resolution = self._resolve_now(shard_id, claims, may_proxy)
+        if resolution.status is not ShardStatus.OK:
+            return resolution
+        if resolution.header.process_id != resolution.local_id:
+            return resolution
+        return await self._await_local(resolution, read_through or {})
+
+    def _check_proxy_header(self, header: Header) -> None:
+        ours = self._ks.header.cluster_id
+        if header.etcd.cluster_id != ours:
+            raise Invalid(
+                f"request Etcd ClusterId doesn't match our own ({header.etcd.cluster_id} vs {ours})",
+                hint="The caller belongs to another cluster: check its address.",
+            )
+        if header.process_id is not None and header.process_id != self.local_id:
+            raise Invalid(
+                f"request ProcessId doesn't match our own ({header.process_id} vs {self.local_id})",
+                hint="No action: the endpoint was taken over by another member; resolve again.",
+            )
+
+    def _resolve_now(self, shard_id: str, claims: Claims, may_proxy: bool) -> Resolution:
+        local_id = self.local_id
+        item = self._state.item(shard_id)
+        spec: ShardSpec | None = None
+        route = EMPTY_ROUTE
+        if item is not None:
+            value: ShardItem = item.decoded.value
+            # Not distinguishable from a shard that does not exist.
+            if claims.selector.matches(value.spec.labels_with_id()):
+                spec = value.spec
+                route = self.with_endpoints(route_of(self._state.assignments_of(shard_id)))
+        primary = route.primary_id
+        status = ShardStatus.OK
+        if spec is None:
+            status = ShardStatus.SHARD_NOT_FOUND
+        elif primary is None:
+            status = ShardStatus.NO_SHARD_PRIMARY
+        elif not may_proxy and primary != local_id:
+            status = ShardStatus.NOT_SHARD_PRIMARY
+        process_id = primary if status is ShardStatus.OK else local_id
+        header = Header(process_id, route, self.etcd_header())
+        return Resolution(status, header, shard_id, spec, None, None, local_id)
+
+    async def _await_local(
+        self, resolution: Resolution, read_through: Mapping[str, int]
+    ) -> Resolution:
+        if self.stopped.is_set():
+            raise Closed(STOPPED, shard=resolution.shard_id)
+        held = self._held.get(resolution.shard_id)
+        stopped = replace(resolution, status=ShardStatus.SHARD_STOPPED)
+        if held is None:
+            return stopped
+        shard = held.shard
+        await shard.store_ready.wait()
+        if shard.ended.is_set() or shard.store is None:
+            return stopped
+        assert resolution.spec is not None
+        sources = {source.journal for source in resolution.spec.sources}
+        wanted = {name: at for name, at in read_through.items() if at and name in sources}
+        if not shard.progress.has(wanted):
+            async with TaskScope(f"read through {shard.id}") as scope:
+                reached = scope.spawn(shard.progress.wait(wanted), name="reached")
+                ended = scope.spawn(shard.ended.wait(), name="ended")
+                await asyncio.wait({reached, ended}, return_when=asyncio.FIRST_COMPLETED)
+                scope.cancel()
+            if shard.ended.is_set():
+                return stopped
+        return replace(resolution, shard=shard, store=shard.store)
+
+    async def next_change(self) -> None:
+        """Return after the next change of the key space. The caller bounds the wait."""
+        await self._changed.wait()
+
+    # -- following the key space
+
+    def update(self) -> None:
+        """Follow the key space: an observer of it, to be called after ``State.observe``."""
+        self._by_source = None
+        self._changed.set()
+        self._changed = asyncio.Event()
+        if self.stopped.is_set():
+            return
+        before, self._held = self._held, {}
+        for local in self._state.local_items:
+            shard_id: str = local.item.decoded.id
+            self._held[shard_id] = self._updated(before.pop(shard_id, None), local)
+        for shard_id, held in before.items():
+            self._stop(shard_id, held)
+
+    def _updated(self, held: _Held | None, local: LocalItem) -> _Held:
+        """What we hold of a shard, given what we held of it.
+
+        A promotion moves the assignment to another key, with another creation revision; any other
+        change of that means that the assignment was deleted meanwhile, and the shard starts anew. So
+        does one whose specification was deleted and written again.
+        """
+        assignment = local.assignment
+        slot: int = assignment.decoded.slot
+        create_revision = assignment.raw.create_revision
+        item_revision = local.item.raw.create_revision
+        if held is not None:
+            moved_up = slot < held.slot
+            same = moved_up or create_revision == held.create_revision
+            if not same or item_revision != held.item_revision:
+                self._stop(local.item.decoded.id, held)
+                held = None
+        if held is None:
+            shard = self._new_shard(local.item, assignment)
+            shard.start(primary=slot == 0)
+            return _Held(shard, create_revision, item_revision, slot)
+        held.shard.assignment = assignment
+        if slot == 0 and held.slot != 0:
+            held.shard.promote(assignment)
+        held.create_revision, held.slot = create_revision, slot
+        return held
+
+    def _stop(self, shard_id: str, held: _Held) -> None:
+        task = self._scope.spawn(held.shard.stop(), name=f"stop {shard_id}")
+        self._stops[task] = shard_id
+        task.add_done_callback(lambda done: self._stops.pop(done, None))
+
+    def stop_serving(self) -> None:
+        """Stop all local shards, for good."""
+        self.stopped.set()
+        held, self._held = self._held, {}
+        for shard_id, one in held.items():
+            self._stop(shard_id, one)
+
+    async def wait_stopped(self, timeout_s: float) -> None:
+        """Return when every shard that was given up has ended. Raises ``Unavailable`` naming others."""
+        if not self._stops:
+            return
+        _, pending = await asyncio.wait(set(self._stops), timeout=timeout_s)
+        if pending:
+            names = sorted(self._stops[task] for task in pending if task in self._stops)
+            raise Unavailable(
+                "shards did not stop in time",
+                hint="A callback of the application does not return.",
+                shards=", ".join(names),
+                timeout_s=timeout_s,
+            )

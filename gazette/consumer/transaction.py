@@ -1,0 +1,209 @@
+"""Stage 13 of the byte path: takes committed messages, says when a shard's transaction does what.
+
+Pure: `Transaction` holds the timing and the barriers of one transaction and of the one before it.
+`transactor` owns the thread, the store and the messages, and asks ``decide`` what comes next.
+
+The order that makes transactions exact (reference: consumer facts 3.3)::
+
+    publishes of N ──► store commit of N ──► acknowledgements of N ──► store commit of N+1 may start
+                            └── messages of N+1 are consumed meanwhile
+
+::
+
+    IDLE ──consumed──► CONSUMING ──decide: COMMIT──► (next transaction; this one is "prior")
+                           │
+                           └── prior not done at max duration: STALLED until it is
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Final
+
+from gazette.errors import Bug
+
+NANOS: Final = 1_000_000_000
+
+
+class Step(enum.Enum):
+    """What a shard does next."""
+
+    CONSUME = "consume"
+    """Consume messages that are ready, or read more of what has arrived."""
+    WAIT = "wait"
+    """Wait for input, for the prior transaction, or until ``Decision.until``."""
+    COMMIT = "commit"
+    """Finalize, and start the commit."""
+    END = "end"
+    """The input ended, everything is committed and acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A step; for WAIT, the clock reading (seconds) at which to decide again, if any."""
+
+    step: Step
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Durations in seconds, of the specification in force when the transaction began."""
+
+    min_duration_s: float = 0.0
+    max_duration_s: float = 1.0
+    wait_for_ack: bool = True
+
+
+class Prior(enum.Enum):
+    """How far the transaction before this one is."""
+
+    COMMITTING = "committing"
+    ACKNOWLEDGING = "acknowledging"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Seconds that a finished transaction spent in each phase; names as the metric has them."""
+
+    not_running: float
+    consuming: float
+    stalled: float
+    preparing: float
+    committing: float
+    acknowledging: float
+
+
+@dataclass(slots=True)
+class Transaction:
+    """The running transaction of one shard.
+
+    Invariants: ``consumed`` is zero exactly until ``began_at`` is set; once ``closed`` (maximum
+    duration, a deferral, or the end of input) no message is consumed; a commit starts only when
+    ``prior`` is DONE.
+    """
+
+    policy: Policy
+    initialized_at: float
+    prior: Prior = Prior.DONE
+    began_at: float | None = None
+    consumed: int = 0
+    closed: bool = False
+    input_ended: bool = False
+    stalled_at: float | None = None
+    prepared_at: float | None = None
+    started_commit_at: float | None = None
+    committed_at: float | None = None
+    acknowledged_at: float | None = None
+    _max_reached: bool = field(default=False)
+
+    def begin(self, now: float) -> None:
+        """The first message is about to be consumed. Time spent waiting for it does not count."""
+        if self.began_at is not None:
+            raise Bug("transaction began twice")
+        self.began_at = now
+
+    def note_consumed(self, count: int) -> None:
+        """Messages were consumed."""
+        if self.began_at is None or self.closed:
+            raise Bug("consumed outside of a transaction", consumed=count)
+        self.consumed += count
+
+    def defer(self) -> None:
+        """The application wants the next message in the next transaction."""
+        if self.consumed == 0:
+            raise Bug("a transaction without messages cannot defer one")
+        self.closed = True
+
+    def end_input(self) -> None:
+        """No message will come any more."""
+        self.input_ended = True
+
+    def decide(self, now: float, *, ready: bool, pending: bool) -> Decision:
+        """What to do next.
+
+        ``ready``: messages, or bytes that have not been decoded, are there to consume. ``pending``: the
+        sequencer holds a span whose acknowledgement is likely to come soon.
+        """
+        self._observe_time(now)
+        if ready and not self.closed:
+            return Decision(Step.CONSUME)
+        if self._blocks(now, pending=pending):
+            return Decision(Step.WAIT, self._next_tick(now))
+        if self.consumed == 0:
+            return Decision(Step.END)
+        return Decision(Step.COMMIT)
+
+    def _observe_time(self, now: float) -> None:
+        if self.began_at is None or self._max_reached:
+            return
+        if now >= self.began_at + self.policy.max_duration_s:
+            self._max_reached = True
+            self.closed = True
+            if self.prior is not Prior.DONE:
+                self.stalled_at = now
+
+    def _min_elapsed(self, now: float) -> bool:
+        return self.began_at is not None and now >= self.began_at + self.policy.min_duration_s
+
+    def _blocks(self, now: float, *, pending: bool) -> bool:
+        if self.prior is not Prior.DONE:
+            return True
+        if self.consumed == 0:
+            return not self.input_ended
+        if self.input_ended or self.closed:
+            # Nothing more will be consumed; a deferral still obeys the minimum.
+            return not self.input_ended and not self._min_elapsed(now)
+        if not self._min_elapsed(now):
+            return True
+        return self.policy.wait_for_ack and pending
+
+    def _next_tick(self, now: float) -> float | None:
+        if self.began_at is None:
+            return None
+        ticks = [
+            tick
+            for tick in (
+                self.began_at + self.policy.min_duration_s,
+                self.began_at + self.policy.max_duration_s,
+            )
+            if tick > now
+        ]
+        return min(ticks, default=None)
+
+    def start_commit(self, now: float) -> None:
+        """The store's commit was started; from here on this transaction is a prior one."""
+        if self.prior is not Prior.DONE:
+            raise Bug("a commit started before the prior transaction was done")
+        if self.consumed == 0:
+            raise Bug("a commit of a transaction without messages")
+        self.started_commit_at = now
+
+    def prior_committed(self) -> None:
+        if self.prior is not Prior.COMMITTING:
+            raise Bug("prior transaction committed twice", prior=self.prior.value)
+        self.prior = Prior.ACKNOWLEDGING
+
+    def prior_acknowledged(self) -> None:
+        if self.prior is not Prior.ACKNOWLEDGING:
+            raise Bug("prior transaction acknowledged before it committed", prior=self.prior.value)
+        self.prior = Prior.DONE
+
+    def phases(self) -> Phases:
+        """How long the phases took. Only of a transaction that is acknowledged."""
+        began, started = self.began_at, self.started_commit_at
+        committed, acknowledged = self.committed_at, self.acknowledged_at
+        if began is None or started is None or committed is None or acknowledged is None:
+            raise Bug("phases of a transaction that is not finished")
+        prepared = self.prepared_at if self.prepared_at is not None else started
+        consumed_until = self.stalled_at if self.stalled_at is not None else prepared
+        return Phases(
+            not_running=began - self.initialized_at,
+            consuming=consumed_until - began,
+            stalled=prepared - consumed_until,
+            preparing=started - prepared,
+            committing=committed - started,
+            acknowledging=acknowledged - committed,
+        )

@@ -1,0 +1,452 @@
+"""Stage 13 of the byte path: takes chunks from a shard's inbox, gives commits to its store.
+
+Runs on the shard's own thread, from promotion to the end. `transaction` decides; this performs: it
+decodes, sequences, calls the application, commits and acknowledges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from gazette.client.append_service import AppendService
+from gazette.client.appender import AppendParams
+from gazette.clock import Clock
+from gazette.consumer.application import Application, DeferToNextTransaction, Shard, Store
+from gazette.consumer.inbox import Call, Chunk, Event, Inbox, Jump, SourceFailed
+from gazette.consumer.transaction import NANOS, Phases, Policy, Prior, Step, Transaction
+from gazette.errors import Bug, GazetteError
+from gazette.message.envelope import Envelope
+from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.publisher import Publisher
+from gazette.message.sequencer import ReplayRange, Sequencer
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.protocol.shard import ShardSpec
+from gazette.tasks import OpFuture, first_failure, resolved
+
+CONSUME_MAX: Final = 1024
+"""Messages consumed between two looks at the clock and the inbox."""
+PRUNE_HORIZON_NS: Final = 24 * 3600 * NANOS
+"""How long a silent producer is remembered: the window of deduplication (consumer facts 1.3)."""
+
+
+class ApplicationFailed(GazetteError):
+    """A callback of the application raised. The shard fails; ``__cause__`` is what it raised."""
+
+    default_hint = (
+        "Correct the application and restart it; nothing of the failed transaction took effect."
+        " `gazctl shards unassign --failed` retries without a restart."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTransaction:
+    """What the outside learns of a transaction that is committed and acknowledged."""
+
+    read_through: dict[str, int]
+    publish_at: dict[str, int]
+    messages: int
+    bytes: int
+    phases: Phases | None
+
+
+class Outside(Protocol):
+    """What a transactor needs of its shard beyond the thread. Every method may be called from it."""
+
+    def append_recovered(self, journal: str, intent: bytes) -> OpFuture[Any]:
+        """Append an acknowledgement that a checkpoint held; a journal that is gone counts as done."""
+        ...
+
+    def replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
+        """Read a range of a source again, blocking."""
+        ...
+
+    def progress(self, read_through: dict[str, int]) -> None:
+        """Offsets were read through without a transaction."""
+        ...
+
+    def finished(self, transaction: FinishedTransaction) -> None: ...
+
+    def stalled(self, reason: str) -> None:
+        """A transaction has been ready to commit for long, and its predecessor is not done."""
+        ...
+
+
+@dataclass(slots=True)
+class _Committing:
+    """A transaction whose commit was started, until it is acknowledged."""
+
+    checkpoint: Checkpoint
+    read_through: dict[str, int]
+    commit: OpFuture[Any]
+    acks: dict[str, OpFuture[Any]] = field(default_factory=dict)
+    recovered: bool = False
+    transaction: Transaction | None = None
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Backlog:
+    """Messages that were decoded and are not queued yet, and the decoder that may have more."""
+
+    batch: Sequence[Envelope[Any]] = ()
+    index: int = 0
+    decoder: EnvelopeDecoder[Any] | None = None
+
+    @property
+    def waiting(self) -> bool:
+        return self.index < len(self.batch) or self.decoder is not None
+
+    def refill(self) -> None:
+        """Decode more, once everything was queued. Raises ``MalformedMessage``."""
+        if self.index < len(self.batch) or self.decoder is None:
+            return
+        self.batch, self.index = self.decoder.decode(), 0
+        if not self.batch:
+            self.decoder = None
+
+
+class Transactor:
+    """Runs the transactions of one shard. Everything but the constructor belongs to its thread."""
+
+    def __init__(
+        self,
+        application: Application[Any],
+        shard: Shard,
+        store: Store,
+        publisher: Publisher,
+        appends: AppendService,
+        inbox: Inbox,
+        outside: Outside,
+        clock: Clock,
+        decoders: dict[str, EnvelopeDecoder[Any]],
+        *,
+        spec_of: Callable[[], ShardSpec],
+        recovery_log: str,
+    ) -> None:
+        self._application = application
+        self._shard = shard
+        self._store = store
+        self._publisher = publisher
+        self._appends = appends
+        self._inbox = inbox
+        self._outside = outside
+        self._clock = clock
+        self._decoders = decoders
+        self._spec_of = spec_of
+        self._recovery_log = recovery_log
+        self._consumes_singly = type(application).consume_messages is Application.consume_messages
+        self._backlog = _Backlog()
+        self._bytes = 0
+        self._extra_waits: list[OpFuture[Any]] = []
+        self._stall_reported = False
+        self._prior: _Committing
+        self._sequencer: Sequencer[Any]
+
+    def add_wait(self, future: OpFuture[Any]) -> None:
+        """Have the commit of the running transaction wait for one more future."""
+        self._extra_waits.append(future)
+
+    def run(self, checkpoint: Checkpoint) -> None:
+        """Transactions without end, from a restored checkpoint on.
+
+        Raises ``Closed`` when the inbox was stopped, and whatever makes the shard fail.
+        """
+        spec = self._spec_of()
+        self._sequencer = Sequencer(checkpoint.sources, spec.ring_buffer_size or 8192)
+        self._prior = _Committing(
+            checkpoint=checkpoint,
+            read_through={j: source.read_through for j, source in checkpoint.sources.items()},
+            commit=resolved(None),
+            recovered=True,
+        )
+        # Whether or not the last owner got to send them. Until they are in place, nothing commits:
+        # they make what it published visible, or roll back what it had begun.
+        for journal, intent in checkpoint.ack_intents.items():
+            self._prior.acks[journal] = self._outside.append_recovered(journal, intent)
+        self._watch(self._prior)
+        while self._run_one():
+            pass
+
+    def _run_one(self) -> bool:
+        """One transaction, up to the start of its commit. False when the input has ended."""
+        transaction = Transaction(self._policy(), self._clock.monotonic(), prior=Prior.COMMITTING)
+        self._stall_reported = False
+        while True:
+            self._poll_prior(transaction)
+            decision = transaction.decide(
+                self._clock.monotonic(), ready=self._ready, pending=self._sequencer.has_pending
+            )
+            match decision.step:
+                case Step.CONSUME:
+                    self._advance(transaction)
+                case Step.WAIT:
+                    self._wait(transaction, decision.until)
+                case Step.COMMIT:
+                    self._commit(transaction)
+                    return True
+                case Step.END:
+                    return False
+
+    def _policy(self) -> Policy:
+        spec = self._spec_of()
+        return Policy(
+            min_duration_s=spec.min_txn_duration_ns / NANOS,
+            max_duration_s=spec.max_txn_duration_ns / NANOS,
+            wait_for_ack=not spec.disable_wait_for_ack,
+        )
+
+    # -- the transaction before this one
+
+    def _watch(self, prior: _Committing) -> None:
+        """Be woken when one of its futures is done."""
+        prior.commit.add_done_callback(self._inbox.wake)
+        for future in prior.acks.values():
+            future.add_done_callback(self._inbox.wake)
+
+    def _poll_prior(self, transaction: Transaction) -> None:
+        prior = self._prior
+        if transaction.prior is Prior.COMMITTING and prior.commit.done():
+            if (error := prior.commit.exception()) is not None:
+                raise _because("the store's commit failed", error)
+            transaction.prior_committed()
+            if prior.transaction is not None:
+                prior.transaction.committed_at = self._clock.monotonic()
+        if transaction.prior is Prior.ACKNOWLEDGING:
+            if (error := first_failure(list(prior.acks.values()))) is not None:
+                what = "a recovered acknowledgement" if prior.recovered else "an acknowledgement"
+                raise _because(f"{what} could not be appended", error)
+            if all(future.done() for future in prior.acks.values()):
+                transaction.prior_acknowledged()
+                self._report(prior)
+        elif transaction.stalled_at is not None and not self._stall_reported:
+            self._stall_reported = True
+            self._outside.stalled("the store's commit is slower than max_txn_duration")
+
+    def _report(self, prior: _Committing) -> None:
+        publish_at: dict[str, int] = {}
+        phases: Phases | None = None
+        messages = 0
+        if not prior.recovered:
+            publish_at = {j: future.result().commit.end for j, future in prior.acks.items()}
+        if prior.transaction is not None:
+            prior.transaction.acknowledged_at = self._clock.monotonic()
+            phases = prior.transaction.phases()
+            messages = prior.transaction.consumed
+        self._outside.finished(
+            FinishedTransaction(prior.read_through, publish_at, messages, prior.bytes, phases)
+        )
+
+    # -- input
+
+    @property
+    def _ready(self) -> bool:
+        return self._sequencer.draining or self._backlog.waiting or self._inbox.has_input
+
+    def _wait(self, transaction: Transaction, until: float | None) -> None:
+        timeout_s = None if until is None else max(0.0, until - self._clock.monotonic())
+        # Once it takes no more input, only calls and futures matter.
+        get: Callable[[float | None], Event | None]
+        get = self._inbox.get_call if transaction.closed else self._inbox.get
+        if (event := get(timeout_s)) is not None:
+            self._handle(event, transaction)
+
+    def _advance(self, transaction: Transaction) -> None:
+        """Consume some messages, or turn some input into messages."""
+        if self._sequencer.draining:
+            self._consume(transaction)
+        elif self._backlog.waiting:
+            self._queue(transaction)
+        elif (event := self._inbox.get(0)) is not None:
+            self._handle(event, transaction)
+
+    def _handle(self, event: Event, transaction: Transaction) -> None:
+        match event:
+            case Chunk(journal=journal, data=data, offset=offset):
+                decoder = self._decoders[journal]
+                if offset != decoder.end:
+                    raise Bug(
+                        "chunk is not the next", journal=journal, offset=offset, at=decoder.end
+                    )
+                decoder.feed(data)
+                self._backlog.decoder = decoder
+                self._queue(transaction)
+            case Jump(journal=journal, offset=offset):
+                self._decoders[journal].jump(offset)
+            case SourceFailed(journal=journal, error=error):
+                raise _because(f"source {journal} cannot be read", error)
+            case Call(fn=fn, future=future):
+                _perform(fn, future)
+
+    def _queue(self, transaction: Transaction) -> None:
+        """Sequence decoded messages until some have committed."""
+        backlog, sequencer = self._backlog, self._sequencer
+        backlog.refill()
+        if backlog.index < len(backlog.batch):
+            backlog.index = sequencer.queue_batch(backlog.batch, backlog.index)
+            if sequencer.replay_range is not None:
+                sequencer.start_replay(iter(self._outside.replay(sequencer.replay_range)))
+        if not sequencer.draining and transaction.consumed == 0:
+            self._read_through()
+
+    def _read_through(self) -> None:
+        """Messages that do not take effect were read: nobody shall wait for a transaction of them."""
+        offsets = dict(self._sequencer.offsets)
+        if offsets == self._prior.read_through:
+            return
+        prior = self._prior
+        prior.read_through = offsets
+        if prior.commit.done() and all(future.done() for future in prior.acks.values()):
+            self._outside.progress(offsets)
+
+    # -- consuming
+
+    def _consume(self, transaction: Transaction) -> None:
+        batch: Sequence[Envelope[Any]] = self._sequencer.dequeue(CONSUME_MAX)
+        if not batch:
+            if transaction.consumed == 0:
+                self._read_through()
+            return
+        if transaction.began_at is None:
+            self._begin(transaction)
+        self._bytes += batch[-1].end - batch[0].begin
+        delivered = batch
+        if not self._application.deliver_acks and any(one.is_ack for one in batch):
+            delivered = [one for one in batch if not one.is_ack]
+        if not delivered or self._deliver(transaction, batch, delivered):
+            transaction.note_consumed(len(batch))
+            self._sequencer.consumed()
+
+    def _begin(self, transaction: Transaction) -> None:
+        with _application_code("begin_transaction"):
+            self._application.begin_transaction(self._shard, self._store)
+        self._publisher.update_clock()
+        transaction.begin(self._clock.monotonic())
+
+    def _deliver(
+        self,
+        transaction: Transaction,
+        batch: Sequence[Envelope[Any]],
+        delivered: Sequence[Envelope[Any]],
+    ) -> bool:
+        """Have the application consume messages; False when it deferred some of them."""
+        application, shard, store = self._application, self._shard, self._store
+        publisher = self._publisher
+        position = 0
+        try:
+            with _application_code("consume_message"):
+                if self._consumes_singly:
+                    consume = application.consume_message
+                    for position, envelope in enumerate(delivered):  # noqa: B007
+                        consume(shard, store, envelope, publisher)
+                else:
+                    application.consume_messages(shard, store, delivered, publisher)
+        except DeferToNextTransaction as deferral:
+            done = batch.index(delivered[position])
+            if transaction.consumed + done == 0:
+                raise ApplicationFailed(
+                    "the first message of a transaction was deferred to the next"
+                ) from deferral
+            transaction.note_consumed(done)
+            self._sequencer.consumed(done)
+            transaction.defer()
+            return False
+        return True
+
+    # -- committing
+
+    def _commit(self, transaction: Transaction) -> None:
+        application, shard, store = self._application, self._shard, self._store
+        transaction.prepared_at = self._clock.monotonic()
+        with _application_code("finalize_transaction"):
+            application.finalize_transaction(shard, store, self._publisher)
+        checkpoint = Checkpoint(
+            sources=self._sequencer.checkpoint(PRUNE_HORIZON_NS),
+            ack_intents=dict(self._publisher.build_ack_intents()),
+        )
+        commit = self._start_commit(checkpoint)
+        transaction.start_commit(self._clock.monotonic())
+        acks: dict[str, OpFuture[Any]] = {}
+        # Enqueued before the next transaction consumes anything: what that publishes to these
+        # journals must come behind, and wait with them for the commit.
+        for journal, intent in checkpoint.ack_intents.items():
+            with self._appends.start_append(AppendParams(journal), (commit,)) as txn:
+                txn.write(intent)
+                acks[journal] = txn.release()
+        self._prior = _Committing(
+            checkpoint=checkpoint,
+            read_through={j: source.read_through for j, source in checkpoint.sources.items()},
+            commit=commit,
+            acks=acks,
+            transaction=transaction,
+            bytes=self._bytes,
+        )
+        self._bytes = 0
+        self._watch(self._prior)
+
+    def _start_commit(self, checkpoint: Checkpoint) -> OpFuture[Any]:
+        waits: Collection[OpFuture[Any]] = self._appends.pending_except(self._recovery_log)
+        waits = [*waits, *self._extra_waits]
+        self._extra_waits.clear()
+        try:
+            commit = self._store.start_commit(self._shard, checkpoint, waits)
+        except Exception as error:
+            failure: OpFuture[Any] = OpFuture()
+            failure.set_exception(error)
+            self._finished(failure)
+            raise
+        self._finished(commit)
+        if (failed := first_failure((commit,))) is not None:
+            raise _because("the store's commit failed", failed)
+        return commit
+
+    def _finished(self, commit: OpFuture[Any]) -> None:
+        with _application_code("finished_transaction"):
+            self._application.finished_transaction(self._shard, self._store, commit)
+
+
+def _because(what: str, error: BaseException) -> GazetteError:
+    """``error``, with what it prevented said in front."""
+    if isinstance(error, GazetteError):
+        hint = error.hint
+        wrapped = type(error)(f"{what}: {error}", hint=hint) if _plain(error) else None
+        if wrapped is not None:
+            wrapped.__cause__ = error
+            return wrapped
+    failure = GazetteError(f"{what}: {error}", hint=getattr(error, "hint", None))
+    failure.__cause__ = error
+    return failure
+
+
+def _plain(error: GazetteError) -> bool:
+    """Whether the type is made from a message alone."""
+    return type(error).__init__ is GazetteError.__init__
+
+
+def _perform(fn: Callable[[], Any], future: OpFuture[Any]) -> None:
+    try:
+        result = fn()
+    except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+class _application_code:
+    """Errors of callbacks, told from our own."""
+
+    def __init__(self, callback: str) -> None:
+        self._callback = callback
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: object
+    ) -> None:
+        if error is None or isinstance(error, GazetteError) or not isinstance(error, Exception):
+            return
+        raise ApplicationFailed(
+            f"{self._callback} raised {type(error).__name__}: {error}"
+        ) from error

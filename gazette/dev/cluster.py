@@ -1,0 +1,150 @@
+"""A whole cluster on one machine: etcd and brokers as processes, state under one directory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gazette.clock import Clock
+from gazette.dev.processes import ChildProcess, await_ready, free_port, port_is_free, python_module
+from gazette.errors import Invalid
+from gazette.etcd_server import EtcdServer
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """What a local cluster is made of. ``first_port`` 0: any free ports; else brokers get two each,
+    counted from there, gRPC first."""
+
+    directory: Path
+    brokers: int = 3
+    zones: int = 2
+    lease_ttl_s: float = 20.0
+    first_port: int = 0
+    etcd_port: int = 0
+    log_level: str = "warn"
+    ready_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.brokers <= 20:
+            raise Invalid(f"{self.brokers} brokers (expected 1 to 20)", path="--brokers")
+        if not 1 <= self.zones <= self.brokers:
+            raise Invalid(f"{self.zones} zones for {self.brokers} brokers", path="--zones")
+
+
+@dataclass(slots=True)
+class Broker:
+    """A broker process and where it listens."""
+
+    process: ChildProcess
+    zone: str
+    grpc_port: int
+    http_port: int
+
+    @property
+    def grpc_url(self) -> str:
+        return f"http://127.0.0.1:{self.grpc_port}"
+
+    @property
+    def http_url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+
+class LocalCluster:
+    """etcd and brokers. Use as ``async with``; leaving it stops everything, brokers before etcd.
+
+    Starting over an existing directory finds its data again.
+    """
+
+    def __init__(
+        self, settings: ClusterSettings, clock: Clock, environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self.settings = settings
+        self.directory = settings.directory.absolute()
+        self.brokers: list[Broker] = []
+        self._clock = clock
+        # What the user has in the environment for another cluster must not reach this one.
+        prefixes = ("BROKER_", "ETCD_", "CONSUMER_", "LOG_", "DEBUG_")
+        self.environ = {k: v for k, v in environ.items() if not k.startswith(prefixes)}
+        listen = f"http://127.0.0.1:{settings.etcd_port}"
+        self.etcd = EtcdServer(self.directory / "etcd", listen=listen)
+
+    async def start(self) -> None:
+        """Start everything; on failure nothing is left running."""
+        try:
+            await asyncio.to_thread(self.etcd.start)
+            for index in range(self.settings.brokers):
+                self.brokers.append(self._new_broker(index))
+            for broker in self.brokers:
+                await broker.process.start()
+            for broker in self.brokers:
+                await await_ready(
+                    broker.process, broker.http_port, self._clock, self.settings.ready_timeout_s
+                )
+        except BaseException:
+            await asyncio.shield(self.stop())
+            raise
+
+    def _ports(self, index: int) -> tuple[int, int]:
+        first = self.settings.first_port
+        if first == 0:
+            return free_port(), free_port()
+        ports = (first + 2 * index, first + 2 * index + 1)
+        for port in ports:
+            if not port_is_free(port):
+                raise Invalid(
+                    f"port {port} is in use",
+                    path="--port",
+                    hint="Stop the process that uses it, or choose another port (0: any).",
+                )
+        return ports
+
+    def _new_broker(self, index: int) -> Broker:
+        name = f"broker-{index + 1}"
+        zone = f"zone-{chr(ord('a') + index % self.settings.zones)}"
+        grpc_port, http_port = self._ports(index)
+        fragments = self.directory / "fragments"
+        spools = self.directory / "spools" / name
+        fragments.mkdir(parents=True, exist_ok=True)
+        spools.mkdir(parents=True, exist_ok=True)
+        argv = python_module(
+            "gazette.main",
+            "serve",
+            f"--broker.id={name}",
+            f"--broker.zone={zone}",
+            "--broker.host=127.0.0.1",
+            f"--broker.port={grpc_port}",
+            f"--broker.http-port={http_port}",
+            f"--broker.file-root={fragments}",
+            f"--broker.spool-dir={spools}",
+            f"--etcd.address={self.etcd.endpoint}",
+            f"--etcd.lease={self.settings.lease_ttl_s}s",
+            f"--log.level={self.settings.log_level}",
+        )
+        log_path = self.directory / "logs" / f"{name}.log"
+        process = ChildProcess(name, argv, log_path, self.environ, self._clock)
+        return Broker(process, zone, grpc_port, http_port)
+
+    def describe(self) -> dict[str, object]:
+        """What ``--ready-file`` holds."""
+        return {
+            "etcd": self.etcd.endpoint,
+            "brokers": [{"grpc": one.grpc_url, "http": one.http_url} for one in self.brokers],
+        }
+
+    def write_ready_file(self, path: Path) -> None:
+        """Write the description so that a reader sees all of it or none."""
+        temporary = path.with_name(path.name + ".partial")
+        temporary.write_text(json.dumps(self.describe(), indent=2) + "\n")
+        temporary.replace(path)
+
+    async def stop(self, timeout_s: float = 60.0) -> list[str]:
+        """Stop brokers together, then etcd. Names of processes that had to be killed."""
+        running = [one.process for one in self.brokers if one.process.running]
+        ended = await asyncio.gather(*(process.stop(timeout_s) for process in running))
+        await asyncio.to_thread(self.etcd.stop)
+        return [process.name for process, ok in zip(running, ended, strict=True) if not ok]

@@ -1,0 +1,121 @@
+"""Every exception that Gazette raises on purpose, cut by what the caller does next.
+
+::
+
+    GazetteError
+    ├── Retryable          the same call may succeed later
+    │   ├── Unavailable        a peer, etcd or a store cannot be reached now
+    │   ├── Moved              somebody else serves it now: resolve again
+    │   └── NotYet             the offset, revision or replica does not exist yet
+    ├── Fenced             someone newer owns it: stop, do not retry
+    ├── Invalid            the call is wrong: fix it
+    ├── NotAllowed         the call is right and refused (credentials, read-only, suspended)
+    ├── NotFound           the journal, shard or fragment does not exist
+    ├── Conflict           a compare-and-set lost: read again, decide again
+    ├── Corrupt            data is not what it claims to be: do not continue
+    ├── Closed             we closed it
+    ├── Broken             the peer broke it; see ``__cause__``
+    └── Bug                a broken invariant of ours: the scope is torn down
+
+An error says what happened (its message), carries facts as fields, and says what to do (``hint``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class GazetteError(Exception):
+    """Base of the tree.
+
+    ``hint`` is the next step for whoever reads the message; ``facts`` are the fields an operator
+    needs (``journal``, ``offset``, ``revision`` …), rendered after the message in a stable order.
+    """
+
+    default_hint: ClassVar[str] = "See docs/operating.md."
+
+    def __init__(self, message: str, *, hint: str | None = None, **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint if hint is not None else self.default_hint
+        self.facts = facts
+
+    def __str__(self) -> str:
+        if not self.facts:
+            return self.message
+        facts = ", ".join(f"{name}={value}" for name, value in self.facts.items())
+        return f"{self.message} ({facts})"
+
+
+class Retryable(GazetteError):
+    default_hint = "No action: the call is retried."
+
+
+class Unavailable(Retryable):
+    default_hint = "Check that the named process is running and reachable; the call is retried."
+
+
+class Moved(Retryable):
+    default_hint = "No action: the route is resolved again."
+
+
+class NotYet(Retryable):
+    default_hint = "Wait, or read with blocking enabled."
+
+
+class Fenced(GazetteError):
+    default_hint = "No action: a newer owner took over and this one has stopped."
+
+
+class Invalid(GazetteError):
+    """A value or a call that cannot be right. ``path`` names the field, as in ``fragment.stores[1]``.
+
+    The message shape is the protocol's: ``Ctx1.Ctx2: text``.
+    """
+
+    default_hint = "Correct the named field and call again."
+
+    def __init__(
+        self, message: str, *, path: str = "", hint: str | None = None, **facts: Any
+    ) -> None:
+        super().__init__(message, hint=hint, **facts)
+        self.path = path
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{self.path}: {text}" if self.path else text
+
+    def within(self, context: str) -> Invalid:
+        """The same error, seen from one level further out."""
+        path = f"{context}.{self.path}" if self.path else context
+        return Invalid(self.message, path=path, hint=self.hint, **self.facts)
+
+
+class NotAllowed(GazetteError):
+    default_hint = "Check the token's capabilities and selector, or the flags of the specification."
+
+
+class NotFound(GazetteError):
+    default_hint = "Check the name, and that the token's selector covers it."
+
+
+class Conflict(GazetteError):
+    default_hint = "Read the current revision and apply again."
+
+
+class Corrupt(GazetteError):
+    default_hint = (
+        "Do not continue on this data: compare it with another replica or an older fragment."
+    )
+
+
+class Closed(GazetteError):
+    default_hint = "No action: it was closed on purpose."
+
+
+class Broken(GazetteError):
+    default_hint = "See the cause; the operation may be started anew."
+
+
+class Bug(GazetteError):
+    default_hint = "This is a defect of Gazette: please report it with the log."

@@ -1,0 +1,39 @@
+"""Connecting to etcd when a process starts, however long that takes, and not in silence."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Final
+
+from gazette.clock import Clock
+from gazette.errors import Unavailable
+from gazette.etcd import Etcd, EtcdSettings
+
+log = logging.getLogger(__name__)
+
+_ATTEMPT_S: Final = 3.0
+_PAUSE_S: Final = 1.0
+
+
+async def connect_patiently(settings: EtcdSettings, clock: Clock) -> Etcd:
+    """Connect to etcd; while nobody answers, say so every few seconds and try again, without end.
+
+    Starting before etcd does is normal where both are started together. Raises ``Invalid`` and
+    ``NotAllowed`` at once: waiting does not help those. Cancellation: nothing is left.
+    """
+    probe = replace(settings, request_timeout_s=min(_ATTEMPT_S, settings.request_timeout_s))
+    began = clock.monotonic()
+    while True:
+        try:
+            async with await Etcd.connect(probe, clock):
+                pass
+            return await Etcd.connect(settings, clock)
+        except Unavailable as error:
+            log.warning(
+                "etcd at %s cannot be reached for %.0f s now, trying again: %s",
+                ", ".join(settings.endpoints),
+                clock.monotonic() - began,
+                error,
+            )
+            await clock.sleep(_PAUSE_S)

@@ -1,0 +1,279 @@
+"""What etcd speaks of, as values: keys, revisions, comparisons, operations and their results.
+
+Nothing here talks to anything, so that the mirror and the allocator stay pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal, TypeAlias
+
+from gazette.errors import Broken, Conflict, Invalid
+
+Key: TypeAlias = str | bytes
+"""A key where the caller has it at hand as text or as bytes; etcd itself only knows bytes."""
+
+Relation: TypeAlias = Literal["=", "!=", "<", ">"]
+
+_FROM_KEY = b"\0"  # as a key, the least one; as the end of a range, "until the last key"
+
+
+class Compacted(Conflict):
+    """The revision that was asked for is gone: load again, and go on from what was loaded.
+
+    ``compact_revision`` is the oldest one that etcd still has, or 0 if it did not say.
+    """
+
+    default_hint = "No action: the keys are loaded again at a newer revision."
+
+    def __init__(self, message: str, *, compact_revision: int = 0, **facts: Any) -> None:
+        super().__init__(message, compact_revision=compact_revision, **facts)
+        self.compact_revision = compact_revision
+
+
+class LeaseLost(Broken):
+    """The lease expired or was revoked, and every key that was attached to it is gone."""
+
+    default_hint = (
+        "The process must stop serving what it held under the lease, and start anew. If this repeats, "
+        "look for a paused process or host, or an etcd that is slower than the lease is long."
+    )
+
+
+def key_bytes(key: Key) -> bytes:
+    return key.encode() if isinstance(key, str) else key
+
+
+def prefix_range(prefix: Key) -> tuple[bytes, bytes]:
+    """``(key, range_end)`` of all keys that begin with ``prefix``; of all keys if it is empty."""
+    begin = key_bytes(prefix)
+    # The end is the least key above all of them: the last byte that can be raised, raised.
+    stem = begin.rstrip(b"\xff")
+    end = stem[:-1] + bytes((stem[-1] + 1,)) if stem else _FROM_KEY
+    return begin or _FROM_KEY, end
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHeader:
+    """Who answered, and when in the history of the cluster."""
+
+    cluster_id: int = 0
+    member_id: int = 0
+    revision: int = 0
+    raft_term: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A key as of its last write.
+
+    Invariants: ``create_revision <= mod_revision``; ``version`` counts writes since creation, from 1.
+    ``lease`` is 0 if the key has none.
+    """
+
+    key: bytes
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    version: int
+    lease: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RangeResult:
+    """Keys in ascending order. ``header.revision`` is the one at which all of them were read."""
+
+    header: ResponseHeader
+    kvs: tuple[KeyValue, ...]
+    count: int
+    """Keys in the whole range, whatever the limit was."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    header: ResponseHeader
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteResult:
+    header: ResponseHeader
+    deleted: int
+
+
+@dataclass(frozen=True, slots=True)
+class TxnResult:
+    """``results`` has one entry per operation of the branch that ran, in its order."""
+
+    header: ResponseHeader
+    succeeded: bool
+    results: tuple[OpResult, ...]
+
+
+OpResult: TypeAlias = RangeResult | PutResult | DeleteResult | TxnResult
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """What the member that answered says about itself."""
+
+    header: ResponseHeader
+    version: str
+    leader: int
+    """Member id of the leader, or 0 while there is none."""
+    db_bytes: int
+    errors: tuple[str, ...]
+    """Alarms, such as NOSPACE."""
+
+
+class Target(Enum):
+    VERSION = "version"
+    CREATE_REVISION = "create_revision"
+    MOD_REVISION = "mod_revision"
+    VALUE = "value"
+    LEASE = "lease"
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """A condition of a transaction. An absent key has version, revisions and lease 0."""
+
+    target: Target
+    key: bytes
+    relation: Relation
+    operand: int | bytes
+    range_end: bytes = b""
+    """With it, the condition must hold for every key of ``[key, range_end)``."""
+
+    def __post_init__(self) -> None:
+        if self.relation not in ("=", "!=", "<", ">"):
+            raise Invalid("not a relation", path="relation", relation=self.relation)
+
+    @staticmethod
+    def version(key: Key, relation: Relation, version: int) -> Compare:
+        return Compare(Target.VERSION, key_bytes(key), relation, version)
+
+    @staticmethod
+    def create_revision(key: Key, relation: Relation, revision: int) -> Compare:
+        return Compare(Target.CREATE_REVISION, key_bytes(key), relation, revision)
+
+    @staticmethod
+    def mod_revision(key: Key, relation: Relation, revision: int) -> Compare:
+        return Compare(Target.MOD_REVISION, key_bytes(key), relation, revision)
+
+    @staticmethod
+    def value(key: Key, relation: Relation, value: bytes) -> Compare:
+        return Compare(Target.VALUE, key_bytes(key), relation, value)
+
+    @staticmethod
+    def lease(key: Key, relation: Relation, lease: int) -> Compare:
+        return Compare(Target.LEASE, key_bytes(key), relation, lease)
+
+
+@dataclass(frozen=True, slots=True)
+class PutOp:
+    key: bytes
+    value: bytes
+    lease: int = 0
+    ignore_lease: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOp:
+    key: bytes
+    range_end: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class GetOp:
+    key: bytes
+    range_end: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class TxnOp:
+    compares: tuple[Compare, ...]
+    success: tuple[Operation, ...]
+    failure: tuple[Operation, ...]
+
+
+Operation: TypeAlias = PutOp | DeleteOp | GetOp | TxnOp
+
+
+class Op:
+    """Operations of a transaction."""
+
+    @staticmethod
+    def put(key: Key, value: bytes, *, lease: int = 0, ignore_lease: bool = False) -> PutOp:
+        """Write ``value``. ``ignore_lease`` keeps the lease of the key, which must exist."""
+        return PutOp(key_bytes(key), value, lease, ignore_lease)
+
+    @staticmethod
+    def delete(key: Key) -> DeleteOp:
+        return DeleteOp(key_bytes(key))
+
+    @staticmethod
+    def delete_prefix(prefix: Key) -> DeleteOp:
+        return DeleteOp(*prefix_range(prefix))
+
+    @staticmethod
+    def get(key: Key) -> GetOp:
+        return GetOp(key_bytes(key))
+
+    @staticmethod
+    def get_prefix(prefix: Key) -> GetOp:
+        return GetOp(*prefix_range(prefix))
+
+    @staticmethod
+    def txn(
+        compares: tuple[Compare, ...],
+        success: tuple[Operation, ...],
+        failure: tuple[Operation, ...] = (),
+    ) -> TxnOp:
+        return TxnOp(compares, success, failure)
+
+
+def only_reads(operations: tuple[Operation, ...]) -> bool:
+    """Whether running ``operations`` a second time could change nothing."""
+    return all(
+        only_reads(op.success) and only_reads(op.failure)
+        if isinstance(op, TxnOp)
+        else isinstance(op, GetOp)
+        for op in operations
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """A put, or the deletion of a key (then only its key and ``mod_revision`` mean something)."""
+
+    kv: KeyValue
+    deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WatchResponse:
+    """What a watch has to say: that it began, that nothing happened (``progress``), or events.
+
+    Events of one revision are never spread over two responses.
+    """
+
+    header: ResponseHeader
+    events: tuple[WatchEvent, ...] = ()
+    created: bool = False
+
+    @property
+    def progress(self) -> bool:
+        return not self.events and not self.created
+
+    @property
+    def resume_revision(self) -> int | None:
+        """Where to resume a watch that has seen this response; None if it says nothing on that.
+
+        While a watch catches up, the header is ahead of the events: only the events count then.
+        """
+        if self.created:
+            return None
+        if self.events:
+            return max(event.kv.mod_revision for event in self.events) + 1
+        return self.header.revision + 1

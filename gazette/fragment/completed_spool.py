@@ -1,0 +1,262 @@
+"""Stage 7 of the byte path: takes the bytes of a spool from `spool_file`, gives the bytes of its
+fragment's file to `persister`.
+
+The primary of a journal compresses while it is appended to, so that a fragment is ready to be
+persisted soon after it completes. Its replicas compress only if they must persist it themselves.
+Whoever reads the bytes for persisting compares their SHA-1 with the one in the fragment's name:
+a damaged spool raises ``Corrupt`` rather than get into a blob store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from gazette.codecs import Compressor, new_compressor
+from gazette.errors import Corrupt, Unavailable
+from gazette.fragment import metrics
+from gazette.fragment.local_file import LocalFile
+from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.label_set import LabelSet
+from gazette.tasks import BlockingPool
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+log = logging.getLogger(__name__)
+
+COMPRESSION_BATCH_BYTES: Final = 1 << 20
+"""How much is committed before the next batch is compressed; also the least a gzip member holds."""
+
+_TURN_BYTES: Final = 8 << 20
+"""What one spool may compress before others get the thread."""
+
+_READ_BYTES: Final = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedSpool:
+    """A spool that was rolled. Its fragment does not change any more, and must be persisted.
+
+    ``registers`` and ``first_append_time`` (Unix seconds, of this broker's clock) are what a path
+    postfix is made of. The local file lives as long as this value.
+    """
+
+    fragment: Fragment
+    registers: LabelSet
+    first_append_time: float
+    file: LocalFile
+    compression: SpoolCompression | None
+    """None for codec NONE."""
+
+    @property
+    def content_encoding(self) -> str:
+        """What a store is told of the object, so that it can undo the compression itself."""
+        return "gzip" if self.fragment.codec is Codec.GZIP_OFFLOAD_DECOMPRESSION else ""
+
+    def open(self) -> BinaryIO:
+        """The bytes of the fragment's file. Blocks on compression: call it in a thread.
+
+        If there is no room for a compressed file on disk, the bytes are compressed as they are
+        read; such a reader is not seekable. Reading raises ``Corrupt`` instead of giving the last
+        bytes, if the spool is not what its fragment says.
+        """
+        if self.compression is None:
+            return io.BufferedReader(_VerifiedContent(self.file, self.fragment), _READ_BYTES)
+        compressed = self.compression.finish(self.fragment)
+        if compressed is not None:
+            return io.BufferedReader(compressed, _READ_BYTES)
+        return io.BufferedReader(_CompressedContent(self.file, self.fragment), _READ_BYTES)
+
+
+class SpoolCompression:
+    """The compressed form of one spool, which follows its commits.
+
+    ``advance`` belongs to the loop and never waits. All else happens in threads, one at a time.
+    Whatever goes wrong, the compressed file is given up and nothing else: the spool itself has the
+    bytes, and they are compressed as they are persisted.
+    """
+
+    def __init__(self, source: LocalFile, codec: Codec, pool: BlockingPool) -> None:
+        self._source = source
+        self._pool = pool
+        self._target = 0  # Written by the loop alone.
+        self._scheduled = False
+        self._lock = threading.Lock()  # Held by the thread that compresses; guards what follows.
+        self._compressor: Compressor = new_compressor(codec)
+        self._output: LocalFile | None = None
+        self._through = 0
+        self._written = 0
+        self._sum = hashlib.sha1(usedforsecurity=False)
+        self._usable = True
+        self._finished = False
+
+    @property
+    def through(self) -> int:
+        """How many committed bytes have been compressed."""
+        return self._through
+
+    def advance(self, length: int) -> None:
+        """Say that the spool's first ``length`` bytes are committed."""
+        self._target = length
+        if self._usable and not self._scheduled and self._due():
+            self._scheduled = True
+            self._pool.submit(self._turn)
+
+    def finish(self, fragment: Fragment) -> io.RawIOBase | None:
+        """The whole compressed file; none if it was given up. Blocks: call it in a thread.
+
+        May be called again, and gives an independent reader each time. Raises ``Corrupt`` if the
+        spool's bytes do not have the fragment's digest.
+        """
+        with self._lock:
+            if self._usable and not self._finished:
+                self._finished = self._attempt(fragment.length, final=True)
+                if self._finished and self._sum.digest() != fragment.sum:
+                    self._usable, self._output = False, None
+                    raise _damaged(fragment)
+            if self._output is None or not self._usable:
+                return None
+            return _FileContent(self._output, self._written)
+
+    def _due(self) -> bool:
+        return self._target - self._through >= COMPRESSION_BATCH_BYTES
+
+    def _turn(self) -> None:
+        with self._lock:
+            if self._usable and not self._finished:
+                self._attempt(min(self._target, self._through + _TURN_BYTES), final=False)
+        # A commit between the test and the reset waits for the next one, or for `finish`.
+        again = self._usable and not self._finished and self._due()
+        self._scheduled = again
+        if again:
+            self._pool.submit(self._turn)
+
+    def _attempt(self, through: int, *, final: bool) -> bool:
+        # Half a step cannot be taken back: unusable until all of it succeeded.
+        self._usable = False
+        try:
+            while self._through < through:
+                content = self._source.pread(
+                    min(_READ_BYTES, through - self._through), self._through
+                )
+                if not content:
+                    raise Corrupt("spool file is shorter than its fragment", length=through)
+                self._sum.update(content)
+                self._write(self._compressor.compress(content))
+                self._through += len(content)
+            self._write(self._compressor.finish() if final else self._compressor.end_batch())
+        except Unavailable as error:
+            self._output = None
+            metrics.COMPRESSION_FAILURES.inc()
+            log.warning("compressing a spool as it is persisted instead: %s", error)
+            return False
+        self._usable = True
+        return True
+
+    def _write(self, compressed: bytes) -> None:
+        if self._output is None:
+            self._output = LocalFile(self._source.directory)
+        self._output.pwrite(compressed, self._written)
+        self._written += len(compressed)
+
+
+class _FileContent(io.RawIOBase):
+    """The first ``length`` bytes of a local file."""
+
+    def __init__(self, file: LocalFile, length: int) -> None:
+        super().__init__()
+        self._file = file
+        self._length = length
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
+        self._position = min(max(base + offset, 0), self._length)
+        return self._position
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        view = memoryview(buffer)
+        content = self._file.pread(min(len(view), self._length - self._position), self._position)
+        if not content and self._position < self._length and view:
+            raise Corrupt("spool file is shorter than its fragment", length=self._length)
+        self._position += len(content)
+        view[: len(content)] = content
+        return len(content)
+
+
+class _VerifiedContent(_FileContent):
+    """The bytes of a spool, hashed on the way. Read from the start, in order."""
+
+    def __init__(self, file: LocalFile, fragment: Fragment) -> None:
+        super().__init__(file, fragment.length)
+        self._fragment = fragment
+        self._sum = hashlib.sha1(usedforsecurity=False)
+        self._hashed = 0
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        position = super().seek(offset, whence)
+        if position == 0:
+            self._sum = hashlib.sha1(usedforsecurity=False)
+            self._hashed = 0
+        return position
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        if self._position not in (self._hashed, self._length):
+            raise io.UnsupportedOperation("a spool can only be read from its start")
+        count = super().readinto(buffer)
+        self._sum.update(memoryview(buffer)[:count])
+        self._hashed += count
+        if count and self._hashed == self._length and self._sum.digest() != self._fragment.sum:
+            raise _damaged(self._fragment)
+        return count
+
+
+class _CompressedContent(io.RawIOBase):
+    """The bytes of a spool, hashed and compressed on the way."""
+
+    def __init__(self, file: LocalFile, fragment: Fragment) -> None:
+        super().__init__()
+        self._content = _VerifiedContent(file, fragment)
+        self._compressor: Compressor | None = new_compressor(fragment.codec)
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        view = memoryview(buffer)
+        while not self._ready and self._compressor is not None:
+            if content := self._content.read(_READ_BYTES):
+                self._ready = memoryview(self._compressor.compress(content))
+            else:
+                self._ready = memoryview(self._compressor.finish())
+                self._compressor = None
+        taken = self._ready[: len(view)]
+        self._ready = self._ready[len(taken) :]
+        view[: len(taken)] = taken
+        return len(taken)
+
+
+def _damaged(fragment: Fragment) -> Corrupt:
+    return Corrupt(
+        "spool is not what its fragment says: the SHA-1 differs",
+        hint="The local disk or memory changed the bytes. Another replica may still persist them.",
+        journal=fragment.journal,
+        begin=fragment.begin,
+        end=fragment.end,
+        expected=fragment.sum.hex(),
+    )

@@ -1,0 +1,121 @@
+"""The spans that together cover a journal, with those left out that others cover."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Generic, Protocol, TypeVar, overload
+
+from gazette.protocol.ids import Offset
+
+
+class Span(Protocol):
+    """Anything with a half-open interval of offsets."""
+
+    @property
+    def begin(self) -> Offset: ...
+
+    @property
+    def end(self) -> Offset: ...
+
+
+S = TypeVar("S", bound=Span)
+T = TypeVar("T", bound=Span)
+
+
+class CoverSet(Generic[S]):
+    """Spans in strictly ascending order of both ``begin`` and ``end``.
+
+    A span that another one covers is not kept; of two equal ones the later wins; partial overlaps
+    stay. Look-up is O(log n), and so is ``add`` at the end of the set.
+    """
+
+    __slots__ = ("_begins", "_ends", "_spans")
+
+    def __init__(self, spans: Iterable[S] = ()) -> None:
+        self._spans: list[S] = []
+        self._begins: list[Offset] = []
+        self._ends: list[Offset] = []
+        for span in spans:
+            self.add(span)
+
+    def add(self, span: S) -> bool:
+        """Add ``span``; false if it is empty or some larger span covers it."""
+        begin, end = span.begin, span.end
+        if begin >= end:
+            return False
+        # Of the spans that end at or behind `end`, the first begins first.
+        at = bisect_left(self._ends, end)
+        if at < len(self._ends) and self._begins[at] <= begin:
+            if self._begins[at] < begin or self._ends[at] > end:
+                return False
+            self._spans[at] = span
+            return True
+        first, last = bisect_left(self._begins, begin), bisect_right(self._ends, end)
+        self._spans[first:last] = [span]
+        self._begins[first:last] = [begin]
+        self._ends[first:last] = [end]
+        return True
+
+    def longest_overlapping(self, offset: Offset) -> tuple[int, bool]:
+        """Index of the span which covers ``offset`` and reaches farthest, and true.
+
+        If no span covers it: the index of the next span (``len(self)`` if there is none), and
+        false.
+        """
+        after = bisect_right(self._begins, offset)
+        if after and self._ends[after - 1] > offset:
+            return after - 1, True
+        return after, False
+
+    def covers(self, begin: Offset, end: Offset) -> bool:
+        """Whether a chain of spans without a hole reaches over all of ``[begin, end)``."""
+        while begin < end:
+            at, found = self.longest_overlapping(begin)
+            if not found:
+                return False
+            begin = self._ends[at]
+        return True
+
+    def index_at(self, begin: Offset) -> int:
+        """Index of the first span that begins at ``begin`` or later."""
+        return bisect_left(self._begins, begin)
+
+    @property
+    def begin(self) -> Offset:
+        """Where the first span begins; zero if there is none."""
+        return self._begins[0] if self._begins else 0
+
+    @property
+    def end(self) -> Offset:
+        """Where the last span ends; zero if there is none."""
+        return self._ends[-1] if self._ends else 0
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self._spans)
+
+    @overload
+    def __getitem__(self, index: int) -> S: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[S]: ...
+
+    def __getitem__(self, index: int | slice) -> S | list[S]:
+        return self._spans[index]
+
+    def _check(self) -> None:
+        """Raise ``AssertionError`` unless the set is what its docstring says."""
+        assert [span.begin for span in self._spans] == self._begins
+        assert [span.end for span in self._spans] == self._ends
+        assert all(begin < end for begin, end in zip(self._begins, self._ends, strict=True))
+        for ordered in (self._begins, self._ends):
+            assert all(a < b for a, b in pairwise(ordered))
+
+
+def uncovered(local: Iterable[T], remote: CoverSet[S]) -> Iterator[T]:
+    """The spans of ``local`` that ``remote`` does not cover without a hole."""
+    return (span for span in local if not remote.covers(span.begin, span.end))

@@ -1,0 +1,171 @@
+"""Stage 10 of the byte path: the file bytes of a stored fragment become its journal bytes.
+
+A stored file is not trusted. Its name says how many bytes it must decode to and what their SHA-1
+is: decoding stops at the first byte too many, a file that ends early is an error, and so is a
+digest that differs once the fragment was read whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, BinaryIO, Final, Self
+
+from gazette.codecs import new_decompressor
+from gazette.errors import Corrupt, Invalid
+from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.ids import Offset
+
+_READ_BYTES: Final = 1 << 18
+_TRAILER_BYTES_MAX: Final = 1 << 20
+"""How much may follow the last content byte without any content: checksums, empty members."""
+
+
+class FragmentDecoder:
+    """Decodes one fragment: bytes in, bytes out. For one thread at a time.
+
+    Decoding starts with the file's first byte, since no codec but NONE can start elsewhere; with
+    NONE it may start at the byte of offset ``start``, and then the digest is not checked.
+    ``verify`` off leaves the digest out for callers who compare it elsewhere.
+    """
+
+    def __init__(
+        self,
+        fragment: Fragment,
+        *,
+        start: Offset | None = None,
+        transport_decoded: bool = False,
+        verify: bool = True,
+    ) -> None:
+        self.fragment = fragment
+        self.offset = fragment.begin if start is None else start
+        """Journal offset of the next byte."""
+        if self.offset != fragment.begin:
+            if fragment.codec is not Codec.NONE:
+                raise Invalid(f"a {fragment.codec.name} file is decoded from its start")
+            if not fragment.begin <= self.offset <= fragment.end:
+                raise Invalid(f"offset is not of the fragment ({self.offset})")
+            verify = False
+        self._decompressor = new_decompressor(fragment.codec, transport_decoded=transport_decoded)
+        self._sum = hashlib.sha1(usedforsecurity=False) if verify else None
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether ``decode`` has given all it can without more of the file."""
+        return self._decompressor.needs_input
+
+    @property
+    def remaining(self) -> int:
+        """Bytes of the fragment that are still to come."""
+        return self.fragment.end - self.offset
+
+    def decode(self, data: bytes, max_length: int) -> bytes:
+        """Take bytes of the file (or ``b""`` to go on); give at most ``max_length`` of the journal.
+
+        Pass more only when ``needs_input``. Raises ``Corrupt`` if the file is damaged or holds
+        more than the fragment.
+        """
+        remaining = self.remaining
+        # One byte beyond what is left, so that the first byte too many is seen and not counted on.
+        wanted = min(max_length, remaining + 1) if max_length else 0
+        try:
+            content = self._decompressor.decompress(data, wanted)
+        except Corrupt as error:
+            raise self._located(error) from error
+        self._take(content, remaining)
+        return content
+
+    def finish(self) -> bytes:
+        """Say that the file ended; gives the last bytes, of which there are at most two.
+
+        Raises ``Corrupt`` if anything is missing, or if the digest differs.
+        """
+        try:
+            content = self._decompressor.finish()
+        except Corrupt as error:
+            raise self._located(error) from error
+        self._take(content, self.remaining)
+        if self.remaining:
+            raise self._corrupt("file ends before its fragment does", missing=self.remaining)
+        if self._sum is not None and self._sum.digest() != self.fragment.sum:
+            raise self._corrupt(
+                "file does not have the SHA-1 of its name", found=self._sum.hexdigest()
+            )
+        return content
+
+    def _take(self, content: bytes, remaining: int) -> None:
+        if len(content) > remaining:
+            raise self._corrupt("file holds more than its fragment")
+        self.offset += len(content)
+        if self._sum is not None:
+            self._sum.update(content)
+
+    def _located(self, error: Corrupt) -> Corrupt:
+        return self._corrupt(error.message, **error.facts)
+
+    def _corrupt(self, message: str, **facts: Any) -> Corrupt:
+        fragment = self.fragment
+        return Corrupt(
+            message,
+            journal=fragment.journal,
+            offset=self.offset,
+            file=f"{fragment.backing_store}{fragment.content_path()}",
+            **facts,
+        )
+
+
+class DecodedFile:
+    """Reads a stored fragment from an open file. Blocks: use it in a thread.
+
+    Takes over ``source``; closes it with ``close`` or at the end of ``with``.
+    """
+
+    def __init__(self, source: BinaryIO, decoder: FragmentDecoder) -> None:
+        self._source = source
+        self._decoder = decoder
+        self._finished = False
+
+    @property
+    def offset(self) -> Offset:
+        """Journal offset of the next byte."""
+        return self._decoder.offset
+
+    def read(self, max_length: int) -> bytes:
+        """The next bytes, at most ``max_length`` (> 0); none at the end of the fragment.
+
+        The end is reported only after the file was checked to end there too. Raises ``Corrupt``.
+        """
+        trailer = 0
+        while not self._finished:
+            data = self._source.read(_READ_BYTES) if self._decoder.needs_input else b""
+            if not data and self._decoder.needs_input:
+                self._finished = True
+                return self._decoder.finish()
+            if content := self._decoder.decode(data, max_length):
+                return content
+            trailer += len(data)
+            if not self._decoder.remaining and trailer > _TRAILER_BYTES_MAX:
+                raise Corrupt(
+                    "file goes on behind its fragment",
+                    journal=self._decoder.fragment.journal,
+                    offset=self.offset,
+                )
+        return b""
+
+    def skip_to(self, offset: Offset) -> None:
+        """Decode and drop what is before journal offset ``offset``."""
+        while self.offset < offset:
+            if not self.read(min(_READ_BYTES, offset - self.offset)):
+                raise Corrupt(
+                    "fragment ends before the offset",
+                    journal=self._decoder.fragment.journal,
+                    offset=offset,
+                )
+
+    def close(self) -> None:
+        self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,242 @@
+"""Stage 9 of the byte path: takes commits from `spool_file` and listings from `listing`, tells
+`read_api` which fragment to read an offset from.
+
+The index of one replica joins what blob stores hold with what the local spool holds beyond them,
+and is where readers wait at the head of a journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from gazette.clock import Clock
+from gazette.errors import Closed
+from gazette.fragment.cover_set import CoverSet, uncovered
+from gazette.fragment.local_file import LocalFragment
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import JournalName, Offset
+from gazette.protocol.status import Status
+
+AT_WRITE_HEAD: Final = -1
+"""The offset by which a read request names the head of the journal."""
+
+JUMP_AGE_S: Final = 6 * 60 * 60
+"""A hole is jumped only if what follows was persisted longer ago. A younger one may be a fragment
+that its broker, which handed the journal over, has not uploaded yet."""
+
+_CANCELLED_MAX: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """Where to read from. ``status`` is OK, with a fragment, or OFFSET_NOT_YET_AVAILABLE.
+
+    ``offset`` is the one asked for, or a later one if there is a reason to skip. ``local`` is set
+    if the fragment's bytes are in a file of this broker.
+    """
+
+    status: Status
+    offset: Offset
+    write_head: Offset
+    fragment: Fragment | None = None
+    local: LocalFragment | None = None
+
+
+_Waiter: TypeAlias = "tuple[Offset, int, asyncio.Future[None]]"
+
+
+class Index:
+    """What can be read of one journal. Loop-bound.
+
+    A commit wakes the readers which it serves, and no others: those who wait at or before its
+    offsets are kept in a heap. Those who wait in a hole are woken by every refresh.
+    """
+
+    def __init__(self, journal: JournalName, clock: Clock) -> None:
+        self.journal = journal
+        self._clock = clock
+        self._set: CoverSet[Fragment | LocalFragment] = CoverSet()
+        self._local: CoverSet[LocalFragment] = CoverSet()
+        self._first_refresh = asyncio.Event()
+        self._closed = False
+        self._at_head: list[_Waiter] = []
+        self._in_holes: set[asyncio.Future[None]] = set()
+        self._waits = 0
+        self._cancelled = 0
+
+    @property
+    def begin_offset(self) -> Offset:
+        """Where the first fragment begins; zero if there is none."""
+        return self._set.begin
+
+    @property
+    def end_offset(self) -> Offset:
+        """The head of the journal, as far as this broker knows; zero if there is no fragment."""
+        return self._set.end
+
+    @property
+    def last_mod_time(self) -> int:
+        """When the last fragment was persisted, in Unix seconds; zero if it is local only, or if
+        there is none."""
+        return _fragment(self._set[-1]).mod_time if len(self._set) else 0
+
+    @property
+    def first_refreshed(self) -> bool:
+        """Whether the blob stores were listed at least once."""
+        return self._first_refresh.is_set()
+
+    @property
+    def waiting(self) -> int:
+        """How many queries wait."""
+        return len(self._at_head) - self._cancelled + len(self._in_holes)
+
+    def fragments(self, begin: Offset = 0) -> list[Fragment]:
+        """A copy of the covering fragments that begin at ``begin`` or later."""
+        return [_fragment(span) for span in self._set[self._set.index_at(begin) :]]
+
+    def spool_commit(self, local: LocalFragment) -> None:
+        """Add a fragment that the spool has committed, and wake who waited for its offsets.
+
+        It replaces what was known of the same spool before it grew.
+        """
+        was_end = self._set.end
+        grows = len(self._set) and self._set[-1].begin == local.begin
+        if not self._set.add(local):
+            return
+        self._local.add(local)
+        if local.begin < was_end and not grows:
+            self._wake_holes()
+        self._wake_head()
+
+    def replace_remote(self, remote: CoverSet[Fragment]) -> None:
+        """Take the latest listing of the blob stores; ends the wait for the first refresh.
+
+        Local fragments which the listing covers are let go, and their files with them once the
+        last reader has finished. The others go on covering what the listing does not.
+        """
+        self._local = CoverSet(uncovered(self._local, remote))
+        self._set = CoverSet(remote)
+        for local in self._local:
+            self._set.add(local)
+        self._first_refresh.set()
+        self._wake_holes()
+        self._wake_head()
+
+    async def wait_first_refresh(self) -> None:
+        """Return once the blob stores were listed. Raises ``Closed``. Cancellation: no effect."""
+        await self._first_refresh.wait()
+        self._check_open()
+
+    async def query(
+        self, offset: Offset, block: bool = False, begin_mod_time: int = 0
+    ) -> QueryResult:
+        """Find the fragment to read ``offset`` from; ``AT_WRITE_HEAD`` is the present head.
+
+        An offset that no fragment covers jumps to the next persisted one if there is nothing
+        before it, or if it was persisted long ago. Persisted fragments older than
+        ``begin_mod_time`` (Unix seconds) are skipped. An offset that is left uncovered gives
+        OFFSET_NOT_YET_AVAILABLE or, with ``block``, waits until there is a fragment.
+
+        Raises ``Closed`` when the index closes. Cancellation: no effect; the caller owns the
+        deadline.
+        """
+        at = self.end_offset if offset == AT_WRITE_HEAD else offset
+        while True:
+            self._check_open()
+            result = self._find(at, begin_mod_time)
+            if result.status is Status.OK or not block:
+                return result
+            at = result.offset
+            await self._changed(at)
+
+    def close(self) -> None:
+        """Fail present and future waits with ``Closed``, and let go of local files."""
+        self._closed = True
+        self._local = CoverSet()
+        self._set = CoverSet()
+        self._first_refresh.set()
+        self._wake_holes()
+        for _, _, waiter in self._at_head:
+            _wake(waiter)
+        self._at_head, self._cancelled = [], 0
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("index was closed", journal=self.journal)
+
+    def _find(self, offset: Offset, begin_mod_time: int) -> QueryResult:
+        while True:
+            at, found = self._set.longest_overlapping(offset)
+            if not found and self._may_jump(at):
+                offset, found = self._set[at].begin, True
+            if not found:
+                return QueryResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, self.end_offset)
+            span = self._set[at]
+            fragment = _fragment(span)
+            if fragment.mod_time and fragment.mod_time < begin_mod_time:
+                offset = fragment.end
+                continue
+            local = span if isinstance(span, LocalFragment) else None
+            return QueryResult(Status.OK, offset, self.end_offset, fragment, local)
+
+    def _may_jump(self, at: int) -> bool:
+        """Whether a reader before span ``at``, where nothing covers it, may go on from its begin."""
+        if at == len(self._set):
+            return False
+        mod_time = _fragment(self._set[at]).mod_time
+        if not mod_time:
+            return False
+        return at == 0 or mod_time < int(self._clock.now()) - JUMP_AGE_S
+
+    async def _changed(self, offset: Offset) -> None:
+        """Wait for a change that may concern ``offset``, which no fragment covers now."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if offset < self.end_offset:
+            self._in_holes.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._in_holes.discard(waiter)
+            return
+        self._waits += 1
+        heapq.heappush(self._at_head, (offset, self._waits, waiter))
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            self._on_cancelled(waiter)
+            raise
+
+    def _on_cancelled(self, waiter: asyncio.Future[None]) -> None:
+        """Its entry stays in the heap until it is due, or until there are many such."""
+        if not waiter.cancelled():
+            return  # Already woken, and taken out.
+        self._cancelled += 1
+        if self._cancelled > _CANCELLED_MAX and self._cancelled > len(self._at_head) // 2:
+            self._at_head = [entry for entry in self._at_head if not entry[2].cancelled()]
+            heapq.heapify(self._at_head)
+            self._cancelled = 0
+
+    def _wake_head(self) -> None:
+        end = self._set.end
+        while self._at_head and self._at_head[0][0] < end:
+            _, _, waiter = heapq.heappop(self._at_head)
+            if waiter.cancelled():
+                self._cancelled -= 1
+            _wake(waiter)
+
+    def _wake_holes(self) -> None:
+        for waiter in self._in_holes:
+            _wake(waiter)
+        self._in_holes.clear()
+
+
+def _fragment(span: Fragment | LocalFragment) -> Fragment:
+    return span.fragment if isinstance(span, LocalFragment) else span
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

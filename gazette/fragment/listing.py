@@ -1,0 +1,148 @@
+"""Stage 9 of the byte path: takes the objects that blob stores have of a journal, gives the cover
+of its fragments to `index`.
+
+Which objects are a journal's is not quite decided by their path. Fragments of journal ``a`` may be
+in subdirectories, by its ``path_postfix_template``; and all of journal ``a/b`` is in a subdirectory
+of ``a`` too. ``a/b/<name>`` is a fragment of ``a`` with postfix ``b``, or one of ``a/b``. The rule:
+
+1. An object directly in ``a/`` is a fragment of ``a``.
+2. One at or below the directory of another journal that exists is never one of ``a``.
+3. Otherwise, one in ``a/<postfix>/`` is a fragment of ``a`` if the postfix is of the shape of the
+   present template, or if all of its components are ``key=value``: such are what a template is for,
+   and what an earlier template has left.
+4. All others are not fragments of ``a``: what a journal that was deleted has left behind, or
+   something that was put there by hand.
+
+So a template may be changed and old fragments stay readable, as long as one of the two wrote
+``key=value`` components. And a journal below ``a`` may be deleted without its fragments becoming
+part of ``a``, unless its name goes on in ``key=value`` components only.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gazette.blobs.blob_store import BlobInfo, BlobStore
+from gazette.blobs.blob_stores import BlobStores
+from gazette.errors import Invalid
+from gazette.fragment.cover_set import CoverSet
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import JournalName
+from gazette.protocol.journal import JournalSpec
+
+log = logging.getLogger(__name__)
+
+_ACTION: Final = re.compile(r"\{\{.*?\}\}", re.DOTALL)
+_KEY_VALUES: Final = re.compile(r"[^/=]+=[^/]*(/[^/=]+=[^/]*)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Objects below a journal's directory that are not its fragments."""
+
+    count: int = 0
+    example: str = ""
+
+    def and_one(self, path: str) -> Foreign:
+        return Foreign(self.count + 1, self.example or path)
+
+
+class FragmentOwner:
+    """Applies the rule above for one journal. ``nested`` are the journals below it."""
+
+    def __init__(
+        self, journal: JournalName, path_postfix_template: str, nested: Collection[JournalName]
+    ) -> None:
+        self._journal = journal
+        self._shape = _shape_of(path_postfix_template)
+        head = f"{journal}/"
+        self._nested = frozenset(name[len(head) :] for name in nested if name.startswith(head))
+
+    def owns(self, postfix: str) -> bool:
+        """Whether a fragment at that postfix (``""``: none) is the journal's own."""
+        if not postfix:
+            return True
+        if self._nested:
+            components = postfix.split("/")
+            for count in range(1, len(components) + 1):
+                if "/".join(components[:count]) in self._nested:
+                    return False
+        if self._shape is not None and self._shape.fullmatch(postfix):
+            return True
+        return _KEY_VALUES.fullmatch(postfix) is not None
+
+
+async def list_fragments(
+    blob_stores: BlobStores, spec: JournalSpec, nested: Collection[JournalName] = ()
+) -> CoverSet[Fragment]:
+    """List every store of a journal; where two have the same span, the later store wins.
+
+    ``nested`` are the journals whose name begins with this one's and ``/``; others do no harm.
+    Raises what any of the stores raised: half an index would invite appends at offsets that are
+    taken. Objects which are not fragments of the journal are counted and logged.
+    Cancellation: a store that is being listed goes on in its thread, for nobody.
+    """
+    cover: CoverSet[Fragment] = CoverSet()
+    owner = FragmentOwner(spec.name, spec.fragment.path_postfix_template, nested)
+    for url in spec.fragment.stores:
+        store = blob_stores.get(url).store
+        foreign = await blob_stores.pool.run(_list_into, cover, store, url, spec.name, owner)
+        if foreign.count:
+            log.warning(
+                "%d objects in %s below journal %s are not its fragments, as %r",
+                foreign.count,
+                url,
+                spec.name,
+                foreign.example,
+            )
+    return cover
+
+
+def _list_into(
+    cover: CoverSet[Fragment],
+    store: BlobStore,
+    url: str,
+    journal: JournalName,
+    owner: FragmentOwner,
+) -> Foreign:
+    foreign = Foreign()
+    for info, fragment in _parsed(store.list(f"{journal}/"), journal):
+        if fragment is None or not owner.owns(fragment.path_postfix):
+            foreign = foreign.and_one(info.path)
+            continue
+        # Zero would say that it is not persisted.
+        cover.add(replace(fragment, backing_store=url, mod_time=max(info.mod_time, 1)))
+    return foreign
+
+
+def _parsed(
+    listing: Iterator[BlobInfo], journal: JournalName
+) -> Iterator[tuple[BlobInfo, Fragment | None]]:
+    for info in listing:
+        try:
+            yield info, Fragment.parse(journal, info.path)
+        except Invalid:
+            yield info, None
+
+
+def _shape_of(template: str) -> re.Pattern[str] | None:
+    """What postfixes of a template look like: its literal text, with anything for its actions.
+
+    A value may be empty or of several components, and empty components are left out: so a ``/``
+    beside an action is the action's.
+    """
+    if not template:
+        return None
+    literals = _ACTION.split(template)
+    last = len(literals) - 1
+    parts = []
+    for at, literal in enumerate(literals):
+        text = literal.strip() if last == 0 else literal
+        text = text.removeprefix("/") if at > 0 or text.startswith("/") else text
+        text = text.removesuffix("/") if at < last or text.endswith("/") else text
+        parts.append(re.escape(text))
+    return re.compile(".*".join(parts), re.DOTALL)

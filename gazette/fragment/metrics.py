@@ -1,0 +1,29 @@
+"""What spools and the persister count."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import Counter, Gauge
+
+COMMITS: Final = Counter("gazette_spool_commits_total", "Commits of spools.")
+COMMIT_BYTES: Final = Counter("gazette_spool_commit_bytes_total", "Bytes committed to spools.")
+ROLLBACKS: Final = Counter("gazette_spool_rollbacks_total", "Roll-backs of spools.")
+ROLLBACK_BYTES: Final = Counter(
+    "gazette_spool_rollback_bytes_total", "Bytes that were spooled and rolled back."
+)
+COMPLETED: Final = Counter("gazette_spool_completed_total", "Spools completed by a roll.")
+PERSISTED: Final = Counter(
+    "gazette_spool_persisted_total",
+    "Completed spools that are done with: in a blob store, or of a journal that is gone.",
+)
+UNPERSISTED: Final = Gauge(
+    "gazette_spool_unpersisted", "Completed spools that wait to be persisted."
+)
+PERSIST_FAILURES: Final = Counter(
+    "gazette_spool_persist_failures_total", "Attempts to persist a spool that failed."
+)
+COMPRESSION_FAILURES: Final = Counter(
+    "gazette_spool_compression_failures_total",
+    "Spools whose compressed file was given up (as of a full disk), to be compressed while uploaded.",
+)

@@ -1,0 +1,312 @@
+"""Stage 7 of the byte path: takes completed spools from `spool_file`, puts their bytes into the
+blob stores of `blobs`.
+
+Until that has happened, the only copies of acknowledged appends are local files of the brokers. So
+a spool is held until it is persisted, or until its journal is gone; nothing else lets it go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+from gazette.blobs.blob_store import BlobStore
+from gazette.blobs.blob_stores import BlobStores
+from gazette.blobs.thread_call import ended
+from gazette.clock import Clock
+from gazette.errors import Bug, Closed, Corrupt, GazetteError, NotAllowed, Unavailable
+from gazette.fragment import metrics
+from gazette.fragment.completed_spool import CompletedSpool
+from gazette.protocol import postfix_template
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import JournalName
+from gazette.protocol.journal import JournalSpec
+from gazette.tasks import TaskScope
+
+log = logging.getLogger(__name__)
+
+SpecOf: TypeAlias = Callable[[JournalName], JournalSpec | None]
+"""The present specification of a journal; none if it is gone."""
+
+_NAMED_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PersisterSettings:
+    """Times in seconds.
+
+    A replica leaves the upload to the primary, and looks after ``replica_delay_s`` (more by up to
+    half) whether it has happened. A failed attempt is repeated after ``backoff_min_s``, doubling up
+    to ``backoff_max_s`` (``finish_backoff_max_s`` while finishing); while a store is down, all
+    spools that go there share one such schedule.
+    """
+
+    parallel: int = 32
+    replica_delay_s: float = 120.0
+    put_timeout_s: float = 300.0
+    backoff_min_s: float = 1.0
+    backoff_max_s: float = 120.0
+    finish_backoff_max_s: float = 5.0
+
+
+@dataclass(slots=True)
+class _Outage:
+    """How long to keep away from one store."""
+
+    failures: int = 0
+    retry_at: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A spool that is not persisted yet."""
+
+    spool: CompletedSpool
+    primary: bool
+    failures: int = 0
+    error: str = "not attempted yet"
+    call: concurrent.futures.Future[None] | None = field(default=None)
+    """A thread that has not ended, of an attempt whose time was up."""
+
+
+class Persister:
+    """Uploads completed spools, in threads of ``blob_stores.pool``. Loop-bound.
+
+    ``spec_of`` tells where a journal's fragments go *now*: a spool follows changes of its journal's
+    stores and path postfix until it is persisted.
+    """
+
+    def __init__(
+        self,
+        blob_stores: BlobStores,
+        spec_of: SpecOf,
+        clock: Clock,
+        *,
+        rng: random.Random | None = None,
+        settings: PersisterSettings | None = None,
+    ) -> None:
+        self._blob_stores = blob_stores
+        self._spec_of = spec_of
+        self._clock = clock
+        self._rng = rng if rng is not None else random.Random()
+        self._settings = settings if settings is not None else PersisterSettings()
+        self._entries: set[_Entry] = set()
+        self._slots = asyncio.Semaphore(self._settings.parallel)
+        self._outages: dict[str, _Outage] = {}
+        self._hurry = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = False
+        self._failed = asyncio.Event()
+        self._scope = TaskScope("persister", on_failure=self._on_broken)
+
+    @property
+    def unpersisted(self) -> int:
+        """How many spools wait."""
+        return len(self._entries)
+
+    def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None:
+        """Take over a spool. Raises ``Closed`` once ``finish`` has returned."""
+        if self._closed:
+            raise Closed("persister has finished", journal=spool.fragment.journal)
+        if not spool.fragment.length:
+            return
+        entry = _Entry(spool, primary)
+        self._entries.add(entry)
+        self._idle.clear()
+        metrics.UNPERSISTED.inc()
+        self._scope.spawn(self._persist(entry), name=spool.fragment.content_name())
+
+    async def serve(self) -> None:
+        """A daemon: never returns, and raises if the persister is broken. Uploads do not need it."""
+        await self._failed.wait()
+        raise Bug("persister failed") from self._scope.failure
+
+    async def finish(self, deadline_s: float) -> None:
+        """Persist all there is, including what a replica would have left to its primary.
+
+        Waits for uploads under way and repeats failed ones, for at most ``deadline_s`` seconds.
+        Raises ``Unavailable``, naming what is not persisted and why: those bytes are lost if this
+        was the last of the journal's brokers. Cancellation: nothing is dropped; call it again.
+        """
+        self._hurry.set()
+        for outage in self._outages.values():
+            outage.retry_at = 0.0
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self._entries and self._scope.failure is None:
+                    await self._idle.wait()
+        except TimeoutError:
+            pass
+        self._closed = True
+        await self._scope.stop()
+        if self._scope.failure is not None:
+            raise Bug("persister failed") from self._scope.failure
+        if self._entries:
+            raise self._unfinished(deadline_s)
+
+    def _on_broken(self, _: BaseException) -> None:
+        self._failed.set()
+        self._idle.set()
+
+    def _unfinished(self, deadline_s: float) -> Unavailable:
+        entries = sorted(self._entries, key=lambda entry: entry.spool.fragment.journal)
+        named = "; ".join(
+            f"{entry.spool.fragment.journal} [{entry.spool.fragment.begin}, "
+            f"{entry.spool.fragment.end}): {entry.error}"
+            for entry in entries[:_NAMED_MAX]
+        )
+        more = f"; and {len(entries) - _NAMED_MAX} more" if len(entries) > _NAMED_MAX else ""
+        return Unavailable(
+            f"{len(entries)} fragments were not persisted in time: {named}{more}",
+            hint="Repair the blob store, and start a broker again while other replicas live.",
+            deadline_s=deadline_s,
+        )
+
+    async def _persist(self, entry: _Entry) -> None:
+        """Attempt until it succeeds. One task per spool, in the persister's scope."""
+        if not entry.primary and not self._hurry.is_set():
+            delay = self._settings.replica_delay_s * (1 + 0.5 * self._rng.random())
+            await self._sleep(delay)
+        while not await self._attempt_in_turn(entry):
+            await self._sleep(self._backoff(entry.failures))
+        self._entries.remove(entry)
+        metrics.UNPERSISTED.dec()
+        metrics.PERSISTED.inc()
+        if not self._entries:
+            self._idle.set()
+
+    async def _attempt_in_turn(self, entry: _Entry) -> bool:
+        """Attempt once there is a free slot and the store is not known to be down."""
+        while True:
+            async with self._slots:
+                spec = self._spec_of(entry.spool.fragment.journal)
+                if spec is None:
+                    return self._drop(entry)
+                stores = spec.fragment.stores
+                outage = self._outages.setdefault(stores[0] if stores else "", _Outage())
+                wait = outage.retry_at - self._clock.monotonic()
+                if wait <= 0:
+                    return await self._attempt(entry, spec, outage)
+            await self._sleep(wait)
+
+    def _drop(self, entry: _Entry) -> bool:
+        fragment = entry.spool.fragment
+        log.info("dropping %s of %s: it is gone", fragment.content_name(), fragment.journal)
+        return True
+
+    async def _attempt(self, entry: _Entry, spec: JournalSpec, outage: _Outage) -> bool:
+        seen = outage.failures
+        try:
+            await self._upload(entry, spec)
+        except GazetteError as error:
+            self._on_failure(entry, error)
+            # Attempts that ran side by side found the same outage: count it once.
+            if isinstance(error, Unavailable | NotAllowed) and outage.failures == seen:
+                outage.failures += 1
+                outage.retry_at = self._clock.monotonic() + self._backoff(outage.failures)
+            return False
+        except Exception as error:  # noqa: BLE001 - one spool's defect must not cost us the others
+            self._on_failure(entry, error)
+            return False
+        outage.failures = 0
+        outage.retry_at = 0.0
+        return True
+
+    def _on_failure(self, entry: _Entry, error: Exception) -> None:
+        entry.failures += 1
+        entry.error = str(error) or repr(error)
+        metrics.PERSIST_FAILURES.inc()
+        expected = isinstance(error, GazetteError)
+        grave = not expected or isinstance(error, Corrupt | Bug)
+        log.log(
+            logging.ERROR if grave else logging.WARNING,
+            "failed to persist %s of %s (will retry): %s",
+            entry.spool.fragment.content_name(),
+            entry.spool.fragment.journal,
+            entry.error,
+            exc_info=None if expected else error,
+        )
+
+    async def _upload(self, entry: _Entry, spec: JournalSpec) -> None:
+        """Put the fragment into the journal's first store.
+
+        While finishing, a store that refuses us makes way for the next one: it is read as well, and
+        there is no later attempt to wait for. Without stores there is nothing to do.
+        """
+        stores = spec.fragment.stores
+        for at, url in enumerate(stores):
+            try:
+                await self._upload_to(entry, spec, url)
+            except NotAllowed:
+                if not self._hurry.is_set() or at + 1 == len(stores):
+                    raise
+            else:
+                return
+
+    async def _upload_to(self, entry: _Entry, spec: JournalSpec, url: str) -> None:
+        if entry.call is not None:
+            await self._outlive(entry, entry.call)
+        store = self._blob_stores.get(url).store
+        fragment = _placed(entry.spool, spec, url)
+        entry.call = self._blob_stores.pool.submit(
+            _put, store, fragment.content_path(), entry.spool
+        )
+        await self._outlive(entry, entry.call)
+
+    async def _outlive(self, entry: _Entry, call: concurrent.futures.Future[None]) -> None:
+        """Wait for a thread, and give its outcome. One whose time is up remains the entry's: the
+        same object is not written by two threads."""
+        timeout_s = self._settings.put_timeout_s
+        if not await ended(call, timeout_s):
+            raise Unavailable("upload did not end in time", timeout_s=timeout_s)
+        entry.call = None
+        call.result()
+
+    def _backoff(self, failures: int) -> float:
+        settings = self._settings
+        longest = settings.finish_backoff_max_s if self._hurry.is_set() else settings.backoff_max_s
+        backoff = settings.backoff_min_s * 2.0 ** min(max(failures - 1, 0), 30)
+        return min(backoff, longest) * (0.75 + 0.5 * self._rng.random())
+
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep; the beginning of ``finish`` wakes who sleeps then."""
+        if self._hurry.is_set():
+            await self._clock.sleep(seconds)
+            return
+        async with TaskScope("sleep") as scope:
+            over = {
+                scope.spawn(self._clock.sleep(seconds), name="time"),
+                scope.spawn(_until(self._hurry), name="hurry"),
+            }
+            await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+            scope.cancel()
+
+
+def _placed(spool: CompletedSpool, spec: JournalSpec, url: str) -> Fragment:
+    """The fragment as the store will hold it. Raises ``Invalid`` for a template that fails."""
+    context = postfix_template.PostfixContext(
+        fragment=spool.fragment,
+        first_append_time=spool.first_append_time,
+        registers=spool.registers,
+        spec=spec,
+    )
+    postfix = postfix_template.parse(spec.fragment.path_postfix_template).evaluate(context)
+    return replace(spool.fragment, backing_store=url, path_postfix=postfix)
+
+
+def _put(store: BlobStore, path: str, spool: CompletedSpool) -> None:
+    """Runs in a thread. As a rule, one of the replicas finds that another was first."""
+    if store.exists(path):
+        return
+    with spool.open() as source:
+        store.put(path, source, content_encoding=spool.content_encoding)
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()

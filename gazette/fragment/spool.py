@@ -1,0 +1,242 @@
+"""Stage 6 of the byte path: takes content and proposals from `append_driver` (primary) and
+`replicate_api` (replica), and decides what becomes of the spool.
+
+A spool is the fragment that a broker is writing now: committed bytes ``[begin, end)``, then
+``delta`` bytes that were received and are not yet committed. The replicas of a journal agree on a
+spool by proposals: each one names a whole fragment, its digest and the journal's registers, and
+takes effect only on a spool that can become exactly that.
+
+Pure: the bytes, their digest and the clock belong to ``spool_file``, which performs the effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from gazette.errors import Bug, Invalid
+from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment
+from gazette.protocol.ids import JournalName, Offset
+from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
+from gazette.protocol.status import Status
+
+_SECOND_NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Bytes to extend the spool with. ``delta`` must be what the spool has pending."""
+
+    content: bytes
+    delta: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What the spool and its registers shall be."""
+
+    fragment: Fragment
+    registers: LabelSet
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolResult:
+    """The answer to content or a proposal: OK, or PROPOSAL_MISMATCH.
+
+    ``fragment`` and ``registers`` are the spool's own, after the fact.
+    """
+
+    status: Status
+    fragment: Fragment
+    registers: LabelSet
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The spool was rolled: ``fragment`` will not change again, and a new spool begins."""
+
+    fragment: Fragment
+    registers: LabelSet
+    first_append_time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The spool was rolled and held nothing that was committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The pending bytes were made part of ``fragment``."""
+
+    fragment: Fragment
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """``length`` pending bytes were given up; zero if nothing was pending."""
+
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatched:
+    """The proposal does not fit; nothing changed, other than that the spool may have rolled."""
+
+
+SpoolEffect: TypeAlias = Completed | Restarted | Committed | RolledBack | Mismatched
+
+
+@dataclass(slots=True)
+class SpoolState:
+    """The decisions. Invariants: see ``_check``."""
+
+    fragment: Fragment
+    registers: LabelSet = EMPTY_LABELS
+    delta: int = 0
+    first_append_time: float | None = None
+    """Unix seconds of the first commit; none while the fragment is empty."""
+
+    @classmethod
+    def new(cls, journal: JournalName) -> SpoolState:
+        """The spool of a replica that knows nothing yet: ``[0, 0)``."""
+        return cls(Fragment(journal=journal, begin=0, end=0))
+
+    def check_content(self, content: Content) -> int:
+        """Where in the spool's file the content goes.
+
+        Raises ``Invalid`` unless it follows what is pending. Changes nothing: call ``extend``
+        once the bytes are written.
+        """
+        if content.delta != self.delta:
+            raise Invalid(
+                f"invalid ContentDelta ({content.delta}; expected {self.delta})",
+                path="ContentDelta",
+                journal=self.fragment.journal,
+            )
+        return self.fragment.length + self.delta
+
+    def extend(self, length: int) -> None:
+        """Count ``length`` more pending bytes."""
+        self.delta += length
+
+    def roll_back(self) -> RolledBack:
+        """Give up what is pending."""
+        length, self.delta = self.delta, 0
+        return RolledBack(length)
+
+    def propose(
+        self, proposal: Proposal, pending_sum: Callable[[], bytes], now: float
+    ) -> tuple[SpoolEffect, ...]:
+        """Apply a proposal; the last effect says how it ended.
+
+        ``pending_sum`` gives the SHA-1 of committed and pending bytes, and is called only where
+        it decides. ``now`` is Unix seconds. Raises ``Invalid`` for another journal's proposal.
+        """
+        if proposal.fragment.journal != self.fragment.journal:
+            raise Invalid(
+                f"proposal is of another journal ({proposal.fragment.journal})",
+                path="Proposal.Journal",
+                journal=self.fragment.journal,
+            )
+        rolled = (self._roll(proposal),) if self._must_roll(proposal.fragment) else ()
+        return (*rolled, self._take(proposal, pending_sum, now))
+
+    def next(self, pending_sum: Callable[[], bytes]) -> Fragment:
+        """The fragment that the pending bytes would make."""
+        if not self.delta:
+            return self.fragment
+        return replace(self.fragment, end=self.fragment.end + self.delta, sum=pending_sum())
+
+    def _must_roll(self, proposed: Fragment) -> bool:
+        """A proposal beyond all we hold means that we missed commits: go on from its end. An
+        empty one at our end is the primary's order to complete the fragment."""
+        end = self.fragment.end
+        return proposed.end > end + self.delta or (proposed.end == end and not proposed.length)
+
+    def _roll(self, proposal: Proposal) -> Completed | Restarted:
+        fragment, end = self.fragment, proposal.fragment.end
+        effect: Completed | Restarted = Restarted()
+        if fragment.length:
+            assert self.first_append_time is not None
+            effect = Completed(fragment, self.registers, self.first_append_time)
+        if end > fragment.end:
+            # At an equal end our registers are as good as theirs, and a difference must show.
+            self.registers = proposal.registers
+        self.fragment = Fragment(
+            journal=fragment.journal, begin=end, end=end, codec=proposal.fragment.codec
+        )
+        self.delta = 0
+        self.first_append_time = None
+        return effect
+
+    def _take(
+        self, proposal: Proposal, pending_sum: Callable[[], bytes], now: float
+    ) -> Committed | RolledBack | Mismatched:
+        if self.fragment == proposal.fragment and self.registers == proposal.registers:
+            return self.roll_back()
+        if (
+            self.delta
+            and self.fragment.end + self.delta == proposal.fragment.end
+            and self.next(pending_sum) == proposal.fragment
+        ):
+            length, self.delta = self.delta, 0
+            self.fragment = proposal.fragment
+            self.registers = proposal.registers
+            if self.first_append_time is None:
+                self.first_append_time = now
+            return Committed(self.fragment, length)
+        return Mismatched()
+
+    def _check(self) -> None:
+        """Raise ``AssertionError`` if an invariant is broken."""
+        fragment = self.fragment
+        assert 0 <= fragment.begin <= fragment.end
+        assert self.delta >= 0
+        assert (fragment.sum == ZERO_SUM) == (not fragment.length)
+        assert (self.first_append_time is None) == (not fragment.length)
+        # Peers compare whole fragments: what only a blob store knows must never get in here.
+        assert not fragment.backing_store
+        assert not fragment.mod_time
+        assert not fragment.path_postfix
+
+
+def proposal_of(
+    fragment: Fragment,
+    first_append_time: float | None,
+    *,
+    roll_to: Offset,
+    fragment_length: int,
+    codec: Codec,
+    flush_interval_ns: int,
+    now: float,
+) -> Fragment:
+    """What a primary proposes before content: ``fragment`` as it is, or rolled to a new, empty one.
+
+    It is rolled when it is empty (so that it takes the codec of the current specification), when
+    it is *longer* than ``fragment_length``, when ``roll_to`` (0: not asked for) is elsewhere, and
+    when its first commit was in another flush interval than ``now``, counted from the Unix epoch.
+    The offset of the new one is ``roll_to`` or the present end. Raises ``Bug`` if ``roll_to``
+    would give up committed bytes.
+    """
+    due = (
+        not fragment.length
+        or fragment.length > fragment_length
+        or (roll_to != 0 and roll_to != fragment.begin)
+        or _is_flush_due(first_append_time, flush_interval_ns, now)
+    )
+    if not due:
+        return fragment
+    end = roll_to or fragment.end
+    if end < fragment.end:
+        raise Bug("spool cannot roll backwards", journal=fragment.journal, roll_to=roll_to)
+    return replace(fragment, begin=end, end=end, sum=ZERO_SUM, codec=codec)
+
+
+def _is_flush_due(first_append_time: float | None, flush_interval_ns: int, now: float) -> bool:
+    interval = flush_interval_ns // _SECOND_NS
+    if interval <= 0 or first_append_time is None:
+        return False
+    return int(first_append_time) // interval != int(now) // interval

@@ -1,0 +1,244 @@
+"""Stage 6 of the byte path: takes content and proposals, keeps the bytes in a local file, gives
+commits to `index` and completed spools to `persister`.
+
+Performs what `spool` decides: digest, file, compression and metrics are here, choices are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import hashlib
+import tempfile
+from pathlib import Path
+from typing import Final, Protocol, assert_never
+
+from gazette.blobs.thread_call import ended
+from gazette.clock import Clock
+from gazette.errors import Unavailable
+from gazette.fragment import metrics
+from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
+from gazette.fragment.local_file import LocalFile, LocalFragment
+from gazette.fragment.spool import (
+    Committed,
+    Completed,
+    Content,
+    Mismatched,
+    Proposal,
+    Restarted,
+    RolledBack,
+    SpoolEffect,
+    SpoolResult,
+    SpoolState,
+)
+from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.ids import JournalName
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.status import Status
+from gazette.tasks import BlockingPool
+
+INLINE_BYTES: Final = 1 << 19
+"""Content up to this long is hashed and written on the loop, where it takes about half a
+millisecond; for longer content a thread costs less than it frees."""
+
+
+_TRIM_BYTES: Final = 1 << 26
+"""A roll-back of less leaves its bytes in the file, where the next content replaces them."""
+
+
+class SpoolObserver(Protocol):
+    """Who is told what becomes of a spool. Called on the loop; must not wait."""
+
+    def spool_commit(self, local: LocalFragment) -> None:
+        """The fragment was extended; its bytes can be read."""
+        ...
+
+    def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None:
+        """The fragment will not change any more, and is to be persisted."""
+        ...
+
+
+class Spool:
+    """The fragment that one replica of a journal writes. Held by one owner at a time (a `Baton`).
+
+    Files are made in ``directory`` (default: that of temporary files) with the first content.
+    Compression, and hashing of long content, run in ``pool``.
+    """
+
+    def __init__(
+        self,
+        journal: JournalName,
+        observer: SpoolObserver,
+        *,
+        clock: Clock,
+        pool: BlockingPool,
+        directory: Path | None = None,
+    ) -> None:
+        self._state = SpoolState.new(journal)
+        self._observer = observer
+        self._clock = clock
+        self._pool = pool
+        self._directory = directory if directory is not None else Path(tempfile.gettempdir())
+        self._file: LocalFile | None = None
+        self._compression: SpoolCompression | None = None
+        self._sum = hashlib.sha1(usedforsecurity=False)
+        """Over what is committed."""
+        self._pending_sum = self._sum
+        """Over what is committed and pending; the same object while nothing is pending."""
+        self._writing: concurrent.futures.Future[None] | None = None
+
+    @property
+    def fragment(self) -> Fragment:
+        """What is committed."""
+        return self._state.fragment
+
+    @property
+    def registers(self) -> LabelSet:
+        return self._state.registers
+
+    @property
+    def delta(self) -> int:
+        """Bytes that are pending."""
+        return self._state.delta
+
+    @property
+    def first_append_time(self) -> float | None:
+        """Unix seconds of the fragment's first commit; none while it is empty."""
+        return self._state.first_append_time
+
+    def next(self) -> Fragment:
+        """What a commit of the pending bytes would make of the fragment."""
+        return self._state.next(self._pending_digest)
+
+    async def apply(self, request: Content | Proposal, *, primary: bool) -> SpoolResult:
+        """Extend the spool by content, or make it what a proposal says.
+
+        ``primary`` says that this broker leads the journal: it compresses as it goes. Content
+        raises ``Invalid`` unless it follows what is pending, and ``Unavailable`` if it cannot be
+        written, as when the disk is full: then everything pending is rolled back, nothing that was
+        committed is touched, and the spool remains usable.
+
+        Cancellation: a proposal is applied or not, never in part; with content, everything that
+        was pending is rolled back.
+        """
+        if self._writing is not None:
+            await self._settle(self._writing)
+        if isinstance(request, Content):
+            await self._extend(request)
+            return SpoolResult(Status.OK, self._state.fragment, self._state.registers)
+        effects = self._state.propose(request, self._pending_digest, self._clock.now())
+        for effect in effects:
+            self._perform(effect, primary=primary)
+        status = Status.PROPOSAL_MISMATCH if isinstance(effects[-1], Mismatched) else Status.OK
+        return SpoolResult(status, self._state.fragment, self._state.registers)
+
+    async def close(self) -> None:
+        """Let go of the file, and of whatever is in it and was not completed by a roll."""
+        if self._writing is not None:
+            await self._settle(self._writing)
+        self._begin_file()
+
+    async def _extend(self, request: Content) -> None:
+        position = self._state.check_content(request)
+        content = request.content
+        try:
+            if self._file is None:
+                self._file = LocalFile(self._directory)
+            if self._pending_sum is self._sum:
+                self._pending_sum = self._sum.copy()
+            if len(content) <= INLINE_BYTES:
+                self._file.pwrite(content, position)
+                self._pending_sum.update(content)
+            else:
+                await self._extend_in_thread(self._file, content, position)
+        except asyncio.CancelledError:
+            self._perform(self._state.roll_back(), primary=False)
+            raise
+        except Unavailable:
+            self._perform(self._state.roll_back(), primary=False)
+            self._trim()
+            raise
+        self._state.extend(len(content))
+
+    async def _extend_in_thread(self, file: LocalFile, content: bytes, position: int) -> None:
+        pending_sum = self._pending_sum
+
+        def extend() -> None:
+            file.pwrite(content, position)
+            pending_sum.update(content)
+
+        # Kept, because a thread goes on when its caller is cancelled: the same bytes of the file
+        # must not be written again until it has ended.
+        self._writing = self._pool.submit(extend)
+        await asyncio.shield(asyncio.wrap_future(self._writing))
+        self._writing = None
+
+    def _trim(self) -> None:
+        """Free the disk space of what was rolled back, in a thread."""
+        if self._file is not None and (self._writing is None or self._writing.done()):
+            self._writing = self._pool.submit(self._file.truncate, self._state.fragment.length)
+
+    async def _settle(self, writing: concurrent.futures.Future[None]) -> None:
+        """Wait for a thread that nobody waits for: of a cancelled call, whose outcome was rolled
+        back, or of a trim, whose failure only keeps space that the next content will use."""
+        await ended(writing)
+        self._writing = None
+
+    def _perform(self, effect: SpoolEffect, *, primary: bool) -> None:
+        match effect:
+            case Committed():
+                self._on_committed(effect, primary=primary)
+            case RolledBack():
+                self._pending_sum = self._sum
+                if effect.length:
+                    metrics.ROLLBACKS.inc()
+                    metrics.ROLLBACK_BYTES.inc(effect.length)
+                if effect.length >= _TRIM_BYTES:
+                    self._trim()
+            case Completed():
+                self._on_completed(effect, primary=primary)
+            case Restarted():
+                self._begin_file()
+            case Mismatched():
+                pass
+            case _:
+                assert_never(effect)
+
+    def _on_committed(self, effect: Committed, *, primary: bool) -> None:
+        assert self._file is not None
+        self._sum = self._pending_sum
+        metrics.COMMITS.inc()
+        metrics.COMMIT_BYTES.inc(effect.length)
+        if primary and effect.fragment.codec is not Codec.NONE:
+            self._compressed(self._file, effect.fragment.codec).advance(effect.fragment.length)
+        self._observer.spool_commit(LocalFragment(effect.fragment, self._file))
+
+    def _on_completed(self, effect: Completed, *, primary: bool) -> None:
+        assert self._file is not None
+        codec = effect.fragment.codec
+        compression = None if codec is Codec.NONE else self._compressed(self._file, codec)
+        spool = CompletedSpool(
+            fragment=effect.fragment,
+            registers=effect.registers,
+            first_append_time=effect.first_append_time,
+            file=self._file,
+            compression=compression,
+        )
+        self._begin_file()
+        metrics.COMPLETED.inc()
+        self._observer.spool_complete(spool, primary=primary)
+
+    def _compressed(self, file: LocalFile, codec: Codec) -> SpoolCompression:
+        if self._compression is None:
+            self._compression = SpoolCompression(file, codec, self._pool)
+        return self._compression
+
+    def _begin_file(self) -> None:
+        """The next content goes into a new file, from its start."""
+        self._file = None
+        self._compression = None
+        self._sum = hashlib.sha1(usedforsecurity=False)
+        self._pending_sum = self._sum
+
+    def _pending_digest(self) -> bytes:
+        return self._pending_sum.digest()

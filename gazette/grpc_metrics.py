@@ -1,0 +1,149 @@
+"""Counts what a gRPC server does, under the names of the common Prometheus interceptors."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from gazette.clock import Clock
+from gazette.metrics import (
+    GRPC_SERVER_HANDLED,
+    GRPC_SERVER_RECEIVED,
+    GRPC_SERVER_SECONDS,
+    GRPC_SERVER_SENT,
+    GRPC_SERVER_STARTED,
+)
+
+_TYPES = {
+    (False, False): "unary",
+    (False, True): "server_stream",
+    (True, False): "client_stream",
+    (True, True): "bidi_stream",
+}
+
+
+class _Requests:
+    """Counts requests as the handler takes them."""
+
+    __slots__ = ("_next", "_received")
+
+    def __init__(self, requests: AsyncIterator[Any], received: Callable[[], None]) -> None:
+        self._next = requests.__aiter__().__anext__
+        self._received = received
+
+    def __aiter__(self) -> _Requests:
+        return self
+
+    async def __anext__(self) -> Any:
+        request = await self._next()
+        self._received()
+        return request
+
+
+class _Method:
+    """The series of one method, and its handler with the counting around it."""
+
+    def __init__(self, name: str, handler: grpc.RpcMethodHandler[Any, Any], clock: Clock) -> None:
+        service, _, method = name.lstrip("/").partition("/")
+        streams = (bool(handler.request_streaming), bool(handler.response_streaming))
+        self.labels = (_TYPES[streams], service, method)
+        self._clock = clock
+        self._started = GRPC_SERVER_STARTED.labels(*self.labels)
+        self._received = GRPC_SERVER_RECEIVED.labels(*self.labels)
+        self._sent = GRPC_SERVER_SENT.labels(*self.labels)
+        self._seconds = GRPC_SERVER_SECONDS.labels(*self.labels)
+        self.inner = handler
+        self.handler = self._wrapped(handler, streams)
+
+    def _wrapped(self, handler: Any, streams: tuple[bool, bool]) -> Any:
+        make, inner = {
+            (False, False): (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
+            (False, True): (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
+            (True, False): (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
+            (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
+        }[streams]
+        generates = inspect.isasyncgenfunction(inner)
+        behavior = self._generator(inner) if generates else self._coroutine(inner)
+        return make(behavior, handler.request_deserializer, handler.response_serializer)
+
+    def _request(self, request: Any) -> Any:
+        if self.inner.request_streaming:
+            return _Requests(request, self._received.inc)
+        self._received.inc()
+        return request
+
+    def _coroutine(self, inner: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            with self._measured(context):
+                response = await inner(self._request(request), context)
+                if response is not None:
+                    self._sent.inc()
+                return response
+
+        return call
+
+    def _generator(self, inner: Callable[[Any, Any], AsyncIterator[Any]]) -> Any:
+        async def call(
+            request: Any, context: grpc.aio.ServicerContext[Any, Any]
+        ) -> AsyncIterator[Any]:
+            with self._measured(context):
+                async for response in inner(self._request(request), context):
+                    self._sent.inc()
+                    yield response
+
+        return call
+
+    @contextmanager
+    def _measured(self, context: Any) -> Iterator[None]:
+        self._started.inc()
+        begin = self._clock.monotonic()
+        code = grpc.StatusCode.UNKNOWN
+        try:
+            yield
+            code = context.code() or grpc.StatusCode.OK
+        except asyncio.CancelledError:
+            code = grpc.StatusCode.CANCELLED
+            raise
+        except grpc.aio.AbortError:
+            code = context.code() or code
+            raise
+        finally:
+            self._seconds.observe(self._clock.monotonic() - begin)
+            name = _code_name(code)
+            GRPC_SERVER_HANDLED.labels(*self.labels, name).inc()
+
+
+def _code_name(code: Any) -> str:
+    """``DeadlineExceeded``, as the Go interceptors spell it. aio contexts give an integer."""
+    if not isinstance(code, grpc.StatusCode):
+        code = next((one for one in grpc.StatusCode if one.value[0] == code), code)
+    name = getattr(code, "name", str(code))
+    return "OK" if name == "OK" else "".join(word.capitalize() for word in name.split("_"))
+
+
+class MetricsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Install it first, so that what other interceptors refuse is counted too."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._methods: dict[str, _Method] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        name = handler_call_details.method
+        method = self._methods.get(name)
+        if method is None or method.inner is not handler:
+            method = self._methods[name] = _Method(name, handler, self._clock)
+        return method.handler

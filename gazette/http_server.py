@@ -1,0 +1,159 @@
+"""One listening socket that serves one ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from gazette.errors import Broken, Invalid, Unavailable
+from gazette.tasks import TaskScope
+
+UNIX_PREFIX: Final = "unix://"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files to serve with. With ``ca_file``, callers must present a certificate of that CA."""
+
+    cert_file: str
+    key_file: str
+    ca_file: str = ""
+
+    def read(self) -> tuple[bytes, bytes, bytes | None]:
+        """Certificate, key and CA. Raises ``Invalid`` that names the file."""
+        return (
+            read_pem(self.cert_file, "server-cert-file"),
+            read_pem(self.key_file, "server-cert-key-file"),
+            read_pem(self.ca_file, "server-ca-file") if self.ca_file else None,
+        )
+
+
+def read_pem(path: str, setting: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise Invalid(
+            f"cannot read {path}: {error.strerror}",
+            path=setting,
+            hint="Check the path of the file.",
+        ) from error
+
+
+def bind_tcp(host: str, port: int) -> socket.socket:
+    """A listening socket; ``host`` empty: all interfaces. Raises ``Unavailable`` with the reason."""
+    try:
+        if host:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            return socket.create_server((host, port), family=family, backlog=2048)
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(
+                ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=2048
+            )
+        return socket.create_server(("0.0.0.0", port), backlog=2048)
+    except OSError as error:
+        raise cannot_listen(f"{host or '*'}:{port}", error) from error
+
+
+def bind_unix(path: str) -> socket.socket:
+    """A listening unix socket; a file that nobody listens to any more is replaced."""
+    clear_stale_socket(path)
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.bind(path)
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        raise cannot_listen(f"{UNIX_PREFIX}{path}", error) from error
+    return sock
+
+
+def clear_stale_socket(path: str) -> None:
+    """Remove the socket file of a process that is gone. Raises ``Unavailable`` if one listens."""
+    if not os.path.lexists(path):
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            return
+    raise cannot_listen(f"{UNIX_PREFIX}{path}", OSError(errno.EADDRINUSE, "Address already in use"))
+
+
+def cannot_listen(address: str, error: OSError) -> Unavailable:
+    hint = "Choose another port, or stop the process that uses this one."
+    if error.errno != errno.EADDRINUSE:
+        hint = "Choose another address: this one cannot be used on this machine."
+    return Unavailable(
+        f"cannot listen on {address}: {error.strerror or error}", hint=hint, address=address
+    )
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn that leaves signals to us and does not wake up ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopping = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.stopping.wait()
+        self.should_exit = True
+
+
+class HttpServer:
+    """Serves ``app`` on ``sock``, which it owns from now on."""
+
+    def __init__(self, sock: socket.socket, app: ASGIApp, *, tls: TlsFiles | None) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            lifespan="off",
+            ws="none",
+        )
+        if tls is not None:
+            config.ssl_certfile = tls.cert_file
+            config.ssl_keyfile = tls.key_file
+            if tls.ca_file:
+                config.ssl_ca_certs = tls.ca_file
+                config.ssl_cert_reqs = ssl.CERT_REQUIRED
+        self._server = _Uvicorn(config)
+        self._sock = sock
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, scope: TaskScope) -> None:
+        """Serve in a task of ``scope``: should the server end by itself, the scope fails."""
+        self._task = scope.spawn(self._serve(), name="http")
+
+    async def _serve(self) -> None:
+        await self._server.serve(sockets=[self._sock])
+        if not self._server.stopping.is_set():
+            raise Broken("the HTTP server ended by itself")
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse connections, let responses finish within ``grace_s``, then cut them off."""
+        self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
+        self._server.stopping.set()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        self._sock.close()

@@ -1,0 +1,81 @@
+"""How a process logs: to stderr, as text, JSON lines or coloured text."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import sys
+from typing import Any, Final, TextIO
+
+LEVELS: Final = {
+    "trace": 5,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+    "panic": logging.CRITICAL,
+}
+_NAMES: Final = {5: "trace", 10: "debug", 20: "info", 30: "warning", 40: "error", 50: "fatal"}
+_COLORS: Final = {5: "2", 10: "2", 20: "36", 30: "33", 40: "31", 50: "1;31"}
+_OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
+"""What every record has; the rest of a record's fields came as ``extra``."""
+
+
+def setup(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
+    """Send every log line of the process to ``stream`` (stderr). Replaces what was set up before."""
+    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler.setFormatter(
+        JsonFormatter() if log_format == "json" else TextFormatter(color=log_format == "color")
+    )
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(LEVELS[level])
+    # These speak of every request; their warnings are enough.
+    for chatty in ("uvicorn", "asyncio", "botocore", "urllib3"):
+        logging.getLogger(chatty).setLevel(max(LEVELS[level], logging.WARNING))
+
+
+def _facts(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in vars(record).items() if key not in _OWN}
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class TextFormatter(logging.Formatter):
+    """``2026-01-31T12:00:00.000Z warning gazette.broker: message key=value``."""
+
+    def __init__(self, *, color: bool) -> None:
+        super().__init__()
+        self._color = color
+
+    def format(self, record: logging.LogRecord) -> str:
+        name = _NAMES.get(record.levelno, record.levelname.lower())
+        if self._color:
+            name = f"\x1b[{_COLORS.get(record.levelno, '0')}m{name}\x1b[0m"
+        facts = "".join(f" {key}={value}" for key, value in _facts(record).items())
+        line = f"{_time(record)} {name} {record.name}: {record.getMessage()}{facts}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: ``time``, ``level``, ``logger``, ``msg``, facts, ``error``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _time(record),
+            "level": _NAMES.get(record.levelno, record.levelname.lower()),
+            "logger": record.name,
+            "msg": record.getMessage(),
+            **_facts(record),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)

@@ -1,0 +1,65 @@
+"""``gazette``: serve a broker, or a whole small cluster on this machine."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from gazette.version import __version__
+
+USAGE: Final = f"""gazette {__version__}
+
+usage: gazette COMMAND [FLAGS]
+
+  serve          run a broker
+  dev            run etcd, brokers and the console on this machine
+  demo           the word count, with fail-over, a query and a Spark backfill
+  bench          measure this machine
+  print-config   print the effective configuration of `serve`
+
+`gazette COMMAND --help` lists the flags of a command.
+"""
+
+_COMMANDS: Final = {
+    "serve": ("gazette.broker.main", "serve"),
+    "print-config": ("gazette.broker.main", "print_config"),
+    "dev": ("gazette.dev.dev", "run"),
+    "demo": ("gazette.dev.demo", "run"),
+    "bench": ("gazette.dev.bench", "run"),
+}
+_WITH_ENVIRONMENT: Final = frozenset({"serve", "print-config"})
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command. Returns the exit code; 1 if there is no command, 2 if it is not known."""
+    if not argv:
+        print(USAGE, file=sys.stderr)
+        return 1
+    command, rest = argv[0], argv[1:]
+    if command in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0
+    if command in ("-V", "--version", "version"):
+        print(__version__)
+        return 0
+    if command not in _COMMANDS:
+        near = difflib.get_close_matches(command, _COMMANDS, n=1)
+        guess = f" (did you mean {near[0]}?)" if near else ""
+        print(f"gazette: unknown command {command}{guess}\n\n{USAGE}", file=sys.stderr)
+        return 2
+    module, name = _COMMANDS[command]
+    # Imported on demand: a broker need not load what only the demonstration uses.
+    function: Callable[..., int] = getattr(importlib.import_module(module), name)
+    return function(rest, os.environ) if command in _WITH_ENVIRONMENT else function(rest)
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Stage 11 of the byte path: takes chunks of one journal's bytes, gives envelopes in batches.
+
+Pure: whoever has the bytes drives it, be it a task of the loop or the thread of a shard.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from gazette.errors import Bug
+from gazette.message.envelope import Envelope, build_envelopes
+from gazette.message.frames import Framing, MalformedMessage, TruncatedFrame
+from gazette.protocol.ids import JournalName, Offset
+
+M = TypeVar("M")
+
+_HEAD_BYTES = 16
+
+
+class EnvelopeDecoder(Generic[M]):
+    """Cuts the bytes of a journal into envelopes. Holds at most one incomplete frame between calls.
+
+    Feed it, then call `decode` until that gives nothing::
+
+        decoder.feed(chunk)
+        while batch := decoder.decode():
+            ...
+
+    Invariant: ``begin`` is where the first message not yet given out begins, and ``end`` is where
+    the next chunk does.
+    """
+
+    def __init__(self, journal: JournalName, framing: Framing[M], offset: Offset) -> None:
+        self.journal = journal
+        self.framing = framing
+        self.begin: Offset = offset
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._ready = False
+        self._discarding = False
+
+    @property
+    def end(self) -> Offset:
+        return self.begin + self._size
+
+    @property
+    def pending(self) -> int:
+        """Bytes of the incomplete frame that is held."""
+        return self._size
+
+    def feed(self, data: bytes) -> None:
+        """Take the bytes at ``end``."""
+        if self._discarding:
+            at = self.framing.resume(data)
+            self.begin += len(data) if at is None else at
+            if at is None:
+                return
+            data, self._discarding = data[at:], False
+        if not data:
+            return
+        if not self._ready:
+            head = self._parts[0][:_HEAD_BYTES] if self._parts else b""
+            if len(head) < _HEAD_BYTES < self._size:
+                head = b"".join(self._parts)[:_HEAD_BYTES]
+            self._ready = self.framing.may_complete(head, self._size, data)
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > self.framing.frame_bytes_max:
+            self._ready = True
+
+    def decode(self) -> list[Envelope[M]]:
+        """The next batch of envelopes, in order; empty when more bytes are needed.
+
+        Raises `MalformedMessage` where a frame is none, after all before it were given out. The
+        error repeats until `skip` is called with it.
+        """
+        if not self._ready:
+            return []
+        buffer = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts = [buffer]
+        try:
+            frames = self.framing.decode(buffer, self.begin)
+        except MalformedMessage as error:
+            raise error.of(self.journal) from error.__cause__
+        if not frames.messages:
+            self._ready = False
+            if self._size > self.framing.frame_bytes_max:
+                raise self._malformed("message is too long", buffer)
+            return []
+        self._drop(frames.consumed)
+        self._ready = frames.stopped
+        return build_envelopes(
+            self.journal, frames.begins, frames.ends, frames.messages, frames.uuids
+        )
+
+    def skip(self, error: MalformedMessage) -> None:
+        """Go on behind a malformed message that `decode` raised."""
+        if error.begin != self.begin or error.end > self.end:
+            raise Bug("not the message that decoding stopped at", begin=error.begin, at=self.begin)
+        self._ready = True
+        if error.end == self.end and self._size > self.framing.frame_bytes_max:
+            self._discarding = True
+        self._drop(error.end - error.begin)
+
+    def jump(self, offset: Offset) -> None:
+        """Go on at another offset, because the journal has no bytes before it any more.
+
+        Raises `MalformedMessage`, with the jump done, if that cuts a frame: ``raw`` has its begin.
+        """
+        rest, begin = b"".join(self._parts), self.begin
+        self._parts, self._size, self._ready, self._discarding = [], 0, False, False
+        self.begin = offset
+        if rest:
+            raise MalformedMessage(
+                f"the journal goes on at offset {offset}, inside of a message",
+                begin=begin,
+                end=begin + len(rest),
+                raw=rest,
+                journal=self.journal,
+            )
+
+    def finish(self) -> None:
+        """Say that no more bytes follow. Raises `TruncatedFrame` if a message is incomplete."""
+        try:
+            self.framing.finish(b"".join(self._parts), self.begin)
+        except TruncatedFrame as error:
+            raise TruncatedFrame(
+                error.reason,
+                begin=error.begin,
+                end=error.end,
+                raw=error.raw,
+                journal=self.journal,
+            ) from None
+
+    def _drop(self, size: int) -> None:
+        rest = self._parts[0][size:]
+        self._parts = [rest] if rest else []
+        self._size -= size
+        self.begin += size
+
+    def _malformed(self, reason: str, buffer: bytes) -> MalformedMessage:
+        return MalformedMessage(
+            reason,
+            begin=self.begin,
+            end=self.begin + len(buffer),
+            raw=buffer,
+            journal=self.journal,
+        )

@@ -1,0 +1,56 @@
+"""What applications publish and consume: `Message`, `CSVRecord`, and `Acknowledgement`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """Base of an application's messages. Subclasses add fields, as of any ``msgspec.Struct``::
+
+        class Word(Message):
+            word: str
+
+    ``uuid`` is set when the message is published. Other programs may know it by another name:
+    ``class Word(Message, rename={"uuid": "UUID"})``.
+    """
+
+    uuid: str = ""
+    """Canonical text. Empty until published; read as empty, the message is never deduplicated."""
+
+
+class CSVRecord(list[str]):
+    """A row of a CSV journal. Its first field is the UUID."""
+
+    __slots__ = ()
+
+    @property
+    def uuid(self) -> str:
+        return self[0]
+
+    @uuid.setter
+    def uuid(self, text: str) -> None:
+        self[0] = text
+
+    @classmethod
+    def from_csv(cls, fields: list[str]) -> CSVRecord:
+        """The record of a row. Types that override this may raise ``ValueError``."""
+        return cls(fields)
+
+    def to_csv(self) -> list[str]:
+        """The row of a record."""
+        return self
+
+
+class Acknowledgement:
+    """Stands for an acknowledgement whose frame holds a UUID, and nothing else of its type."""
+
+    __slots__ = ("uuid",)
+
+    def __init__(self, uuid: Any) -> None:
+        self.uuid = uuid
+
+    def __repr__(self) -> str:
+        return f"Acknowledgement({self.uuid!r})"

@@ -1,0 +1,143 @@
+"""JSON without content that a type accepts: what an acknowledgement carries beside its UUID. Pure.
+
+The original publishes the zero value of the message's type, in which every field is present. A type
+here may have fields without a default, so we work out what its readers require.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from msgspec import inspect
+
+from gazette.errors import Invalid
+
+ObjectType: TypeAlias = inspect.StructType | inspect.DataclassType
+
+_DEPTH_MAX: Final = 16
+_SIMPLE: Final[dict[type[inspect.Type], Any]] = {
+    inspect.AnyType: None,
+    inspect.BoolType: False,
+    inspect.ByteArrayType: "",
+    inspect.BytesType: "",
+    inspect.CustomType: None,
+    inspect.DateTimeType: "1970-01-01T00:00:00Z",
+    inspect.DateType: "1970-01-01",
+    inspect.DecimalType: "0",
+    inspect.DictType: {},
+    inspect.FloatType: 0.0,
+    inspect.FrozenSetType: [],
+    inspect.IntType: 0,
+    inspect.ListType: [],
+    inspect.MemoryViewType: "",
+    inspect.NoneType: None,
+    inspect.RawType: None,
+    inspect.SetType: [],
+    inspect.StrType: "",
+    inspect.TimeDeltaType: "PT0S",
+    inspect.TimeType: "00:00:00",
+    inspect.UUIDType: "00000000-0000-0000-0000-000000000000",
+    inspect.VarTupleType: [],
+}
+
+
+def alternatives(info: inspect.Type) -> tuple[inspect.Type, ...]:
+    """The members of a union, or the type itself; annotations beside it are dropped."""
+    if isinstance(info, inspect.Metadata):
+        return alternatives(info.type)
+    if isinstance(info, inspect.UnionType):
+        return tuple(itertools.chain.from_iterable(map(alternatives, info.types)))
+    return (info,)
+
+
+def inspect_objects(message_type: Any) -> tuple[ObjectType, ...]:
+    """The struct or dataclass, or the several of a union, that messages are of. Raises `Invalid`."""
+    name = getattr(message_type, "__name__", str(message_type))
+    try:
+        found = alternatives(inspect.type_info(message_type))
+    except (TypeError, NameError) as error:
+        raise Invalid(f"{name} cannot be a type of message: {error}") from error
+    objects = tuple(
+        part for part in found if isinstance(part, (inspect.StructType, inspect.DataclassType))
+    )
+    if not objects or len(objects) != len(found):
+        raise Invalid(
+            f"{name} cannot be a type of message",
+            hint="Use a subclass of gazette.Message, a msgspec.Struct, a dataclass, a pydantic model, "
+            "a protobuf class, dict, or bytes.",
+        )
+    return objects
+
+
+def uuid_field(objects: tuple[ObjectType, ...]) -> inspect.Field | None:
+    """The field ``uuid``, which all of a union must agree on. Raises `Invalid` if they do not."""
+    found = [next((f for f in part.fields if f.name == "uuid"), None) for part in objects]
+    shapes = {None if f is None else (f.encode_name, type(f.type)) for f in found}
+    if len(shapes) > 1:
+        raise Invalid("the types of a union must all have the same field uuid", path="uuid")
+    return found[0]
+
+
+def is_array(objects: tuple[ObjectType, ...], cls: type) -> bool:
+    """Whether messages of that class are JSON arrays, which hold every field in order."""
+    part = _object_of(objects, cls)
+    return isinstance(part, inspect.StructType) and part.array_like
+
+
+def payload_maker(
+    objects: tuple[ObjectType, ...], cls: type, *, only_uuid: bool
+) -> Callable[[Any], Any]:
+    """From a UUID's JSON value to the JSON of a message of class ``cls`` with no content.
+
+    ``only_uuid`` leaves out the fields that the type requires.
+    """
+    part = _object_of(objects, cls)
+    name = next(f.encode_name for f in part.fields if f.name == "uuid")
+    if not only_uuid:
+        value = _zero_object(part, 0)
+        if isinstance(value, list):
+            tagged = isinstance(part, inspect.StructType) and part.tag is not None
+            at = [f.name for f in part.fields].index("uuid") + tagged
+            return lambda uuid: [*value[:at], uuid, *value[at + 1 :]]
+        return lambda uuid: {**value, name: uuid}
+    return lambda uuid: {name: uuid}
+
+
+def _object_of(objects: tuple[ObjectType, ...], cls: type) -> ObjectType:
+    return next((part for part in objects if part.cls is cls), objects[0])
+
+
+def _zero_object(part: ObjectType, depth: int) -> Any:
+    tag_field = part.tag_field if isinstance(part, inspect.StructType) else None
+    tag = part.tag if isinstance(part, inspect.StructType) else None
+    if isinstance(part, inspect.StructType) and part.array_like:
+        fields = [_zero(f.type, depth + 1) for f in part.fields]
+        return fields if tag is None else [tag, *fields]
+    value = {f.encode_name: _zero(f.type, depth + 1) for f in part.fields if f.required}
+    if tag_field is not None:
+        value[tag_field] = tag
+    return value
+
+
+def _zero(info: inspect.Type, depth: int) -> Any:
+    parts = alternatives(info)
+    if depth > _DEPTH_MAX or any(isinstance(part, inspect.NoneType) for part in parts):
+        return None
+    match parts[0]:
+        case inspect.TupleType(item_types=types):
+            return [_zero(item, depth + 1) for item in types]
+        case inspect.LiteralType(values=values):
+            return values[0]
+        case inspect.EnumType(cls=cls):
+            return next(iter(cls)).value
+        case inspect.StructType() | inspect.DataclassType() as part:
+            return _zero_object(part, depth)
+        case inspect.TypedDictType(fields=fields) | inspect.NamedTupleType(fields=fields) as part:
+            if isinstance(part, inspect.NamedTupleType):
+                return [_zero(f.type, depth + 1) for f in fields]
+            return {f.encode_name: _zero(f.type, depth + 1) for f in fields if f.required}
+        case part:
+            return _SIMPLE.get(type(part), msgspec.UNSET)

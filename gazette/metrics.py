@@ -1,0 +1,119 @@
+"""The export of all metrics, and those of clients and servers: of journals, and of gRPC.
+
+Other packages define theirs where they count. All live in the library's one registry per process:
+several brokers in one process (tests) add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from prometheus_client import (
+    REGISTRY,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+def render() -> bytes:
+    """The registry in the text format of Prometheus."""
+    return generate_latest(REGISTRY)
+
+
+class PlainCounter(Collector):
+    """A counter whose name does not end in ``_total``, which the library insists on.
+
+    Exported as untyped: the samples and their names are what dashboards read. Loop-bound.
+    """
+
+    def __init__(self, name: str, help_text: str, labels: Sequence[str]) -> None:
+        self._name = name
+        self._help = help_text
+        self._labels = tuple(labels)
+        self._values: dict[tuple[str, ...], float] = {}
+        REGISTRY.register(self)
+
+    def inc(self, *labels: str, by: float = 1.0) -> None:
+        assert len(labels) == len(self._labels)
+        self._values[labels] = self._values.get(labels, 0.0) + by
+
+    def value(self, *labels: str) -> float:
+        return self._values.get(labels, 0.0)
+
+    def describe(self) -> list[Metric]:
+        return [Metric(self._name, self._help, "untyped")]
+
+    def collect(self) -> Iterator[Metric]:
+        metric = Metric(self._name, self._help, "untyped")
+        for labels, value in list(self._values.items()):
+            metric.add_sample(self._name, dict(zip(self._labels, labels, strict=True)), value)
+        yield metric
+
+
+# The journal server.
+JOURNAL_SERVER_STARTED: Final = PlainCounter(
+    "gazette_journal_server_started_totals", "Started journal server operations.", ("operation",)
+)
+JOURNAL_SERVER_COMPLETED: Final = PlainCounter(
+    "gazette_journal_server_completed_totals",
+    "Completed journal server operations, by their status.",
+    ("operation", "status"),
+)
+WRITE_HEAD: Final = Gauge(
+    "gazette_write_head", "Write head of the journal, as of its last append here.", ["journal"]
+)
+
+# gRPC servers.
+_GRPC: Final = ("grpc_type", "grpc_service", "grpc_method")
+GRPC_SERVER_STARTED: Final = Counter(
+    "grpc_server_started_total", "RPCs started on the server.", _GRPC
+)
+GRPC_SERVER_HANDLED: Final = Counter(
+    "grpc_server_handled_total", "RPCs completed on the server.", [*_GRPC, "grpc_code"]
+)
+GRPC_SERVER_RECEIVED: Final = Counter(
+    "grpc_server_msg_received_total", "Messages received on the server.", _GRPC
+)
+GRPC_SERVER_SENT: Final = Counter(
+    "grpc_server_msg_sent_total", "Messages sent by the server.", _GRPC
+)
+GRPC_SERVER_SECONDS: Final = Histogram(
+    "grpc_server_handling_seconds", "Duration of RPCs on the server, until completed.", _GRPC
+)
+
+# The client.
+APPEND_BYTES: Final = Counter("gazette_append_bytes_total", "Bytes appended.", ["journal"])
+READ_BYTES: Final = Counter("gazette_read_bytes_total", "Bytes read.", ["journal"])
+_FRAGMENT: Final = ("journal", "codec")
+FRAGMENT_OPEN: Final = Counter(
+    "gazette_fragment_open_total", "Fragments opened in blob stores.", _FRAGMENT
+)
+FRAGMENT_OPEN_BYTES: Final = Counter(
+    "gazette_fragment_open_bytes_total", "Journal bytes of opened fragments.", _FRAGMENT
+)
+FRAGMENT_OPEN_CONTENT_LENGTH: Final = Counter(
+    "gazette_fragment_open_content_length_total", "Stored bytes of opened fragments.", _FRAGMENT
+)
+READ_FRAGMENT_BYTES: Final = Counter(
+    "gazette_read_fragment_bytes_total", "Bytes read of opened fragments.", _FRAGMENT
+)
+DISCARD_FRAGMENT_BYTES: Final = Counter(
+    "gazette_discard_fragment_bytes_total",
+    "Bytes skipped to reach an offset of an opened fragment.",
+    _FRAGMENT,
+)
+
+# Recovery logs.
+RECOVERED_BYTES: Final = Counter(
+    "gazette_recoverylog_recovered_bytes_total", "Bytes of recovery logs that were played back."
+)

@@ -1,0 +1,145 @@
+"""How far a shard has read, and what it must still acknowledge: its exactly-once state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from gazette.errors import Corrupt
+from gazette.protocol import go_json
+from gazette.protocol.ids import JournalName, Offset
+from gazette.protocol.pb import consumer_pb2
+
+_NO_SPAN: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """What is known of one producer in one journal.
+
+    ``last_ack`` is the clock up to which its messages have committed. ``begin`` is the offset of
+    the first message that has not, and ``None`` if there is none (-1 on the wire and in JSON,
+    where an absent ``begin`` is offset 0).
+    """
+
+    last_ack: int
+    begin: Offset | None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCheckpoint:
+    """How far one journal has been read, and the states of its producers by their 6-byte ids."""
+
+    read_through: Offset = 0
+    producers: dict[bytes, ProducerState] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Sources by journal, and by journal the acknowledgements to append once it has committed.
+
+    Encoded forms are canonical: equal checkpoints have equal bytes, whatever the order in which
+    their dictionaries were filled.
+    """
+
+    sources: dict[JournalName, SourceCheckpoint] = field(default_factory=dict)
+    ack_intents: dict[JournalName, bytes] = field(default_factory=dict)
+
+    def to_pb(self) -> consumer_pb2.Checkpoint:
+        pb = consumer_pb2.Checkpoint(ack_intents=self.ack_intents)
+        for journal, source in self.sources.items():
+            pb_source = pb.sources[journal]
+            pb_source.read_through = source.read_through
+            for producer, state in sorted(source.producers.items()):
+                pb_state = pb_source.producers.add(id=producer).state
+                pb_state.SetInParent()
+                pb_state.last_ack = state.last_ack
+                pb_state.begin = _NO_SPAN if state.begin is None else state.begin
+        return pb
+
+    @classmethod
+    def from_pb(cls, pb: consumer_pb2.Checkpoint) -> Checkpoint:
+        return cls(
+            sources={
+                journal: SourceCheckpoint(
+                    read_through=source.read_through,
+                    producers={
+                        entry.id: _state(entry.state.last_ack, entry.state.begin)
+                        for entry in source.producers
+                    },
+                )
+                for journal, source in pb.sources.items()
+            },
+            ack_intents=dict(pb.ack_intents),
+        )
+
+    def to_bytes(self) -> bytes:
+        """The protobuf encoding, with journals and producers in ascending order."""
+        return self.to_pb().SerializeToString(deterministic=True)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Checkpoint:
+        """Read :meth:`to_bytes`, or any other order. Raises :class:`Corrupt`."""
+        try:
+            pb = consumer_pb2.Checkpoint.FromString(data)
+        except DecodeError as error:
+            raise Corrupt(f"not a checkpoint: {error}", length=len(data)) from error
+        return cls.from_pb(pb)
+
+    def to_json(self) -> bytes:
+        """The JSON encoding that the JSON file store keeps."""
+        sources = {
+            journal: _source_to_json(source) for journal, source in sorted(self.sources.items())
+        }
+        intents = {
+            journal: go_json.encode_bytes(intent)
+            for journal, intent in sorted(self.ack_intents.items())
+        }
+        value = {"sources": sources, "ack_intents": intents}
+        return go_json.dumps(go_json.omit_zero(value, "sources"))
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Checkpoint:
+        """Read :meth:`to_json`. Raises :class:`Corrupt`."""
+        value = go_json.loads(data)
+        intents = go_json.as_object(value.get("ack_intents"))
+        return cls(
+            sources={
+                go_json.as_text(journal): _source_from_json(go_json.as_object(source))
+                for journal, source in go_json.as_object(value.get("sources")).items()
+            },
+            ack_intents={
+                go_json.as_text(journal): go_json.decode_bytes(intent)
+                for journal, intent in intents.items()
+            },
+        )
+
+
+def _state(last_ack: int, begin: int) -> ProducerState:
+    return ProducerState(last_ack, None if begin == _NO_SPAN else begin)
+
+
+def _source_to_json(source: SourceCheckpoint) -> dict[str, Any]:
+    producers = []
+    for producer, state in sorted(source.producers.items()):
+        begin = _NO_SPAN if state.begin is None else state.begin
+        entry = {
+            "id": go_json.encode_bytes(producer),
+            "state": go_json.omit_zero({"last_ack": state.last_ack, "begin": begin}),
+        }
+        producers.append(go_json.omit_zero(entry, "state"))
+    value = {"read_through": source.read_through, "producers": producers or None}
+    return go_json.omit_zero(value, "producers")
+
+
+def _source_from_json(source: dict[str, Any]) -> SourceCheckpoint:
+    producers = {}
+    for item in go_json.as_list(source.get("producers")):
+        entry = go_json.as_object(item)
+        state = go_json.as_object(entry.get("state"))
+        producers[go_json.decode_bytes(entry.get("id"))] = _state(
+            go_json.get_int(state, "last_ack", go_json.UINT64), go_json.get_int(state, "begin")
+        )
+    return SourceCheckpoint(go_json.get_int(source, "read_through"), producers)

@@ -1,0 +1,274 @@
+"""A fragment of a journal: its span, its digest, its name, and where it is kept."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import struct
+import sys
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from gazette.errors import Invalid
+from gazette.protocol.ids import (
+    NAME_BYTES_MAX,
+    JournalName,
+    Offset,
+    validate_journal_name,
+    validate_path_component,
+)
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.validation import within
+
+ZERO_SUM: Final = bytes(20)
+"""The sum of a fragment without content; not the SHA-1 of nothing."""
+
+_OFFSET_MAX: Final = (1 << 63) - 1
+_SUM = struct.Struct(">QQI")
+_HEX = re.compile(r"[0-9a-fA-F]*")
+_CONTROL = re.compile(r"[\x00-\x20\x7f]")
+_HOST = re.compile(r"(?:[^\[\]:%]*|\[[0-9a-fA-F:.]+\])(?::[0-9]*)?")
+_BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
+_HEX_INT = re.compile(r"\+?[0-9a-fA-F]+")
+
+
+class Codec(IntEnum):
+    """How a fragment's bytes are compressed in a blob store."""
+
+    INVALID = 0
+    """Not set. A value in partial specifications only."""
+    NONE = 1
+    GZIP = 2
+    ZSTANDARD = 3
+    SNAPPY = 4
+    GZIP_OFFLOAD_DECOMPRESSION = 5
+    """Stored as gzip, which the store decodes when it is read."""
+
+    @property
+    def extension(self) -> str:
+        """The file name extension that we write."""
+        return _EXTENSIONS[self]
+
+    def validate(self) -> None:
+        if self is Codec.INVALID:
+            raise Invalid(f"invalid value ({self.name})")
+
+    @classmethod
+    def from_pb(cls, value: int) -> Codec:
+        """The codec of that number. Raises :class:`Invalid` for one that we do not know."""
+        try:
+            return cls(value)
+        except ValueError:
+            raise Invalid(f"invalid value ({value})") from None
+
+    @classmethod
+    def from_extension(cls, extension: str) -> Codec:
+        """The codec of a file name extension, in either case and in any spelling ever written."""
+        codec = _CODECS.get(extension.lower())
+        if codec is None:
+            raise Invalid(f"unrecognized compression extension: {extension}")
+        return codec
+
+
+_EXTENSIONS: Final = {
+    Codec.NONE: ".raw",
+    Codec.GZIP: ".gz",
+    Codec.ZSTANDARD: ".zst",
+    Codec.SNAPPY: ".sz",
+    Codec.GZIP_OFFLOAD_DECOMPRESSION: "",
+}
+_CODECS: Final = {extension: codec for codec, extension in _EXTENSIONS.items()} | {
+    ".gzip": Codec.GZIP,
+    ".zstandard": Codec.ZSTANDARD,
+    ".snappy": Codec.SNAPPY,
+    ".gzod": Codec.GZIP_OFFLOAD_DECOMPRESSION,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A contiguous span ``[begin, end)`` of a journal.
+
+    Two fragments are the same only if all fields are. ``sum`` is the SHA-1 of the uncompressed
+    bytes, ``mod_time`` is in Unix seconds and zero while the fragment is not in a blob store.
+    """
+
+    journal: JournalName
+    begin: Offset
+    end: Offset
+    sum: bytes = ZERO_SUM
+    codec: Codec = Codec.NONE
+    backing_store: str = ""
+    mod_time: int = 0
+    path_postfix: str = ""
+
+    @property
+    def length(self) -> int:
+        """Bytes of content."""
+        return self.end - self.begin
+
+    def content_name(self) -> str:
+        """The base name under which a blob store holds it."""
+        return f"{self.begin:016x}-{self.end:016x}-{self.sum.hex()}{self.codec.extension}"
+
+    def content_path(self) -> str:
+        """The path below the root of a blob store: journal, postfix and content name.
+
+        Raises :class:`Invalid` if it would leave the journal's own directory.
+        """
+        parts = [part for part in (self.journal, self.path_postfix, self.content_name()) if part]
+        path = posixpath.normpath("/".join(parts))
+        if not path.startswith(f"{self.journal}/"):
+            raise Invalid(f"cannot traverse outside the journal ({path})", path="PathPostfix")
+        return path
+
+    @classmethod
+    def parse(cls, journal: JournalName, relative_path: str) -> Fragment:
+        """Read the path of a fragment below its journal's directory.
+
+        Raises :class:`Invalid` for anything that is not the name of a fragment.
+        """
+        postfix, slash, base = relative_path.rpartition("/")
+        if slash and postfix in ("", "."):
+            raise Invalid(f"wrong Fragment format: {relative_path}")
+        dot = base.rfind(".")
+        name, extension = (base[:dot], base[dot:]) if dot >= 0 else (base, "")
+        fields = name.split("-")
+        if len(fields) != 3:
+            raise Invalid(f"wrong Fragment format: {name}")
+        fragment = cls(
+            journal=journal,
+            begin=_parse_offset("Begin", fields[0]),
+            end=_parse_offset("End", fields[1]),
+            sum=_parse_sum(fields[2]),
+            codec=Codec.from_extension(extension),
+            path_postfix=sys.intern(postfix),  # A million fragments share few of them.
+        )
+        fragment.validate()
+        return fragment
+
+    def validate(self) -> None:
+        with within("Journal"):
+            validate_journal_name(self.journal)
+        if self.begin > self.end:
+            raise Invalid(f"expected Begin <= End (have {self.begin}, {self.end})")
+        with within("CompressionCodec"):
+            self.codec.validate()
+        with within("PathPostfix"):
+            validate_path_component(self.path_postfix, 0, NAME_BYTES_MAX)
+
+    def to_pb(self) -> broker_pb2.Fragment:
+        part1, part2, part3 = _SUM.unpack(self.sum)
+        return broker_pb2.Fragment(
+            journal=self.journal,
+            begin=self.begin,
+            end=self.end,
+            sum=broker_pb2.SHA1Sum(part1=part1, part2=part2, part3=part3),
+            compression_codec=self.codec.value,  # type: ignore[arg-type]
+            backing_store=self.backing_store,
+            mod_time=self.mod_time,
+            path_postfix=self.path_postfix,
+        )
+
+    @classmethod
+    def from_pb(cls, pb: broker_pb2.Fragment) -> Fragment:
+        with within("CompressionCodec"):
+            codec = Codec.from_pb(pb.compression_codec)
+        return cls(
+            journal=pb.journal,
+            begin=pb.begin,
+            end=pb.end,
+            sum=_SUM.pack(pb.sum.part1, pb.sum.part2, pb.sum.part3),
+            codec=codec,
+            backing_store=pb.backing_store,
+            mod_time=pb.mod_time,
+            path_postfix=pb.path_postfix,
+        )
+
+
+def _parse_offset(context: str, text: str) -> Offset:
+    if _HEX_INT.fullmatch(text) is None:
+        raise Invalid(f'parsing "{text}": invalid syntax', path=context)
+    offset = int(text, 16)
+    if offset > _OFFSET_MAX:
+        raise Invalid(f'parsing "{text}": value out of range', path=context)
+    return offset
+
+
+def _parse_sum(text: str) -> bytes:
+    if _HEX.fullmatch(text) is None or len(text) % 2:
+        raise Invalid(f'parsing "{text}": invalid hexadecimal', path="Sum")
+    if len(text) != 2 * len(ZERO_SUM):
+        raise Invalid(f"invalid SHA1Sum length: {text}")
+    return bytes.fromhex(text)
+
+
+def parse_url(text: str) -> tuple[SplitResult, str]:
+    """Split a URL, and take its ``host:port`` from it: without a user, which nothing here has.
+
+    Raises :class:`Invalid` when it is not a URL. It may be a relative one.
+    """
+    if _CONTROL.search(text):
+        raise Invalid(f"invalid control character in URL ({text!r})")
+    try:
+        url = urlsplit(text)
+    except ValueError as error:
+        raise Invalid(f"{error} ({text})") from error
+    host = url.netloc.rpartition("@")[2]
+    if _HOST.fullmatch(host) is None:
+        raise Invalid(f"invalid host or port ({text})")
+    if _BAD_ESCAPE.search(url.path):
+        raise Invalid(f"invalid URL escape ({text})")
+    return url, host
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentStoreUrl:
+    """The root of a blob store: ``s3://bucket/prefix/?query``, ``file:///prefix/`` …
+
+    The schemes are the protocol's, and ``memory://name/prefix/``, which is ours alone: a store
+    that lives in one process, for tests. ``path`` is unescaped, and ends in ``/``.
+    """
+
+    scheme: str
+    host: str
+    path: str
+    query: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> FragmentStoreUrl:
+        """Read and validate the URL of a store. Query arguments are left to the store itself."""
+        url, host = parse_url(text)
+        if not url.scheme:
+            raise Invalid(f"not absolute ({text})")
+        if url.scheme in ("s3", "gs", "azure"):
+            if not host:
+                raise Invalid(f"missing bucket ({text})")
+        elif url.scheme == "azure-ad":
+            account, _, container = url.path.removeprefix("/").partition("/")
+            if not host:
+                raise Invalid(f"missing tenant ID ({text})")
+            if not account:
+                raise Invalid(f"missing storage account ({text})")
+            if not container.partition("/")[0]:
+                raise Invalid(f"missing storage container ({text})")
+        elif url.scheme == "file":
+            if host:
+                raise Invalid(f"file scheme cannot have host ({text})")
+        elif url.scheme != "memory":
+            raise Invalid(f"invalid scheme ({url.scheme})")
+        return cls(url.scheme, host, _store_path(url.path), url.query)
+
+
+def _store_path(escaped: str) -> str:
+    try:
+        path = unquote(escaped, errors="strict")
+    except UnicodeDecodeError:
+        raise Invalid(f"path component is not UTF-8 ({escaped})") from None
+    if not (path.startswith("/") and path.endswith("/")):
+        raise Invalid(f"path component doesn't end in '/' ({path})")
+    if ".." in path.split("/") or "\x00" in path:
+        raise Invalid(f"cannot traverse outside the store ({path})")
+    return path

@@ -1,0 +1,215 @@
+"""Hints: the table of contents by which a recovery log is played back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from gazette.errors import Corrupt, Invalid
+from gazette.protocol import go_json
+from gazette.protocol.ids import JournalName, Offset, validate_journal_name
+from gazette.protocol.pb import recoverylog_pb2
+from gazette.protocol.validation import within
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """A small file that is replaced whole, such as an identity."""
+
+    path: str
+    content: str
+
+    def to_pb(self) -> recoverylog_pb2.Property:
+        return recoverylog_pb2.Property(path=self.path, content=self.content)
+
+    @classmethod
+    def from_pb(cls, pb: recoverylog_pb2.Property) -> Property:
+        return cls(pb.path, pb.content)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of operations by one author, of sequence numbers ``[first_seq_no, last_seq_no]``.
+
+    They lie at offsets ``[first_offset, last_offset)`` of ``log``. ``last_offset`` is 0 where the
+    author itself wrote the hints and did not know it. ``log`` is ``""`` in hints whose own log it
+    is. ``first_checksum`` is the checksum that the first operation was written with.
+    """
+
+    author: int
+    first_seq_no: int
+    first_offset: Offset
+    first_checksum: int
+    last_seq_no: int
+    last_offset: Offset = 0
+    log: JournalName = ""
+
+    def validate(self) -> None:
+        if self.author == 0:
+            raise Invalid("Author is zero")
+        if self.first_seq_no <= 0:
+            raise Invalid("FirstSeqNo <= 0")
+        if self.first_offset < 0:
+            raise Invalid("FirstOffset < 0")
+        if self.last_seq_no < self.first_seq_no:
+            raise Invalid("LastSeqNo < segment.FirstSeqNo")
+        if self.last_offset != 0 and self.last_offset <= self.first_offset:
+            raise Invalid("LastOffset <= segment.FirstOffset")
+        with within("Log"):
+            validate_journal_name(self.log)
+
+    def to_pb(self) -> recoverylog_pb2.Segment:
+        return recoverylog_pb2.Segment(
+            author=self.author,
+            first_seq_no=self.first_seq_no,
+            first_offset=self.first_offset,
+            first_checksum=self.first_checksum,
+            last_seq_no=self.last_seq_no,
+            last_offset=self.last_offset,
+            log=self.log,
+        )
+
+    @classmethod
+    def from_pb(cls, pb: recoverylog_pb2.Segment) -> Segment:
+        return cls(
+            author=pb.author,
+            first_seq_no=pb.first_seq_no,
+            first_offset=pb.first_offset,
+            first_checksum=pb.first_checksum,
+            last_seq_no=pb.last_seq_no,
+            last_offset=pb.last_offset,
+            log=pb.log,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FnodeSegments:
+    """A file node, named by the sequence number of its creation, and where its history lies."""
+
+    fnode: int
+    segments: tuple[Segment, ...]
+
+    def to_pb(self) -> recoverylog_pb2.FnodeSegments:
+        return recoverylog_pb2.FnodeSegments(
+            fnode=self.fnode, segments=[segment.to_pb() for segment in self.segments]
+        )
+
+    @classmethod
+    def from_pb(cls, pb: recoverylog_pb2.FnodeSegments) -> FnodeSegments:
+        return cls(pb.fnode, tuple(Segment.from_pb(segment) for segment in pb.segments))
+
+
+@dataclass(frozen=True, slots=True)
+class FSMHints:
+    """What is live in a recovery log. Without nodes, playback begins at its first byte."""
+
+    log: JournalName
+    live_nodes: tuple[FnodeSegments, ...] = ()
+    properties: tuple[Property, ...] = ()
+
+    def validate(self) -> None:
+        """Require segments that are well formed and that do not repeat the log of the hints."""
+        for node in self.live_nodes:
+            for segment in node.segments:
+                if segment.log and segment.log == self.log:
+                    raise Invalid("contained segment.Log duplicates FSMHints.Log")
+                with within("Segment"):
+                    replace(segment, log=segment.log or self.log).validate()
+
+    def to_pb(self) -> recoverylog_pb2.FSMHints:
+        return recoverylog_pb2.FSMHints(
+            log=self.log,
+            live_nodes=[node.to_pb() for node in self.live_nodes],
+            properties=[property.to_pb() for property in self.properties],
+        )
+
+    @classmethod
+    def from_pb(cls, pb: recoverylog_pb2.FSMHints) -> FSMHints:
+        return cls(
+            log=pb.log,
+            live_nodes=tuple(FnodeSegments.from_pb(node) for node in pb.live_nodes),
+            properties=tuple(Property.from_pb(property) for property in pb.properties),
+        )
+
+    def to_json(self) -> bytes:
+        """The JSON encoding, in which hints are kept in etcd."""
+        value = {
+            "log": self.log,
+            "live_nodes": [_node_to_json(node) for node in self.live_nodes] or None,
+            "properties": [
+                go_json.omit_zero({"path": property.path, "content": property.content})
+                for property in self.properties
+            ]
+            or None,
+        }
+        return go_json.dumps(go_json.omit_zero(value, "live_nodes", "properties"))
+
+
+def decode_hints(data: bytes) -> FSMHints:
+    """Read hints from a value of etcd, which holds them as JSON or, long ago, as protobuf.
+
+    They are not validated. Raises :class:`Invalid` for an empty value, and :class:`Corrupt` for
+    one that holds anything else.
+    """
+    if not data:
+        raise Invalid("hints are empty", hint="Delete the key, or write hints to it.")
+    if data[:1] == b"{":
+        return _hints_from_json(go_json.loads(data))
+    try:
+        return FSMHints.from_pb(recoverylog_pb2.FSMHints.FromString(data))
+    except DecodeError as error:
+        raise Corrupt(f"not hints: {error}", length=len(data)) from error
+
+
+def _node_to_json(node: FnodeSegments) -> dict[str, Any]:
+    segments = [
+        go_json.omit_zero(
+            {
+                "author": segment.author,
+                "first_seq_no": segment.first_seq_no,
+                "first_offset": segment.first_offset,
+                "first_checksum": segment.first_checksum,
+                "last_seq_no": segment.last_seq_no,
+                "last_offset": segment.last_offset,
+                "log": segment.log,
+            }
+        )
+        for segment in node.segments
+    ]
+    return go_json.omit_zero({"fnode": node.fnode, "segments": segments or None}, "segments")
+
+
+def _hints_from_json(value: dict[str, Any]) -> FSMHints:
+    nodes = [go_json.as_object(node) for node in go_json.as_list(value.get("live_nodes"))]
+    properties = [go_json.as_object(item) for item in go_json.as_list(value.get("properties"))]
+    return FSMHints(
+        log=go_json.get_str(value, "log"),
+        live_nodes=tuple(
+            FnodeSegments(
+                fnode=go_json.get_int(node, "fnode"),
+                segments=tuple(
+                    _segment_from_json(go_json.as_object(segment))
+                    for segment in go_json.as_list(node.get("segments"))
+                ),
+            )
+            for node in nodes
+        ),
+        properties=tuple(
+            Property(go_json.get_str(item, "path"), go_json.get_str(item, "content"))
+            for item in properties
+        ),
+    )
+
+
+def _segment_from_json(value: dict[str, Any]) -> Segment:
+    return Segment(
+        author=go_json.get_int(value, "author", go_json.UINT32),
+        first_seq_no=go_json.get_int(value, "first_seq_no"),
+        first_offset=go_json.get_int(value, "first_offset"),
+        first_checksum=go_json.get_int(value, "first_checksum", go_json.UINT32),
+        last_seq_no=go_json.get_int(value, "last_seq_no"),
+        last_offset=go_json.get_int(value, "last_offset"),
+        log=go_json.get_str(value, "log"),
+    )

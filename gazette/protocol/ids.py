@@ -1,0 +1,123 @@
+"""Names: of journals, shards and processes, and the alphabet that all of them draw from.
+
+Lengths are counted in bytes of UTF-8, as the protocol counts them. No name can hold ``#``, which
+separates the parts of allocator keys, nor anything that sorts below it.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from gazette.errors import Invalid
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.validation import within
+
+JournalName: TypeAlias = str
+"""``path/to/journal``, or ``path/to/journal;meta`` where a request permits a metadata segment."""
+ShardId: TypeAlias = str
+Offset: TypeAlias = int
+"""A byte offset of a journal."""
+Revision: TypeAlias = int
+"""A revision of etcd."""
+
+META_DELIMITER: Final = ";"
+NAME_BYTES_MIN: Final = 4
+NAME_BYTES_MAX: Final = 512
+"""Bounds of journal names and of shard ids; path postfixes share the upper one."""
+
+# `\w` is exactly the letters and numbers of Unicode, and "_".
+_TOKEN = re.compile(r"[\w\-+/.]*")
+_PATH_TOKEN = re.compile(r"[\w\-+/.=%]*")
+
+
+def validate_token(value: str, minimum: int, maximum: int) -> None:
+    """Require letters, numbers and ``-_+/.``, and ``minimum <= length in bytes <= maximum``."""
+    _validate_symbols(value, _TOKEN, minimum, maximum)
+
+
+def validate_path_token(value: str, minimum: int, maximum: int) -> None:
+    """As :func:`validate_token`, with ``=`` and ``%`` permitted too. Not checked to be a path."""
+    _validate_symbols(value, _PATH_TOKEN, minimum, maximum)
+
+
+def validate_path_component(value: str, minimum: int, maximum: int) -> None:
+    """Require a relative path that is its own clean form and that stays below its parent.
+
+    The protocol itself lets a leading ``..`` pass, which would reach outside of a blob store or
+    a directory that the path is appended to. We refuse it.
+    """
+    _validate_symbols(value, _PATH_TOKEN, minimum, maximum)
+    if not value:
+        return
+    # Of paths that begin with two slashes, normpath keeps both.
+    if posixpath.normpath(value) != value or value.startswith("//"):
+        raise Invalid(f"must be a clean path ({value})")
+    if value[0] == "/":
+        raise Invalid(f"cannot begin with '/' ({value})")
+    if value == ".." or value.startswith("../"):
+        raise Invalid(f"cannot traverse outside its parent ({value})")
+
+
+def split_journal_meta(name: JournalName) -> tuple[JournalName, str]:
+    """``journal;meta`` as ``(journal, meta)``, split at the first ``;``. No meta is ``""``."""
+    journal, _, meta = name.partition(META_DELIMITER)
+    return journal, meta
+
+
+def validate_journal_name(name: JournalName) -> None:
+    """Require a journal name, with or without a metadata segment."""
+    journal, delimiter, meta = name.partition(META_DELIMITER)
+    validate_path_component(journal, NAME_BYTES_MIN, NAME_BYTES_MAX)
+    if delimiter:
+        with within("metadata path segment"):
+            validate_path_component(meta, 1, NAME_BYTES_MAX)
+
+
+def validate_shard_id(shard_id: ShardId) -> None:
+    """Require a shard id: a token, and not necessarily a clean path."""
+    validate_token(shard_id, NAME_BYTES_MIN, NAME_BYTES_MAX)
+
+
+def validate_offsets(offsets: Mapping[JournalName, Offset]) -> None:
+    """Require valid journal names (metadata permitted) and offsets that are not negative."""
+    for journal, offset in sorted(offsets.items()):
+        with within(f"Offsets[{journal}]"):
+            validate_journal_name(journal)
+            if offset < 0:
+                raise Invalid(f"invalid offset ({offset}; expected >= 0)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ProcessId:
+    """One process of a cluster: a failure zone, and a suffix that is unique within it."""
+
+    zone: str
+    suffix: str
+
+    def __str__(self) -> str:
+        return f"{self.zone}#{self.suffix}"
+
+    def validate(self) -> None:
+        with within("Zone"):
+            validate_token(self.zone, 1, 32)
+        with within("Suffix"):
+            validate_token(self.suffix, 4, 128)
+
+    def to_pb(self) -> broker_pb2.ProcessSpec.ID:
+        return broker_pb2.ProcessSpec.ID(zone=self.zone, suffix=self.suffix)
+
+    @classmethod
+    def from_pb(cls, pb: broker_pb2.ProcessSpec.ID) -> ProcessId:
+        return cls(pb.zone, pb.suffix)
+
+
+def _validate_symbols(value: str, alphabet: re.Pattern[str], minimum: int, maximum: int) -> None:
+    length = len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    if not minimum <= length <= maximum:
+        raise Invalid(f"invalid length ({length}; expected {minimum} <= length <= {maximum})")
+    if alphabet.fullmatch(value) is None:
+        raise Invalid(f"not a valid token ({value})")

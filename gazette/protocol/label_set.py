@@ -1,0 +1,395 @@
+"""Labels, sets of them, and the selectors that match them."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final
+
+from gazette.errors import Invalid
+from gazette.labels import SINGLE_VALUED
+from gazette.protocol.ids import validate_path_token, validate_token
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.validation import within
+
+PREFIX_SUFFIX: Final = ":prefix"
+"""Behind a label's name in a selector: its value is matched as a prefix."""
+
+_NAME_BYTES_MIN: Final = 2
+_NAME_BYTES_MAX: Final = 64
+_VALUE_BYTES_MAX: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Label:
+    """A name and a value. ``prefix`` is permitted in selectors only."""
+
+    name: str
+    value: str = ""
+    prefix: bool = False
+
+    @classmethod
+    def of(cls, name: str, value: str = "") -> Label:
+        """A label whose ``name`` may end in ``:prefix``, which sets the flag of that name."""
+        bare = name.removesuffix(PREFIX_SUFFIX)
+        return cls(bare, value, prefix=bare != name)
+
+    def validate(self, *, allow_prefix: bool = False) -> None:
+        with within("Name"):
+            validate_token(self.name, _NAME_BYTES_MIN, _NAME_BYTES_MAX)
+        with within("Value"):
+            validate_path_token(self.value, 0, _VALUE_BYTES_MAX)
+        if self.prefix and not allow_prefix:
+            raise Invalid("Prefix may not be set outside of a LabelSelector")
+
+    def to_pb(self) -> broker_pb2.Label:
+        return broker_pb2.Label(name=self.name, value=self.value, prefix=self.prefix)
+
+    @classmethod
+    def from_pb(cls, pb: broker_pb2.Label) -> Label:
+        return cls(pb.name, pb.value, pb.prefix)
+
+
+_name_of: Callable[[Label], str] = attrgetter("name")
+
+
+@dataclass(frozen=True, slots=True)
+class LabelSet:
+    """Labels in strictly ascending order of name, then value. One name may have several values.
+
+    The constructor takes labels as they are, which is how a set that came over the wire can be
+    found to be out of order; :meth:`of` and the ``with_…`` methods keep the order themselves.
+    """
+
+    labels: tuple[Label, ...] = ()
+
+    @classmethod
+    def of(cls, *pairs: tuple[str, str]) -> LabelSet:
+        """The set of ``(name, value)`` pairs, given in any order. ``:prefix`` names work."""
+        return cls(tuple(sorted({Label.of(name, value) for name, value in pairs})))
+
+    def __bool__(self) -> bool:
+        return bool(self.labels)
+
+    def values_of(self, name: str) -> tuple[str, ...]:
+        """All values of ``name``, ascending; empty when the set does not have it."""
+        begin, end = self._range_of(name)
+        return tuple(label.value for label in self.labels[begin:end])
+
+    def value_of(self, name: str) -> str | None:
+        """The first value of ``name``."""
+        begin, end = self._range_of(name)
+        return self.labels[begin].value if begin < end else None
+
+    def with_value(self, name: str, value: str) -> LabelSet:
+        """This set with ``value`` as the only one of ``name``."""
+        label = Label.of(name, value)
+        begin, end = self._range_of(label.name)
+        return LabelSet((*self.labels[:begin], label, *self.labels[end:]))
+
+    def with_added(self, name: str, value: str) -> LabelSet:
+        """This set with ``value`` among those of ``name``."""
+        label = Label.of(name, value)
+        at = bisect_left(self.labels, label)
+        if at < len(self.labels) and self.labels[at] == label:
+            return self
+        return LabelSet((*self.labels[:at], label, *self.labels[at:]))
+
+    def without(self, name: str) -> LabelSet:
+        """This set without any value of ``name``."""
+        begin, end = self._range_of(name)
+        return LabelSet(self.labels[:begin] + self.labels[end:]) if begin < end else self
+
+    def validate(self, *, allow_prefix: bool = False) -> None:
+        previous: Label | None = None
+        for index, label in enumerate(self.labels):
+            with within(f"Labels[{index}]"):
+                label.validate(allow_prefix=allow_prefix)
+            if previous is not None:
+                _validate_order(index, previous, label)
+            previous = label
+
+    def to_pb(self) -> broker_pb2.LabelSet:
+        return broker_pb2.LabelSet(labels=[label.to_pb() for label in self.labels])
+
+    @classmethod
+    def from_pb(cls, pb: broker_pb2.LabelSet) -> LabelSet:
+        return cls(tuple(Label(label.name, label.value, label.prefix) for label in pb.labels))
+
+    def _range_of(self, name: str) -> tuple[int, int]:
+        begin = end = bisect_left(self.labels, name, key=_name_of)
+        while end < len(self.labels) and self.labels[end].name == name:
+            end += 1
+        return begin, end
+
+
+EMPTY_LABELS: Final = LabelSet()
+
+
+def _validate_order(index: int, previous: Label, label: Label) -> None:
+    if previous.name > label.name:
+        raise Invalid(
+            f"Labels not in unique, sorted order (index {index}; "
+            f"label name {label.name} <= {previous.name})"
+        )
+    if previous.name < label.name:
+        return
+    if previous.value >= label.value:
+        raise Invalid(
+            f"Labels not in unique, sorted order (index {index}; "
+            f"label {label.name} value {label.value} <= {previous.value})"
+        )
+    if previous.value == "":
+        raise Invalid(
+            f"Label has empty & non-empty values (index {index}; "
+            f"label {label.name} value {label.value})"
+        )
+
+
+def validate_single_valued(labels: LabelSet) -> None:
+    """Require one value only of the well-known labels that may not have more."""
+    for index in range(1, len(labels.labels)):
+        label = labels.labels[index]
+        if labels.labels[index - 1].name == label.name and label.name in SINGLE_VALUED:
+            raise Invalid(
+                f"expected single-value Label has multiple values (index {index}; "
+                f"label {label.name} value {label.value})"
+            )
+
+
+def _grouped(labels: Iterable[Label]) -> dict[str, tuple[Label, ...]]:
+    return {name: tuple(group) for name, group in groupby(labels, key=_name_of)}
+
+
+def _values(labels: Iterable[Label]) -> tuple[str, ...]:
+    return tuple(label.value for label in labels)
+
+
+def union(left: LabelSet, right: LabelSet) -> LabelSet:
+    """Labels of either set. Of a name that both have, the values of ``left`` are taken."""
+    if not right.labels:
+        return left
+    groups = _grouped(right.labels) | _grouped(left.labels)
+    return LabelSet(tuple(label for name in sorted(groups) for label in groups[name]))
+
+
+def intersect(left: LabelSet, right: LabelSet) -> LabelSet:
+    """Labels of names whose whole list of values is the same in both sets."""
+    others = _grouped(right.labels)
+    return LabelSet(
+        tuple(
+            label
+            for name, group in _grouped(left.labels).items()
+            if name in others and _values(group) == _values(others[name])
+            for label in group
+        )
+    )
+
+
+def subtract(left: LabelSet, right: LabelSet) -> LabelSet:
+    """Labels of ``left``, without the names whose whole list of values is the same in ``right``."""
+    others = _grouped(right.labels)
+    return LabelSet(
+        tuple(
+            label
+            for name, group in _grouped(left.labels).items()
+            if _values(group) != _values(others.get(name, ()))
+            for label in group
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LabelSelector:
+    """Which label sets are meant.
+
+    Every name of ``include`` must be matched by one of the set's values of that name, and no name
+    of ``exclude`` may be. Several values of one name in a selector are alternatives. The value
+    ``""`` is matched by any value, and a label with ``prefix`` by every value that begins with
+    its own. An empty selector matches everything.
+    """
+
+    include: LabelSet = EMPTY_LABELS
+    exclude: LabelSet = EMPTY_LABELS
+
+    @classmethod
+    def of(cls, *pairs: tuple[str, str], **names: str) -> LabelSelector:
+        """Include each pair and each keyword: ``LabelSelector.of(name="a/journal")``."""
+        return cls(LabelSet.of(*pairs, *names.items()))
+
+    @classmethod
+    def parse(cls, text: str) -> LabelSelector:
+        """Read the text form, ``env in (production, qa), tier not in (frontend), !test``.
+
+        Raises :class:`Invalid` at the first term that cannot be read.
+        """
+        selector = _parse(text)
+        selector.validate()
+        return selector
+
+    def matches(self, labels: LabelSet) -> bool:
+        values: dict[str, list[str]] = {}
+        for label in labels.labels:
+            values.setdefault(label.name, []).append(label.value)
+        for name, group in groupby(self.exclude.labels, key=_name_of):
+            if _any_matches(group, values.get(name, ())):
+                return False
+        for name, group in groupby(self.include.labels, key=_name_of):
+            if not _any_matches(group, values.get(name, ())):
+                return False
+        return True
+
+    def __str__(self) -> str:
+        return ",".join(
+            [*_terms(self.include, "", "=", "in"), *_terms(self.exclude, "!", "!=", "notin")]
+        )
+
+    def validate(self) -> None:
+        with within("Include"):
+            self.include.validate(allow_prefix=True)
+        with within("Exclude"):
+            self.exclude.validate(allow_prefix=True)
+
+    def to_pb(self) -> broker_pb2.LabelSelector:
+        return broker_pb2.LabelSelector(include=self.include.to_pb(), exclude=self.exclude.to_pb())
+
+    @classmethod
+    def from_pb(cls, pb: broker_pb2.LabelSelector) -> LabelSelector:
+        return cls(LabelSet.from_pb(pb.include), LabelSet.from_pb(pb.exclude))
+
+    def to_json(self) -> dict[str, Any]:
+        """The form in which a token's claims carry a selector."""
+        return {"include": _to_json(self.include), "exclude": _to_json(self.exclude)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> LabelSelector:
+        """Read the form of :meth:`to_json`. Raises :class:`Invalid` for any other."""
+        return cls(
+            _from_json("include", value.get("include")), _from_json("exclude", value.get("exclude"))
+        )
+
+
+EVERYTHING: Final = LabelSelector()
+"""The selector that matches every label set."""
+
+
+def _any_matches(alternatives: Iterable[Label], values: Iterable[str]) -> bool:
+    return any(
+        not label.value or (value.startswith(label.value) if label.prefix else value == label.value)
+        for label in alternatives
+        for value in values
+    )
+
+
+def _terms(labels: LabelSet, bang: str, equal: str, member: str) -> list[str]:
+    named = sorted(
+        replace(label, name=label.name + PREFIX_SUFFIX) if label.prefix else label
+        for label in labels.labels
+    )
+    terms = []
+    for name, group in groupby(named, key=_name_of):
+        values = _values(group)
+        if values == ("",):
+            terms.append(f"{bang}{name}")
+        elif len(values) == 1:
+            terms.append(f"{name}{equal}{values[0]}")
+        else:
+            terms.append(f"{name} {member} ({','.join(values)})")
+    return terms
+
+
+def _to_json(labels: LabelSet) -> dict[str, Any]:
+    items = []
+    for label in labels.labels:
+        item: dict[str, Any] = {"name": label.name, "value": label.value, "prefix": label.prefix}
+        items.append({key: value for key, value in item.items() if value})
+    return {"labels": items or None}
+
+
+def _from_json(context: str, value: Any) -> LabelSet:
+    match value:
+        case None | {"labels": None}:
+            return EMPTY_LABELS
+        case {"labels": [*items]}:
+            return LabelSet(tuple(_label_from_json(context, item) for item in items))
+        case {**rest} if not rest:
+            return EMPTY_LABELS
+    raise Invalid("expected an object with a list of labels", path=context)
+
+
+def _label_from_json(context: str, item: Any) -> Label:
+    if isinstance(item, dict):
+        name, value, prefix = item.get("name", ""), item.get("value", ""), item.get("prefix", False)
+        if isinstance(name, str) and isinstance(value, str) and isinstance(prefix, bool):
+            return Label(name, value, prefix)
+    raise Invalid("expected labels of name, value and prefix", path=context)
+
+
+# The terms of a selector's text. One space at most is permitted in each gap.
+_NAME: Final = r" ?([\w\-+/.]{2,}(?::prefix)?)"
+_VALUE: Final = r" ?([\w\-+/.=%]*)"
+_SET: Final = r" ?\(([^)]+)\)"
+_END: Final = r" ?(?:,|\Z)"
+
+_EQUAL = re.compile(f"{_NAME} ?=?={_VALUE}{_END}")
+_NOT_EQUAL = re.compile(f"{_NAME} ?!={_VALUE}{_END}")
+_IN = re.compile(f"{_NAME} in{_SET}{_END}")
+_NOT_IN = re.compile(f"{_NAME} not ?in{_SET}{_END}")
+_EXISTS = re.compile(f"{_NAME}{_END}")
+_NOT_EXISTS = re.compile(f" ?!{_NAME}{_END}")
+_SET_VALUE = re.compile(f"{_VALUE}{_END}")
+
+_TERMS: Final = (
+    (_EQUAL, False),
+    (_NOT_EQUAL, True),
+    (_IN, False),
+    (_NOT_IN, True),
+    (_EXISTS, False),
+    (_NOT_EXISTS, True),
+)
+
+
+def _parse(text: str) -> LabelSelector:
+    sets = [EMPTY_LABELS, EMPTY_LABELS]
+    position = 0
+    while position < len(text):
+        term, exclude = _parse_term(text, position)
+        if term.re in (_IN, _NOT_IN):
+            with within(f"parsing {_quoted(text[position:])}"):
+                values = _parse_set(term.group(2))
+        else:
+            values = [term.group(2)] if term.re.groups == 2 else [""]
+        for value in values:
+            sets[exclude] = sets[exclude].with_added(term.group(1), value)
+        position = term.end()
+    return LabelSelector(include=sets[False], exclude=sets[True])
+
+
+def _parse_term(text: str, position: int) -> tuple[re.Match[str], bool]:
+    for pattern, exclude in _TERMS:
+        if term := pattern.match(text, position):
+            return term, exclude
+    raise Invalid(f"could not match {_quoted(text[position:])} to a label selector expression")
+
+
+def _parse_set(text: str) -> list[str]:
+    values = []
+    position = 0
+    while position < len(text):
+        term = _SET_VALUE.match(text, position)
+        if term is None:
+            raise Invalid(
+                f"could not match {_quoted(text[position:])} to a label selector set expression"
+            )
+        values.append(term.group(1))
+        position = term.end()
+    return values
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

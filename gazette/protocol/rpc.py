@@ -1,0 +1,480 @@
+"""Checks of requests and responses, as they are received and before they are sent.
+
+Every function takes a generated message, and raises :class:`~gazette.errors.Invalid` whose path
+names the field. None changes what it is given. Journal service first, Shard service below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+from gazette.errors import Invalid
+from gazette.labels import META_PREFIX
+from gazette.protocol import duration
+from gazette.protocol.fragment import Fragment, FragmentStoreUrl
+from gazette.protocol.hints import FSMHints
+from gazette.protocol.ids import (
+    NAME_BYTES_MAX,
+    validate_journal_name,
+    validate_offsets,
+    validate_path_component,
+    validate_shard_id,
+)
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.label_set import LabelSelector, LabelSet
+from gazette.protocol.pb import broker_pb2, consumer_pb2
+from gazette.protocol.route import Header, Route
+from gazette.protocol.shard import ReplicaStatus, ShardSpec
+from gazette.protocol.status import ShardStatus, Status
+from gazette.protocol.validation import within
+
+PAGE_LIMIT_MAX: Final = 10_000
+
+_ANY_REVISION: Final = -1
+_WRITE_HEAD: Final = -1
+_SUSPEND_VALUES: Final = {
+    int(number): name for name, number in broker_pb2.AppendRequest.Suspend.items()
+}
+
+
+def validate_read_request(pb: broker_pb2.ReadRequest) -> None:
+    _optional_header(pb)
+    _journal(pb.journal)
+    if pb.offset < _WRITE_HEAD:
+        raise Invalid(f"invalid Offset ({pb.offset}; expected -1 <= Offset <= MaxInt64)")
+    if pb.end_offset < 0 or 0 < pb.end_offset < pb.offset:
+        raise Invalid(f"invalid EndOffset ({pb.end_offset}; expected 0 or Offset <= EndOffset)")
+
+
+def validate_read_response(pb: broker_pb2.ReadResponse) -> None:
+    if pb.content:
+        _read_content(pb)
+        return
+    status = _status(pb.status)
+    _optional_header(pb)
+    if pb.write_head < 0:
+        raise Invalid(f"invalid WriteHead ({pb.write_head}; expected >= 0)")
+    if pb.HasField("fragment"):
+        _read_fragment(pb)
+    elif status is Status.OK and pb.offset != 0:
+        raise Invalid(f"unexpected Offset without Fragment or Content ({pb.offset})")
+    elif pb.fragment_url:
+        raise Invalid(f"unexpected FragmentUrl without Fragment ({pb.fragment_url})")
+
+
+def _read_content(pb: broker_pb2.ReadResponse) -> None:
+    if pb.status:
+        raise Invalid(f"unexpected Status with Content ({_status(pb.status).name})")
+    if pb.HasField("header"):
+        raise Invalid("unexpected Header with Content")
+    if pb.write_head:
+        raise Invalid(f"unexpected WriteHead with Content ({pb.write_head})")
+    if pb.HasField("fragment"):
+        raise Invalid("unexpected Fragment with Content")
+    if pb.fragment_url:
+        raise Invalid(f"unexpected FragmentUrl with Content ({pb.fragment_url})")
+
+
+def _read_fragment(pb: broker_pb2.ReadResponse) -> None:
+    with within("Fragment"):
+        fragment = Fragment.from_pb(pb.fragment)
+        fragment.validate()
+    if not fragment.begin <= pb.offset < fragment.end:
+        raise Invalid(
+            f"invalid Offset ({pb.offset}; expected {fragment.begin} <= offset < {fragment.end})"
+        )
+    if pb.write_head < fragment.end:
+        raise Invalid(f"invalid WriteHead ({pb.write_head}; expected >= {fragment.end})")
+    _url("FragmentUrl", pb.fragment_url)
+
+
+def validate_append_request_opening(pb: broker_pb2.AppendRequest) -> None:
+    """Check the first message of an Append stream. Those that follow are chunks."""
+    _optional_header(pb)
+    _journal(pb.journal)
+    if pb.offset < 0:
+        raise Invalid(f"invalid Offset ({pb.offset}; expected >= 0)")
+    if pb.content:
+        raise Invalid("unexpected Content")
+    if pb.HasField("check_registers"):
+        with within("CheckRegisters"):
+            LabelSelector.from_pb(pb.check_registers).validate()
+    if pb.HasField("union_registers"):
+        with within("UnionRegisters"):
+            LabelSet.from_pb(pb.union_registers).validate()
+    if pb.HasField("subtract_registers"):
+        with within("SubtractRegisters"):
+            LabelSet.from_pb(pb.subtract_registers).validate()
+    if pb.suspend not in _SUSPEND_VALUES:
+        raise Invalid(f"invalid Suspend variant ({pb.suspend})", path="Suspend")
+
+
+def validate_append_chunk(pb: broker_pb2.AppendRequest) -> None:
+    """Check a later message of an Append stream. An empty one is the intent to commit."""
+    if pb.journal:
+        raise Invalid("unexpected Journal")
+    if pb.HasField("header"):
+        raise Invalid("unexpected Header")
+    if pb.do_not_proxy:
+        raise Invalid("unexpected DoNotProxy")
+    if pb.offset:
+        raise Invalid("unexpected Offset")
+    if pb.HasField("check_registers"):
+        raise Invalid("unexpected CheckRegisters")
+    if pb.HasField("union_registers"):
+        raise Invalid("unexpected UnionRegisters")
+    if pb.HasField("subtract_registers"):
+        raise Invalid("unexpected SubtractRegisters")
+    if pb.suspend:
+        suspend = _SUSPEND_VALUES.get(pb.suspend, pb.suspend)
+        raise Invalid(f"unexpected Suspend ({suspend}; expected SUSPEND_RESUMED)")
+
+
+def validate_append_response(pb: broker_pb2.AppendResponse) -> None:
+    status = _status(pb.status)
+    _header(pb.header)
+    if status is Status.OK and not pb.HasField("commit"):
+        raise Invalid("expected Commit")
+    if status in (Status.OK, Status.REGISTER_MISMATCH) and not pb.HasField("registers"):
+        raise Invalid("expected Registers")
+    if pb.HasField("commit"):
+        with within("Commit"):
+            Fragment.from_pb(pb.commit).validate()
+    if pb.HasField("registers"):
+        with within("Registers"):
+            LabelSet.from_pb(pb.registers).validate()
+
+
+def validate_replicate_request(pb: broker_pb2.ReplicateRequest) -> None:
+    """Check a proposal, or a chunk of content.
+
+    Absent registers of a proposal read as empty ones.
+    """
+    if not pb.HasField("proposal"):
+        _replicate_content(pb)
+        return
+    if pb.HasField("header"):
+        _header(pb.header)
+        if not pb.acknowledge:
+            raise Invalid("expected Acknowledge with Header")
+    with within("Proposal"):
+        Fragment.from_pb(pb.proposal).validate()
+    with within("Registers"):
+        LabelSet.from_pb(pb.registers).validate()
+    if pb.content:
+        raise Invalid(f"unexpected Content with Proposal (len {len(pb.content)})")
+    if pb.content_delta:
+        raise Invalid(f"unexpected ContentDelta with Proposal ({pb.content_delta})")
+    if pb.deprecated_journal and pb.deprecated_journal != pb.proposal.journal:
+        raise Invalid(
+            "DeprecatedJournal and Proposal.Journal mismatch "
+            f"({pb.deprecated_journal} vs {pb.proposal.journal})"
+        )
+
+
+def _replicate_content(pb: broker_pb2.ReplicateRequest) -> None:
+    if not pb.content:
+        raise Invalid("expected Content or Proposal")
+    if pb.content_delta < 0:
+        raise Invalid(f"invalid ContentDelta ({pb.content_delta}; expected >= 0)")
+    if pb.HasField("header"):
+        raise Invalid("unexpected Header with Content")
+    if pb.HasField("registers"):
+        raise Invalid("unexpected Registers with Content")
+    if pb.acknowledge:
+        raise Invalid("unexpected Acknowledge with Content")
+    if pb.deprecated_journal:
+        raise Invalid("unexpected DeprecatedJournal with Content")
+
+
+def validate_replicate_response(pb: broker_pb2.ReplicateResponse) -> None:
+    """Check an acknowledgement, for what a primary relies on.
+
+    Peers send a header with the first one whatever its status, and fragments of a mismatch
+    without a codec. Neither is refused.
+    """
+    status = _status(pb.status)
+    if status is Status.WRONG_ROUTE and not pb.HasField("header"):
+        raise Invalid("expected Header")
+    _optional_header(pb)
+    if status is Status.PROPOSAL_MISMATCH:
+        if not pb.HasField("fragment"):
+            raise Invalid("expected Fragment")
+        if not pb.HasField("registers"):
+            raise Invalid("expected Registers")
+    if pb.HasField("registers"):
+        with within("Registers"):
+            LabelSet.from_pb(pb.registers).validate()
+
+
+def validate_list_request(pb: broker_pb2.ListRequest) -> None:
+    selector = _selector(pb.selector)
+    for context, labels in (("Include", selector.include), ("Exclude", selector.exclude)):
+        for value in labels.values_of(META_PREFIX):
+            if not value.endswith("/"):
+                raise Invalid(
+                    f"Selector.{context}.Labels[\"{META_PREFIX}\"]: expected trailing '/' ({value})"
+                )
+
+
+def validate_list_response(pb: broker_pb2.ListResponse) -> None:
+    _status(pb.status)
+    _header(pb.header)
+    for index, journal in enumerate(pb.journals):
+        with within(f"Journals[{index}]"):
+            validate_list_response_journal(journal)
+
+
+def validate_list_response_journal(pb: broker_pb2.ListResponse.Journal) -> None:
+    with within("Spec"):
+        JournalSpec.from_pb(pb.spec).validate()
+    _mod_revision_and_route(pb.mod_revision, pb.route)
+
+
+def validate_apply_request(pb: broker_pb2.ApplyRequest) -> None:
+    for index, change in enumerate(pb.changes):
+        with within(f"Changes[{index}]"):
+            if change.HasField("upsert"):
+                if change.delete:
+                    raise Invalid("both Upsert and Delete are set (expected exactly one)")
+                with within("Upsert"):
+                    JournalSpec.from_pb(change.upsert).validate()
+                _upsert_revision(change.expect_mod_revision)
+            elif change.delete:
+                with within("Delete"):
+                    validate_journal_name(change.delete)
+                _delete_revision(change.expect_mod_revision)
+            else:
+                raise Invalid("neither Upsert nor Delete are set (expected exactly one)")
+
+
+def validate_apply_response(pb: broker_pb2.ApplyResponse) -> None:
+    _status(pb.status)
+    _header(pb.header)
+
+
+def validate_fragments_request(pb: broker_pb2.FragmentsRequest) -> None:
+    _optional_header(pb)
+    _journal(pb.journal)
+    if pb.end_mod_time != 0 and pb.end_mod_time < pb.begin_mod_time:
+        raise Invalid(f"invalid EndModTime ({pb.end_mod_time} must be after {pb.begin_mod_time})")
+    if pb.next_page_token < 0:
+        raise Invalid(f"invalid NextPageToken ({pb.next_page_token}; must be >= 0)")
+    if not 0 <= pb.page_limit <= PAGE_LIMIT_MAX:
+        raise Invalid(f"invalid PageLimit ({pb.page_limit}; must be >= 0 and <= {PAGE_LIMIT_MAX})")
+    if pb.HasField("signatureTTL"):
+        ttl_ns = duration.from_pb(pb.signatureTTL)
+        if ttl_ns <= 0:
+            ttl = duration.format_go_duration(ttl_ns)
+            raise Invalid(f"invalid SignatureTTL ({ttl}; must be > 0s)")
+
+
+def validate_fragments_response(pb: broker_pb2.FragmentsResponse) -> None:
+    _status(pb.status)
+    _header(pb.header)
+    for index, fragment in enumerate(pb.fragments):
+        with within(f"Fragments[{index}]"):
+            with within("Spec"):
+                Fragment.from_pb(fragment.spec).validate()
+            _url("SignedUrl", fragment.signed_url)
+
+
+def validate_health_request(pb: broker_pb2.FragmentStoreHealthRequest) -> None:
+    with within("FragmentStore"):
+        FragmentStoreUrl.parse(pb.fragment_store)
+    prefix = pb.check_delete_prefix
+    if not prefix:
+        return
+    with within("CheckDeletePrefix"):
+        if not pb.check_delete:
+            raise Invalid("cannot be set when CheckDelete is false")
+        if not prefix.endswith("/"):
+            raise Invalid(f"must end in '/' ({prefix})")
+        component = prefix[:-1]
+        if component == ".." or component.startswith("../"):
+            raise Invalid(f"cannot traverse outside the store ({prefix})")
+        validate_path_component(component, 1, NAME_BYTES_MAX)
+
+
+def validate_health_response(pb: broker_pb2.FragmentStoreHealthResponse) -> None:
+    _status(pb.status)
+    _header(pb.header)
+
+
+def validate_stat_request(pb: consumer_pb2.StatRequest) -> None:
+    _optional_header(pb)
+    _shard(pb.shard)
+    _offsets("ReadThrough", pb.read_through)
+
+
+def validate_stat_response(pb: consumer_pb2.StatResponse) -> None:
+    _shard_status(pb.status)
+    _header(pb.header)
+    _offsets("ReadThrough", pb.read_through)
+    _offsets("PublishAt", pb.publish_at)
+
+
+def validate_shard_list_request(pb: consumer_pb2.ListRequest) -> None:
+    _selector(pb.selector)
+
+
+def validate_shard_list_response(pb: consumer_pb2.ListResponse) -> None:
+    _shard_status(pb.status)
+    _header(pb.header)
+    for index, shard in enumerate(pb.shards):
+        with within(f"Shards[{index}]"):
+            validate_list_response_shard(shard)
+
+
+def validate_list_response_shard(pb: consumer_pb2.ListResponse.Shard) -> None:
+    with within("Spec"):
+        ShardSpec.from_pb(pb.spec).validate()
+    _mod_revision_and_route(pb.mod_revision, pb.route)
+    if len(pb.route.members) != len(pb.status):
+        raise Invalid(
+            "length of Route.Members and Status are not equal "
+            f"({len(pb.route.members)} vs {len(pb.status)})"
+        )
+    for index, status in enumerate(pb.status):
+        with within(f"Status[{index}]"):
+            ReplicaStatus.from_pb(status).validate()
+
+
+def validate_shard_apply_request(pb: consumer_pb2.ApplyRequest) -> None:
+    for index, change in enumerate(pb.changes):
+        with within(f"Changes[{index}]"):
+            _shard_change(change)
+
+
+def _shard_change(pb: consumer_pb2.ApplyRequest.Change) -> None:
+    if pb.HasField("upsert"):
+        if pb.delete:
+            raise Invalid("both Upsert and Delete are set (expected exactly one)")
+        with within("Upsert"):
+            ShardSpec.from_pb(pb.upsert).validate()
+        _upsert_revision(pb.expect_mod_revision)
+        if pb.HasField("primary_hints"):
+            with within("PrimaryHints"):
+                FSMHints.from_pb(pb.primary_hints).validate()
+    elif pb.delete:
+        with within("Delete"):
+            validate_shard_id(pb.delete)
+        _delete_revision(pb.expect_mod_revision)
+        if pb.HasField("primary_hints"):
+            raise Invalid("hints may be set only with an upsert, not a delete")
+    else:
+        raise Invalid("neither Upsert nor Delete are set (expected exactly one)")
+
+
+def validate_shard_apply_response(pb: consumer_pb2.ApplyResponse) -> None:
+    _shard_status(pb.status)
+    _header(pb.header)
+
+
+def validate_get_hints_request(pb: consumer_pb2.GetHintsRequest) -> None:
+    _shard(pb.shard)
+
+
+def validate_get_hints_response(pb: consumer_pb2.GetHintsResponse) -> None:
+    _shard_status(pb.status)
+    if pb.primary_hints.HasField("hints"):
+        with within("primary hints"):
+            FSMHints.from_pb(pb.primary_hints.hints).validate()
+    for backup in pb.backup_hints:
+        if backup.HasField("hints"):
+            with within("backup hints"):
+                FSMHints.from_pb(backup.hints).validate()
+
+
+def validate_unassign_request(pb: consumer_pb2.UnassignRequest) -> None:
+    _shards(pb.shards)
+
+
+def validate_unassign_response(pb: consumer_pb2.UnassignResponse) -> None:
+    status = _shard_status(pb.status)
+    if status is not ShardStatus.OK:
+        raise Invalid(f"bad status: {status.name}")
+
+
+_Routed = (
+    broker_pb2.ReadRequest
+    | broker_pb2.ReadResponse
+    | broker_pb2.AppendRequest
+    | broker_pb2.ReplicateResponse
+    | broker_pb2.FragmentsRequest
+    | consumer_pb2.StatRequest
+)
+
+
+def _optional_header(pb: _Routed) -> None:
+    if pb.HasField("header"):
+        _header(pb.header)
+
+
+def _header(pb: broker_pb2.Header) -> None:
+    with within("Header"):
+        Header.from_pb(pb).validate()
+
+
+def _status(value: int) -> Status:
+    with within("Status"):
+        return Status.from_pb(value)
+
+
+def _shard_status(value: int) -> ShardStatus:
+    with within("Status"):
+        return ShardStatus.from_pb(value)
+
+
+def _journal(name: str) -> None:
+    with within("Journal"):
+        validate_journal_name(name)
+
+
+def _shard(shard_id: str) -> None:
+    with within("Shard"):
+        validate_shard_id(shard_id)
+
+
+def _shards(shard_ids: Iterable[str]) -> None:
+    for index, shard_id in enumerate(shard_ids):
+        with within(f"Shards[{index}]"):
+            validate_shard_id(shard_id)
+
+
+def _offsets(context: str, offsets: Mapping[str, int]) -> None:
+    with within(context):
+        validate_offsets(offsets)
+
+
+def _selector(pb: broker_pb2.LabelSelector) -> LabelSelector:
+    selector = LabelSelector.from_pb(pb)
+    with within("Selector"):
+        selector.validate()
+    return selector
+
+
+def _mod_revision_and_route(mod_revision: int, route: broker_pb2.Route) -> None:
+    if mod_revision <= 0:
+        raise Invalid(f"invalid ModRevision ({mod_revision}; expected > 0)")
+    with within("Route"):
+        Route.from_pb(route).validate()
+
+
+def _upsert_revision(revision: int) -> None:
+    if revision < 0 and revision != _ANY_REVISION:
+        raise Invalid(f"invalid ExpectModRevision ({revision}; expected >= 0 or -1)")
+
+
+def _delete_revision(revision: int) -> None:
+    if revision <= 0 and revision != _ANY_REVISION:
+        raise Invalid(f"invalid ExpectModRevision ({revision}; expected > 0 or -1)")
+
+
+def _url(context: str, text: str) -> None:
+    try:
+        urlsplit(text)
+    except ValueError as error:
+        raise Invalid(f"{error} ({text})", path=context) from error

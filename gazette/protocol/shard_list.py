@@ -1,0 +1,188 @@
+"""Shard specifications as a list, with what all of them share held in common.
+
+This is the form in which operators read and write them, as YAML. A shard's specification is its
+own fields and, where those are unset, the common ones. Zero is unset: a shard can override a common
+value, but not with ``false`` or 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, Final
+
+import yaml
+
+from gazette.errors import Invalid
+from gazette.protocol import strict_yaml
+from gazette.protocol.ids import Revision
+from gazette.protocol.shard import (
+    ShardSource,
+    ShardSpec,
+    intersect_shard_specs,
+    subtract_shard_specs,
+    union_shard_specs,
+)
+from gazette.protocol.strict_yaml import Fields
+
+_COMMON_FIELDS: Final = (
+    "sources",
+    "recovery_log_prefix",
+    "hint_prefix",
+    "hint_backups",
+    "max_txn_duration",
+    "min_txn_duration",
+    "disable",
+    "hot_standbys",
+    "labels",
+    "disable_wait_for_ack",
+    "ring_buffer_size",
+    "read_channel_size",
+)
+_SHARD_FIELDS: Final = ("comment", "delete", "id", *_COMMON_FIELDS, "revision")
+
+_NOTHING: Final = ShardSpec("")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEntry:
+    """One shard of the list. ``spec`` may be partial.
+
+    ``revision`` is the one at which the shard was read from etcd, 0 for one that is to be created,
+    and -1 to not compare.
+    """
+
+    spec: ShardSpec
+    comment: str = ""
+    delete: bool | None = None
+    revision: Revision = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShardList:
+    """Shards, and the fields of their specifications that are held in common."""
+
+    common: ShardSpec = _NOTHING
+    shards: tuple[ShardEntry, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> ShardList:
+        """Read YAML. Raises :class:`Invalid` naming the line; the list is not validated yet."""
+        fields = Fields(strict_yaml.compose(text), ("common", "shards"))
+        common = fields.fields("common", _COMMON_FIELDS)
+        return cls(
+            common=_NOTHING if common is None else _decode_spec(common),
+            shards=fields.items("shards", _decode_shard),
+        )
+
+    @classmethod
+    def of(cls, specs: Iterable[tuple[ShardSpec, Revision]]) -> ShardList:
+        """The list of complete specifications and their revisions, with shared fields hoisted."""
+        ordered = sorted(specs, key=lambda item: item[0].id)
+        return cls(
+            shards=tuple(ShardEntry(s, revision=revision) for s, revision in ordered)
+        ).hoist()
+
+    def validate(self) -> None:
+        """Require ids in strictly ascending order. Specifications are not checked."""
+        for index in range(1, len(self.shards)):
+            previous, current = self.shards[index - 1].spec.id, self.shards[index].spec.id
+            if previous >= current:
+                raise Invalid(
+                    f"expected Shards to be ordered (ind {index}; {previous} vs {current})"
+                )
+
+    def push_down(self) -> ShardList:
+        """This list with complete shards, and nothing in common."""
+        return ShardList(
+            shards=tuple(
+                replace(shard, spec=union_shard_specs(shard.spec, self.common))
+                for shard in self.shards
+            )
+        )
+
+    def hoist(self) -> ShardList:
+        """This list with fields that all shards share held in common instead.
+
+        The inverse of :meth:`push_down`, which must come first: what is in common is replaced.
+        """
+        if not self.shards:
+            return self
+        common = reduce(intersect_shard_specs, (shard.spec for shard in self.shards))
+        return ShardList(
+            common=replace(common, id=""),
+            shards=tuple(
+                replace(shard, spec=subtract_shard_specs(shard.spec, common))
+                for shard in self.shards
+            ),
+        )
+
+    def to_yaml(self) -> str:
+        """The YAML that :meth:`parse` reads, without fields that are unset."""
+        shards = [_encode_shard(shard) for shard in self.shards]
+        return strict_yaml.dump({"common": _encode_spec(self.common), "shards": shards})
+
+
+def _decode_shard(node: yaml.Node) -> ShardEntry:
+    fields = Fields(node, _SHARD_FIELDS)
+    return ShardEntry(
+        spec=_decode_spec(fields),
+        comment=fields.text("comment"),
+        delete=fields.boolean("delete"),
+        revision=fields.integer("revision"),
+    )
+
+
+def _decode_spec(fields: Fields) -> ShardSpec:
+    return ShardSpec(
+        id=fields.text("id"),
+        sources=fields.items("sources", _decode_source),
+        recovery_log_prefix=fields.text("recovery_log_prefix"),
+        hint_prefix=fields.text("hint_prefix"),
+        hint_backups=fields.integer("hint_backups", strict_yaml.INT32),
+        max_txn_duration_ns=fields.duration_ns("max_txn_duration"),
+        min_txn_duration_ns=fields.duration_ns("min_txn_duration"),
+        disable=fields.boolean("disable") or False,
+        hot_standbys=fields.integer("hot_standbys", strict_yaml.UINT32),
+        labels=fields.labels("labels"),
+        disable_wait_for_ack=fields.boolean("disable_wait_for_ack") or False,
+        ring_buffer_size=fields.integer("ring_buffer_size", strict_yaml.UINT32),
+        read_channel_size=fields.integer("read_channel_size", strict_yaml.UINT32),
+    )
+
+
+def _decode_source(node: yaml.Node) -> ShardSource:
+    fields = Fields(node, ("journal", "min_offset"))
+    return ShardSource(fields.text("journal"), fields.integer("min_offset"))
+
+
+def _encode_shard(shard: ShardEntry) -> dict[str, Any]:
+    value: dict[str, Any] = {"comment": shard.comment} if shard.comment else {}
+    if shard.delete is not None:
+        value["delete"] = shard.delete
+    value |= _encode_spec(shard.spec)
+    return value | ({"revision": shard.revision} if shard.revision else {})
+
+
+def _encode_spec(spec: ShardSpec) -> dict[str, Any]:
+    value = {
+        "id": spec.id,
+        "sources": [
+            {"journal": source.journal}
+            | ({"min_offset": source.min_offset} if source.min_offset else {})
+            for source in spec.sources
+        ],
+        "recovery_log_prefix": spec.recovery_log_prefix,
+        "hint_prefix": spec.hint_prefix,
+        "hint_backups": spec.hint_backups,
+        "max_txn_duration": strict_yaml.encode_duration(spec.max_txn_duration_ns),
+        "min_txn_duration": strict_yaml.encode_duration(spec.min_txn_duration_ns),
+        "disable": spec.disable,
+        "hot_standbys": spec.hot_standbys,
+        "labels": strict_yaml.encode_labels(spec.labels),
+        "disable_wait_for_ack": spec.disable_wait_for_ack,
+        "ring_buffer_size": spec.ring_buffer_size,
+        "read_channel_size": spec.read_channel_size,
+    }
+    return {key: item for key, item in value.items() if item}

@@ -1,0 +1,229 @@
+"""YAML that is read into typed fields, where an unknown or a repeated key is an error.
+
+A field's type decides how its text is read, rather than what YAML would make of it: a label's
+value of ``yes``, ``1.10`` or ``2020-01-01`` is that text. Anchors, aliases and merge keys work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
+from typing import Any, Final, TypeVar
+
+import yaml
+
+from gazette.errors import Invalid
+from gazette.protocol.duration import format_go_duration, parse_go_duration
+from gazette.protocol.label_set import Label, LabelSet
+
+INT32: Final = (-(1 << 31), (1 << 31) - 1)
+UINT32: Final = (0, (1 << 32) - 1)
+INT64: Final = (-(1 << 63), (1 << 63) - 1)
+
+_TAG: Final = "tag:yaml.org,2002:"
+_NULL: Final = _TAG + "null"
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+Item = TypeVar("Item")
+
+
+class Fields:
+    """The fields of one YAML mapping, all of which must be among ``known``.
+
+    Each accessor returns the zero value of its type for a field that is absent or null.
+    """
+
+    __slots__ = ("_nodes",)
+
+    def __init__(self, node: yaml.Node | None, known: Iterable[str]) -> None:
+        self._nodes: dict[str, yaml.Node] = {}
+        if node is None or node.tag == _NULL:
+            return
+        if not isinstance(node, yaml.MappingNode):
+            raise _invalid(node, "expected a mapping")
+        nodes = _flattened(node)
+        permitted = frozenset(known)
+        for name, (key, value) in nodes.items():
+            if name not in permitted:
+                raise Invalid(
+                    f"line {_line(key)}: unknown field {name}",
+                    hint=f"Known fields are {', '.join(known)}.",
+                )
+            if value.tag != _NULL:
+                self._nodes[name] = value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._nodes
+
+    def text(self, name: str) -> str:
+        node = self._nodes.get(name)
+        return "" if node is None else _scalar(node).value
+
+    def integer(self, name: str, bounds: tuple[int, int] = INT64) -> int:
+        node = self._nodes.get(name)
+        return 0 if node is None else _integer(_scalar(node), bounds)
+
+    def boolean(self, name: str) -> bool | None:
+        node = self._nodes.get(name)
+        if node is None:
+            return None
+        if _scalar(node).tag != _TAG + "bool":
+            raise _invalid(node, "expected true or false")
+        return yaml.constructor.SafeConstructor().construct_yaml_bool(_scalar(node))
+
+    def duration_ns(self, name: str) -> int:
+        """A duration as text, ``1m0s``, or in nanoseconds."""
+        node = self._nodes.get(name)
+        if node is None:
+            return 0
+        if node.tag == _TAG + "int":
+            return _integer(_scalar(node), INT64)
+        try:
+            return parse_go_duration(_scalar(node).value)
+        except Invalid as error:
+            raise _invalid(node, error.message) from None
+
+    def enum(self, name: str, values: type[IntEnum], *, numbers: bool = False) -> int:
+        """The number of one of the ``values`` by its name or, where permitted, any number."""
+        node = self._nodes.get(name)
+        if node is None:
+            return 0
+        if numbers and node.tag == _TAG + "int":
+            return _integer(_scalar(node), UINT32)
+        value = values.__members__.get(_scalar(node).value)
+        if value is None:
+            options = ", ".join(values.__members__)
+            raise _invalid(node, f"not a valid {values.__name__} (options are {options})")
+        return value
+
+    def items(self, name: str, decode: Callable[[yaml.Node], Item]) -> tuple[Item, ...]:
+        """The items of a sequence, each decoded."""
+        node = self._nodes.get(name)
+        if node is None:
+            return ()
+        if not isinstance(node, yaml.SequenceNode):
+            raise _invalid(node, "expected a list")
+        return tuple(decode(item) for item in node.value)
+
+    def labels(self, name: str) -> LabelSet:
+        """Labels, put in order. Repeated ones are left for validation to find."""
+        return LabelSet(tuple(sorted(self.items(name, _decode_label))))
+
+    def fields(self, name: str, known: Iterable[str]) -> Fields | None:
+        """The fields of a nested mapping; ``None`` if it is absent."""
+        node = self._nodes.get(name)
+        return None if node is None else Fields(node, known)
+
+
+def compose(text: str) -> yaml.Node | None:
+    """The root of one YAML document, and ``None`` for an empty one. Raises :class:`Invalid`."""
+    try:
+        loader = _LOADER(text)
+        try:
+            return loader.get_single_node()
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        raise Invalid(f"not YAML: {error}") from error
+    except RecursionError as error:
+        raise Invalid("not YAML: nested too deeply") from error
+
+
+def _decode_label(node: yaml.Node) -> Label:
+    fields = Fields(node, ("name", "value", "prefix"))
+    return Label(fields.text("name"), fields.text("value"), fields.boolean("prefix") or False)
+
+
+def text_of(node: yaml.Node) -> str:
+    """The text of a scalar."""
+    text: str = _scalar(node).value
+    return text
+
+
+def dump(value: Mapping[str, Any]) -> str:
+    """Block-style YAML with keys in the order given."""
+    text: str = yaml.dump(
+        value,
+        Dumper=_Dumper,
+        allow_unicode=True,
+        default_flow_style=False,
+        sort_keys=False,
+        width=math.inf,
+    )
+    return text
+
+
+def encode_labels(labels: LabelSet) -> list[dict[str, Any]]:
+    """The value of a field of labels."""
+    return [
+        {"name": label.name, "value": label.value} | ({"prefix": True} if label.prefix else {})
+        for label in labels.labels
+    ]
+
+
+def encode_duration(ns: int) -> str:
+    """The value of a field of a duration; zero, which is left out, is ``""``."""
+    return format_go_duration(ns) if ns else ""
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = '"' if not text else "|" if "\n" in text else None
+    return dumper.represent_scalar(_TAG + "str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def _flattened(node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+    own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+    merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+    for key, value in node.value:
+        if key.tag == _TAG + "merge":
+            sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
+            for source in sources:
+                if not isinstance(source, yaml.MappingNode) or source is node:
+                    raise _invalid(value, "expected a mapping to merge")
+                merged = _flattened(source) | merged
+            continue
+        name = _scalar(key).value
+        if name in own:
+            raise _invalid(key, f"field {name} is set already")
+        own[name] = (key, value)
+    return merged | own
+
+
+def _scalar(node: yaml.Node) -> yaml.ScalarNode:
+    if not isinstance(node, yaml.ScalarNode):
+        raise _invalid(node, "expected a single value")
+    return node
+
+
+def _integer(node: yaml.ScalarNode, bounds: tuple[int, int]) -> int:
+    try:
+        if node.tag == _TAG + "int":
+            value = yaml.constructor.SafeConstructor().construct_yaml_int(node)
+        else:
+            number = float(node.value)  # 1e9 is a number to people, and to Go.
+            value = int(number)
+            if value != number:
+                raise ValueError(number)
+    except (ValueError, OverflowError):
+        raise _invalid(node, "expected an integer") from None
+    if not bounds[0] <= value <= bounds[1]:
+        raise _invalid(node, "the integer is out of range")
+    return value
+
+
+def _line(node: yaml.Node) -> int:
+    return node.start_mark.line + 1
+
+
+def _invalid(node: yaml.Node, message: str) -> Invalid:
+    shown = f" ({node.value})" if isinstance(node, yaml.ScalarNode) else ""
+    return Invalid(f"line {_line(node)}: {message}{shown}")

@@ -1,0 +1,163 @@
+"""Recorded operations and their frames, byte for byte as they stand in a recovery log.
+
+A frame is the magic word, the payload's length (little-endian), and the payload, a protobuf message.
+The frame of a write is followed by its raw bytes, which are neither framed nor part of the checksum
+(reference: consumer facts 4.2). The checksum of an operation is the CRC-32C of all payloads before
+it, so that a log can only be continued by somebody who has read all of it. Payloads are digested as
+they were read or written, never re-encoded.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import google_crc32c
+from google.protobuf.message import DecodeError
+
+from gazette.errors import Corrupt
+from gazette.protocol.pb import recoverylog_pb2 as pb
+
+MAGIC: Final = b"\x66\x33\x93\x36"
+HEADER_LENGTH: Final = 8
+_HEADER = struct.Struct("<4sI")
+
+OP_LENGTH_MAX: Final = 1 << 20
+"""No payload is longer: paths and property contents are short. A longer length is not a frame."""
+
+FENCE_LABEL: Final = "author"
+_BASE32: Final = "0123456789abcdefghijklmnopqrstuv"
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    fnode: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unlink:
+    fnode: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    fnode: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetProperty:
+    path: str
+    content: str
+
+
+Action = Create | Link | Unlink | Write | SetProperty | None
+"""What an operation does; None is a no-op, whose only effect is to occupy its sequence number."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedOp:
+    """One operation. Offsets and ``log`` say where it was read (or an underestimate of where it will
+    be written: ``last_offset`` 0 is not known yet); they are never encoded."""
+
+    seq_no: int
+    checksum: int
+    author: int
+    action: Action
+    first_offset: int = 0
+    last_offset: int = 0
+    log: str = ""
+
+
+def encode_op(op: RecordedOp) -> tuple[bytes, bytes]:
+    """(frame, payload) of an operation, without the raw bytes that follow a write."""
+    message = pb.RecordedOp(seq_no=op.seq_no, checksum=op.checksum, author=op.author)
+    match op.action:
+        case Create(path=path):
+            message.create.path = path
+        case Link(fnode=fnode, path=path):
+            message.link.fnode, message.link.path = fnode, path
+        case Unlink(fnode=fnode, path=path):
+            message.unlink.fnode, message.unlink.path = fnode, path
+        case Write(fnode=fnode, offset=offset, length=length):
+            # Presence matters: a write of a first node at offset zero still is a write.
+            message.write.SetInParent()
+            message.write.fnode, message.write.offset, message.write.length = fnode, offset, length
+        case SetProperty(path=path, content=content):
+            message.property.path, message.property.content = path, content
+        case None:
+            pass
+    payload = message.SerializeToString(deterministic=True)
+    return _HEADER.pack(MAGIC, len(payload)) + payload, payload
+
+
+def frame_length(header: bytes | bytearray | memoryview) -> int | None:
+    """The payload's length that a frame header of 8 bytes announces; None when it is no header."""
+    magic, length = _HEADER.unpack_from(header)
+    if magic != MAGIC or length > OP_LENGTH_MAX:
+        return None
+    return int(length)
+
+
+def decode_op(payload: bytes, *, log: str, first_offset: int, frame_end: int) -> RecordedOp:
+    """Decode a payload read from ``log`` at [first_offset, frame_end).
+
+    ``last_offset`` of the result includes the raw bytes of a write. Raises ``Corrupt``.
+    """
+    try:
+        message = pb.RecordedOp.FromString(payload)
+    except DecodeError as error:
+        raise Corrupt(
+            "recovery log holds a frame that is no operation", log=log, offset=first_offset
+        ) from error
+    action: Action = None
+    last_offset = frame_end
+    # The first field that is set counts, in this order (consumer facts 4.3).
+    if message.HasField("create"):
+        action = Create(message.create.path)
+    elif message.HasField("link"):
+        action = Link(message.link.fnode, message.link.path)
+    elif message.HasField("unlink"):
+        action = Unlink(message.unlink.fnode, message.unlink.path)
+    elif message.HasField("write"):
+        write = message.write
+        if write.length < 0 or write.offset < 0:
+            raise Corrupt("recovery log holds a negative write", log=log, offset=first_offset)
+        action = Write(write.fnode, write.offset, write.length)
+        last_offset += write.length
+    elif message.HasField("property"):
+        action = SetProperty(message.property.path, message.property.content)
+    return RecordedOp(
+        seq_no=message.seq_no,
+        checksum=message.checksum,
+        author=message.author,
+        action=action,
+        first_offset=first_offset,
+        last_offset=last_offset,
+        log=log,
+    )
+
+
+def next_checksum(checksum: int, payload: bytes) -> int:
+    """CRC-32C of everything up to and with ``payload``, given that of everything before it."""
+    return int(google_crc32c.extend(checksum, payload))
+
+
+def fence_value(author: int) -> str:
+    """The value of the register ``author`` that admits only this author: base 32, lower case."""
+    if not 0 < author < 1 << 32:
+        raise Corrupt("an author is a positive 32-bit number", author=author)
+    digits = ""
+    while author:
+        author, digit = divmod(author, 32)
+        digits = _BASE32[digit] + digits
+    return digits

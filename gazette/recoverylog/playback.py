@@ -1,0 +1,285 @@
+"""Stage 16 of the byte path: takes log bytes from `client/retry_reader`, says what to do with them.
+
+Pure: bytes in, file actions out. `player` performs the actions and owns reading, waiting and the
+hand-off append.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from typing import Final
+
+from gazette.errors import Corrupt
+from gazette.protocol.hints import FSMHints
+from gazette.recoverylog.fsm import Outcome, RecoveryFSM
+from gazette.recoverylog.ops import (
+    HEADER_LENGTH,
+    MAGIC,
+    Create,
+    RecordedOp,
+    Unlink,
+    Write,
+    decode_op,
+    frame_length,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenNode:
+    """Create the staged file of a node; it must not exist."""
+
+    fnode: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropNode:
+    """Close and remove the staged file of a node: nothing names it any more."""
+
+    fnode: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteNode:
+    """Write bytes at an offset of a node's staged file."""
+
+    fnode: int
+    offset: int
+    data: bytes | memoryview
+
+
+FileAction = OpenNode | DropNode | WriteNode
+
+
+def local_path(path: str) -> str:
+    """A path of the log as a relative path below the directory. Raises ``Corrupt``.
+
+    Paths in a log are absolute with respect to the directory. One that would leave it is refused: a
+    log is data, and must not be able to write elsewhere.
+    """
+    relative = path.lstrip("/")
+    if (
+        not relative
+        or "\0" in relative
+        or posixpath.normpath(relative) != relative
+        or relative.split("/", 1)[0] in ("..", ".", ".fnodes")
+    ):
+        raise Corrupt("recovery log names a path outside of its directory", path=path)
+    return relative
+
+
+@dataclass(slots=True)
+class _RawBytes:
+    """The rest of a write whose bytes are still to come. ``fnode`` None: they are discarded."""
+
+    fnode: int | None
+    offset: int
+    remaining: int
+
+
+JUNK_MAX: Final = 64 << 20
+"""More than this without a frame is not a recovery log."""
+
+
+class Playback:
+    """Decodes a log from some offset on and drives the recovery FSM.
+
+    Invariants: ``offset`` is where the first byte not yet decoded stands; bytes fed but not decoded
+    are an incomplete frame (or junk shorter than a header).
+    """
+
+    def __init__(self, hints: FSMHints) -> None:
+        self.fsm = RecoveryFSM(hints)
+        self.log = hints.log
+        self.offset = 0
+        self.op_count = 0
+        self.junk_bytes = 0
+        self.last_author: int | None = None
+        """Who wrote the last operation that applied: the owner of the log, as far as it was read."""
+        self._handoff: int | None = None
+        self._handoff_outcome: bool | None = None
+        self._buffer = bytearray()
+        self._raw: _RawBytes | None = None
+
+    @property
+    def read_offset(self) -> int:
+        """Where the next byte to feed stands in ``log``."""
+        return self.offset + len(self._buffer)
+
+    def wanted(self) -> tuple[str, int] | None:
+        """(log, offset) that must be read next, when that is not simply the next byte.
+
+        Hinted segments may lie in another log, or further on than what was read.
+        """
+        if not self.fsm.hinted_segments:
+            return None
+        segment = self.fsm.hinted_segments[0]
+        if segment.log != self.log or self.read_offset < segment.first_offset:
+            return segment.log, segment.first_offset
+        return None
+
+    def seek(self, log: str, offset: int) -> None:
+        """Go on at another place. Undecoded bytes and the rest of a write are given up."""
+        self.log = log
+        self.offset = offset
+        self._buffer.clear()
+        self._raw = None
+
+    def jump(self, offset: int) -> None:
+        """The log's bytes up to ``offset`` no longer exist. Raises ``Corrupt`` if they are needed."""
+        segment = self.fsm.hinted_segments[0] if self.fsm.hinted_segments else None
+        if (
+            segment is not None
+            and segment.log == self.log
+            and segment.last_offset
+            and offset > segment.last_offset
+        ):
+            raise Corrupt(
+                "the recovery log no longer holds operations that the hints name",
+                log=self.log,
+                offset=self.offset,
+                jumped_to=offset,
+                segment_end=segment.last_offset,
+                hint="Fragments were removed too early. Recover from an older backup of the hints,"
+                " or restore the fragments.",
+            )
+        if self._raw is not None and self._raw.fnode is not None:
+            raise Corrupt(
+                "the recovery log ends within a write", log=self.log, offset=self.read_offset
+            )
+        self.seek(self.log, offset)
+
+    def expect_handoff(self, author: int) -> None:
+        """Watch for the operation of a new author: see ``handoff_applied``."""
+        self._handoff = author
+        self._handoff_outcome = None
+
+    @property
+    def handoff_applied(self) -> bool | None:
+        """True when the hand-off operation was read and applied, False when it lost the race to an
+        operation of somebody else (inject it again), None when it was not read yet."""
+        return self._handoff_outcome
+
+    def feed(self, data: bytes) -> list[FileAction]:
+        """Decode more bytes. Raises ``Corrupt`` when the log's own owner wrote what cannot apply."""
+        actions: list[FileAction] = []
+        view = memoryview(data)
+        while True:
+            if self._raw is not None:
+                view = self._take_raw(view, actions)
+                if self._raw is not None:
+                    return actions
+            self._buffer += view
+            view = memoryview(b"")
+            rest = self._decode_frames(actions)
+            if rest is None:
+                return actions
+            # A write began: what follows its frame are raw bytes, which bypass the buffer.
+            view = memoryview(rest)
+
+    def _take_raw(self, view: memoryview, actions: list[FileAction]) -> memoryview:
+        raw = self._raw
+        assert raw is not None
+        taken = view[: raw.remaining]
+        if raw.fnode is not None and len(taken):
+            actions.append(WriteNode(raw.fnode, raw.offset, taken))
+        raw.offset += len(taken)
+        raw.remaining -= len(taken)
+        self.offset += len(taken)
+        if raw.remaining == 0:
+            self._raw = None
+        return view[len(taken) :]
+
+    def _decode_frames(self, actions: list[FileAction]) -> bytes | None:
+        """Decode whole frames of the buffer. Returns the bytes behind the frame of a write that has
+        raw bytes to come, or None when the buffer holds no whole frame any more."""
+        buffer = self._buffer
+        at = 0
+        while len(buffer) - at >= HEADER_LENGTH:
+            length = frame_length(memoryview(buffer)[at : at + HEADER_LENGTH])
+            if length is None:
+                at = self._skip_junk(at)
+                continue
+            frame_end = at + HEADER_LENGTH + length
+            if len(buffer) < frame_end:
+                break
+            payload = bytes(memoryview(buffer)[at + HEADER_LENGTH : frame_end])
+            try:
+                op = decode_op(
+                    payload,
+                    log=self.log,
+                    first_offset=self.offset + at,
+                    frame_end=self.offset + frame_end,
+                )
+            except Corrupt:
+                at = self._skip_junk(at)
+                continue
+            at = frame_end
+            self._apply(op, payload, actions)
+            if self._handoff_outcome:
+                break  # Nothing behind the hand-off is ours to play.
+            if isinstance(op.action, Write) and op.action.length:
+                rest = bytes(memoryview(buffer)[at:])
+                buffer.clear()
+                self.offset += at
+                return rest
+        if at:
+            del buffer[:at]
+            self.offset += at
+        return None
+
+    def _skip_junk(self, at: int) -> int:
+        """The next place after ``at`` where a frame may begin."""
+        found = self._buffer.find(MAGIC, at + 1)
+        # Without a magic word the last three bytes may be the beginning of one.
+        following = found if found >= 0 else max(at + 1, len(self._buffer) - len(MAGIC) + 1)
+        self.junk_bytes += following - at
+        if self.junk_bytes > JUNK_MAX:
+            raise Corrupt(
+                "journal does not hold a recovery log", log=self.log, offset=self.offset + at
+            )
+        return following
+
+    def _apply(self, op: RecordedOp, payload: bytes, actions: list[FileAction]) -> None:
+        self.op_count += 1
+        before = op.action.fnode in self.fsm.nodes if isinstance(op.action, Unlink) else False
+        had_hints = self.fsm.has_hints
+        outcome = self.fsm.apply(op, payload)
+        applied = outcome is Outcome.APPLIED
+        if outcome.advances:
+            self.last_author = op.author
+        elif not had_hints and op.author == self.last_author and op.seq_no >= self.fsm.next_seq_no:
+            # A stranger's operations are ignored, and a repeated append is of the past. But what the
+            # log's owner wrote next must apply, or all that follows would be dropped in silence.
+            raise Corrupt(
+                f"recovery log cannot be played further: {outcome.value}",
+                log=op.log,
+                offset=op.first_offset,
+                seq_no=op.seq_no,
+                expected_seq_no=self.fsm.next_seq_no,
+                author=op.author,
+            )
+        if op.author == self._handoff and self._handoff_outcome is None:
+            self._handoff_outcome = applied
+        match op.action:
+            case Create() if applied:
+                actions.append(OpenNode(op.seq_no))
+            case Unlink(fnode=fnode) if applied and before and fnode not in self.fsm.nodes:
+                actions.append(DropNode(fnode))
+            case Write(fnode=fnode, offset=offset, length=length) if length:
+                self._raw = _RawBytes(fnode if applied else None, offset, length)
+            case _:
+                pass
+
+    def missing(self) -> Corrupt:
+        """The error of a log that ended before all hinted operations were read."""
+        segment = self.fsm.hinted_segments[0]
+        return Corrupt(
+            "the recovery log ends before operations that its hints name: data was lost, or the"
+            " hints are of another log",
+            log=self.log,
+            offset=self.offset,
+            segment=segment,
+            hint="Recover from an older backup of the hints (gazctl shards recover), or restore"
+            " the log's fragments.",
+        )

@@ -1,0 +1,395 @@
+"""Stage 16 of the byte path: takes a recovery log from `client/retry_reader`, gives a directory.
+
+A player rebuilds the files of a log in a directory, then either tails the log (a hot standby) or ends:
+at the write head (a read-only recovery), or by a *hand-off*, an operation that makes a new author the
+owner of the log at exactly the point that was played to.
+
+::
+
+    BACKFILL ── at the head ──► TAILING ── hand_off(author) ──► INJECTED ── read, applied ──► LIVE
+        │                          │                               │ read, lost the race
+        └── finish() ──────────────┴── at the head ──► LIVE        └──► read on, inject again
+
+The operation of a hand-off carries the new author's fence into the journal's registers in the same
+append, so that the old author is refused from then on whether or not the operation wins the race.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import os
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gazette.client.appender import AppendParams
+from gazette.client.reader import OffsetJump, ReadParams
+from gazette.client.retry_reader import RetryReader
+from gazette.clock import Clock
+from gazette.errors import Bug, Corrupt, GazetteError, Unavailable
+from gazette.metrics import RECOVERED_BYTES
+from gazette.protocol.hints import FSMHints
+from gazette.recoverylog.fsm import RecoveryFSM
+from gazette.recoverylog.playback import (
+    DropNode,
+    FileAction,
+    OpenNode,
+    Playback,
+    WriteNode,
+    local_path,
+)
+from gazette.recoverylog.recorder import fence, no_op
+from gazette.tasks import BlockingPool, TaskScope
+
+if TYPE_CHECKING:
+    from gazette.client.client import Client
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 1 << 20
+STAGING = ".fnodes"
+
+
+class PlayerState(enum.Enum):
+    BACKFILL = "backfill"
+    TAILING = "tailing"
+    LIVE = "live"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredState:
+    """What a player leaves: the directory's files are those of ``fsm``.
+
+    ``author`` is the author that the log was handed to, or None after a read-only recovery.
+    """
+
+    log: str
+    fsm: RecoveryFSM
+    directory: Path
+    author: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlayProgress:
+    """How far a player is; offsets and sizes in bytes."""
+
+    state: PlayerState
+    log: str
+    offset: int
+    read_through: int
+    bytes_read: int
+    seconds: float
+
+    @property
+    def lag_bytes(self) -> int:
+        return max(0, self.read_through - self.offset)
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bytes_read / self.seconds if self.seconds > 0 else 0.0
+
+    def __str__(self) -> str:
+        eta = self.lag_bytes / self.bytes_per_second if self.bytes_per_second else float("inf")
+        return (
+            f"{self.state.value} {self.log} at {self.offset} of {self.read_through},"
+            f" {self.bytes_per_second / 1e6:.1f} MB/s, {eta:.0f} s left"
+        )
+
+
+class Player:
+    """Plays one log into one directory. Loop-bound; file work runs in ``pool``.
+
+    ``directory`` is wiped first. On failure and on cancellation it is removed.
+    """
+
+    def __init__(
+        self,
+        hints: FSMHints,
+        directory: Path,
+        client: Client,
+        clock: Clock,
+        pool: BlockingPool,
+        *,
+        stall_timeout_s: float = 60.0,
+    ) -> None:
+        self.hints = hints
+        self.directory = directory
+        self.tailing = asyncio.Event()
+        """Set when the head was reached for the first time."""
+        self.state = PlayerState.BACKFILL
+        self._client = client
+        self._clock = clock
+        self._pool = pool
+        self._stall_timeout_s = stall_timeout_s
+        self._playback = Playback(hints)
+        self._files: dict[int, int] = {}
+        self._author: int | None = None
+        self._finish = False
+        self._requested = asyncio.Event()
+        self._read_through = 0
+        self._bytes_read = 0
+        self._started = clock.monotonic()
+        self._reader: RetryReader | None = None
+        self._pending: asyncio.Task[bytes] | None = None
+        # A cancelled play leaves a running file action behind; cleaning up must come after it, or a
+        # descriptor could be closed, and reused by somebody else, while it is written to.
+        self._file_lock = threading.Lock()
+
+    @property
+    def progress(self) -> PlayProgress:
+        return PlayProgress(
+            state=self.state,
+            log=self._playback.log,
+            offset=self._playback.read_offset,
+            read_through=max(self._read_through, self._playback.read_offset),
+            bytes_read=self._bytes_read,
+            seconds=self._clock.monotonic() - self._started,
+        )
+
+    def hand_off(self, author: int) -> None:
+        """Ask ``play`` to take the log over as ``author`` and end."""
+        if self._finish or self._author is not None:
+            raise Bug("a player is ended once", log=self.hints.log)
+        self._author = author
+        self._requested.set()
+
+    def finish(self) -> None:
+        """Ask ``play`` to end at the write head, leaving the log to its owner."""
+        if self._finish or self._author is not None:
+            raise Bug("a player is ended once", log=self.hints.log)
+        self._finish = True
+        self._requested.set()
+
+    async def play(self) -> RecoveredState:
+        """Play until `hand_off` or `finish` was asked for and done.
+
+        Raises ``Corrupt`` when the log cannot give what the hints name, ``Unavailable`` when it
+        yields no bytes for ``stall_timeout_s`` seconds although it must hold more.
+        Cancellation: the directory is removed; a hand-off may or may not have been appended, which is
+        harmless, since whoever recovers next hands off again.
+        """
+        done = False
+        try:
+            await self._pool.run(self._prepare)
+            async with TaskScope(f"player {self.hints.log}") as scope:
+                state = await self._play(scope)
+                scope.cancel()
+            self.state = PlayerState.LIVE
+            done = True
+            return state
+        finally:
+            if not done:
+                self.state = PlayerState.FAILED
+                # In a thread of its own accord: a cancelled task must not await.
+                self._pool.submit(self._abandon)
+
+    async def _play(self, scope: TaskScope) -> RecoveredState:
+        playback = self._playback
+        heads = await self._check_heads()
+        self._read_through = heads[playback.log]
+        injected = False
+        while True:
+            if (wanted := playback.wanted()) is not None:
+                self._close_reader()
+                playback.seek(*wanted)
+                self._read_through = heads[wanted[0]]
+            elif playback.fsm.has_hints and playback.read_offset >= self._read_through:
+                raise playback.missing()
+            at_head = playback.read_offset >= self._read_through
+            if at_head and playback.log == self.hints.log:
+                if not self.tailing.is_set():
+                    self.state = PlayerState.TAILING
+                    self.tailing.set()
+                if self._requested.is_set() and not injected:
+                    if self._finish:
+                        break
+                    injected = await self._advance_handoff()
+                    continue
+            await self._read_some(scope, at_head=at_head)
+            if playback.handoff_applied:
+                break
+            if injected and playback.handoff_applied is False:
+                log.info("hand-off of %s lost a race; injecting it again", playback.log)
+                injected = False
+        self._close_reader()
+        await self._pool.run(self._make_live)
+        return RecoveredState(self.hints.log, playback.fsm, self.directory, self._author)
+
+    async def _check_heads(self) -> dict[str, int]:
+        """The write head of every log to be read; raises ``Corrupt`` if hints reach beyond one."""
+        segments = list(self._playback.fsm.hinted_segments)
+        names = {self.hints.log, *(segment.log for segment in segments)}
+        heads = {name: await self._write_head(name) for name in sorted(names)}
+        for segment in segments:
+            head = heads[segment.log]
+            if segment.first_offset >= head or segment.last_offset > head:
+                raise Corrupt(
+                    "hints name operations beyond the end of the recovery log: data was lost",
+                    log=segment.log,
+                    write_head=head,
+                    segment=segment,
+                    hint="Recover from an older backup of the hints, or restore the log's fragments.",
+                )
+        return heads
+
+    async def _write_head(self, name: str) -> int:
+        """The log's end. An empty append, since only the primary knows it."""
+        result = await self._client.append(AppendParams(journal=name), b"")
+        return result.commit.end
+
+    async def _advance_handoff(self) -> bool:
+        """Read up to the present head first, then inject; whether it was injected."""
+        playback = self._playback
+        name = playback.log
+        head = await self._write_head(name)
+        if head > playback.read_offset:
+            self._read_through = head
+            return False
+        author = self._author
+        assert author is not None
+        playback.expect_handoff(author)
+        result = await self._client.append(
+            AppendParams(journal=name, union_registers=fence(author)),
+            no_op(playback.fsm, author),
+        )
+        self._read_through = result.commit.end
+        return True
+
+    async def _read_some(self, scope: TaskScope, *, at_head: bool) -> None:
+        """Feed one chunk, or return when something was asked for while there was none."""
+        if self._pending is None:
+            if self._reader is None:
+                self._reader = RetryReader(
+                    self._client,
+                    ReadParams(
+                        journal=self._playback.log,
+                        offset=self._playback.read_offset,
+                        block=True,
+                    ),
+                    clock=self._clock,
+                )
+            self._pending = scope.spawn(self._reader.read(READ_BYTES), name="read")
+        waits: set[asyncio.Task[object]] = {self._pending}
+        request: asyncio.Task[object] | None = None
+        if at_head and not self._requested.is_set():
+            request = scope.spawn(self._requested.wait(), name="request")
+            waits.add(request)
+        try:
+            done, _ = await asyncio.wait(
+                waits,
+                timeout=None if at_head else self._stall_timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            if request is not None:
+                request.cancel()
+        if not done:
+            raise Unavailable(
+                "play-back stalled: the log holds more, but yields no bytes",
+                log=self._playback.log,
+                offset=self._playback.read_offset,
+                write_head=self._read_through,
+                seconds=self._stall_timeout_s,
+                hint="Check the brokers of this journal and its fragment store.",
+            )
+        if self._pending in done:
+            await self._feed(self._pending)
+
+    async def _feed(self, task: asyncio.Task[bytes]) -> None:
+        self._pending = None
+        try:
+            data = task.result()
+        except OffsetJump as jump:
+            log.warning("recovery log %s jumps to offset %d", self._playback.log, jump.offset)
+            self._playback.jump(jump.offset)
+            self._close_reader()
+            return
+        if not data:
+            self._close_reader()
+            return
+        self._bytes_read += len(data)
+        RECOVERED_BYTES.inc(len(data))
+        actions = self._playback.feed(data)
+        if actions:
+            await self._pool.run(self._perform, actions)
+
+    def _close_reader(self) -> None:
+        if self._pending is not None:
+            self._pending.cancel()
+            self._pending = None
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    # What follows runs in the pool.
+
+    def _prepare(self) -> None:
+        if self.directory.exists():
+            shutil.rmtree(self.directory)
+        (self.directory / STAGING).mkdir(parents=True)
+
+    def _staged(self, fnode: int) -> Path:
+        return self.directory / STAGING / str(fnode)
+
+    def _perform(self, actions: list[FileAction]) -> None:
+        with self._file_lock:
+            for action in actions:
+                match action:
+                    case WriteNode(fnode=fnode, offset=offset, data=data):
+                        _write_all(self._files[fnode], data, offset)
+                    case OpenNode(fnode=fnode):
+                        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                        self._files[fnode] = os.open(self._staged(fnode), flags, 0o600)
+                    case DropNode(fnode=fnode):
+                        os.close(self._files.pop(fnode))
+                        self._staged(fnode).unlink()
+
+    def _make_live(self) -> None:
+        with self._file_lock:
+            self._link_files()
+
+    def _link_files(self) -> None:
+        fsm = self._playback.fsm
+        if fsm.has_hints:
+            raise self._playback.missing()
+        for fnode, node in fsm.nodes.items():
+            for path in sorted(node.links):
+                target = self.directory / local_path(path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.link(self._staged(fnode), target)
+        for path, content in fsm.properties.items():
+            target = self.directory / local_path(path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("x") as file:
+                file.write(content)
+        self._close_files()
+        shutil.rmtree(self.directory / STAGING)
+
+    def _close_files(self) -> None:
+        while self._files:
+            _, descriptor = self._files.popitem()
+            os.close(descriptor)
+
+    def _abandon(self) -> None:
+        with self._file_lock:
+            self._close_files()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    view = memoryview(data)
+    while len(view):
+        try:
+            written = os.pwrite(descriptor, view, offset)
+        except OSError as error:
+            raise GazetteError(
+                f"cannot write a played-back file: {error.strerror}",
+                hint="Free space in the directory for recovered files, or choose another.",
+            ) from error
+        view = view[written:]
+        offset += written

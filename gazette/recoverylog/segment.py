@@ -1,0 +1,124 @@
+"""Sets of segments: which parts of which logs must be read to rebuild the live files.
+
+A `Segment` is a run of operations of one author in one log. A recorder knows neither where its
+operations end (``last_offset`` 0) nor exactly where they begin (a lower bound); a player knows both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from gazette.errors import Invalid
+from gazette.protocol.hints import Segment
+
+
+def _refuse(reason: str, first: Segment, second: Segment) -> Invalid:
+    return Invalid(
+        f"segments contradict each other: {reason}",
+        hint="These hints were not taken from one history; use an older backup of the hints.",
+        first=first,
+        second=second,
+    )
+
+
+def _check(first: Segment, second: Segment) -> None:
+    """Whether two segments, ordered by ``first_seq_no``, can be of one history."""
+    same_log = first.log == second.log
+    overlap = second.first_seq_no <= first.last_seq_no
+    if overlap and first.author != second.author:
+        raise _refuse("one sequence number has two authors", first, second)
+    if overlap and not same_log:
+        raise _refuse("one sequence number stands in two logs", first, second)
+    if first.first_seq_no == second.first_seq_no:
+        if first.first_checksum != second.first_checksum:
+            raise _refuse("one sequence number has two checksums", first, second)
+    elif same_log and first.first_offset > second.first_offset:
+        raise _refuse("offsets do not grow with sequence numbers", first, second)
+    if same_log and first.last_offset and second.last_offset:
+        ordered = (first.last_offset <= second.last_offset) == (
+            first.last_seq_no <= second.last_seq_no
+        )
+        if not ordered and first.last_offset != second.last_offset:
+            raise _refuse("end offsets do not grow with sequence numbers", first, second)
+    if not overlap:
+        if not same_log and first.last_offset == 0:
+            raise _refuse("the log changes, but the end of the former is not known", first, second)
+        if first.last_offset == 0 and second.last_offset != 0 and not _adjacent(first, second):
+            raise _refuse("an end offset is missing before one that is known", first, second)
+
+
+def _adjacent(first: Segment, second: Segment) -> bool:
+    return (
+        second.first_seq_no <= first.last_seq_no + 1
+        and first.author == second.author
+        and first.log == second.log
+    )
+
+
+def _merge(first: Segment, second: Segment) -> Segment:
+    """One segment over two that overlap or touch."""
+    merged = first
+    if first.first_seq_no == second.first_seq_no and second.first_offset > first.first_offset:
+        # Both are lower bounds of the same operation's offset: the larger one is tighter.
+        merged = replace(merged, first_offset=second.first_offset)
+    if second.last_seq_no > first.last_seq_no:
+        merged = replace(merged, last_seq_no=second.last_seq_no, last_offset=second.last_offset)
+    elif second.last_seq_no == first.last_seq_no and first.last_offset == 0:
+        merged = replace(merged, last_offset=second.last_offset)
+    return merged
+
+
+class SegmentSet:
+    """Segments of one history, ordered, disjoint, and merged where they touch."""
+
+    def __init__(self, segments: Iterable[Segment] = ()) -> None:
+        self._segments: list[Segment] = []
+        for segment in segments:
+            self.add(segment)
+
+    def add(self, segment: Segment) -> None:
+        """Add a segment. Raises ``Invalid``, and changes nothing, when it contradicts the others."""
+        segment.validate()
+        ordered = sorted(
+            [*self._segments, segment], key=lambda item: (item.first_seq_no, item.last_seq_no)
+        )
+        folded: list[Segment] = []
+        for item in ordered:
+            if folded:
+                _check(folded[-1], item)
+                if _adjacent(folded[-1], item):
+                    folded[-1] = _merge(folded[-1], item)
+                    continue
+            folded.append(item)
+        self._segments = folded
+
+    def intersects(self, log: str, first_offset: int, last_offset: int) -> bool:
+        """Whether any segment needs bytes of ``log`` in [first_offset, last_offset).
+
+        A ``last_offset`` of 0 is an end that is not known: everything from the start on counts.
+        """
+        return any(
+            segment.log == log
+            and (segment.first_offset < last_offset or last_offset == 0)
+            and (segment.last_offset > first_offset or segment.last_offset == 0)
+            for segment in self._segments
+        )
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._segments)
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __getitem__(self, index: int) -> Segment:
+        return self._segments[index]
+
+
+def fold_hinted_segments(nodes: Iterable[Iterable[Segment]], default_log: str) -> SegmentSet:
+    """All segments of all nodes as one set, an absent log being the hints' own."""
+    folded = SegmentSet()
+    for segments in nodes:
+        for segment in segments:
+            folded.add(segment if segment.log else replace(segment, log=default_log))
+    return folded

@@ -1,0 +1,173 @@
+"""A process's two servers: gRPC on one port, HTTP on another.
+
+gRPC's core owns its own listening socket, so the two cannot share a port. The endpoint that a member
+advertises is the gRPC one; the HTTP port is the next one, unless it is given.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from starlette.types import ASGIApp
+
+from gazette.clock import Clock
+from gazette.errors import Invalid
+from gazette.grpc_metrics import MetricsInterceptor
+from gazette.http_server import (
+    UNIX_PREFIX,
+    HttpServer,
+    TlsFiles,
+    bind_tcp,
+    bind_unix,
+    cannot_listen,
+    clear_stale_socket,
+)
+from gazette.tasks import TaskScope
+
+KEEPALIVE_S: Final = 10.0
+KEEPALIVE_TIMEOUT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Where to listen, and what to call that.
+
+    A port is ``""`` (a free one), a number, or ``unix:///path``. ``host`` is what is advertised,
+    ``bind_host`` what is listened on (empty: all interfaces).
+    """
+
+    host: str
+    port: str = ""
+    http_port: str = ""
+    bind_host: str = ""
+    tls: TlsFiles | None = None
+    max_recv_bytes: int = 4_194_304
+    graceful_stop_s: float = 15.0
+
+
+def _port_number(text: str, setting: str) -> int:
+    if not text:
+        return 0
+    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65_535:
+        raise Invalid(f'invalid port "{text}" (expected a number, or unix:///path)', path=setting)
+    return int(text)
+
+
+def grpc_options(max_recv_bytes: int) -> list[tuple[str, Any]]:
+    """Options of the gRPC server: pings find peers that are silently gone."""
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", max_recv_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
+        ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Clients may ping as often as they like: our own do, to notice a dead broker early.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+class Server:
+    """Binds both ports first, so that the endpoint is known; serves when it is started.
+
+    ``grpc`` takes servicers until ``start_grpc``.
+    """
+
+    def __init__(self, clock: Clock, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.grpc = grpc.aio.server(
+            options=grpc_options(settings.max_recv_bytes), interceptors=[MetricsInterceptor(clock)]
+        )
+        self.endpoint = ""
+        """``http(s)://host:port`` or ``unix://host/path`` of the gRPC server."""
+        self.http_endpoint = ""
+        self._http_socket: socket.socket | None = None
+        self._http: HttpServer | None = None
+
+    def bind(self) -> None:
+        """Take both ports. Raises ``Unavailable`` (in use) or ``Invalid``; ``stop`` gives them back."""
+        scheme = "http" if self.settings.tls is None else "https"
+        self._bind_http(scheme, self._bind_grpc(scheme))
+
+    def _bind_grpc(self, scheme: str) -> int:
+        """Bind the gRPC server; returns its port, or -1 for a unix socket."""
+        settings = self.settings
+        if settings.port.startswith(UNIX_PREFIX):
+            path = settings.port.removeprefix(UNIX_PREFIX)
+            clear_stale_socket(path)
+            self._add_port(f"unix:{path}", settings.port, None)
+            self.endpoint = f"{UNIX_PREFIX}{settings.host}{path}"
+            return -1
+        wanted = _port_number(settings.port, "port")
+        if wanted:
+            # C-core reports a port in use on stderr and by an unspecific error: ask the kernel first.
+            bind_tcp(settings.bind_host, wanted).close()
+        host = settings.bind_host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
+        address = f"[{host}]:{wanted}" if ":" in host else f"{host}:{wanted}"
+        port = self._add_port(address, address, settings.tls)
+        self.endpoint = f"{scheme}://{_bracketed(settings.host)}:{port}"
+        return port
+
+    def _add_port(self, address: str, name: str, tls: TlsFiles | None) -> int:
+        try:
+            if tls is None:
+                return self.grpc.add_insecure_port(address)
+            certificate, key, authority = tls.read()
+            credentials = grpc.ssl_server_credentials(
+                [(key, certificate)], authority, require_client_auth=authority is not None
+            )
+            return self.grpc.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise cannot_listen(name, OSError(0, str(error).partition(";")[0])) from error
+
+    def _bind_http(self, scheme: str, grpc_port: int) -> None:
+        settings, wanted = self.settings, self.settings.http_port
+        if not wanted and settings.port.startswith(UNIX_PREFIX):
+            wanted = f"{settings.port}.http"
+        if wanted.startswith(UNIX_PREFIX):
+            path = wanted.removeprefix(UNIX_PREFIX)
+            self._http_socket = bind_unix(path)
+            self.http_endpoint = f"{UNIX_PREFIX}{settings.host}{path}"
+            return
+        number = _port_number(wanted, "http-port")
+        if not number and _port_number(settings.port, "port"):
+            number = grpc_port + 1
+        self._http_socket = bind_tcp(settings.bind_host, number)
+        port = self._http_socket.getsockname()[1]
+        self.http_endpoint = f"{scheme}://{_bracketed(settings.host)}:{port}"
+
+    def start_http(self, scope: TaskScope, app: ASGIApp) -> None:
+        """Serve ``app``; should the HTTP server die, ``scope`` fails."""
+        assert self._http_socket is not None, "bind() comes first"
+        unix = self._http_socket.family == socket.AF_UNIX
+        self._http = HttpServer(
+            self._http_socket,
+            app,
+            tls=None if unix else self.settings.tls,
+        )
+        self._http.start(scope)
+
+    async def start_grpc(self) -> None:
+        """Serve the servicers that were added to ``grpc``. Before, connections wait."""
+        await self.grpc.start()
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Refuse new calls, let accepted ones end within ``grace_s``, then cut them off."""
+        grace = self.settings.graceful_stop_s if grace_s is None else grace_s
+        scope = TaskScope("server-stop")
+        async with scope:
+            scope.spawn(self.grpc.stop(grace), name="grpc")
+            if self._http is not None:
+                scope.spawn(self._http.stop(grace), name="http")
+            elif self._http_socket is not None:
+                self._http_socket.close()
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -1,0 +1,108 @@
+"""Stage 14 of the byte path: a shard's state as one JSON file, written whole at every commit.
+
+The reference store: small, readable with any tool, and of the same form as the Go original's
+(``state.json``: the read-through offsets, the state, the checkpoint, one JSON document a line). Its
+log grows by the size of the state per transaction, but a recovery reads one transaction only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Collection
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from gazette.consumer.application import Shard, Store
+from gazette.errors import Corrupt, Invalid
+from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
+from gazette.recoverylog.recorder import Recorder
+from gazette.tasks import OpFuture
+
+StateT = TypeVar("StateT")
+
+STATE_PATH = "/state.json"
+NEXT_PATH = "/next.json"
+
+
+class JSONFileStore(Store, Generic[StateT]):
+    """A store whose state is one object that msgspec can write as JSON (a dict, Struct, dataclass).
+
+    The shard's thread mutates ``state`` freely. Other threads read it through ``read`` only.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder | None,
+        state_type: type[StateT],
+        new_state: Callable[[], StateT] | None = None,
+    ) -> None:
+        """Open the played-back state; without one, ``new_state()`` (default: ``state_type()``)."""
+        if recorder is None:
+            raise Invalid(
+                "JSONFileStore needs a recovery log",
+                hint="Set recovery_log_prefix in the shard's specification.",
+            )
+        self._recorder = recorder
+        self._directory = recorder.directory
+        self._lock = threading.Lock()
+        self._checkpoint = Checkpoint()
+        path = self._directory / STATE_PATH.lstrip("/")
+        if path.exists():
+            self.state: StateT = self._load(path.read_bytes(), state_type)
+        else:
+            self.state = (new_state or state_type)()
+        self._committed = msgspec.json.encode(self.state)
+        self._decoder = msgspec.json.Decoder(state_type)
+
+    def _load(self, data: bytes, state_type: type[StateT]) -> StateT:
+        lines = data.splitlines()
+        if len(lines) < 2:
+            raise Corrupt("state.json does not hold offsets and state", lines=len(lines))
+        try:
+            offsets = msgspec.json.decode(lines[0], type=dict[str, int])
+            state = msgspec.json.decode(lines[1], type=state_type)
+        except msgspec.MsgspecError as error:
+            raise Corrupt(
+                f"state.json does not decode: {error}",
+                hint="The application's state type changed: keep it able to read older states.",
+            ) from error
+        checkpoint = Checkpoint.from_json(lines[2]) if len(lines) > 2 else Checkpoint()
+        # What the first document says counts: older writers kept offsets nowhere else.
+        sources = dict(checkpoint.sources)
+        for journal, offset in offsets.items():
+            source = sources.get(journal, SourceCheckpoint())
+            sources[journal] = dataclasses.replace(source, read_through=offset)
+        self._checkpoint = dataclasses.replace(checkpoint, sources=sources)
+        return state
+
+    def read(self) -> StateT:
+        """A copy of the state as of the last commit. Any thread."""
+        with self._lock:
+            committed = self._committed
+        return self._decoder.decode(committed)
+
+    def start_commit(
+        self, shard: Shard, checkpoint: Checkpoint, wait_for: Collection[OpFuture[Any]]
+    ) -> OpFuture[Any]:
+        state = msgspec.json.encode(self.state)
+        offsets = {name: source.read_through for name, source in checkpoint.sources.items()}
+        documents = (msgspec.json.encode(offsets), state, checkpoint.to_json())
+        data = b"".join(document + b"\n" for document in documents)
+        next_file = self._directory / NEXT_PATH.lstrip("/")
+        next_file.write_bytes(data)
+        os.replace(next_file, self._directory / STATE_PATH.lstrip("/"))
+        with self._recorder.group(wait_for) as group:
+            group.write(group.create(NEXT_PATH), 0, data)
+            group.rename(NEXT_PATH, STATE_PATH)
+        with self._lock:
+            self._committed = state
+        return group.future
+
+    def restore_checkpoint(self, shard: Shard) -> Checkpoint:
+        return self._checkpoint
+
+    def destroy(self) -> None:
+        """Nothing is held open."""

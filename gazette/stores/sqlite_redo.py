@@ -1,0 +1,396 @@
+"""The files by which a SQLite database stands in a recovery log: images and redo.
+
+Shipping whole pages for every transaction would write 27 to 82 times what changed. Instead the log
+has, of a database ``primary.db``::
+
+    /primary.db.image-<group>-<serial>   pages of one group, as they were at one commit
+    /primary.db.redo-<index>             one frame for each commit since: byte ranges that changed
+
+A *group* is a run of consecutive pages. Groups are imaged anew one at a time, the oldest first, so
+that a redo file is of the past once every group has a later image: that bounds how much of the log a
+recovery reads, without ever copying the database in one go.
+
+Redo files are read in the order of their index, and hold frames of two kinds: a commit (the size of
+the database, and for each page the ranges that changed), and the news that a group has a new image.
+A frame is either whole or not there: it is written by one operation of the log, and a torn one at the
+very end is ignored. Every file's header says where its predecessor ends, so that a torn end which was
+written over by a later owner can never be read as data.
+
+Everything here works on files and bytes only; `sqlite` owns the connection. This form is our own: the
+Go original records RocksDB files in its place.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from gazette.errors import Corrupt, Invalid
+
+_HEADER: Final = struct.Struct("<8sIIQI")  # magic, page size, index, end of the predecessor, crc
+_MAGIC: Final = b"GZREDO01"
+HEADER_LENGTH: Final = _HEADER.size
+
+_FRAME: Final = struct.Struct("<IIB")  # payload length, crc of kind and payload, kind
+_COMMIT: Final = struct.Struct("<II")  # pages of the database, pages in the frame
+_PAGE: Final = struct.Struct("<IH")  # page number (from 1), ranges (WHOLE: the page itself)
+_RANGE: Final = struct.Struct("<HH")  # offset, length - 1
+_IMAGE: Final = struct.Struct("<IIIII")  # group, serial, first page, pages, crc of the image
+
+KIND_COMMIT: Final = 1
+KIND_IMAGE: Final = 2
+WHOLE: Final = 0xFFFF
+
+RANGE_GAP: Final = _RANGE.size + 4
+"""Ranges closer than this are one: a second range costs four bytes and some time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageChange:
+    """What a commit did to a page: ranges of (offset, bytes), or the whole page as one range at 0."""
+
+    page: int
+    ranges: tuple[tuple[int, bytes], ...]
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFrame:
+    """One commit: the size of the database after it, in pages, and what changed."""
+
+    pages: int
+    changes: tuple[PageChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFrame:
+    """From here on, the pages [first, first + count) of ``group`` start from image ``serial``."""
+
+    group: int
+    serial: int
+    first: int
+    count: int
+    crc: int
+
+
+Frame = CommitFrame | ImageFrame
+
+
+def image_name(database: str, group: int, serial: int) -> str:
+    return f"{database}.image-{group:06d}-{serial:08d}"
+
+
+def redo_name(database: str, index: int) -> str:
+    return f"{database}.redo-{index:08d}"
+
+
+def encode_header(page_size: int, index: int, previous_end: int) -> bytes:
+    body = _HEADER.pack(_MAGIC, page_size, index, previous_end, 0)[:-4]
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+def _decode_header(data: bytes) -> tuple[int, int, int] | None:
+    """(page size, index, end of the predecessor), or None for a header that is not there whole."""
+    if len(data) < HEADER_LENGTH:
+        return None
+    magic, page_size, index, previous_end, crc = _HEADER.unpack_from(data)
+    if magic != _MAGIC or zlib.crc32(data[: HEADER_LENGTH - 4]) != crc:
+        return None
+    return page_size, index, previous_end
+
+
+def _frame(kind: int, payload: bytes) -> bytes:
+    crc = zlib.crc32(payload, zlib.crc32(bytes((kind,))))
+    return _FRAME.pack(len(payload), crc, kind) + payload
+
+
+def encode_commit(pages: int, changes: Iterable[PageChange]) -> bytes:
+    """One commit frame. Pages in the order given; each page at most once."""
+    parts: list[bytes] = []
+    count = 0
+    for change in changes:
+        count += 1
+        if change.whole:
+            data = change.ranges[0][1]
+            stripped = data.rstrip(b"\0") or b"\0"
+            parts.append(_PAGE.pack(change.page, WHOLE))
+            parts.append(struct.pack("<H", len(stripped) - 1))
+            parts.append(stripped)
+            continue
+        parts.append(_PAGE.pack(change.page, len(change.ranges)))
+        for offset, data in change.ranges:
+            parts.append(_RANGE.pack(offset, len(data) - 1))
+            parts.append(data)
+    return _frame(KIND_COMMIT, _COMMIT.pack(pages, count) + b"".join(parts))
+
+
+def encode_image(frame: ImageFrame) -> bytes:
+    return _frame(
+        KIND_IMAGE, _IMAGE.pack(frame.group, frame.serial, frame.first, frame.count, frame.crc)
+    )
+
+
+def _decode_commit(payload: memoryview, page_size: int) -> CommitFrame:
+    pages, count = _COMMIT.unpack_from(payload)
+    at = _COMMIT.size
+    changes: list[PageChange] = []
+    for _ in range(count):
+        page, n_ranges = _PAGE.unpack_from(payload, at)
+        at += _PAGE.size
+        if n_ranges == WHOLE:
+            length = struct.unpack_from("<H", payload, at)[0] + 1
+            at += 2
+            data = bytes(payload[at : at + length]).ljust(page_size, b"\0")
+            at += length
+            changes.append(PageChange(page, ((0, data),), whole=True))
+            continue
+        ranges: list[tuple[int, bytes]] = []
+        for _ in range(n_ranges):
+            offset, length = _RANGE.unpack_from(payload, at)
+            at += _RANGE.size
+            ranges.append((offset, bytes(payload[at : at + length + 1])))
+            at += length + 1
+        changes.append(PageChange(page, tuple(ranges), whole=False))
+    if at != len(payload):
+        raise Corrupt("redo frame is longer than its pages", length=len(payload), read=at)
+    return CommitFrame(pages, tuple(changes))
+
+
+def diff_page(
+    page: int, old: bytes | memoryview | None, new: bytes | memoryview
+) -> PageChange | None:
+    """What turns ``old`` into ``new``; None when nothing does. Without ``old``: the whole page.
+
+    Ranges are at most 64 KiB each, as pages are.
+    """
+    if old is None or len(old) != len(new):
+        return PageChange(page, ((0, bytes(new)),), whole=True)
+    differ = np.flatnonzero(np.frombuffer(old, np.uint8) != np.frombuffer(new, np.uint8))
+    if not len(differ):
+        return None
+    breaks = np.flatnonzero(np.diff(differ) > RANGE_GAP)
+    starts = differ[np.concatenate(([0], breaks + 1))].tolist()
+    ends = differ[np.concatenate((breaks, [len(differ) - 1]))].tolist()
+    size = sum(end - start + 1 + _RANGE.size for start, end in zip(starts, ends, strict=True))
+    if size >= len(new) or len(starts) >= WHOLE:
+        return PageChange(page, ((0, bytes(new)),), whole=True)
+    ranges = tuple(
+        (start, bytes(new[start : end + 1])) for start, end in zip(starts, ends, strict=True)
+    )
+    return PageChange(page, ranges, whole=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RedoFile:
+    """One redo file as found: its index, page size, and where valid frames end."""
+
+    path: Path
+    index: int
+    page_size: int
+    end: int
+
+
+@dataclass(slots=True)
+class GroupImage:
+    """The image that a group starts from, and the redo file in which that was announced."""
+
+    serial: int
+    first: int
+    count: int
+    crc: int
+    redo_index: int
+
+
+@dataclass(slots=True)
+class RedoState:
+    """What a new owner must know to go on recording. Sizes in bytes, positions as redo indices."""
+
+    page_size: int
+    pages: int
+    groups: dict[int, GroupImage] = field(default_factory=dict)
+    redo: dict[int, int] = field(default_factory=dict)
+    """Valid length of each redo file, by index."""
+
+    @property
+    def last_index(self) -> int:
+        return max(self.redo, default=0)
+
+    def note_image(self, frame: ImageFrame, redo_index: int) -> None:
+        self.groups[frame.group] = GroupImage(
+            frame.serial, frame.first, frame.count, frame.crc, redo_index
+        )
+
+
+def read_frames(
+    data: memoryview, page_size: int, end: int | None, name: str
+) -> Iterator[tuple[int, Frame]]:
+    """(end offset, frame) of a redo file's frames.
+
+    ``end`` is where a successor says that this file ends: everything before must be whole. Without a
+    successor the file ends at its first incomplete frame. Raises ``Corrupt``.
+    """
+    at = HEADER_LENGTH
+    limit = len(data) if end is None else end
+    if limit > len(data):
+        raise Corrupt(
+            "redo file is shorter than its successor says",
+            file=name,
+            expected=limit,
+            length=len(data),
+        )
+    while at < limit:
+        if limit - at < _FRAME.size:
+            break
+        length, crc, kind = _FRAME.unpack_from(data, at)
+        begin = at + _FRAME.size
+        if begin + length > limit:
+            break
+        payload = data[begin : begin + length]
+        if zlib.crc32(payload, zlib.crc32(bytes((kind,)))) != crc:
+            raise Corrupt("redo frame fails its checksum", file=name, offset=at)
+        at = begin + length
+        if kind == KIND_COMMIT:
+            yield at, _decode_commit(payload, page_size)
+        elif kind == KIND_IMAGE:
+            yield at, ImageFrame(*_IMAGE.unpack(payload))
+        else:
+            raise Corrupt("redo frame is of an unknown kind", file=name, kind=kind)
+    if end is not None and at != end:
+        raise Corrupt(
+            "redo file is torn before its successor begins", file=name, offset=at, end=end
+        )
+
+
+def _redo_files(directory: Path, database: str) -> list[tuple[int, Path, bytes]]:
+    pattern = re.compile(re.escape(database) + r"\.redo-(\d{8})$")
+    found: list[tuple[int, Path, bytes]] = []
+    for path in directory.iterdir():
+        if match := pattern.match(path.name):
+            data = path.read_bytes()
+            # A header that is not whole was cut off: the file had not begun to count.
+            if _decode_header(data) is not None:
+                found.append((int(match.group(1)), path, data))
+    found.sort(key=lambda item: item[0])
+    for (before, _, _), (after, path, _) in itertools.pairwise(found):
+        if after != before + 1:
+            raise Corrupt("a redo file is missing", before=path.name, expected_index=before + 1)
+    return found
+
+
+def is_recorded(directory: Path, database: str) -> bool:
+    """Whether a played-back directory has this database in the form of images and redo."""
+    return bool(_redo_files(directory, database))
+
+
+def materialize(directory: Path, database: str) -> RedoState:
+    """Turn images and redo into ``directory/database``, a file that stock SQLite opens.
+
+    The result is exactly the database as of the last commit in the log. Images and redo files are
+    removed from ``directory`` (never from the log). Raises ``Corrupt`` when they contradict each other;
+    the directory is then left as it was.
+    """
+    files = _redo_files(directory, database)
+    if not files:
+        raise Invalid(
+            "directory has no recorded database", directory=str(directory), database=database
+        )
+    state = _read_state(files)
+    target = directory / (database + ".materialize")
+    descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        _write_images(descriptor, directory, database, state)
+        _replay(descriptor, files, state)
+        os.ftruncate(descriptor, state.pages * state.page_size)
+    finally:
+        os.close(descriptor)
+    target.replace(directory / database)
+    pattern = re.compile(re.escape(database) + r"\.(image-\d{6}-\d{8}|redo-\d{8})$")
+    for path in list(directory.iterdir()):
+        if pattern.match(path.name):
+            path.unlink()
+    return state
+
+
+def _ends(files: list[tuple[int, Path, bytes]]) -> list[int | None]:
+    """For each file, where its successor says that it ends."""
+    ends: list[int | None] = []
+    for position in range(len(files)):
+        if position + 1 == len(files):
+            ends.append(None)
+            continue
+        header = _decode_header(files[position + 1][2])
+        assert header is not None
+        ends.append(header[2])
+    return ends
+
+
+def _read_state(files: list[tuple[int, Path, bytes]]) -> RedoState:
+    """First pass: the last image of each group, the database's size, and where files end."""
+    header = _decode_header(files[0][2])
+    assert header is not None
+    state = RedoState(page_size=header[0], pages=0)
+    for (index, path, data), end in zip(files, _ends(files), strict=True):
+        state.redo[index] = HEADER_LENGTH
+        for at, frame in read_frames(memoryview(data), state.page_size, end, path.name):
+            state.redo[index] = at
+            if isinstance(frame, CommitFrame):
+                state.pages = frame.pages
+                for group in [g for g, image in state.groups.items() if image.first > frame.pages]:
+                    del state.groups[group]
+            else:
+                state.note_image(frame, index)
+    return state
+
+
+def _write_images(descriptor: int, directory: Path, database: str, state: RedoState) -> None:
+    for group, image in state.groups.items():
+        path = directory / image_name(database, group, image.serial)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError as error:
+            raise Corrupt("an image that redo needs is missing", file=path.name) from error
+        expected = image.count * state.page_size
+        if len(data) < expected or zlib.crc32(data[:expected]) != image.crc:
+            raise Corrupt("an image is not what redo says it is", file=path.name, length=len(data))
+        _pwrite(descriptor, data[:expected], (image.first - 1) * state.page_size)
+
+
+def _replay(descriptor: int, files: list[tuple[int, Path, bytes]], state: RedoState) -> None:
+    """Second pass: apply every change that is later than its page's image."""
+    images = sorted((image.first, image.count, group) for group, image in state.groups.items())
+    firsts = [first for first, _, _ in images]
+    announced: set[int] = set()
+    for (_, path, data), end in zip(files, _ends(files), strict=True):
+        for _, frame in read_frames(memoryview(data), state.page_size, end, path.name):
+            if isinstance(frame, ImageFrame):
+                final = state.groups.get(frame.group)
+                if final is not None and final.serial == frame.serial:
+                    announced.add(frame.group)
+                continue
+            for change in frame.changes:
+                position = bisect.bisect_right(firsts, change.page) - 1
+                if position >= 0:
+                    first, count, group = images[position]
+                    if change.page < first + count and group not in announced:
+                        continue  # The image was taken later and has this change.
+                base = (change.page - 1) * state.page_size
+                for offset, data_range in change.ranges:
+                    _pwrite(descriptor, data_range, base + offset)
+
+
+def _pwrite(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while len(view):
+        written = os.pwrite(descriptor, view, offset)
+        view = view[written:]
+        offset += written

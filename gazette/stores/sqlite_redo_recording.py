@@ -1,0 +1,377 @@
+"""How commits of a native SQLite database reach the recovery log: the redo mode.
+
+SQLite runs on its own VFS, in WAL mode, and never waits for a disk: the recovery log is what makes a
+commit durable. After each commit the frames that it added to the WAL are compared with what the pages
+held before, and only the difference is recorded (the form is `sqlite_redo`'s).
+
+Rules that keep this exact, each found by cutting logs at every byte:
+
+- frames are read only up to what the WAL hook reported: a transaction that spilled its cache and was
+  rolled back leaves frames behind that never were committed;
+- the old content of a page is the newest frame that was recorded before, else the database file, and
+  unknown beyond the recorded size of the database (a shrunk database may have left bytes there);
+- the database is checkpointed only by us, and only when all its frames are recorded;
+- nothing opens and closes the database file while a connection is open: POSIX would drop SQLite's
+  locks with it. The one descriptor for reading it is opened before and closed after the connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import zlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+
+from gazette.errors import Bug, Corrupt, Invalid
+from gazette.recoverylog.recorder import Group, Recorder
+from gazette.stores.sqlite_redo import (
+    HEADER_LENGTH,
+    ImageFrame,
+    PageChange,
+    RedoState,
+    diff_page,
+    encode_commit,
+    encode_header,
+    encode_image,
+    image_name,
+    is_recorded,
+    materialize,
+    redo_name,
+)
+from gazette.tasks import OpFuture
+
+log = logging.getLogger(__name__)
+
+WAL_HEADER: Final = 32
+FRAME_HEADER: Final = 24
+READ_BYTES: Final = 8 << 20
+
+GROUP_PAGES: Final = 1024
+HORIZON_SLACK: Final = 32 << 20
+"""A recovery reads at most the live state twice and 64 MiB; re-imaging starts well before that."""
+REIMAGE_MAX: Final = 4
+"""Groups imaged per commit, at the most: it bounds what a commit has to wait for."""
+
+
+class RedoRecording:
+    """Records one database of a recorder's directory. Used from the shard's thread only."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        database: str = "primary.db",
+        *,
+        page_size: int = 4096,
+        checkpoint_frames: int = 4000,
+        group_pages: int = GROUP_PAGES,
+        horizon_slack: int = HORIZON_SLACK,
+    ) -> None:
+        self.recorder = recorder
+        self.database = database
+        self.path: Path = recorder.directory / database
+        self._checkpoint_frames = checkpoint_frames
+        self._group_pages = group_pages
+        self._horizon_slack = horizon_slack
+        self._state = RedoState(page_size=page_size, pages=0)
+        self._serial = 0
+        self._redo_fnode = 0
+        self._redo_index = 0
+        self._redo_end = 0
+        self._old_redo: list[int] = []
+        self._connection: apsw.Connection | None = None
+        self._main_fd = -1
+        self._wal_fd = -1
+        self._hooked = 0
+        self._shipped = 0
+        self._salt = b""
+        self._wal_pages: dict[int, int] = {}
+        self._first_redo: dict[int, int] = {}
+
+    # -- opening
+
+    def open(self) -> apsw.Connection:
+        """Open the database as it was recorded, or a new one. Blocks; raises ``Corrupt``."""
+        recorded = is_recorded(self.recorder.directory, self.database)
+        if recorded:
+            self._state = materialize(self.recorder.directory, self.database)
+            self._serial = max((image.serial for image in self._state.groups.values()), default=0)
+            self._old_redo = sorted(self._state.redo)
+        elif self.path.exists():
+            raise Invalid(
+                "the recovery log holds this database in another form",
+                path=str(self.path),
+                hint="Open the store with the mode that recorded it ('vfs' or 'wal').",
+            )
+        self._open_files()
+        connection = apsw.Connection(str(self.path))
+        self._connection = connection
+        self._configure(connection)
+        self._begin_redo()
+        self._assume_groups()
+        if not recorded:
+            self._ship_all()
+        connection.set_wal_hook(self._on_commit)
+        return connection
+
+    def _open_files(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._main_fd = os.open(self.path, flags, 0o600)
+
+    def _configure(self, connection: apsw.Connection) -> None:
+        def pragma(text: str) -> Any:
+            # Fetch every row: a pragma that yields some does nothing before it is stepped through.
+            return connection.execute(f"PRAGMA {text}").fetchall()
+
+        pragma(f"page_size={self._state.page_size}")
+        if pragma("journal_mode=WAL") != [("wal",)]:
+            raise Bug("SQLite refused WAL mode", path=str(self.path))
+        pragma("synchronous=OFF")
+        pragma("wal_autocheckpoint=0")
+        pragma("temp_store=MEMORY")
+        (actual,) = pragma("page_size")[0]
+        if actual != self._state.page_size:
+            raise Corrupt("page size differs from the recorded one", actual=actual)
+
+    def _begin_redo(self) -> None:
+        """Every owner writes a redo file of its own, whose header says where the former one ends."""
+        previous_end = self._state.redo.get(self._state.last_index, 0)
+        self._redo_index = self._state.last_index + 1
+        with self.recorder.group() as group:
+            self._create_redo(group, previous_end)
+
+    def _create_redo(self, group: Group, previous_end: int) -> None:
+        self._redo_fnode = group.create("/" + redo_name(self.database, self._redo_index))
+        header = encode_header(self._state.page_size, self._redo_index, previous_end)
+        group.write(self._redo_fnode, 0, header)
+        self._redo_end = HEADER_LENGTH
+        self._old_redo.append(self._redo_index)
+
+    def _assume_groups(self) -> None:
+        """Groups without an image need redo from the oldest file on."""
+        oldest = self._old_redo[0]
+        for number in range(self._group_count()):
+            if number not in self._state.groups:
+                self._first_redo.setdefault(number, oldest)
+
+    def _ship_all(self) -> None:
+        """The first commit of a new database: what switching to WAL mode wrote by itself."""
+        size = os.fstat(self._main_fd).st_size
+        page_size = self._state.page_size
+        pages = size // page_size
+        changes = [
+            PageChange(page, ((0, self._read_main(page)),), whole=True)
+            for page in range(1, pages + 1)
+        ]
+        self._record_commit(pages, changes, ())
+
+    def _on_commit(self, _connection: object, name: str, frames: int) -> int:
+        if name == "main":
+            self._hooked = frames
+        return apsw.SQLITE_OK
+
+    # -- commits
+
+    def ship(self, wait_for: Collection[OpFuture[Any]] = ()) -> OpFuture[Any]:
+        """Record what was committed since the last call, as one append after ``wait_for``.
+
+        Does not block on the append. Raises ``Corrupt`` when the WAL is not what SQLite said.
+        """
+        changes = self._collect()
+        if changes is None:
+            return self.recorder.barrier(wait_for)
+        future = self._record_commit(self._state.pages, changes, wait_for)
+        self._bound_horizon()
+        if self._shipped >= self._checkpoint_frames:
+            self._checkpoint()
+        return future
+
+    def _collect(self) -> list[PageChange] | None:
+        if self._hooked == 0:
+            return None
+        self._open_wal()
+        header = os.pread(self._wal_fd, WAL_HEADER, 0)
+        if header[16:24] != self._salt:
+            # The WAL began anew, which SQLite does only when all of it is in the database file.
+            self._salt = header[16:24]
+            self._shipped = 0
+            self._wal_pages.clear()
+        hooked = self._hooked
+        self._hooked = 0
+        if hooked <= self._shipped:
+            return None
+        newest, pages = self._scan_frames(self._shipped, hooked)
+        changes: list[PageChange] = []
+        for page in sorted(newest):
+            if page > pages:
+                continue
+            new = os.pread(self._wal_fd, self._state.page_size, newest[page])
+            change = diff_page(page, self._old_page(page), new)
+            if change is not None:
+                changes.append(change)
+        self._wal_pages.update(newest)
+        self._shipped = hooked
+        self._resize(pages)
+        return changes
+
+    def _open_wal(self) -> None:
+        path = f"{self.path}-wal"
+        if self._wal_fd < 0:
+            self._wal_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _scan_frames(self, begin: int, end: int) -> tuple[dict[int, int], int]:
+        """(offset in the WAL of each page's newest frame, pages of the database after them)."""
+        stride = self._state.page_size + FRAME_HEADER
+        newest: dict[int, int] = {}
+        pages = 0
+        per_read = max(1, READ_BYTES // stride)
+        for first in range(begin, end, per_read):
+            count = min(per_read, end - first)
+            data = os.pread(self._wal_fd, count * stride, WAL_HEADER + first * stride)
+            if len(data) != count * stride:
+                raise Corrupt("the WAL is shorter than its commits", path=str(self.path))
+            for number in range(count):
+                page, pages = struct.unpack_from(">II", data, number * stride)
+                if data[number * stride + 8 : number * stride + 16] != self._salt:
+                    raise Corrupt("a WAL frame is of another generation", path=str(self.path))
+                newest[page] = WAL_HEADER + (first + number) * stride + FRAME_HEADER
+        if pages == 0:
+            raise Corrupt("the WAL does not end in a commit", path=str(self.path))
+        return newest, pages
+
+    def _read_main(self, page: int, count: int = 1) -> bytes:
+        size = self._state.page_size
+        data = os.pread(self._main_fd, count * size, (page - 1) * size)
+        return data.ljust(count * size, b"\0")
+
+    def _old_page(self, page: int) -> bytes | None:
+        """A page as it was recorded last; None where the log has none."""
+        if page > self._state.pages:
+            return None
+        offset = self._wal_pages.get(page)
+        if offset is not None:
+            return os.pread(self._wal_fd, self._state.page_size, offset)
+        return self._read_main(page)
+
+    def _resize(self, pages: int) -> None:
+        shrunk = pages < self._state.pages
+        self._state.pages = pages
+        count = self._group_count()
+        for number in range(count):
+            if number not in self._state.groups:
+                self._first_redo.setdefault(number, self._redo_index)
+        if shrunk:
+            for number in [n for n in self._first_redo if n >= count]:
+                del self._first_redo[number]
+
+    def _record_commit(
+        self, pages: int, changes: list[PageChange], wait_for: Collection[OpFuture[Any]]
+    ) -> OpFuture[Any]:
+        self._resize(pages)
+        frame = encode_commit(pages, changes)
+        with self.recorder.group(wait_for) as group:
+            self._append_redo(group, frame)
+            self._drop_groups(group)
+        return group.future
+
+    def _append_redo(self, group: Group, frame: bytes) -> None:
+        group.write(self._redo_fnode, self._redo_end, frame)
+        self._redo_end += len(frame)
+
+    def _drop_groups(self, group: Group) -> None:
+        """Images of groups that a shrunk database no longer has."""
+        for number, image in list(self._state.groups.items()):
+            if image.first > self._state.pages:
+                group.unlink("/" + image_name(self.database, number, image.serial))
+                del self._state.groups[number]
+
+    # -- bounding what a recovery reads
+
+    def _group_count(self) -> int:
+        return -(-self._state.pages // self._group_pages)
+
+    @property
+    def live_bytes(self) -> int:
+        return self._state.pages * self._state.page_size
+
+    def _bound_horizon(self) -> None:
+        bound = self.live_bytes + self._horizon_slack
+        if self._redo_end > max(bound // 32, 64 << 10):
+            self._rotate()
+        for _ in range(REIMAGE_MAX):
+            if self.recorder.horizon_bytes <= bound or not self._group_count():
+                return
+            self._reimage(self._oldest_group())
+
+    def _rotate(self) -> None:
+        with self.recorder.group() as group:
+            previous_end = self._redo_end
+            self._redo_index += 1
+            self._create_redo(group, previous_end)
+
+    def _oldest_group(self) -> int:
+        def age(number: int) -> tuple[int, int]:
+            image = self._state.groups.get(number)
+            if image is None:
+                return self._first_redo.get(number, 0), 0
+            return image.redo_index, image.serial
+
+        return min(range(self._group_count()), key=age)
+
+    def _reimage(self, number: int) -> None:
+        """Record the pages of one group whole, so that redo before this point is not needed for it."""
+        first = number * self._group_pages + 1
+        count = min(self._group_pages, self._state.pages - first + 1)
+        data = bytearray(self._read_main(first, count))
+        size = self._state.page_size
+        for page in range(first, first + count):
+            offset = self._wal_pages.get(page)
+            if offset is not None:
+                at = (page - first) * size
+                data[at : at + size] = os.pread(self._wal_fd, size, offset)
+        self._serial += 1
+        frame = ImageFrame(number, self._serial, first, count, zlib.crc32(data))
+        former = self._state.groups.get(number)
+        with self.recorder.group() as group:
+            fnode = group.create("/" + image_name(self.database, number, frame.serial))
+            group.write(fnode, 0, data)
+            self._append_redo(group, encode_image(frame))
+            if former is not None:
+                group.unlink("/" + image_name(self.database, number, former.serial))
+            self._state.note_image(frame, self._redo_index)
+            self._first_redo.pop(number, None)
+            self._drop_redo(group)
+
+    def _drop_redo(self, group: Group) -> None:
+        needed = [image.redo_index for image in self._state.groups.values()]
+        needed += self._first_redo.values()
+        oldest = min(needed, default=self._redo_index)
+        while self._old_redo and self._old_redo[0] < oldest:
+            group.unlink("/" + redo_name(self.database, self._old_redo.pop(0)))
+
+    def _checkpoint(self) -> None:
+        """Move recorded frames into the database file. Readers may hold it up: then a later commit
+        tries again."""
+        assert self._connection is not None
+        try:
+            self._connection.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.BusyError:
+            return
+        self._shipped = 0
+        self._salt = b""
+        self._wal_pages.clear()
+
+    def close(self) -> None:
+        """Close the connection, then the descriptors. Nothing is recorded."""
+        if self._connection is not None:
+            self._connection.set_wal_hook(None)
+            self._connection.close()
+            self._connection = None
+        for descriptor in (self._wal_fd, self._main_fd):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._wal_fd = self._main_fd = -1

@@ -1,0 +1,219 @@
+"""Structured concurrency: every task has a parent, a daemon that returns is a failure.
+
+This module is the only one that creates asyncio tasks and the only doorway for blocking work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+from collections.abc import Callable, Collection, Coroutine
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
+
+from gazette.errors import Bug, Unavailable
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+log = logging.getLogger(__name__)
+
+
+class TaskScope:
+    """A named owner of tasks.
+
+    Used either as ``async with TaskScope("name") as scope`` (leaving the body waits for the children
+    and raises their first failure; an error in the body cancels them), or as a field of a service
+    that calls ``wait`` and ``stop`` itself.
+
+    The first child to fail becomes ``failure``; its siblings are cancelled and ``on_failure`` is
+    called once, on the loop. Cancelling a child by itself is not a failure.
+    """
+
+    def __init__(
+        self, name: str, *, on_failure: Callable[[BaseException], None] | None = None
+    ) -> None:
+        self.name = name
+        self.failure: BaseException | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._on_failure = on_failure
+        self._stopping = False
+        self._owner: asyncio.Task[Any] | None = None
+        self._owner_cancelled = False
+
+    def spawn(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        """Start a child that may end. Raises ``Bug`` (and closes ``coro``) once the scope stopped."""
+        if self._stopping:
+            coro.close()
+            raise Bug("task scope has stopped", scope=self.name, task=name)
+        task = asyncio.get_running_loop().create_task(coro, name=f"{self.name}/{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+        return task
+
+    def daemon(self, coro: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[None]:
+        """Start a child that must run until it is cancelled: returning early fails the scope."""
+
+        async def run() -> None:
+            await coro
+            raise Bug("daemon returned", scope=self.name, task=name)
+
+        return self.spawn(run(), name=name)
+
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None or self.failure is not None:
+            return
+        self.failure = error
+        for sibling in self._tasks:
+            sibling.cancel()
+        if self._owner is not None and not self._owner.done():
+            self._owner_cancelled = True
+            self._owner.cancel()
+        if self._on_failure is not None:
+            self._on_failure(error)
+
+    @property
+    def children(self) -> int:
+        return len(self._tasks)
+
+    def cancel(self) -> None:
+        """Ask every child to stop; does not wait."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait(self) -> None:
+        """Return when no child is left; raise the first failure."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        if self.failure is not None:
+            raise self.failure
+
+    async def stop(self, timeout_s: float = 10.0) -> None:
+        """Cancel what is left and wait for it, at most ``timeout_s`` seconds.
+
+        Raises ``Unavailable`` naming the tasks that did not end in time. Failures of children are in
+        ``failure``; they are not raised here, so that stopping is one straight sequence.
+        """
+        self._stopping = True
+        self.cancel()
+        if self._tasks:
+            _, pending = await asyncio.wait(set(self._tasks), timeout=timeout_s)
+            if pending:
+                names = sorted(task.get_name() for task in pending)
+                raise Unavailable(
+                    "tasks did not stop in time",
+                    scope=self.name,
+                    tasks=", ".join(names),
+                    timeout_s=timeout_s,
+                )
+
+    async def __aenter__(self) -> Self:
+        self._owner = asyncio.current_task()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        owner = self._owner
+        outer_cancel = exc_type is asyncio.CancelledError
+        if outer_cancel and self._owner_cancelled and owner is not None:
+            # The cancellation was ours, on behalf of a failed child: take it back.
+            outer_cancel = owner.uncancel() > 0
+            self._owner_cancelled = False
+        if exc_type is not None:
+            self.cancel()
+        while self._tasks:
+            try:
+                await asyncio.wait(set(self._tasks))
+            except asyncio.CancelledError:
+                if self._owner_cancelled and owner is not None:
+                    self._owner_cancelled = False
+                    if owner.uncancel() == 0:
+                        continue
+                outer_cancel = True
+                self.cancel()
+        self._owner = None
+        self._stopping = True
+        if self._owner_cancelled and owner is not None:
+            # Delivered neither in the body nor in the wait: swallow it before it surfaces later.
+            self._owner_cancelled = False
+            owner.uncancel()
+        if outer_cancel:
+            if exc_type is asyncio.CancelledError:
+                return
+            raise asyncio.CancelledError
+        if self.failure is not None and exc is not self.failure:
+            if exc is not None and exc_type is not asyncio.CancelledError:
+                return
+            raise self.failure
+
+
+class BlockingPool:
+    """Threads for work that would block the loop: compression, fsync, SQL, cloud SDKs.
+
+    ``run`` bounds concurrency to ``threads``; waiting callers queue in order.
+    """
+
+    def __init__(self, name: str, threads: int) -> None:
+        self.name = name
+        self._executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``fn`` in a thread of the pool.
+
+        Cancellation: the caller returns at once; a call that a thread has begun runs to its end, so
+        ``fn`` must leave its objects usable whether or not anybody waits.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, lambda: fn(*args, **kwargs))
+
+    def submit(
+        self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> concurrent.futures.Future[T]:
+        return self._executor.submit(fn, *args, **kwargs)
+
+    def close(self) -> None:
+        """Refuse new work and drop what has not begun; does not wait for what runs."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+OpFuture = concurrent.futures.Future
+"""The outcome of an operation that threads and the loop both wait for (an append, a commit).
+
+Set once, by its owner. Threads use ``result(timeout)``, the loop ``await settled(future)``.
+"""
+
+
+async def settled(future: OpFuture[T]) -> T:
+    """Await an ``OpFuture`` on the loop. Cancellation: the operation itself goes on."""
+    return await asyncio.shield(asyncio.wrap_future(future))
+
+
+def resolved(value: T) -> OpFuture[T]:
+    """An ``OpFuture`` that has already succeeded."""
+    future: OpFuture[T] = OpFuture()
+    future.set_result(value)
+    return future
+
+
+def failed(error: BaseException) -> OpFuture[Any]:
+    """An ``OpFuture`` that has already failed."""
+    future: OpFuture[Any] = OpFuture()
+    future.set_exception(error)
+    return future
+
+
+def first_failure(futures: Collection[OpFuture[Any]]) -> BaseException | None:
+    """The error of some future that is done and failed, if there is one."""
+    for future in futures:
+        if future.done() and (error := future.exception()) is not None:
+            return error
+    return None

@@ -1,0 +1,175 @@
+"""A broker in the test's own process, on a real etcd, with real files and real gRPC."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from gazette.auth import KeyedAuth, NoAuth
+from gazette.broker.service import BrokerService
+from gazette.broker.settings import BrokerSettings
+from gazette.client.client import Client
+from gazette.client.fragment_reader import FragmentAccess
+from gazette.client.journals import JournalChange
+from gazette.clock import Clock, SystemClock
+from gazette.etcd import Etcd
+from gazette.protocol import duration
+from gazette.protocol.fragment import Codec
+from gazette.protocol.journal import FragmentSpec, JournalSpec
+from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
+from gazette.server import Server, ServerSettings
+
+STORE = "file:///fragments/"
+"""The blob store of ``journal_spec``: a directory below the fixture's ``file_root``."""
+
+
+def journal_spec(
+    name: str,
+    *,
+    replication: int = 1,
+    labels: LabelSet = EMPTY_LABELS,
+    codec: Codec = Codec.NONE,
+    stores: tuple[str, ...] = (STORE,),
+    length: int = 1 << 24,
+    **fields: Any,
+) -> JournalSpec:
+    """A valid specification; ``fields`` are further ones of ``JournalSpec``."""
+    fragment = FragmentSpec(
+        length=length, codec=codec, stores=stores, refresh_interval_ns=duration.MINUTE
+    )
+    return JournalSpec(name, replication, labels, fragment, **fields)
+
+
+class BrokerFixture:
+    """A running broker. ``client`` is connected to it, at ``endpoint``; ``http`` is its HTTP URL.
+
+    Brokers on the same ``etcd`` and ``root`` are one cluster, and share ``tmp_path / "root"`` as the
+    root of ``file://`` stores::
+
+        async with await BrokerFixture.start(etcd, tmp_path) as broker:
+            await broker.create(journal_spec("a/journal"))
+            await broker.client.append(AppendParams("a/journal"), b"hello")
+    """
+
+    def __init__(self, service: BrokerService, client: Client, file_root: Path) -> None:
+        self.service = service
+        self.client = client
+        self.file_root = file_root
+        self._ended = False
+
+    @classmethod
+    async def start(
+        cls,
+        etcd: Etcd,
+        tmp_path: Path,
+        *,
+        zone: str = "local",
+        id: str = "broker-one",
+        root: str = "/gazette/cluster",
+        clock: Clock | None = None,
+        auth: KeyedAuth | NoAuth | None = None,
+        lease_ttl_s: float = 5.0,
+        server: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Start a broker and return once it is ready. ``etcd`` says where; the broker has its own
+        connection. ``settings`` are fields of ``BrokerSettings``, ``server`` those of ``ServerSettings``.
+        """
+        clock = SystemClock() if clock is None else clock
+        file_root = tmp_path / "root"
+        (file_root / "fragments").mkdir(parents=True, exist_ok=True)
+        listener = Server(
+            clock, replace(ServerSettings("127.0.0.1", bind_host="127.0.0.1"), **(server or {}))
+        )
+        listener.bind()
+        defaults = BrokerSettings(
+            zone=zone,
+            id=id,
+            root=root,
+            lease_ttl_s=lease_ttl_s,
+            watch_delay_s=0.002,
+            file_root=file_root,
+            graceful_stop_s=2.0,
+            drain_timeout_s=0.0,
+            persist_timeout_s=10.0,
+        )
+        service = BrokerService(
+            clock,
+            random.Random(id),
+            listener,
+            etcd.settings,
+            replace(defaults, **settings),
+            auth=auth,
+        )
+        try:
+            await service.start()
+        except BaseException:
+            await service.crash()
+            raise
+        client = Client(
+            listener.endpoint,
+            zone=zone,
+            signer=auth,
+            fragments=FragmentAccess(file_root=file_root),
+            clock=clock,
+        )
+        return cls(service, client, file_root)
+
+    @property
+    def endpoint(self) -> str:
+        """The URL of its gRPC server: the address for clients."""
+        return self.service.server.endpoint
+
+    @property
+    def http(self) -> str:
+        """The URL of its HTTP server."""
+        return self.service.server.http_endpoint
+
+    async def create(self, *specs: JournalSpec) -> None:
+        """Create journals, and return once each has a consistent set of all its replicas.
+
+        Bound it with the test's timeout: without enough brokers it waits for ever.
+        """
+        await self.client.apply_journals([JournalChange(upsert=spec) for spec in specs])
+        for spec in specs:
+            await self.settled(spec.name)
+
+    async def settled(self, journal: str) -> None:
+        """Return once the journal has as many replicas as it should, all of them in step."""
+        context = self.service.context
+        while not self._is_settled(journal):
+            await context.key_space.next_change()
+
+    def _is_settled(self, journal: str) -> bool:
+        state = self.service.context.state
+        item = state.item(journal)
+        assignments = state.assignments_of(journal)
+        return (
+            item is not None
+            and len(assignments) == item.decoded.value.desired_replication()
+            and all(state.is_consistent(item, one, assignments) for one in assignments)
+        )
+
+    async def stop(self) -> None:
+        """Stop it gracefully: what it holds is persisted. May be called again."""
+        if self._ended:
+            return
+        self._ended = True
+        await self.client.close()
+        await self.service.stop()
+
+    async def crash(self) -> None:
+        """Stop it as SIGKILL would: its lease runs out, its spools are gone."""
+        if self._ended:
+            return
+        self._ended = True
+        await self.client.close()
+        await self.service.crash()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()

@@ -1,0 +1,54 @@
+"""A clock that stands still until a test moves it."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+
+
+class ManualClock:
+    """A `gazette.clock.Clock` whose time passes by ``advance`` only.
+
+    ``now`` starts at a realistic Unix time, because producer pruning and flush buckets misbehave near
+    the epoch.
+    """
+
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self._now = now
+        self._monotonic = 1_000.0
+        self._order = itertools.count()
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+
+    def now(self) -> float:
+        return self._now
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    async def sleep(self, seconds: float) -> None:
+        """Return once ``advance`` has passed that many seconds; zero yields once."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._monotonic + seconds, next(self._order), woken))
+        await woken
+
+    @property
+    def sleepers(self) -> int:
+        """How many tasks sleep on this clock."""
+        return sum(1 for _, _, woken in self._sleepers if not woken.done())
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass; wakes every sleeper that is due, in order of its time."""
+        self._now += seconds
+        self._monotonic += seconds
+        while self._sleepers and self._sleepers[0][0] <= self._monotonic:
+            _, _, woken = heapq.heappop(self._sleepers)
+            if not woken.done():
+                woken.set_result(None)
+
+    def jump(self, seconds: float) -> None:
+        """Move the wall clock only, as an administrator or NTP would."""
+        self._now += seconds

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def limits(state: Any) -> dict[str, int]:
+    return {"#".join(member): limit for member, limit in state.demand.limits.items()}
+
+
+@pytest.fixture
+def cluster(paper: Any) -> Any:
+    return paper(
+        [
+            ("members/b#2", "30"),
+            ("members/a#1", "10"),
+            ("members/a#3", "0"),
+            ("items/x", "2"),
+            ("items/x/y", "1"),
+            ("items/z", "0"),
+            ("assign/x#a#1#1", "consistent"),
+            ("assign/x#b#2#0", "consistent"),
+            ("assign/x/y#b#2#0", ""),
+            ("assign/gone#b#2#0", ""),
+        ]
+    )
+
+
+def test_slots_and_zones_are_counted(cluster: Any) -> None:
+    demand = cluster.state().demand
+    assert demand.item_slots == 3
+    assert demand.member_slots == 40
+    # Members without capacity do not make a zone.
+    assert demand.zone_slots == {"a": 10, "b": 30}
+    assert demand.replication == {"x": 2, "x/y": 1, "z": 0}
+
+
+def test_local_items_have_all_assignments_of_the_item(cluster: Any) -> None:
+    # Case: the member holds one of two.
+    (local,) = cluster.state("a#1").local_items
+    assert local.item.decoded.id == "x"
+    assert [kv.key for kv in local.assignments] == [
+        "/root/assign/x#a#1#1",
+        "/root/assign/x#b#2#0",
+    ]
+    assert (local.index, local.assignment.decoded.slot) == (0, 1)
+
+    # Case: an item whose name begins another's, and an assignment whose item is gone.
+    state = cluster.state("b#2")
+    assert [(i.item.decoded.id, i.index, len(i.assignments)) for i in state.local_items] == [
+        ("x", 1, 2),
+        ("x/y", 0, 1),
+    ]
+    assert state.local_count == 3
+
+    # Case: nothing is ours.
+    assert cluster.state("a#3").local_items == []
+
+
+def test_lookups(cluster: Any) -> None:
+    state = cluster.state()
+    assert state.item("x").decoded.id == "x"
+    assert state.item("x/") is None
+    assert state.member("b", "2").decoded.value.limit == 30
+    assert state.member("b", "1") is None
+    assert [kv.key for kv in state.assignments_of("x")] == [
+        "/root/assign/x#a#1#1",
+        "/root/assign/x#b#2#0",
+    ]
+    assert list(state.assignments_of("z")) == []
+
+
+def test_the_oldest_member_leads(cluster: Any) -> None:
+    assert cluster.state("b#2").is_leader()
+    assert not cluster.state("a#1").is_leader()
+
+    # Case: an update of its value does not make a member younger.
+    cluster.put("members/b#2", "30 exiting")
+    assert cluster.state("b#2").is_leader()
+
+    # Case: it leaves, and returns as the youngest.
+    cluster.lose("b#2")
+    cluster.put("members/b#2", "30")
+    assert cluster.state("a#1").is_leader()
+    assert not cluster.state("b#2").is_leader()
+
+    # Case: nobody is there, and nobody leads.
+    empty = type(cluster)()
+    assert empty.state("a#1").leader is None
+    assert not empty.state("a#1").is_leader()
+
+
+def test_a_member_may_exit_when_it_is_exiting_and_holds_nothing(cluster: Any) -> None:
+    assert not cluster.state("a#1").should_exit()
+    cluster.put("members/a#1", "10 exiting")
+    assert not cluster.state("a#1").should_exit()
+    cluster.delete("assign/x#a#1#1")
+    assert cluster.state("a#1").should_exit()
+    cluster.put("members/a#1", "10")
+    assert not cluster.state("a#1").should_exit()
+
+    # Case: an assignment counts even if its item is gone.
+    cluster.put("members/b#2", "30 exiting")
+    cluster.delete("assign/x#b#2#0")
+    cluster.delete("assign/x/y#b#2#0")
+    assert not cluster.state("b#2").should_exit()
+    cluster.delete("assign/gone#b#2#0")
+    assert cluster.state("b#2").should_exit()
+
+    # Case: a member without a key cannot tell.
+    cluster.lose("b#2")
+    assert not cluster.state("b#2").should_exit()
+
+
+def test_the_network_hash_is_of_demand_only(cluster: Any) -> None:
+    before = cluster.state().network_hash
+
+    # Case: assignments, consistency and who leads do not count.
+    cluster.mark_consistent()
+    cluster.delete("assign/x#a#1#1")
+    assert cluster.state("a#1").network_hash == before
+
+    # Case: items, members, their numbers, and shedding do.
+    for change in (
+        lambda: cluster.put("items/x", 3),
+        lambda: cluster.put("items/new", 1),
+        lambda: cluster.put("items/new", 0),
+        lambda: cluster.delete("items/new"),
+        lambda: cluster.put("members/a#1", 11),
+        lambda: cluster.put("items/x", 2),
+        lambda: cluster.put("members/a#3", 30),
+        lambda: cluster.put("members/a#3", "30 exiting"),
+        lambda: cluster.lose("a#3"),
+    ):
+        change()
+        after = cluster.state().network_hash
+        assert after != before
+        before = after
+
+
+def exiting(paper: Any, items: dict[str, int], *members: str) -> Any:
+    keys = [(f"members/{m.split()[0]}", m.split(maxsplit=1)[1]) for m in members]
+    return paper([*keys, *((f"items/{item}", str(r)) for item, r in items.items())]).state()
+
+
+def test_shedding_all_at_once(paper: Any) -> None:
+    """What the others can absorb need not be offered any more."""
+    state = exiting(paper, {"x": 1}, "z#a 5 exiting", "z#b 5", "z#c 5 exiting")
+    assert state.demand.shed == {("z", "a"): 5, ("z", "c"): 5}
+    assert limits(state) == {"z#a": 0, "z#b": 5, "z#c": 0}
+    assert state.demand.member_slots == 5
+
+
+def test_shedding_is_bounded_by_replication(paper: Any) -> None:
+    """R distinct members must be left: the oldest of the exiting ones go first."""
+    members = ("z#c 5 exiting", "z#a 5 exiting", "z#b 5", "z#d 5")
+    state = exiting(paper, {"x": 3, "y": 1}, *members)
+    assert state.demand.shed == {("z", "c"): 5}
+    # Case: nobody can leave while R members are needed.
+    assert exiting(paper, {"x": 4}, *members).demand.shed == {}
+    assert exiting(paper, {"x": 5}, *members).demand.shed == {}
+    # Case: members without capacity do not count as left.
+    state = exiting(paper, {"x": 3}, "z#a 0 exiting", "z#b 5", "z#c 5", "z#d 5 exiting")
+    assert state.demand.shed == {}
+
+
+def test_shedding_is_bounded_by_excess_capacity(paper: Any) -> None:
+    """A member may have to keep a part of what it has."""
+    items = {f"i{n}": 1 for n in range(7)}
+    state = exiting(paper, items, "z#a 5 exiting", "z#b 5", "z#c 5 exiting")
+    assert state.demand.shed == {("z", "a"): 5, ("z", "c"): 3}
+    assert limits(state) == {"z#a": 0, "z#b": 5, "z#c": 2}
+
+
+def test_nothing_is_shed_while_overloaded(paper: Any) -> None:
+    items = {f"i{n}": 1 for n in range(16)}
+    state = exiting(paper, items, "z#a 5 exiting", "z#b 5", "z#c 5 exiting")
+    assert state.demand.shed == {}
+    assert state.demand.member_slots == 15
+
+
+def test_nothing_is_shed_by_members_that_stay(paper: Any) -> None:
+    state = exiting(paper, {"x": 1}, "z#a 5", "z#b 5")
+    assert state.demand.shed == {}
+
+
+def test_a_member_is_relieved_once_the_others_can_do_without_it(paper: Any) -> None:
+    cluster = paper([("members/z#a", "5 exiting"), ("items/x", "1")])
+    assert not cluster.state("z#a").is_relieved()
+    cluster.put("members/z#b", 5)
+    assert cluster.state("z#a").is_relieved()
+    assert not cluster.state("z#b").is_relieved()
+    assert not cluster.state("z#gone").is_relieved()
+
+
+def test_loads_know_ratios_and_members_that_are_gone(cluster: Any) -> None:
+    cluster.put("assign/x#c#9#2", "")
+    loads = cluster.state().loads()
+    assert loads.total(("b", "2")) == 3
+    assert loads.primaries(("b", "2")) == 3
+    assert loads.total_ratio(("b", "2")) == pytest.approx(0.1)
+    assert loads.primary_ratio(("a", "1")) == 0
+    assert loads.total_ratio(("c", "9")) == float("inf")
+    assert not loads.has_room(("c", "9"))
+    assert not loads.has_room(("a", "3"))
+    assert loads.has_room(("a", "1"))

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+from prometheus_client import REGISTRY
+
+from gazette.blobs import health
+from gazette.blobs.blob_stores import SWEEP_INTERVAL_S, BlobSettings, BlobStores
+from gazette.blobs.memory import MemoryStore
+from gazette.blobs.thread_call import ended
+from gazette.errors import Invalid, NotAllowed, Unavailable
+from gazette.tasks import BlockingPool, TaskScope
+from gazette.testing.blob_store_tests import get, put
+from gazette.testing.clock import ManualClock
+
+
+class Switch(MemoryStore):
+    """A store that can be turned off, or held."""
+
+    def __init__(self, now) -> None:
+        super().__init__(now)
+        self.error: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.puts = 0
+
+    def put(self, path, source, *, content_encoding=""):
+        self.puts += 1
+        self.gate.wait(10)
+        if self.error is not None:
+            raise self.error
+        super().put(path, source, content_encoding=content_encoding)
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[BlockingPool]:
+    pool = BlockingPool("blobs", 2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def switch(clock: ManualClock) -> Switch:
+    return Switch(clock.now)
+
+
+@pytest.fixture
+def stores(clock: ManualClock, pool: BlockingPool, switch: Switch) -> BlobStores:
+    def bucket(url):
+        if url.host == "forbidden":
+            raise NotAllowed("no credentials", bucket=url.host)
+        return switch
+
+    stores = BlobStores(
+        BlobSettings(), clock, pool, rng=random.Random(1), constructors={"s3": bucket}
+    )
+    stores.close()  # Repeated calls do not wait in these tests.
+    return stores
+
+
+async def until(condition) -> None:
+    """Let the loop run until something in a thread has happened."""
+    clock = ManualClock()
+    while not condition():
+        await clock.sleep(0)
+
+
+async def test_stores_are_made_once(stores, switch):
+    """A URL gives the same store again, instrumented and repeating."""
+    active = stores.get("s3://bucket/prefix/")
+    assert stores.get("s3://bucket/prefix/") is active
+    assert stores.get("s3://bucket/prefix/?find=a") is not active
+    put(active.store, "a", b"content")
+    assert get(switch, "a") == b"content"
+    assert active.health.error == "first health check has not completed"
+
+
+async def test_what_cannot_be_made_says_why(stores):
+    """Each `get` tries again; the health of such a store is final at once."""
+    active = stores.get("s3://forbidden/")
+    assert stores.get("s3://forbidden/") is not active
+    with pytest.raises(NotAllowed, match="no credentials"):
+        _ = active.store
+    assert active.health.error == "no credentials (bucket=forbidden)"
+    assert await active.wait_health_change(active.health) is active.health
+
+    for url in ("nonsense", "ftp://host/", "s3://bucket/no-slash"):
+        with pytest.raises(Invalid):
+            _ = stores.get(url).store
+
+
+@pytest.mark.parametrize(
+    ("url", "extra"),
+    [
+        ("s3://bucket/", "gazette[s3]"),
+        ("gs://bucket/", "gazette[gcs]"),
+        ("azure://container/", "gazette[azure]"),
+        ("azure-ad://tenant/account/container/", "gazette[azure]"),
+    ],
+)
+async def test_a_store_that_is_not_installed_names_its_extra(clock, pool, url, extra):
+    """An operator learns what to install."""
+    stores = BlobStores(BlobSettings(), clock, pool, constructors={})
+    error = stores.get(url).health.error
+    assert error is not None
+    assert extra in error
+
+
+async def test_file_stores_need_a_root(clock, pool, tmp_path):
+    """Without one there are no file stores; with one they are below it."""
+    stores = BlobStores(BlobSettings(), clock, pool)
+    with pytest.raises(Invalid, match=r"--broker\.file-root"):
+        _ = stores.get("file:///").store
+    stores = BlobStores(BlobSettings(file_root=tmp_path), clock, pool)
+    put(stores.get("file:///").store, "a", b"content")
+    assert (tmp_path / "a").read_bytes() == b"content"
+
+
+async def test_file_only_keeps_buckets_apart(clock, pool, tmp_path):
+    """Histories of one journal in two buckets do not become one."""
+    stores = BlobStores(BlobSettings(file_root=tmp_path, file_only=True), clock, pool)
+    urls = ["s3://one/", "s3://two/", "s3://one/prefix/?region=x", "gs://one/", "file:///"]
+    for url in urls:
+        put(stores.get(url).store, "journal/name", url.encode())
+    for url in urls:
+        assert get(stores.get(url).store, "journal/name") == url.encode()
+    assert (tmp_path / "s3/one/prefix/journal/name").exists()
+
+
+async def test_health_follows_the_store(stores, switch, clock):
+    """Checks begin with the first use, fail fast, and find out when the store is back."""
+    async with TaskScope("test") as scope:
+        scope.daemon(stores.run_health(), name="health")
+        active = stores.get("s3://bucket/")
+        first = active.health
+        status = await active.wait_health_change(first)
+        assert status.error is None
+        assert switch.exists(health.CHECK_PATH)
+        await until(lambda: clock.sleepers == 2)
+
+        # Case: down. It is checked again at once, then after 0.1 s, and so on.
+        switch.error = Unavailable("down")
+        clock.advance(health.next_check_s(0, random.Random(2)) * 1.5)
+        status = await active.wait_health_change(status)
+        assert status.error == "health check PUT failed: down"
+        later = await active.wait_health_change(status)
+        assert later.checks == status.checks + 1
+        await until(lambda: clock.sleepers == 2)
+
+        # Case: back.
+        switch.error = None
+        clock.advance(0.2)
+        assert (await active.wait_health_change(later)).error is None
+        for outcome, count in (("ok", 2), ("error", 2)):
+            labels = {"store": "s3://bucket/", "status": outcome}
+            value = REGISTRY.get_sample_value("gazette_store_health_check_total", labels)
+            assert value is not None
+            assert value >= count
+        scope.cancel()
+
+
+async def test_a_check_that_hangs_is_reported_and_not_repeated(stores, switch, clock, monkeypatch):
+    """One thread may be stuck in a store, and only one."""
+    monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 0.01)
+    switch.gate.clear()
+    async with TaskScope("test") as scope:
+        scope.daemon(stores.run_health(), name="health")
+        active = stores.get("s3://bucket/")
+        status = await active.wait_health_change()
+        assert "did not end in time" in (status.error or "")
+        status = await active.wait_health_change(status)
+        await until(lambda: clock.sleepers == 2)
+        assert switch.puts == 1
+        switch.gate.set()
+        clock.advance(0.2)
+        assert (await active.wait_health_change(status)).error is None
+        scope.cancel()
+
+
+async def test_unused_stores_are_swept(stores, clock):
+    """One that was not asked for between two sweeps; whoever still waits for it is told."""
+    used, unused = stores.get("s3://used/"), stores.get("s3://unused/")
+    assert stores.sweep() == 0
+    stores.get("s3://used/")
+    waiting = unused.health
+    assert stores.sweep() == 1
+    assert (await unused.wait_health_change(waiting)).error == "health checks have stopped"
+    assert await unused.wait_health_change() is unused.health
+    assert stores.get("s3://used/") is used
+    assert stores.get("s3://unused/") is not unused
+
+
+async def test_sweeps_are_hourly(stores, clock):
+    """`run_health` sweeps, and the checks of what it swept end."""
+    async with TaskScope("test") as scope:
+        scope.daemon(stores.run_health(), name="health")
+        active = stores.get("s3://bucket/")
+        await active.wait_health_change()
+        await until(lambda: clock.sleepers == 2)
+        clock.advance(SWEEP_INTERVAL_S)
+        await until(lambda: clock.sleepers == 2)
+        assert active.health.error is None
+        clock.advance(SWEEP_INTERVAL_S)
+        await until(lambda: active.health.error is not None)
+        assert active.health.error == "health checks have stopped"
+        await until(lambda: clock.sleepers == 1)
+        scope.cancel()
+
+
+async def test_ended_outlasts_nobody(pool):
+    """A call that is late is left alone, and its outcome can be had later."""
+    gate = threading.Event()
+    call = pool.submit(gate.wait, 10)
+    assert not await ended(call, 0.01)
+    async with TaskScope("test") as scope:
+        task = scope.spawn(ended(call), name="ended")
+        await ManualClock().sleep(0)
+        assert not task.done()
+        gate.set()
+        assert await task
+    assert call.result() is True
+    assert await ended(call, 0.0)

@@ -1,0 +1,461 @@
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gazette.errors import Bug, Corrupt, Invalid, Unavailable
+from gazette.fragment import spool_file
+from gazette.fragment.completed_spool import CompletedSpool
+from gazette.fragment.decoder import DecodedFile, FragmentDecoder
+from gazette.fragment.local_file import LocalFile, LocalFragment
+from gazette.fragment.spool import Content, Proposal, SpoolResult
+from gazette.fragment.spool_file import Spool
+from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment
+from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
+from gazette.protocol.status import Status
+from gazette.tasks import BlockingPool, TaskScope
+from gazette.testing.clock import ManualClock
+
+JOURNAL = "a/journal"
+REGISTERS = [LabelSet.of(("author", name)) for name in ("one", "two")]
+
+
+class Observer:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.commits: list[LocalFragment] = []
+        self.completed: list[tuple[CompletedSpool, bool]] = []
+
+    def spool_commit(self, local: LocalFragment) -> None:
+        self.commits.append(local)
+
+    def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None:
+        self.completed.append((spool, primary))
+
+
+def sha(content: bytes) -> bytes:
+    return hashlib.sha1(content).digest() if content else ZERO_SUM
+
+
+def content_of(spool: CompletedSpool) -> bytes:
+    with DecodedFile(spool.open(), FragmentDecoder(spool.fragment)) as decoded:
+        return b"".join(iter(lambda: decoded.read(1000), b""))
+
+
+def read_all(local: LocalFragment) -> bytes:
+    content, offset = b"", local.begin
+    while piece := local.pread(offset, 1 << 20):
+        content += piece
+        offset += len(piece)
+    return content
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[BlockingPool]:
+    pool = BlockingPool("spools", 2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def observer() -> Observer:
+    return Observer()
+
+
+@pytest.fixture
+async def spool(clock, pool, observer, tmp_path) -> Spool:
+    return Spool(JOURNAL, observer, clock=clock, pool=pool, directory=tmp_path)
+
+
+async def append(spool: Spool, *pieces: bytes, primary: bool = True) -> SpoolResult:
+    for piece in pieces:
+        await spool.apply(Content(piece, spool.delta), primary=primary)
+    return await spool.apply(Proposal(spool.next(), spool.registers), primary=primary)
+
+
+async def roll(spool: Spool, codec: Codec = Codec.NONE, *, primary: bool = True) -> SpoolResult:
+    end = spool.fragment.end
+    empty = replace(spool.fragment, begin=end, end=end, sum=ZERO_SUM, codec=codec)
+    return await spool.apply(Proposal(empty, spool.registers), primary=primary)
+
+
+class Model:
+    """What a spool must be, in plain bytes and by the words of the rules."""
+
+    def __init__(self) -> None:
+        self.begin, self.committed, self.pending = 0, b"", b""
+        self.registers, self.codec = EMPTY_LABELS, Codec.NONE
+        self.completed: list[tuple[int, bytes]] = []
+
+    def at(self, content: bytes) -> Fragment:
+        end = self.begin + len(content)
+        return Fragment(JOURNAL, self.begin, end, sha(content), self.codec)
+
+    @property
+    def fragment(self) -> Fragment:
+        return self.at(self.committed)
+
+    @property
+    def next(self) -> Fragment:
+        return self.at(self.committed + self.pending)
+
+    def propose(self, proposal: Proposal) -> Status:
+        proposed = proposal.fragment
+        ordered = proposed.end == self.fragment.end and proposed.begin == proposed.end
+        if proposed.end > self.next.end or ordered:
+            if self.committed:
+                self.completed.append((self.begin, self.committed))
+            if proposed.end > self.fragment.end:
+                self.registers = proposal.registers
+            self.begin, self.committed, self.pending = proposed.end, b"", b""
+            self.codec = proposed.codec
+        if proposal == Proposal(self.fragment, self.registers):
+            self.pending = b""
+            return Status.OK
+        if self.pending and proposed == self.next:
+            self.committed += self.pending
+            self.pending, self.registers = b"", proposal.registers
+            return Status.OK
+        return Status.PROPOSAL_MISMATCH
+
+
+replicas = st.integers(0, 2)
+subsets = st.sets(replicas, min_size=1)
+
+
+class SpoolMachine(RuleBasedStateMachine):
+    """Three replicas of one journal, whose primary changes and whose messages get lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.directory = tempfile.TemporaryDirectory()
+        self.pool = BlockingPool("spools", 2)
+        self.observers = [Observer() for _ in range(3)]
+        self.models = [Model() for _ in range(3)]
+        self.inline_bytes, spool_file.INLINE_BYTES = spool_file.INLINE_BYTES, 64
+        directory = Path(self.directory.name)
+        self.spools = [
+            Spool(JOURNAL, observer, clock=ManualClock(), pool=self.pool, directory=directory)
+            for observer in self.observers
+        ]
+
+    def teardown(self) -> None:
+        for spool in self.spools:
+            self.runner.run(spool.close())
+        for observer, model in zip(self.observers, self.models, strict=True):
+            assert [
+                (spool.fragment.begin, content_of(spool)) for spool, _ in observer.completed
+            ] == model.completed
+        spool_file.INLINE_BYTES = self.inline_bytes
+        self.pool.close()
+        self.runner.close()
+        self.directory.cleanup()
+
+    def propose(self, who: set[int], proposal: Proposal, leader: int) -> None:
+        for replica in who:
+            spool, model = self.spools[replica], self.models[replica]
+            expected = model.propose(proposal)
+            result = self.runner.run(spool.apply(proposal, primary=replica == leader))
+            assert result == SpoolResult(expected, model.fragment, model.registers)
+
+    @rule(who=subsets, leader=replicas, content=st.binary(min_size=1, max_size=200))
+    def extend(self, who, leader, content):
+        """The leader sends content; who has another delta refuses it."""
+        delta = len(self.models[leader].pending)
+        for replica in who | {leader}:
+            spool, model = self.spools[replica], self.models[replica]
+            request = spool.apply(Content(content, delta), primary=replica == leader)
+            if delta == len(model.pending):
+                assert self.runner.run(request).status is Status.OK
+                model.pending += content
+            else:
+                with pytest.raises(Invalid):
+                    self.runner.run(request)
+
+    @rule(who=subsets, leader=replicas, registers=st.sampled_from(REGISTERS))
+    def commit(self, who, leader, registers):
+        self.propose(who | {leader}, Proposal(self.models[leader].next, registers), leader)
+
+    @rule(who=subsets, leader=replicas)
+    def synchronize(self, who, leader):
+        model = self.models[leader]
+        self.propose(who | {leader}, Proposal(model.fragment, model.registers), leader)
+
+    @rule(
+        who=subsets,
+        leader=replicas,
+        codec=st.sampled_from([Codec.NONE, Codec.GZIP, Codec.SNAPPY, Codec.ZSTANDARD]),
+        jump=st.sampled_from([0, 0, 0, 50]),
+        registers=st.none() | st.sampled_from(REGISTERS),
+    )
+    def complete(self, who, leader, codec, jump, registers):
+        model = self.models[leader]
+        end = model.fragment.end + jump
+        proposal = Proposal(Fragment(JOURNAL, end, end, codec=codec), registers or model.registers)
+        self.propose(who | {leader}, proposal, leader)
+
+    @precondition(lambda self: any(model.committed for model in self.models))
+    @rule(who=subsets, field=st.sampled_from(["begin", "end", "sum", "codec"]), leader=replicas)
+    def disagree(self, who, leader, field):
+        """A proposal that is not quite ours. Never one beyond our end, which would roll us."""
+        model = self.models[leader]
+        change = {
+            "begin": model.begin + 1,
+            "end": max(model.begin, model.fragment.end - 1),
+            "sum": sha(b"something else"),
+            "codec": Codec.GZIP_OFFLOAD_DECOMPRESSION,
+        }
+        if model.committed:
+            proposed = replace(model.fragment, **{field: change[field]})
+            self.propose(who, Proposal(proposed, model.registers), leader)
+
+    @invariant()
+    def spools_are_what_the_model_is(self):
+        for spool, model, observer in zip(self.spools, self.models, self.observers, strict=True):
+            spool._state._check()
+            assert spool.fragment == model.fragment
+            assert spool.next() == model.next
+            assert spool.delta == len(model.pending)
+            if model.committed:
+                assert read_all(observer.commits[-1]) == model.committed
+
+    @invariant()
+    def equal_fragments_have_equal_bytes(self):
+        bytes_of = {model.fragment: model.committed for model in self.models}
+        assert all(bytes_of[model.fragment] == model.committed for model in self.models)
+
+
+SpoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestSpoolMachine = SpoolMachine.TestCase
+
+
+async def test_what_an_append_does(spool, observer, clock):
+    """Committed bytes can be read while more is written; files have no names."""
+    await roll(spool, Codec.NONE)
+    assert (await append(spool, b"hello, ", b"world")).status is Status.OK
+    first = observer.commits[-1]
+    assert spool.first_append_time == clock.now()
+    await spool.apply(Content(b"pending", 0), primary=True)
+    assert read_all(first) == b"hello, world"
+    assert first.pread(7, 3) == b"wor"
+    assert first.pread(12, 10) == b""
+    assert list(spool._directory.iterdir()) == []
+    with pytest.raises(Bug):
+        replace(first, fragment=replace(first.fragment, begin=5)).pread(4, 1)
+
+
+async def test_a_reader_outlives_the_spool(spool, observer):
+    """The file ends with the last one who holds it."""
+    before = len(os.listdir("/proc/self/fd"))
+    await append(spool, b"content")
+    local = observer.commits.pop()
+    await roll(spool)
+    await append(spool, b"more")
+    await spool.close()
+    observer.completed.clear()
+    observer.commits.clear()
+    assert read_all(local) == b"content"
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    del local
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_long_content_is_written_in_a_thread(spool, observer):
+    """And is the same as short content."""
+    long = os.urandom(spool_file.INLINE_BYTES + 1)
+    await append(spool, b"short", long, b"short")
+    assert read_all(observer.commits[-1]) == b"short" + long + b"short"
+    assert spool.fragment.sum == sha(b"short" + long + b"short")
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.ZSTANDARD, Codec.SNAPPY])
+async def test_a_primary_compresses_as_it_goes(spool, observer, codec):
+    """In threads, while commits go on; a replica does not."""
+    await roll(spool, codec)
+    content = b"".join(b"some line number %d\n" % n for n in range(200_000))
+    for at in range(0, len(content), 100_000):
+        await append(spool, content[at : at + 100_000])
+    compression = spool._compression
+    clock = ManualClock()
+    while len(content) - compression.through >= 1 << 20:
+        await clock.sleep(0)
+    await roll(spool, codec, primary=False)
+    for at in range(0, len(content), 1 << 20):
+        await append(spool, content[at : at + (1 << 20)], primary=False)
+    assert spool._compression is None
+    await roll(spool, codec, primary=False)
+
+    (ours, primary), (theirs, replica) = observer.completed
+    assert (primary, replica) == (False, False)
+    assert content_of(ours) == content_of(theirs) == content
+    if codec is Codec.GZIP:
+        assert ours.open().read().count(b"\x1f\x8b\x08") >= 3
+        assert theirs.open().read().count(b"\x1f\x8b\x08") == 1
+
+
+async def test_commits_do_not_wait_for_compression(clock, observer, tmp_path):
+    """With all threads of the pool taken, commits go on as before."""
+    pool = BlockingPool("busy", 1)
+    gate = threading.Event()
+    pool.submit(gate.wait, 10)
+    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, directory=tmp_path)
+    await roll(spool, Codec.SNAPPY)
+    for _ in range(30):
+        await append(spool, bytes(200_000))
+    assert spool._compression is not None
+    assert spool._compression.through == 0
+    await roll(spool, Codec.SNAPPY)
+    # Case: whoever persists takes over what the busy pool has not begun.
+    assert content_of(observer.completed[0][0]) == bytes(6_000_000)
+    gate.set()
+    await pool.run(int)
+    pool.close()
+
+
+async def test_a_cancelled_write_is_waited_for(clock, observer, tmp_path):
+    """What its thread still writes cannot get between the bytes of the next append."""
+    pool = BlockingPool("slow", 1)
+    gate = threading.Event()
+    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, directory=tmp_path)
+    await append(spool, b"committed,")
+    pool.submit(gate.wait, 10)
+    old, new = b"o" * (1 << 20), b"n" * (1 << 20)
+    async with TaskScope("test") as scope:
+        await spool.apply(Content(b"pending", 0), primary=True)
+        cancelled = scope.spawn(spool.apply(Content(old, 7), primary=True), name="cancelled")
+        await clock.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait({cancelled})
+        assert spool.delta == 0
+        assert spool.next() == spool.fragment
+        following = scope.spawn(append(spool, new), name="following")
+        await clock.sleep(0)
+        assert not following.done()
+        # Case: giving up that wait as well does no harm.
+        following.cancel()
+        await asyncio.wait({following})
+        gate.set()
+        await append(spool, new)
+    assert read_all(observer.commits[-1]) == b"committed," + new
+    assert spool.fragment.sum == sha(b"committed," + new)
+    await spool.close()
+    pool.close()
+
+
+async def test_a_full_disk_fails_the_append_and_nothing_else(spool, observer, monkeypatch):
+    """The error names the cause; committed bytes stay, and the next append that fits succeeds."""
+    await append(spool, b"committed")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for length in (200_000, 2_000_000):  # Written on the loop, and in a thread.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        try:
+            await spool.apply(Content(b"pending", 0), primary=True)
+            with pytest.raises(Unavailable, match="EFBIG") as raised:
+                await spool.apply(Content(os.urandom(length), 7), primary=True)
+            assert str(spool._directory) in raised.value.hint
+            assert spool.delta == 0
+            # Case: a peer which goes on is refused.
+            with pytest.raises(Invalid, match="ContentDelta"):
+                await spool.apply(Content(b"more", 7 + length), primary=True)
+            # Case: a roll-back is the usual end of a failed append.
+            result = await spool.apply(Proposal(spool.fragment, spool.registers), primary=True)
+            assert result.status is Status.OK
+            # Case: the space of what was written in part is free again.
+            assert os.fstat(spool._file._fd).st_size == spool.fragment.length
+            assert (await append(spool, b", more")).status is Status.OK
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert read_all(observer.commits[-1]) == b"committed, more, more"
+    assert spool.fragment.sum == sha(b"committed, more, more")
+
+
+def test_a_really_full_disk():
+    """On a file system of 2 MiB, where this user may mount one: ENOSPC, recovery, no loss."""
+    code = """
+import asyncio, os, sys
+from pathlib import Path
+from gazette.clock import SystemClock
+from gazette.errors import Unavailable
+from gazette.fragment.spool import Content, Proposal
+from gazette.fragment.spool_file import Spool
+from gazette.tasks import BlockingPool
+
+class Observer:
+    def spool_commit(self, local): self.local = local
+    def spool_complete(self, spool, *, primary): pass
+
+async def main(directory):
+    observer = Observer()
+    pool = BlockingPool("p", 1)
+    spool = Spool("a/journal", observer, clock=SystemClock(), pool=pool, directory=directory)
+    async def append(content):
+        await spool.apply(Content(content, spool.delta), primary=True)
+        await spool.apply(Proposal(spool.next(), spool.registers), primary=True)
+    await append(b"a" * 500_000)
+    for _ in range(3):
+        try:
+            await append(b"b" * 4_000_000)
+        except Unavailable as error:
+            print(error)
+    await append(b"c" * 500_000)
+    assert observer.local.pread(0, 2_000_000) == b"a" * 500_000 + b"c" * 500_000
+    print("recovered")
+    await spool.close()
+    pool.close()
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+    with tempfile.TemporaryDirectory() as directory:
+        script = f"mount -t tmpfs -o size=2m tmpfs {directory} && exec {sys.executable} -c '{code}' {directory}"
+        done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True)
+    if "recovered" not in done.stdout and "permitted" in done.stderr:
+        pytest.skip("may not mount a file system")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ENOSPC") == 3
+    assert done.stdout.endswith("recovered\n")
+
+
+async def test_a_directory_that_is_gone(clock, pool, observer, tmp_path):
+    """No file can be made: the append fails, and works again once the directory is back."""
+    directory = tmp_path / "spools"
+    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, directory=directory)
+    with pytest.raises(Unavailable, match="ENOENT"):
+        await append(spool, b"content")
+    directory.mkdir()
+    assert (await append(spool, b"content")).status is Status.OK
+
+
+async def test_the_space_of_a_large_roll_back_is_freed(spool, monkeypatch):
+    """A client that gave up after gigabytes does not keep them on our disk."""
+    monkeypatch.setattr(spool_file, "_TRIM_BYTES", 1 << 20)
+    await append(spool, b"committed")
+    await spool.apply(Content(bytes(1 << 20), 0), primary=True)
+    await spool.apply(Proposal(spool.fragment, spool.registers), primary=True)
+    await append(spool, b"!")
+    assert os.fstat(spool._file._fd).st_size == 10
+
+
+def test_a_shorter_file_is_corrupt(tmp_path):
+    """Readers do not take the missing end of a file for the end of a fragment."""
+    file = LocalFile(tmp_path)
+    file.pwrite(b"12345", 0)
+    local = LocalFragment(Fragment(JOURNAL, 100, 110), file)
+    assert local.pread(103, 10) == b"45"
+    with pytest.raises(Corrupt):
+        local.pread(105, 1)

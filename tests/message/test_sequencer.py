@@ -1,0 +1,466 @@
+"""The sequencer's outcomes, replays and checkpoints, case by case."""
+
+from __future__ import annotations
+
+import pytest
+
+from gazette.errors import Bug, Corrupt
+from gazette.message.envelope import Envelope
+from gazette.message.message_uuid import (
+    ACK_TXN,
+    CONTINUE_TXN,
+    NIL_PRODUCER,
+    OUTSIDE_TXN,
+    clock_at,
+    clock_span,
+)
+from gazette.message.sequencer import QueueOutcome, ReplayRange, Sequencer
+from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
+
+JOURNAL = "a/journal"
+A, B = b"\x01aaaaa", b"\x01bbbbb"
+HOUR_NS = 3600 * 10**9
+
+
+class Story:
+    """A journal being written and read: each call appends one message of ten bytes and queues it."""
+
+    def __init__(self, ring=16, sources=None, offset=0):
+        self.sequencer = Sequencer(sources or {}, ring)
+        self.offset = offset
+        self.written: list[Envelope] = []
+
+    def write(self, flags, clock, producer=A):
+        envelope = Envelope(
+            JOURNAL, self.offset, self.offset + 10, (clock, flags), producer, clock, flags
+        )
+        self.offset += 10
+        self.written.append(envelope)
+        return envelope
+
+    def queue(self, flags, clock, producer=A):
+        return self.sequencer.queue(self.write(flags, clock, producer))
+
+    def cont(self, clock, producer=A):
+        return self.queue(CONTINUE_TXN, clock, producer).name
+
+    def ack(self, clock, producer=A):
+        return self.queue(ACK_TXN, clock, producer).name
+
+    def outside(self, clock, producer=A):
+        return self.queue(OUTSIDE_TXN, clock, producer).name
+
+    def between(self, begin, end):
+        return [e for e in self.written if begin <= e.begin and e.end <= end]
+
+    def replay(self):
+        wanted = self.sequencer.replay_range
+        assert wanted is not None
+        self.sequencer.start_replay(iter([self.between(wanted.begin, wanted.end)]))
+        return wanted
+
+    def drain(self):
+        """Clocks that are delivered, and nothing is left after."""
+        clocks = []
+        while (envelope := self.sequencer.step()) is not None:
+            clocks.append(envelope.clock)
+        assert not self.sequencer.draining
+        return clocks
+
+    def state(self, producer=A):
+        producers = self.sequencer.checkpoint()[JOURNAL].producers
+        return producers[producer].last_ack, producers[producer].begin
+
+    @property
+    def read_through(self):
+        return self.sequencer.offsets.get(JOURNAL)
+
+
+def test_messages_outside_of_transactions_commit_by_themselves():
+    story = Story()
+    assert story.outside(5) == "OUTSIDE_COMMIT"
+    # Case: until it was drained, the journal is not read through, and a restart finds it again.
+    assert story.read_through is None
+    assert story.state() == (4, 0)
+    assert story.drain() == [5]
+    assert (story.read_through, story.state()) == (10, (5, None))
+    # Case: repeated, or older.
+    assert story.outside(5) == "OUTSIDE_ALREADY_ACKED"
+    assert story.outside(4) == "OUTSIDE_ALREADY_ACKED"
+    assert (story.read_through, story.state()) == (30, (5, None))
+    # Case: flags from the future.
+    assert story.queue(0x2AA, 6) is QueueOutcome.OUTSIDE_COMMIT
+    assert story.drain() == [6]
+
+
+def test_a_transaction_is_delivered_when_it_is_acknowledged():
+    story = Story()
+    assert story.cont(5) == "CONTINUE_BEGIN_SPAN"
+    assert story.cont(6) == "CONTINUE_EXTEND_SPAN"
+    assert story.cont(6) == "CONTINUE_TXN_CLOCK_LARGER"
+    assert story.cont(5) == "CONTINUE_TXN_CLOCK_LARGER"
+    assert story.drain() == []
+    assert (story.read_through, story.state()) == (40, (4, 0))
+    assert story.ack(7) == "ACK_COMMIT_RING"
+    assert story.read_through == 40
+    assert story.drain() == [5, 6, 7]
+    assert (story.read_through, story.state()) == (50, (7, None))
+    assert story.cont(6) == "CONTINUE_ALREADY_ACKED"
+    assert story.ack(7) == "ACK_ROLLBACK"
+    assert story.sequencer.rewinds == 0
+    assert story.ack(8) == "ACK_EMPTY"
+    assert story.drain() == [8]
+
+
+def test_the_first_thing_seen_of_a_producer_may_be_a_duplicate_acknowledgement():
+    """It is delivered, because nothing tells that it was before."""
+    story = Story()
+    assert story.ack(7) == "ACK_EMPTY"
+    assert story.drain() == [7]
+    assert story.ack(7) == "ACK_ROLLBACK"
+
+
+def test_an_acknowledgement_of_before_rolls_back_what_is_pending():
+    story = Story()
+    story.cont(5)
+    story.ack(6)
+    story.drain()
+    story.cont(7)
+    story.cont(8)
+    assert story.sequencer.has_pending
+    assert story.ack(6) == "ACK_ROLLBACK"
+    assert not story.sequencer.has_pending
+    assert story.state() == (6, None)
+    # Case: the same clocks may then begin anew, as in a batch that was appended twice.
+    assert story.cont(7) == "CONTINUE_BEGIN_SPAN"
+    assert story.ack(9) == "ACK_COMMIT_RING"
+    assert story.drain() == [7, 9]
+
+
+def test_an_older_acknowledgement_sets_its_producer_back():
+    """It lost state: what it now sends again is new to it, and must not be dropped."""
+    story = Story()
+    story.cont(5)
+    story.ack(9)
+    story.drain()
+    assert story.ack(3) == "ACK_ROLLBACK"
+    assert story.sequencer.rewinds == 1
+    assert story.state() == (3, None)
+    assert story.cont(5) == "CONTINUE_BEGIN_SPAN"
+    story.ack(6)
+    assert story.drain() == [5, 6]
+
+
+def test_an_acknowledgement_commits_only_what_it_covers():
+    story = Story()
+    for clock in (5, 6, 8, 9):
+        story.cont(clock)
+    assert story.ack(7) == "ACK_COMMIT_RING"
+    assert story.drain() == [5, 6, 7]
+    assert story.state() == (7, None)
+    assert story.cont(8) == "CONTINUE_BEGIN_SPAN"
+
+
+def test_a_message_outside_of_transactions_discards_an_open_one():
+    story = Story()
+    story.cont(5)
+    story.cont(6)
+    assert story.outside(7) == "OUTSIDE_COMMIT"
+    assert story.sequencer.clobbers == 1
+    assert story.drain() == [7]
+    assert not story.sequencer.has_pending
+    # Case: a duplicate does not.
+    story.cont(8)
+    assert story.outside(7) == "OUTSIDE_ALREADY_ACKED"
+    story.ack(9)
+    assert story.drain() == [8, 9]
+
+
+def test_messages_without_a_clock_always_commit_and_are_not_remembered():
+    story = Story()
+    story.cont(5)
+    for flags in (OUTSIDE_TXN, CONTINUE_TXN, ACK_TXN):
+        assert story.queue(flags, 0, NIL_PRODUCER) is QueueOutcome.OUTSIDE_COMMIT
+        assert story.drain() == [0]
+    assert story.read_through == 40
+    assert set(story.sequencer.checkpoint()[JOURNAL].producers) == {A}
+    story.ack(6)
+    assert story.drain() == [5, 6]
+
+
+def test_what_the_ring_has_dropped_is_replayed():
+    story = Story(ring=3)
+    story.cont(1, B)
+    for clock in (5, 6, 7):
+        story.cont(clock)
+    # Case: A fills the ring, and B is not in it any more.
+    assert story.ack(2, B) == "ACK_COMMIT_REPLAY"
+    assert story.sequencer.replay_range == ReplayRange(JOURNAL, 0, 40)
+    with pytest.raises(Bug):
+        story.sequencer.step()
+    story.replay()
+    assert story.drain() == [1, 2]
+    # Case: of A, five was overwritten by B's acknowledgement, and six by its own.
+    assert story.ack(8) == "ACK_COMMIT_REPLAY"
+    assert story.replay() == (JOURNAL, 10, 30)
+    assert story.drain() == [5, 6, 7, 8]
+
+
+def test_a_ring_of_one_replays_everything():
+    story = Story(ring=0)
+    story.cont(5)
+    story.cont(6)
+    assert story.ack(7) == "ACK_COMMIT_REPLAY"
+    assert story.replay() == (JOURNAL, 0, 20)
+    assert story.drain() == [5, 6, 7]
+
+
+def test_queueing_duplicates_drops_from_a_full_ring_too():
+    """Every message makes room before it is looked at, whether or not it is added."""
+    story = Story(ring=2)
+    story.cont(5)
+    story.cont(6)
+    assert story.cont(6) == "CONTINUE_TXN_CLOCK_LARGER"
+    assert story.ack(7) == "ACK_COMMIT_REPLAY"
+    assert story.replay() == (JOURNAL, 0, 10)
+    assert story.drain() == [5, 6, 7]
+
+
+def test_duplicates_in_a_replay_are_dropped():
+    story = Story(ring=1)
+    for clock in (5, 6, 5, 6, 7, 6):
+        story.cont(clock)
+    story.cont(99, B)
+    story.ack(8)
+    story.replay()
+    assert story.drain() == [5, 6, 7, 8]
+
+
+def test_a_replay_may_be_fed_piece_by_piece():
+    story = Story(ring=1)
+    for clock in (5, 6, 7):
+        story.cont(clock)
+    story.ack(8)
+    pieces = story.between(0, 30)
+    sequencer = story.sequencer
+    sequencer.feed_replay(pieces[:2])
+    assert [e.clock for e in sequencer.dequeue(9)] == [5, 6]
+    assert sequencer.dequeue(9) == []
+    assert sequencer.draining
+    sequencer.feed_replay(pieces[2:])
+    assert [e.clock for e in sequencer.dequeue(9)] == [7]
+    assert sequencer.dequeue(9) == []
+    sequencer.end_replay()
+    assert story.drain() == [8]
+
+
+@pytest.mark.parametrize(
+    ("journal", "begin", "end", "text"),
+    [
+        ("other/journal", 10, 20, "wrong journal"),
+        (JOURNAL, 0, 10, "wrong Begin"),
+        (JOURNAL, 20, 30, "wrong Begin"),  # The span's first message is gone.
+        (JOURNAL, 10, 50, "wrong End"),
+    ],
+)
+def test_a_replay_of_something_else_is_corrupt(journal, begin, end, text):
+    story = Story(ring=1)
+    story.outside(1)
+    story.drain()
+    for clock in (5, 6, 7):
+        story.cont(clock)
+    assert story.ack(8) == "ACK_COMMIT_REPLAY"
+    story.sequencer.start_replay(iter([[Envelope(journal, begin, end, None, A, 5, CONTINUE_TXN)]]))
+    with pytest.raises(Corrupt, match=text) as caught:
+        story.sequencer.step()
+    assert caught.value.facts["journal"] == JOURNAL
+
+
+def test_what_a_replay_raises_is_passed_on():
+    story = Story(ring=1)
+    story.cont(5)
+    story.cont(6)
+    story.ack(7)
+
+    def broken():
+        yield story.between(0, 10)
+        raise Corrupt("reader broke")
+
+    story.sequencer.start_replay(broken())
+    assert story.sequencer.step().clock == 5
+    with pytest.raises(Corrupt, match="reader broke"):
+        story.sequencer.step()
+
+
+def test_pending_is_what_began_since_the_last_checkpoint():
+    story = Story()
+    story.cont(5)
+    assert story.sequencer.has_pending
+    story.sequencer.checkpoint()
+    assert not story.sequencer.has_pending
+    # Case: extending an old one is not pending, its end may be far away.
+    story.cont(6)
+    assert not story.sequencer.has_pending
+    story.cont(1, B)
+    assert story.sequencer.has_pending
+    story.ack(2, B)
+    assert story.sequencer.has_pending
+    story.drain()
+    assert not story.sequencer.has_pending
+
+
+def test_a_checkpoint_within_a_sequence_resumes_at_the_rest():
+    story = Story()
+    for clock in (5, 6, 7):
+        story.cont(clock)
+    story.ack(8)
+    assert [e.clock for e in story.sequencer.dequeue(2)] == [5, 6]
+    # Case: what was dequeued has not taken effect yet.
+    assert story.state() == (4, 0)
+    story.sequencer.consumed(1)
+    assert story.state() == (5, 10)
+    assert [e.clock for e in story.sequencer.dequeue(2)] == [6, 7]
+    story.sequencer.consumed()
+    sources = story.sequencer.checkpoint()
+    assert sources[JOURNAL] == SourceCheckpoint(30, {A: ProducerState(7, 30)})
+    # Case: somebody else goes on with the acknowledgement.
+    resumed = Story(sources=sources, offset=30)
+    assert resumed.ack(8) == "ACK_COMMIT_REPLAY"
+    assert resumed.sequencer.replay_range == (JOURNAL, 30, 30)
+    resumed.sequencer.start_replay(iter([]))
+    assert resumed.drain() == [8]
+    # Case: consuming the last message ends the sequence, without another dequeue.
+    assert [e.clock for e in story.sequencer.dequeue(9)] == [8]
+    story.sequencer.consumed()
+    assert not story.sequencer.draining
+    assert story.sequencer.checkpoint()[JOURNAL] == SourceCheckpoint(40, {A: ProducerState(8, None)})
+
+
+def test_duplicates_of_before_a_checkpoint_are_dropped_when_dequeued():
+    """Which clocks were seen is not part of a checkpoint, so queueing cannot tell."""
+    story = Story()
+    story.cont(5)
+    story.cont(6)
+    resumed = Story(sources=story.sequencer.checkpoint(), offset=20)
+    resumed.written = story.written
+    assert resumed.cont(5) == "CONTINUE_EXTEND_SPAN"
+    assert resumed.cont(6) == "CONTINUE_EXTEND_SPAN"
+    assert resumed.cont(7) == "CONTINUE_EXTEND_SPAN"
+    assert resumed.ack(8) == "ACK_COMMIT_REPLAY"
+    assert resumed.replay() == (JOURNAL, 0, 20)
+    assert resumed.drain() == [5, 6, 7, 8]
+
+
+def test_a_batch_may_make_a_run_ready_and_take_effect_in_part():
+    story = Story()
+    batch = [
+        story.write(OUTSIDE_TXN, 5),
+        story.write(OUTSIDE_TXN, 1, B),
+        story.write(OUTSIDE_TXN, 6),
+        story.write(OUTSIDE_TXN, 6),  # A duplicate ends the run.
+        story.write(CONTINUE_TXN, 7),
+        story.write(CONTINUE_TXN, 8),
+        story.write(ACK_TXN, 9),
+        story.write(OUTSIDE_TXN, 2, B),
+    ]
+    sequencer = story.sequencer
+    assert sequencer.queue_batch(batch) == 3
+    assert len(sequencer.dequeue(100)) == 3
+    sequencer.consumed(2)
+    assert sequencer.checkpoint()[JOURNAL] == SourceCheckpoint(
+        20, {A: ProducerState(5, None), B: ProducerState(1, None)}
+    )
+    assert [e.clock for e in sequencer.dequeue(100)] == [6]
+    assert sequencer.dequeue(100) == []
+    assert sequencer.queue_batch(batch, 3) == 7
+    assert [e.clock for e in sequencer.dequeue(100)] == [7, 8, 9]
+    assert sequencer.dequeue(100) == []
+    assert sequencer.queue_batch(batch, 7) == 8
+    assert story.drain() == [2]
+    assert sequencer.outcomes[JOURNAL, OUTSIDE_TXN, QueueOutcome.OUTSIDE_COMMIT] == 4
+    assert sequencer.outcomes[JOURNAL, ACK_TXN, QueueOutcome.ACK_COMMIT_RING] == 1
+
+
+def test_nothing_is_queued_during_a_drain():
+    story = Story()
+    story.outside(5)
+    late = story.write(OUTSIDE_TXN, 6)
+    for refused in (
+        lambda: story.sequencer.queue(late),
+        lambda: story.sequencer.queue_batch([late]),
+        lambda: story.sequencer.skip(JOURNAL, 50),
+        lambda: story.sequencer.consumed(1),
+        lambda: story.sequencer.start_replay(iter([])),
+    ):
+        with pytest.raises(Bug):
+            refused()
+    assert story.drain() == [5]
+    with pytest.raises(Bug):
+        story.sequencer.end_replay()
+
+
+def test_skipped_bytes_are_read_through():
+    story = Story()
+    story.outside(5)
+    story.drain()
+    story.sequencer.skip(JOURNAL, 33)
+    assert story.sequencer.checkpoint()[JOURNAL].read_through == 33
+
+
+def test_producers_that_are_older_than_the_horizon_are_forgotten():
+    now = clock_at(1_700_000_000 * 10**9)
+    story = Story()
+    story.outside(now - clock_span(25 * HOUR_NS), B)
+    story.drain()
+    story.outside(now)
+    story.drain()
+    assert set(story.sequencer.checkpoint(26 * HOUR_NS)[JOURNAL].producers) == {A, B}
+    assert set(story.sequencer.checkpoint(0)[JOURNAL].producers) == {A, B}
+    assert set(story.sequencer.checkpoint(24 * HOUR_NS)[JOURNAL].producers) == {A}
+    # Case: whoever was forgotten is new.
+    assert story.outside(now - clock_span(25 * HOUR_NS), B) == "OUTSIDE_COMMIT"
+
+
+def test_a_producer_is_as_young_as_its_newest_message_even_if_pending():
+    now = clock_at(1_700_000_000 * 10**9)
+    story = Story()
+    story.outside(now - clock_span(30 * HOUR_NS), B)
+    story.drain()
+    story.cont(now - clock_span(10 * HOUR_NS), B)
+    story.outside(now)
+    story.drain()
+    assert set(story.sequencer.checkpoint(24 * HOUR_NS)[JOURNAL].producers) == {A, B}
+
+
+def test_small_clocks_do_not_make_every_producer_old():
+    """The bound does not wrap around below zero."""
+    story = Story()
+    story.outside(5)
+    story.drain()
+    story.cont(6, B)
+    assert set(story.sequencer.checkpoint(24 * HOUR_NS)[JOURNAL].producers) == {A, B}
+
+
+def test_a_checkpoint_keeps_journals_that_nothing_was_read_of():
+    sources = {"other/journal": SourceCheckpoint(123, {A: ProducerState(9, 100)})}
+    story = Story(sources=sources)
+    story.outside(5)
+    assert story.sequencer.checkpoint() == {
+        "other/journal": sources["other/journal"],
+        JOURNAL: SourceCheckpoint(0, {A: ProducerState(4, 0)}),
+    }
+
+
+def test_outcomes_have_the_labels_of_the_metric():
+    assert [outcome.label for outcome in QueueOutcome] == [
+        "outsideAlreadyAcked",
+        "outsideCommit",
+        "continueAlreadyAcked",
+        "continueRingClockLarger",
+        "continueBeginSpan",
+        "continueExtendSpan",
+        "ackRollback",
+        "ackEmpty",
+        "ackCommitRing",
+        "ackCommitReplay",
+    ]

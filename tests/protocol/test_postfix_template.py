@@ -1,0 +1,145 @@
+"""Templates of path postfixes: the documented subset, and nothing that leaves the journal."""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gazette.errors import Invalid
+from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.journal import FragmentSpec, JournalFlag, JournalSpec
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.postfix_template import PostfixContext, parse
+
+CONTEXT = PostfixContext(
+    fragment=Fragment("frag/journal", 123, 456, codec=Codec.SNAPPY, mod_time=99),
+    first_append_time=1574202030.0,
+    registers=LabelSet.of(("region", "eu"), ("empty", ""), ("path", "../../x")),
+    spec=JournalSpec(
+        "spec/name",
+        replication=3,
+        labels=LabelSet.of(("label", "x"), ("other", "y/z")),
+        fragment=FragmentSpec(length=4096, codec=Codec.GZIP),
+        flags=JournalFlag.O_RDWR,
+        max_append_rate=77,
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "postfix"),
+    [
+        ("", ""),
+        ("plain/text=1", "plain/text=1"),
+        (
+            'date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}/hour={{\n'
+            '.Spool.FirstAppendTime.Format "15" }}',
+            "date=2019-11-19/hour=22",
+        ),
+        ("{{.Spool.FirstAppendTime.UTC.Format `2006`}}", "2019"),
+        ("{{ .Spool.FirstAppendTime.Year }}-{{ .Spool.FirstAppendTime.YearDay }}", "2019-323"),
+        ("{{ .Spool.FirstAppendTime.Month }}/{{ .Spool.FirstAppendTime.Weekday }}",
+         "November/Tuesday"),
+        ("{{ .Spool.FirstAppendTime.Day }}.{{ .Spool.FirstAppendTime.Hour }}"
+         ".{{ .Spool.FirstAppendTime.Minute }}.{{ .Spool.FirstAppendTime.Second }}",
+         "19.22.20.30"),
+        ("foo={{ .Spool.Begin }}-{{ .Spool.End }}", "foo=123-456"),
+        ("{{ .Spool.Fragment.Begin }}", "123"),
+        ("{{ .Spool.Journal }}/{{ .Spool.CompressionCodec }}/{{ .Spool.ModTime }}",
+         "frag/journal/SNAPPY/99"),
+        ('region={{ .Spool.Registers.ValueOf "region" }}', "region=eu"),
+        ('a/{{ .Spool.Registers.ValueOf "none" }}/b', "a/b"),
+        ('{{ .Spool.Registers.ValueOf "empty" }}', ""),
+        ("{{ .Name }} {{- /* a comment */ -}} /{{ .JournalSpec.Name }}", "spec/name/spec/name"),
+        ("{{/* a comment */}}x", "x"),
+        ("{{ .Replication }}{{ .Flags }}{{ .MaxAppendRate }}{{ .Fragment.Length }}", "3O_RDWR774096"),
+        ("{{ .Fragment.CompressionCodec }}", "GZIP"),
+        ('{{ .LabelSet.ValueOf "label" }}/{{ .ValueOf "other" }}'
+         '/{{ .JournalSpec.LabelSet.ValueOf "label" }}', "x/y/z/x"),
+        ('x {{- "/y" -}} \n z', "x/yz"),
+        ('{{ "}}" -}}', None),
+        ("a//b/./c/", "a/b/c"),
+        ("/a", "a"),
+    ],
+)  # fmt: skip
+def test_templates_of_the_subset(template: str, postfix: str | None) -> None:
+    if postfix is None:
+        with pytest.raises(Invalid, match="not a valid token"):
+            parse(template).evaluate(CONTEXT)
+    else:
+        assert parse(template).evaluate(CONTEXT) == postfix
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{",
+        "{{ .Spool.Begin",
+        "{{ .Spool.Begin }",
+        "{{ }}",
+        "{{ .Spool }}",
+        "{{ .Spool.FirstAppendTime }}",
+        "{{ .Spool.Registers }}",
+        "{{ .Bogus }}",
+        "{{ .Spool.Spool.Begin }}",
+        "{{ .JournalSpec.Spool.Begin }}",
+        '{{ .Spool.Begin "x" }}',
+        '{{ .Spool.FirstAppendTime.Format "2006" "01" }}',
+        "{{ .Spool.FirstAppendTime.Format }}",
+        "{{ .Spool.FirstAppendTime.Format 2006 }}",
+        '{{ .Spool.FirstAppendTime.Format"2006" }}',
+        '{{ .Spool.FirstAppendTime.Format "20\\n06" }}',
+        '{{ printf "%d" .Spool.Begin }}',
+        "{{ .Spool.Begin | printf }}",
+        "{{ if .Spool.Begin }}a{{ end }}",
+        "{{ $x := .Spool.Begin }}",
+        "{{ (.Spool.Begin) }}",
+        "{{-.Spool.Begin}}",
+        "{{ .Spool.Begin-}}",
+        "{{ /* spaced */ }}",
+        "{{ .Spool.__class__ }}",
+    ],
+)
+def test_templates_outside_of_the_subset(template: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        parse(template)
+    assert "{{" in caught.value.message
+    assert "FirstAppendTime.Format" in caught.value.hint
+
+
+def test_a_value_cannot_leave_the_journal() -> None:
+    with pytest.raises(Invalid, match="cannot traverse outside the journal"):
+        parse('{{ .Spool.Registers.ValueOf "path" }}').evaluate(CONTEXT)
+
+
+def test_a_postfix_is_bounded() -> None:
+    context = replace(CONTEXT, registers=LabelSet.of(("region", "x" * 513)))
+    with pytest.raises(Invalid, match="invalid length"):
+        parse('{{ .Spool.Registers.ValueOf "region" }}').evaluate(context)
+
+
+def test_a_layout_that_cannot_be_part_of_a_path_is_refused_with_the_specification() -> None:
+    fragment = FragmentSpec(
+        length=1024,
+        codec=Codec.NONE,
+        refresh_interval_ns=10**9,
+        path_postfix_template='{{ .Spool.FirstAppendTime.Format "2006 01" }}',
+    )
+    with pytest.raises(Invalid) as caught:
+        fragment.validate()
+    assert str(caught.value) == "PathPostfixTemplate: not a valid token (0001 01)"
+
+
+@given(st.text(st.sampled_from("{}-./ ab\"`*=2006"), max_size=20))
+def test_any_text_either_is_a_safe_path_or_is_refused(text: str) -> None:
+    try:
+        postfix = parse(text).evaluate(CONTEXT)
+    except Invalid:
+        return
+    path = posixpath.normpath(posixpath.join("/root/journal", postfix))
+    assert path == posixpath.join("/root/journal", postfix).rstrip("/")
+    assert path.startswith("/root/journal")

@@ -1,0 +1,149 @@
+"""Leases over a real etcd: kept alive through what can be survived, lost when they are lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gazette.clock import SystemClock
+from gazette.errors import Closed
+from gazette.etcd import Etcd, EtcdSettings, LeaseLost
+from gazette.tasks import TaskScope
+from gazette.testing.clock import ManualClock
+from gazette.testing.etcd import EtcdServer, etcd_for_tests
+from gazette.testing.tcp_proxy import TcpProxy
+
+
+async def connected(server: EtcdServer, clock=None) -> Etcd:
+    return await Etcd.connect(EtcdSettings(endpoints=(server.endpoint,)), clock or SystemClock())
+
+
+async def test_keys_end_with_their_lease(etcd: Etcd):
+    lease = await etcd.grant(60)
+    await etcd.put("m", b"1", lease=lease.id)
+    await etcd.put("m", b"2", ignore_lease=True)
+    kv = await etcd.get("m")
+    assert kv is not None
+    assert (kv.value, kv.lease) == (b"2", lease.id)
+    status = await lease.status()
+    assert (status.granted_s, status.keys) == (60, (b"m",))
+    await lease.revoke()
+    assert await etcd.get("m") is None
+    assert (await lease.status()).remaining_s == -1
+    # Case: once more is fine.
+    await lease.revoke()
+
+
+async def test_a_fraction_of_a_second_is_rounded_up(etcd: Etcd):
+    assert (await etcd.grant(2.1)).ttl_s == 3.0
+
+
+async def test_renewal_moves_the_end(etcd_server: EtcdServer, clock: ManualClock):
+    async with await connected(etcd_server, clock) as etcd:
+        lease = await etcd.grant(60)
+        assert lease.remaining_s == 60
+        clock.advance(50)
+        await lease.renew()
+        assert lease.remaining_s == 60
+        # Case: nobody asks etcd once the time is over.
+        clock.advance(60)
+        with pytest.raises(LeaseLost, match="before it could be renewed"):
+            await lease.renew()
+
+
+class SignallingClock(ManualClock):
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept: asyncio.Queue[float] = asyncio.Queue()
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.put_nowait(seconds)
+        await super().sleep(seconds)
+
+
+async def test_it_is_renewed_three_times_per_ttl(etcd_server: EtcdServer):
+    clock = SignallingClock()
+    async with await connected(etcd_server, clock) as etcd:
+        lease = await etcd.grant(60)
+        async with TaskScope("test") as scope:
+            scope.daemon(lease.keep_alive(), name="keep alive")
+            for _ in range(5):
+                assert await clock.slept.get() == pytest.approx(20)
+                assert lease.remaining_s == 60
+                clock.advance(20)
+            scope.cancel()
+
+
+async def test_it_is_lost_as_soon_as_etcd_does_not_know_it(etcd: Etcd):
+    lease = await etcd.grant(1)
+    other = await etcd.grant(60)
+    with pytest.raises(LeaseLost, match="does not know") as caught:
+        async with TaskScope("test") as scope:
+            scope.daemon(lease.keep_alive(), name="keep alive")
+            await lease.revoke()
+    assert lease.remaining_s > 0
+    assert f"{lease.id:x}" in str(caught.value)
+    await other.renew()
+
+
+async def test_it_is_lost_when_a_silent_etcd_outlasts_it(tmp_path):
+    with etcd_for_tests(tmp_path) as server:
+        async with await connected(server) as etcd:
+            lease = await etcd.grant(1)
+            await etcd.put("m", b"", lease=lease.id)
+            server.pause()
+            with pytest.raises(LeaseLost, match="before it could be renewed") as caught:
+                await lease.keep_alive()
+            assert lease.remaining_s <= 0
+            assert caught.value.__cause__ is not None
+            assert server.endpoint in str(caught.value)
+
+
+async def test_it_survives_a_restart_of_etcd(tmp_path):
+    with etcd_for_tests(tmp_path, durable=True) as server:
+        async with await connected(server) as etcd:
+            lease = await etcd.grant(3)
+            await etcd.put("m", b"", lease=lease.id)
+            async with TaskScope("test") as scope:
+                keeping = scope.daemon(lease.keep_alive(), name="keep alive")
+                await asyncio.to_thread(server.restart)
+                before = lease.expires_at
+                while lease.expires_at == before:
+                    await asyncio.wait([keeping], timeout=0.02)
+                assert (await lease.status()).keys == (b"m",)
+                scope.cancel()
+
+
+async def test_it_survives_the_loss_of_an_endpoint(etcd_server: EtcdServer):
+    port = int(etcd_server.endpoint.rsplit(":", 1)[1])
+    async with TcpProxy("127.0.0.1", port) as proxy:
+        endpoints = (f"http://127.0.0.1:{proxy.port}", etcd_server.endpoint)
+        async with await Etcd.connect(EtcdSettings(endpoints=endpoints), SystemClock()) as etcd:
+            lease = await etcd.grant(60)
+            before = lease.expires_at
+            # Case: it is gone.
+            proxy.refuse()
+            await lease.renew()
+            assert lease.expires_at > before
+
+
+async def test_it_survives_an_endpoint_that_falls_silent(etcd_server: EtcdServer):
+    port = int(etcd_server.endpoint.rsplit(":", 1)[1])
+    async with TcpProxy("127.0.0.1", port) as proxy:
+        endpoints = (f"http://127.0.0.1:{proxy.port}", etcd_server.endpoint)
+        async with await Etcd.connect(EtcdSettings(endpoints=endpoints), SystemClock()) as etcd:
+            lease = await etcd.grant(1)
+            before = lease.expires_at
+            proxy.hold_replies()
+            await lease.renew()
+            assert lease.expires_at > before
+
+
+async def test_closing_the_client_ends_keeping_alive(etcd_server: EtcdServer, clock: ManualClock):
+    etcd = await connected(etcd_server, clock)
+    lease = await etcd.grant(60)
+    await etcd.close()
+    clock.advance(30)
+    with pytest.raises(Closed):
+        await lease.keep_alive()

@@ -1,0 +1,121 @@
+"""The launcher of a real etcd."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from gazette.clock import SystemClock
+from gazette.errors import Broken, Conflict, Invalid, NotFound, Unavailable
+from gazette.etcd import Etcd, EtcdSettings
+from gazette.etcd_server import EtcdServer, find_etcd
+from gazette.testing.etcd import etcd_for_tests
+
+
+async def value_of(server: EtcdServer, key: str) -> bytes | None:
+    settings = EtcdSettings(endpoints=(server.endpoint,))
+    async with await Etcd.connect(settings, SystemClock()) as etcd:
+        kv = await etcd.get(key)
+        return None if kv is None else kv.value
+
+
+async def test_keeps_its_address_and_its_data_over_a_kill(tmp_path: Path):
+    with etcd_for_tests(tmp_path, durable=True) as server:
+        endpoint, pid = server.endpoint, server.pid
+        async with await Etcd.connect(EtcdSettings(endpoints=(endpoint,)), SystemClock()) as etcd:
+            await etcd.put("a", b"1")
+        server.kill()
+        assert not server.running
+        server.start()
+        assert (server.endpoint, server.running) == (endpoint, True)
+        assert server.pid != pid
+        assert await value_of(server, "a") == b"1"
+    assert not server.running
+
+
+async def test_listens_on_a_unix_socket(tmp_path: Path):
+    with etcd_for_tests(tmp_path, listen="unix") as server:
+        assert await value_of(server, "a") is None
+
+
+def test_starting_what_runs_does_nothing(tmp_path: Path):
+    with etcd_for_tests(tmp_path) as server:
+        pid = server.pid
+        server.start()
+        assert server.pid == pid
+
+
+def test_stopping_ends_a_paused_process_too(tmp_path: Path):
+    server = etcd_for_tests(tmp_path)
+    server.start()
+    server.pause()
+    assert server.running
+    server.stop()
+    assert not server.running
+    # Case: once more does nothing.
+    server.stop()
+    with pytest.raises(Broken, match="does not run"):
+        server.pause()
+
+
+def test_the_binary_on_path_wins_over_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    binary = tmp_path / "etcd"
+    binary.write_text("#!/bin/sh\n")
+    binary.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert find_etcd() == str(binary)
+
+
+def test_a_missing_binary_says_how_to_get_one(tmp_path: Path):
+    with pytest.raises(NotFound, match="cannot be run") as caught:
+        etcd_for_tests(tmp_path, binary=str(tmp_path / "nowhere"), durable=True).start()
+    assert "Check the path" in caught.value.hint
+
+
+def test_a_port_in_use_is_named(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        server = EtcdServer(tmp_path, listen=f"http://127.0.0.1:{port}")
+        with pytest.raises(Unavailable, match=f"cannot listen.*{port}"):
+            server.start()
+
+
+def test_death_at_start_shows_the_end_of_the_log(tmp_path: Path):
+    server = etcd_for_tests(tmp_path, arguments=["--election-timeout=1"])
+    with pytest.raises(Broken, match="died at start") as caught:
+        server.start()
+    assert "election-timeout" in caught.value.facts["log"]
+    assert not server.running
+
+
+def test_not_getting_ready_in_time_leaves_no_process(tmp_path: Path):
+    binary = tmp_path / "sleepy"
+    binary.write_text("#!/bin/sh\nexec sleep 60\n")
+    binary.chmod(0o755)
+    server = EtcdServer(tmp_path, binary=str(binary))
+    with pytest.raises(Unavailable, match="did not become ready"):
+        server.start(timeout_s=0.05)
+    assert not server.running
+
+
+def test_one_directory_is_served_once(tmp_path: Path):
+    with etcd_for_tests(tmp_path):
+        with pytest.raises(Conflict, match="already serves this directory"):
+            etcd_for_tests(tmp_path).start()
+    # Case: the lock ends with the process that held it.
+    with etcd_for_tests(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:1", "ftp://x:1", "http://x", "unix:///x"])
+def test_addresses_that_are_none(tmp_path: Path, listen: str):
+    with pytest.raises(Invalid, match="not an address"):
+        EtcdServer(tmp_path, listen=listen)
+
+
+def test_a_unix_path_that_is_too_long(tmp_path: Path):
+    with pytest.raises(Invalid, match="too long"):
+        EtcdServer(tmp_path / ("x" * 120), listen="unix").start()
