@@ -315,7 +315,7 @@ class Schema:
         """Option key → text of everything a file says. Raises ``Invalid`` for what is unknown."""
         try:
             text = path.read_text()
-            entries = _ini_entries(text) if path.suffix == ".ini" else _yaml_entries(text)
+            entries = list(_ini_entries(text) if path.suffix == ".ini" else _yaml_entries(text))
         except (OSError, UnicodeDecodeError, configparser.Error, yaml.YAMLError) as error:
             raise Invalid(f"configuration file cannot be read: {error}", path=str(path)) from error
         known = {_folded(option.key): option for option in self.options}

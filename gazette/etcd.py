@@ -159,7 +159,7 @@ class Etcd:
                 page = max(page // 4, 1)
                 continue
             if header is None:
-                pass
+                revision = revision or response.header.revision
                 header = dataclasses.replace(header_from_pb(response.header), revision=revision)
                 count = response.count
             kvs.extend(map(kv_from_pb, response.kvs))

@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs do not know it
 _BACKOFF_MIN_S = 0.05
 _BACKOFF_MAX_S = 1.0
-# etcd hangs up on those who ping more often than its --grpc-keepalive-min-time of 5 s says.
-_KEEPALIVE_MIN_S = 6.0
 
 # A member without a leader refuses at once, instead of holding the request until it times out:
 # the next endpoint may be on the right side of a partition.
@@ -42,8 +40,8 @@ class EtcdSettings:
 
     ``endpoints`` are ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///path``; the first that
     answers is used until it fails. ``ca_file``, ``cert_file`` and ``key_file`` are PEM files for https,
-    read once, at connect. A dead connection is noticed within twice ``keepalive_s`` (at least
-    6 s: etcd does not tolerate much less).
+    read once, at connect. A dead connection is noticed within twice ``keepalive_s``, which
+    must be above etcd's ``--grpc-keepalive-min-time`` (5 s by default).
     """
 
     endpoints: tuple[str, ...] = ("http://localhost:2379",)
@@ -54,7 +52,7 @@ class EtcdSettings:
     password: str = field(default="", repr=False)
     dial_timeout_s: float = 5.0
     request_timeout_s: float = 10.0
-    keepalive_s: float = _KEEPALIVE_MIN_S
+    keepalive_s: float = 6.0
     receive_bytes_max: int = 64 << 20
 
     def __post_init__(self) -> None:
@@ -306,10 +304,12 @@ async def read(call: Any) -> Any:
 
 def _channel(endpoint: str, settings: EtcdSettings) -> grpc.aio.Channel:
     target, tls = grpc_target(endpoint)
-    keepalive_ms = int(max(settings.keepalive_s, _KEEPALIVE_MIN_S) * 1000)
+    keepalive_ms = int(settings.keepalive_s * 1000)
     options = (
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", keepalive_ms),
+        # Without it, a ping that is not answered is given a minute, whatever the line above says.
+        ("grpc.http2.ping_timeout_ms", keepalive_ms),
         # etcd forbids pings on a connection without streams; a watch or a keep-alive is one.
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),

@@ -171,8 +171,10 @@ class EtcdServer:
         self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers."""
-        self._signal(signal.SIGSTOP)
+        """SIGSTOP: connections stay open and nothing answers. Returns once it has stopped."""
+        process = self._signal(signal.SIGSTOP)
+        # The signal is only on its way: a thread may still answer until the kernel says so.
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """SIGCONT, after ``pause``."""
@@ -189,10 +191,11 @@ class EtcdServer:
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: signal.Signals) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             raise Broken("etcd does not run", endpoint=self.endpoint, log=self.log_tail())
         self._process.send_signal(number)
+        return self._process
 
     def _launch(self, binary: str, timeout_s: float) -> None:
         self._check_address()

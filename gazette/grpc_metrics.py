@@ -46,6 +46,30 @@ class _Requests:
         return request
 
 
+class _Call:
+    """The context of a call whose handler reads and writes messages itself."""
+
+    __slots__ = ("_context", "_received", "_sent")
+
+    def __init__(
+        self, context: Any, received: Callable[[], None], sent: Callable[[], None]
+    ) -> None:
+        self._context = context
+        self._received = received
+        self._sent = sent
+
+    def write(self, message: Any) -> Any:
+        self._sent()
+        return self._context.write(message)
+
+    def read(self) -> Any:
+        self._received()
+        return self._context.read()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
 class _Method:
     """The series of one method, and its handler with the counting around it."""
 
@@ -80,8 +104,11 @@ class _Method:
 
     def _coroutine(self, inner: Callable[[Any, Any], Awaitable[Any]]) -> Any:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            counting: Any = context
+            if self.inner.response_streaming:
+                counting = _Call(context, self._received.inc, self._sent.inc)
             with self._measured(context):
-                response = await inner(self._request(request), context)
+                response = await inner(self._request(request), counting)
                 if response is not None:
                     self._sent.inc()
                 return response

@@ -185,6 +185,14 @@ class BlockingPool:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
+async def first_of(*events: asyncio.Event) -> None:
+    """Return when one of the events is set."""
+    async with TaskScope("first of") as scope:
+        waits = {scope.spawn(event.wait(), name="event") for event in events}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        scope.cancel()
+
+
 OpFuture = concurrent.futures.Future
 """The outcome of an operation that threads and the loop both wait for (an append, a commit).
 
@@ -194,7 +202,13 @@ Set once, by its owner. Threads use ``result(timeout)``, the loop ``await settle
 
 async def settled(future: OpFuture[T]) -> T:
     """Await an ``OpFuture`` on the loop. Cancellation: the operation itself goes on."""
-    return await asyncio.shield(asyncio.wrap_future(future))
+    wrapped = asyncio.wrap_future(future)
+    try:
+        return await asyncio.shield(wrapped)
+    except asyncio.CancelledError:
+        # Nobody waits any more: an error that comes later is its owner's to report, not the loop's.
+        wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
+        raise
 
 
 def resolved(value: T) -> OpFuture[T]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 
 import pytest
 
@@ -91,13 +92,18 @@ async def test_it_is_lost_when_a_silent_etcd_outlasts_it(tmp_path):
     with etcd_for_tests(tmp_path) as server:
         async with await connected(server) as etcd:
             lease = await etcd.grant(1)
-            await etcd.put("m", b"", lease=lease.id)
+            revision = (await etcd.put("m", b"", lease=lease.id)).header.revision
             server.pause()
             with pytest.raises(LeaseLost, match="before it could be renewed") as caught:
                 await lease.keep_alive()
             assert lease.remaining_s <= 0
             assert caught.value.__cause__ is not None
             assert server.endpoint in str(caught.value)
+            # Case: etcd agrees, once it is back.
+            server.resume()
+            async with aclosing(etcd.watch("m", start_revision=revision + 1)) as watching:
+                assert (await anext(watching)).created
+                assert [event.deleted for event in (await anext(watching)).events] == [True]
 
 
 async def test_it_survives_a_restart_of_etcd(tmp_path):

@@ -55,6 +55,7 @@ def test_stopping_ends_a_paused_process_too(tmp_path: Path):
     assert server.running
     server.stop()
     assert not server.running
+    assert "closed etcd server" in server.log_tail()
     # Case: once more does nothing.
     server.stop()
     with pytest.raises(Broken, match="does not run"):

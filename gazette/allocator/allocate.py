@@ -18,7 +18,7 @@ from gazette.allocator.solver import Solution, solve
 from gazette.allocator.solver_process import solve_in_child
 from gazette.allocator.state import State
 from gazette.clock import Clock
-from gazette.errors import Broken, Conflict, Invalid, NotAllowed, Retryable
+from gazette.errors import Broken, Conflict, Invalid, NotAllowed, NotFound, Retryable
 from gazette.etcd import Etcd
 from gazette.etcd_values import Compare, GetOp, Operation, RangeResult, Target, TxnResult
 from gazette.keyspace.key_space import KeySpace
@@ -66,7 +66,7 @@ async def allocate(
             except Conflict as error:
                 # The state moved on while we looked at it, and the mirror is about to tell.
                 log.info("allocation goes on at the next revision: %s", error)
-            except (Retryable, Broken, Invalid, NotAllowed) as error:
+            except (Retryable, Broken, Invalid, NotAllowed, NotFound) as error:
                 log.warning("allocation failed and is tried again in %s s: %s", _RETRY_S, error)
                 await clock.sleep(_RETRY_S)
                 continue

@@ -42,8 +42,8 @@ Solution = list[tuple[int, ...]]
 def solve(problem: Problem, items_per_network: int = ITEMS_PER_NETWORK) -> Solution:
     """The desired members of every item: a function of the problem and of nothing else.
 
-    Many items are solved in several networks, in order. A member's limit and share grow with
-    the demand that was seen so far, so that each network finds its part of the capacity.
+    Many items are solved in several networks, in order. A member's share grows with the demand
+    that was seen so far, so that each network leaves a part of every member to the next.
 
     Raises ``Broken`` if the solver fails.
     """
@@ -66,14 +66,12 @@ def solve(problem: Problem, items_per_network: int = ITEMS_PER_NETWORK) -> Solut
 def _budgets(problem: Problem, end: int, used: Sequence[int]) -> list[list[int]]:
     """Bounds of each member's share once the items before ``end`` are served, less what is used."""
     most = len(problem.members)
-    demands = [min(item.replication, most) for item in problem.items]
-    demand, seen = sum(demands), sum(demands[:end])
+    seen = sum(min(item.replication, most) for item in problem.items[:end])
     capacity = sum(member.limit for member in problem.members)
     bounds = []
     for member, given in zip(problem.members, used, strict=True):
-        limit = -(-member.limit * seen // demand) if seen < demand else member.limit
         shares = share_bounds(member.limit, min(seen, capacity), capacity)
-        bounds.append([max(0, min(bound, limit) - given) for bound in shares])
+        bounds.append([max(0, bound - given) for bound in shares])
     return bounds
 
 

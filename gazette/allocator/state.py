@@ -85,9 +85,7 @@ class Demand:
         granted: dict[MemberId, int] = {}
         for kv in sorted(exiting, key=lambda kv: kv.raw.create_revision):
             grant = min(self.limits[kv.decoded.id], excess)
-            if len(granted) >= quota or excess <= 0:
-                break
-            if grant > 0:
+            if grant > 0 and len(granted) < quota:
                 granted[kv.decoded.id] = grant
                 excess -= grant
         return granted

@@ -24,7 +24,7 @@ from gazette.broker.edge import authorize, code_of, counted, failing
 from gazette.broker.resolver import Resolution
 from gazette.client.credentials import journal_claims
 from gazette.client.wire import COMMIT, append_content
-from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, Unavailable
+from gazette.errors import Broken, Closed, GazetteError, NotAllowed, Unavailable
 from gazette.metrics import WRITE_HEAD
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
@@ -196,10 +196,7 @@ async def _response_of(
 
 
 def _code_of(error: GazetteError, ended: Outcome) -> grpc.StatusCode:
-    """Clients repeat what is UNAVAILABLE. What may have been appended is not to be repeated blindly, nor
-    is that of a client which is too slow."""
-    if ended.uncertain or ended.context == "append stream":
-        return grpc.StatusCode.UNKNOWN
-    if isinstance(error, Invalid):
-        return grpc.StatusCode.UNKNOWN
-    return code_of(error)
+    """Clients repeat what is UNAVAILABLE; what may have been appended must not be repeated blindly."""
+    if isinstance(error, NotAllowed):
+        return grpc.StatusCode.UNAUTHENTICATED
+    return grpc.StatusCode.UNKNOWN if ended.uncertain else code_of(error)

@@ -22,7 +22,7 @@ from gazette.broker.assignments import put_assignments, put_suspend
 from gazette.broker.flow_control import TICKS_PER_S, AppendFlow, effective_rate_max
 from gazette.broker.pipeline import Pipeline, Turn, open_pipeline, roll_back
 from gazette.broker.unless import Superseded, changed, take_unless
-from gazette.errors import Broken, Bug, Closed, GazetteError, Unavailable
+from gazette.errors import Broken, Bug, Closed, GazetteError
 from gazette.protocol.ids import JournalName, Revision
 from gazette.protocol.route import Header
 
@@ -476,8 +476,8 @@ def _ticks(seconds: float) -> int:
     return int(seconds * TICKS_PER_S)
 
 
-def _too_slow(flow: AppendFlow) -> Unavailable:
-    return Unavailable(
+def _too_slow(flow: AppendFlow) -> Broken:
+    return Broken(
         "client stream didn't sustain the minimum append data rate",
         hint="Buffer the content before the append begins, or append smaller batches.",
         rate_min=flow.rate_min,

@@ -375,7 +375,7 @@ class AppendFSM:
 
     def _finish_stream(self, proposal: Fragment, registers: LabelSet) -> tuple[Effect, ...]:
         self.state = State.READ_ACKNOWLEDGEMENTS
-        self.holds = False  # By the time of the next event, unless that is of SendFinal.
+        self._let_go()  # By the time of the next event, unless that is of SendFinal.
         return (ev.SendFinal(proposal, registers), ev.HandOver(), ev.GatherAcks())
 
     # Acknowledgements, and endings.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import grpc
 
@@ -16,6 +16,7 @@ from gazette.metrics import JOURNAL_SERVER_COMPLETED, JOURNAL_SERVER_STARTED
 from gazette.protocol.status import Status
 
 ERROR: Final = "<error>"
+T = TypeVar("T")
 
 
 class Call(Protocol):
@@ -55,17 +56,42 @@ async def failing(call: Call) -> AsyncIterator[None]:
         await call.abort(code_of(error), str(error))
 
 
-@asynccontextmanager
-async def within_claims(claims: Claims, clock: Clock) -> AsyncIterator[None]:
-    """Around a stream: it ends cleanly, as if there were no more to send, once the claims expire."""
-    if claims.expires_at is None:
-        yield
-        return
-    try:
-        async with asyncio.timeout(max(0.0, claims.expires_at - clock.now())) as deadline:
-            yield
-    except TimeoutError:
-        if not deadline.expired():
+class Expired(Exception):
+    """The caller's claims have expired: the stream ends here, cleanly."""
+
+
+class Expiry:
+    """When a stream's claims expire. Bounds its waits, and is asked between its writes.
+
+    Never around a write: a call whose handler is cancelled while it writes can not be ended any more,
+    because gRPC refuses to send its status beside the message.
+    """
+
+    __slots__ = ("_at", "_clock")
+
+    def __init__(self, claims: Claims, clock: Clock) -> None:
+        self._at = claims.expires_at
+        self._clock = clock
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds until then, at least zero; None if the claims do not expire."""
+        return None if self._at is None else max(0.0, self._at - self._clock.now())
+
+    def check(self) -> None:
+        """Raise ``Expired`` if the claims have."""
+        if self._at is not None and self._at <= self._clock.now():
+            raise Expired
+
+    async def bound(self, waiting: Awaitable[T]) -> T:
+        """The outcome of ``waiting``, or ``Expired`` if that comes first. Cancellation: passed on."""
+        deadline = asyncio.timeout(self.remaining_s)
+        try:
+            async with deadline:
+                return await waiting
+        except TimeoutError:
+            if deadline.expired():
+                raise Expired from None
             raise
 
 

@@ -13,7 +13,7 @@ import grpc
 from gazette.allocator.model import ITEMS, DecodedKV, item_key
 from gazette.auth import Capability, Claims
 from gazette.broker.context import BrokerContext
-from gazette.broker.edge import authorize, counted, failing, within_claims
+from gazette.broker.edge import Expired, Expiry, authorize, counted, failing
 from gazette.broker.key_space import decode_journal, route_of
 from gazette.broker.settings import MAX_TXN_OPS
 from gazette.errors import Invalid
@@ -92,21 +92,23 @@ class ListApplyApi:
         context = self._context
         with counted("List") as outcome:
             claims = await authorize(call, context.verifier, Capability.LIST)
-            async with failing(call), within_claims(claims, context.clock):
+            async with failing(call):
                 validate_list_request(request)
-                await self._list(request, claims, call)
+                with suppress(Expired):
+                    await self._list(request, claims, call)
             outcome.status = Status.OK
 
     async def _list(self, request: broker_pb2.ListRequest, claims: Claims, call: Any) -> None:
         selector = with_prefix_as_name(LabelSelector.from_pb(request.selector))
         allowed = with_prefix_as_name(claims.selector)
+        expiry = Expiry(claims, self._context.clock)
         if request.HasField("watch_resume"):
-            await self._await_revision(Header.from_pb(request.watch_resume))
+            await expiry.bound(self._await_revision(Header.from_pb(request.watch_resume)))
         matched = await self._match(selector, allowed)
         await self._send(matched, call, watch=request.watch)
         sent = matched.version
         while request.watch:
-            await self._next_item_change(matched)
+            await expiry.bound(self._next_item_change(matched))
             if self._stopped:
                 return
             matched = await self._match(selector, allowed)

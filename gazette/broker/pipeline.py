@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from gazette.auth import Capability, Claims
 from gazette.broker.append_events import PeerAnswer, SpoolView
+from gazette.broker.append_rules import unexpected_answer
 from gazette.broker.append_wire import replicate_content
 from gazette.broker.peer_stream import PeerStream
 from gazette.errors import Broken, Bug, Closed, GazetteError, Invalid, Unavailable
@@ -215,7 +216,7 @@ class Pipeline:
         return tuple(answers), first
 
     async def gather_acks(self) -> tuple[PeerAnswer, ...]:
-        """The answer of each peer to a proposal. In turn.
+        """The answer of each peer to a proposal, up to the first that is a refusal. In turn.
 
         Raises the failure of the first that gave none. Unless all agree the pipeline is broken, because
         whatever was sent after that proposal was built on it.
@@ -223,10 +224,10 @@ class Pipeline:
         self._raise_own_failure()
         answers = []
         for peer in self._peers:
-            answer = _answer(peer, await peer.receive())
-            if answer.status is not Status.OK:
-                self.fail(Broken(f"recv from {peer.peer}: unexpected {answer.status.name}"))
-            answers.append(answer)
+            answers.append(_answer(peer, await peer.receive()))
+            if answers[-1].status is not Status.OK:
+                self.fail(unexpected_answer(answers[-1]))
+                break
         return tuple(answers)
 
     def _raise_own_failure(self) -> None:

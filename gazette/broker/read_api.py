@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
+import grpc
 import grpc.aio
 
 from gazette.auth import Capability, Claims
 from gazette.broker.context import BrokerContext
-from gazette.broker.edge import Outcome, authorize, counted, failing, within_claims
+from gazette.broker.edge import Expired, Expiry, Outcome, authorize, counted, failing
 from gazette.broker.resolver import Resolution
 from gazette.client.credentials import journal_claims
 from gazette.errors import Closed, Unavailable
@@ -59,6 +61,19 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """The caller's end of a read, for as long as its claims last."""
+
+    call: Any
+    expiry: Expiry
+
+    async def write(self, message: broker_pb2.ReadResponse | bytes) -> None:
+        """Returns when gRPC has taken the message: a slow reader holds us back. Raises ``Expired``."""
+        self.expiry.check()
+        await self.call.write(message)
+
+
 class ReadApi:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
@@ -79,15 +94,17 @@ class ReadApi:
         context = self._context
         with counted("Read") as outcome:
             claims = await authorize(call, context.verifier, Capability.READ)
-            async with failing(call), within_claims(claims, context.clock):
+            async with failing(call):
                 validate_read_request(request)
-                await self._read(request, claims, call, outcome)
+                with suppress(Expired):
+                    await self._read(request, claims, call, outcome)
             outcome.status = outcome.status or Status.OK
 
     async def _read(
         self, request: broker_pb2.ReadRequest, claims: Claims, call: Any, outcome: Outcome
     ) -> None:
-        resolution = await self._context.resolver.resolve(
+        expiry = Expiry(claims, self._context.clock)
+        resolving = self._context.resolver.resolve(
             request.journal,
             claims=claims,
             may_proxy=not request.do_not_proxy,
@@ -95,6 +112,7 @@ class ReadApi:
             min_etcd_revision=request.min_etcd_revision,
             proxy_header=Header.from_pb(request.header) if request.HasField("header") else None,
         )
+        resolution = await expiry.bound(resolving)
         status = resolution.status
         if status is Status.OK and resolution.spec is not None and not resolution.spec.may_read:
             status = Status.NOT_ALLOWED
@@ -108,43 +126,45 @@ class ReadApi:
             )
         elif resolution.is_local:
             assert resolution.replica is not None
-            await self._serve(request, resolution.replica.index, resolution.header, call, outcome)
+            stream = _Stream(call, expiry)
+            outcome.status = await self._serve(
+                request, resolution.replica.index, resolution.header, stream
+            )
         else:
-            await self._proxy(request, resolution, call)
+            await self._proxy(request, resolution, call, expiry)
 
     async def _serve(
         self,
         request: broker_pb2.ReadRequest,
         index: Index,
         header: Header,
-        call: Any,
-        outcome: Outcome,
-    ) -> None:
+        stream: _Stream,
+    ) -> Status:
         """Serve from a local replica: for each fragment its metadata, then its content."""
         offset, first = request.offset, True
         while True:
             try:
-                found = await index.query(offset, request.block, request.begin_mod_time)
+                querying = index.query(offset, request.block, request.begin_mod_time)
+                found = await stream.expiry.bound(querying)
             except Closed:
-                return
-            outcome.status = found.status
+                return Status.OK
             response = await self._metadata(found)
             if first:
                 response.header.CopyFrom(header.to_pb())
                 first = False
-            await call.write(response)
+            await stream.write(response)
             if found.fragment is None or request.metadata_only:
-                return
+                return found.status
             if found.local is None and request.do_not_proxy:
-                return
+                return found.status
             offset, end = found.offset, found.fragment.end
             if request.end_offset:
                 end = min(end, request.end_offset)
             if offset < end:
-                await self._send(found, offset, end, call)
+                await self._send(found, offset, end, stream)
             offset = max(offset, end)
             if request.end_offset and offset >= request.end_offset:
-                return
+                return found.status
 
     async def _metadata(self, found: QueryResult) -> broker_pb2.ReadResponse:
         response = broker_pb2.ReadResponse(
@@ -165,10 +185,10 @@ class ReadApi:
             )
         return response
 
-    async def _send(self, found: QueryResult, offset: Offset, end: Offset, call: Any) -> None:
+    async def _send(self, found: QueryResult, offset: Offset, end: Offset, stream: _Stream) -> None:
         size = self._context.settings.read_chunk_bytes
         if found.local is not None:
-            await _send_local(found.local, offset, end, size, call)
+            await _send_local(found.local, offset, end, size, stream)
             return
         assert found.fragment is not None
         async with aclosing(self._stored(found.fragment, offset, end)) as blocks:
@@ -176,7 +196,7 @@ class ReadApi:
                 view = memoryview(block)
                 for at in range(0, len(view), size):
                     chunk = view[at : at + size]
-                    await call.write(content_response(offset, chunk))
+                    await stream.write(content_response(offset, chunk))
                     offset += len(chunk)
 
     async def _stored(
@@ -234,15 +254,17 @@ class ReadApi:
             ahead.add_done_callback(lambda _: file.close())
 
     async def _proxy(
-        self, request: broker_pb2.ReadRequest, resolution: Resolution, call: Any
+        self, request: broker_pb2.ReadRequest, resolution: Resolution, call: Any, expiry: Expiry
     ) -> None:
         """Pass on what another broker of the journal answers, without looking into it."""
-        upstream = self._open_upstream(request, resolution)
+        upstream = self._open_upstream(request, resolution, expiry.remaining_s)
         self._proxied.add(upstream)
         try:
             async for message in upstream:
                 await call.write(message)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                expiry.check()
             await call.abort(error.code(), error.details() or "")
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -252,7 +274,12 @@ class ReadApi:
             self._proxied.discard(upstream)
             upstream.cancel()
 
-    def _open_upstream(self, request: broker_pb2.ReadRequest, resolution: Resolution) -> Any:
+    def _open_upstream(
+        self,
+        request: broker_pb2.ReadRequest,
+        resolution: Resolution,
+        timeout_s: float | None,
+    ) -> Any:
         if self._stopped:
             raise Closed("the broker is stopping")
         peers = self._context.peers
@@ -266,7 +293,7 @@ class ReadApi:
             response_deserializer=None,
         )
         metadata = peers.credentials.metadata(journal_claims(Capability.READ, resolution.journal))
-        return method(forwarded, metadata=metadata)
+        return method(forwarded, metadata=metadata, timeout=timeout_s)
 
 
 def reachable_endpoint(context: BrokerContext, resolution: Resolution) -> str:
@@ -294,9 +321,9 @@ def _close_opened(opening: concurrent.futures.Future[DecodedFile]) -> None:
 
 
 async def _send_local(
-    local: LocalFragment, offset: Offset, end: Offset, size: int, call: Any
+    local: LocalFragment, offset: Offset, end: Offset, size: int, stream: _Stream
 ) -> None:
     while offset < end:
         content = local.pread(offset, min(size, end - offset))
-        await call.write(content_response(offset, content))
+        await stream.write(content_response(offset, content))
         offset += len(content)

@@ -38,7 +38,7 @@ class AppendServiceSettings:
     ``backlog_max`` bytes are waiting.
     """
 
-    journal_memory_max: int = 16 << 20
+    journal_memory_max: int = 8 << 20
     memory_max: int = 128 << 20
     """Of the service's own memory budget, if it was not given one to share."""
     backlog_max: int = 4 << 30
@@ -241,7 +241,10 @@ class Backlog:
             if self.spill(queue, segment):
                 return
             with self._room:
-                # Neither memory nor disk: brokers must catch up, or somebody must free space.
+                # Neither memory nor disk: brokers must catch up, or somebody must free space. But if
+                # nothing is enqueued, it is this open append that fills the memory: let it.
+                if not queue.batches:
+                    return
                 self._room.wait(_POLL_S)
 
     def spill(self, queue: JournalQueue, segment: Segment) -> bool:

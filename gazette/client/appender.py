@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
+import grpc.aio
+
 from gazette.auth import Capability
 from gazette.client.credentials import journal_claims
 from gazette.client.rpc_errors import answered, status_error, status_of, translated
@@ -196,9 +198,10 @@ class Appender:
     async def _send(self, message: bytes) -> None:
         """Send; a broker that has answered already has its reasons, which are in the response."""
         try:
-            with self._translated():
-                await self._call.write(message)
-        except asyncio.InvalidStateError:
+            await self._call.write(message)
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            # Whatever gRPC makes of a write to a call that ended meanwhile (an internal error, too):
+            # how the call ended is for `commit` to say.
             self._answered = True
 
     def _translated(self) -> Any:

@@ -225,6 +225,10 @@ class Resolver:
                 return stopped
         return replace(resolution, shard=shard, store=shard.store)
 
+    def primary_of(self, shard_id: str) -> ProcessId | None:
+        """Who is assigned as the primary of a shard now."""
+        return route_of(self._state.assignments_of(shard_id)).primary_id
+
     async def next_change(self) -> None:
         """Return after the next change of the key space. The caller bounds the wait."""
         await self._changed.wait()

@@ -338,7 +338,15 @@ class Shard:
         if self._recorder is not None:
             self._scope.spawn(self._guard(self._keep_hints()), name="hints")
         transactor = self._transactor
-        await self._thread.run(lambda: transactor.run(checkpoint))
+
+        def run() -> None:
+            try:
+                transactor.run(checkpoint)
+            except Closed:
+                if not self.ended.is_set():
+                    raise
+
+        await self._thread.run(run)
 
     async def _take_over(self) -> RecoveredState | None:
         """Finish play-back as the log's new owner; None for a shard without a log."""

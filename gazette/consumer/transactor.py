@@ -321,7 +321,8 @@ class Transactor:
     def _begin(self, transaction: Transaction) -> None:
         with _application_code("begin_transaction"):
             self._application.begin_transaction(self._shard, self._store)
-        self._publisher.update_clock()
+        # Once a transaction: its messages are of one moment.
+        self._publisher.clock.update(int(self._clock.now() * NANOS))
         transaction.begin(self._clock.monotonic())
 
     def _deliver(
@@ -363,7 +364,7 @@ class Transactor:
             application.finalize_transaction(shard, store, self._publisher)
         checkpoint = Checkpoint(
             sources=self._sequencer.checkpoint(PRUNE_HORIZON_NS),
-            ack_intents=dict(self._publisher.build_ack_intents()),
+            ack_intents=self._publisher.build_ack_intents(),
         )
         commit = self._start_commit(checkpoint)
         transaction.start_commit(self._clock.monotonic())

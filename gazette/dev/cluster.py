@@ -123,6 +123,8 @@ class LocalCluster:
             f"--broker.spool-dir={spools}",
             f"--etcd.address={self.etcd.endpoint}",
             f"--etcd.lease={self.settings.lease_ttl_s}s",
+            # Brokers are stopped together: nobody is left to take over.
+            "--broker.drain-timeout=0s",
             f"--log.level={self.settings.log_level}",
         )
         log_path = self.directory / "logs" / f"{name}.log"

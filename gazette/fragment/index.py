@@ -27,7 +27,7 @@ JUMP_AGE_S: Final = 6 * 60 * 60
 """A hole is jumped only if what follows was persisted longer ago. A younger one may be a fragment
 that its broker, which handed the journal over, has not uploaded yet."""
 
-_CANCELLED_MAX: Final = 256
+_FORGOTTEN_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ class Index:
         self._at_head: list[_Waiter] = []
         self._in_holes: set[asyncio.Future[None]] = set()
         self._waits = 0
-        self._cancelled = 0
+        self._waiting_at_head: set[asyncio.Future[None]] = set()
+        """Those of the heap whose query has not been cancelled."""
 
     @property
     def begin_offset(self) -> Offset:
@@ -91,7 +92,7 @@ class Index:
     @property
     def waiting(self) -> int:
         """How many queries wait."""
-        return len(self._at_head) - self._cancelled + len(self._in_holes)
+        return len(self._waiting_at_head) + len(self._in_holes)
 
     def fragments(self, begin: Offset = 0) -> list[Fragment]:
         """A copy of the covering fragments that begin at ``begin`` or later."""
@@ -161,7 +162,8 @@ class Index:
         self._wake_holes()
         for _, _, waiter in self._at_head:
             _wake(waiter)
-        self._at_head, self._cancelled = [], 0
+        self._at_head.clear()
+        self._waiting_at_head.clear()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -203,28 +205,25 @@ class Index:
             return
         self._waits += 1
         heapq.heappush(self._at_head, (offset, self._waits, waiter))
+        self._waiting_at_head.add(waiter)
         try:
             await waiter
         except asyncio.CancelledError:
-            self._on_cancelled(waiter)
+            self._forget(waiter)
             raise
 
-    def _on_cancelled(self, waiter: asyncio.Future[None]) -> None:
-        """Its entry stays in the heap until it is due, or until there are many such."""
-        if not waiter.cancelled():
-            return  # Already woken, and taken out.
-        self._cancelled += 1
-        if self._cancelled > _CANCELLED_MAX and self._cancelled > len(self._at_head) // 2:
-            self._at_head = [entry for entry in self._at_head if not entry[2].cancelled()]
+    def _forget(self, waiter: asyncio.Future[None]) -> None:
+        """Its entry stays in the heap until it is due, or until most are such."""
+        self._waiting_at_head.discard(waiter)
+        if len(self._at_head) > 2 * len(self._waiting_at_head) + _FORGOTTEN_MAX:
+            self._at_head = [entry for entry in self._at_head if entry[2] in self._waiting_at_head]
             heapq.heapify(self._at_head)
-            self._cancelled = 0
 
     def _wake_head(self) -> None:
         end = self._set.end
         while self._at_head and self._at_head[0][0] < end:
             _, _, waiter = heapq.heappop(self._at_head)
-            if waiter.cancelled():
-                self._cancelled -= 1
+            self._waiting_at_head.discard(waiter)
             _wake(waiter)
 
     def _wake_holes(self) -> None:

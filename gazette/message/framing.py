@@ -120,8 +120,7 @@ class JSONLinesFraming(Framing[M]):
             self.codec.encode_into(message, buffer)
         except DECODE_ERRORS as error:
             raise self._unencodable(error) from error
-        # Our encoders never write a newline; applications' codecs and raw payloads may.
-        if buffer.find(b"\n", begin) >= 0:
+        if not self.codec.single_line and buffer.find(b"\n", begin) >= 0:
             raise Invalid("a message of a journal of lines cannot have a newline in it")
         buffer.append(_NEWLINE)
 

@@ -13,8 +13,8 @@ class Message(msgspec.Struct, kw_only=True):
         class Word(Message):
             word: str
 
-    ``uuid`` is set when the message is published. Other programs may know it by another name:
-    ``class Word(Message, rename={"uuid": "UUID"})``.
+    ``uuid`` is set when the message is published. Where other programs know it by another name, use
+    a plain ``msgspec.Struct`` with ``uuid: str = msgspec.field(default="", name="UUID")``.
     """
 
     uuid: str = ""

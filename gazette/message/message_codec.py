@@ -112,6 +112,8 @@ class BytesForm(UuidForm):
 class MessageCodec(ABC, Generic[M]):
     """Payloads of messages of one type. Used by one thread at a time, and holds no message."""
 
+    single_line: ClassVar[bool] = False
+    """Whether payloads never have a newline in them."""
     exact_lines: ClassVar[bool] = False
     """Whether `decode_lines` gives one message for each line, whatever is on them."""
 
@@ -119,7 +121,6 @@ class MessageCodec(ABC, Generic[M]):
         self.message_type = message_type
         self.form = form
         """None if messages of the type have no UUID."""
-        self._validates = inspect.isfunction(inspect.getattr_static(message_type, "validate", None))
 
     @abstractmethod
     def decode(self, payload: bytes) -> M:
@@ -155,11 +156,6 @@ class MessageCodec(ABC, Generic[M]):
         """`assign` a new UUID. A type without UUIDs is left alone."""
         return message if self.form is None else self.assign(message, self.form.mint(mint, flags))
 
-    def validate(self, message: M) -> None:
-        """Let the type's own ``validate()`` raise, if it has one."""
-        if self._validates:
-            message.validate()  # type: ignore[attr-defined]
-
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:
         """What a payload that is no message says, if it has the UUID of an acknowledgement."""
         return None
@@ -185,6 +181,8 @@ class MessageCodec(ABC, Generic[M]):
 class MsgspecCodec(MessageCodec[M]):
     """JSON of ``msgspec.Struct`` types, of dataclasses, and of unions of them."""
 
+    single_line = True
+
     def __init__(self, message_type: Any) -> None:
         self._info = zero_value.inspect_objects(message_type)
         field = zero_value.uuid_field(self._info)
@@ -192,6 +190,7 @@ class MsgspecCodec(MessageCodec[M]):
         self._decoder = msgspec.json.Decoder(message_type)
         self._encoder = msgspec.json.Encoder()
         self._frozen = _is_frozen(message_type)
+        self._plain = isinstance(self.form, TextForm) and not self._frozen
         self._peek = None if field is None else _peek_decoder(field.encode_name, self.form)
 
     def decode(self, payload: bytes) -> M:
@@ -210,6 +209,13 @@ class MsgspecCodec(MessageCodec[M]):
         if self._frozen:
             return _replace(message, value)
         message.uuid = value  # type: ignore[attr-defined]
+        return message
+
+    def stamp(self, message: M, mint: UuidMint, flags: int) -> M:
+        if not self._plain:
+            return super().stamp(message, mint, flags)
+        # What is published hundreds of thousands of times a second.
+        message.uuid = mint.text(flags)  # type: ignore[attr-defined]
         return message
 
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:
@@ -247,6 +253,8 @@ class MsgspecCodec(MessageCodec[M]):
 class DictCodec(MessageCodec[dict[str, Any]]):
     """JSON objects as they are, with their UUID under the key ``uuid``."""
 
+    single_line = True
+
     def __init__(self) -> None:
         super().__init__(dict, TextForm())
         self._decoder = msgspec.json.Decoder(dict[str, Any])
@@ -274,6 +282,8 @@ class DictCodec(MessageCodec[dict[str, Any]]):
 
 class PydanticCodec(MessageCodec[M]):
     """JSON of pydantic models."""
+
+    single_line = True
 
     def __init__(self, message_type: Any) -> None:
         field = message_type.model_fields.get("uuid")
@@ -377,6 +387,14 @@ def protobuf_codec(message_type: Any) -> MessageCodec[Any]:
         f"{getattr(message_type, '__name__', message_type)} is not a protobuf message class",
         hint="Use a generated class, or label the journal content-type=application/x-ndjson.",
     )
+
+
+def has_validate(message_type: Any) -> bool:
+    """Whether messages of a type have a method ``validate()``, to be called before publishing.
+
+    The class method of that name which pydantic's models inherit is another thing.
+    """
+    return inspect.isfunction(inspect.getattr_static(message_type, "validate", None))
 
 
 def no_uuid(message_type: Any) -> Invalid:

@@ -47,6 +47,7 @@ TICK: Final = 160
 
 # 100 ns units from the epoch of UUIDs (1582-10-15) to that of Unix.
 _EPOCH_SHIFT: Final = 122_192_928_000_000_000
+_BEYOND_TIME_LOW: Final = CLOCK_MAX & ~(0xFFFFFFFF << 4)
 _FLAG_NAMES: Final = {
     OUTSIDE_TXN: "OUTSIDE_TXN",
     CONTINUE_TXN: "CONTINUE_TXN",
@@ -87,11 +88,12 @@ class Clock:
     published per second; `update` then does nothing until the wall catches up.
     """
 
-    __slots__ = ("_lock", "_value")
+    __slots__ = ("_value", "lock")
 
     def __init__(self, value: int = 0) -> None:
         self._value = value
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        """Guards the value. Hold it to take ticks from a `UuidMint`."""
 
     @property
     def value(self) -> int:
@@ -100,39 +102,49 @@ class Clock:
     def update(self, unix_ns: int) -> None:
         """Move forward to a wall time; a time that is not later is ignored."""
         value = clock_at(unix_ns)
-        with self._lock:
+        with self.lock:
             if value > self._value:
                 self._value = value
 
     def tick(self) -> int:
         """Move forward by a microsecond, and return the new value."""
-        with self._lock:
-            self._value = value = (self._value + TICK) & CLOCK_MAX
+        with self.lock:
+            return self._tick()
+
+    def _tick(self) -> int:
+        self._value = value = (self._value + TICK) & CLOCK_MAX
         return value
 
 
 class UuidMint:
-    """Makes the UUIDs of one producer, each a tick after the one before."""
+    """Makes the UUIDs of one producer, each a tick after the one before.
 
-    __slots__ = ("_clock", "_suffix", "_suffix_key", "producer")
+    Not thread-safe by itself: its caller holds the lock of ``clock``, and until the message has its
+    place in a journal.
+    """
+
+    __slots__ = ("_base", "_clock", "_suffixes", "producer")
 
     def __init__(self, producer: ProducerId, clock: Clock) -> None:
         self.producer = producer
         self._clock = clock
-        self._suffix_key = (-1, -1, -1)
-        self._suffix = ""
+        self._base = -1
+        self._suffixes: dict[int, str] = {}
 
     def raw(self, flags: int) -> bytes:
-        return build_uuid(self.producer, self._clock.tick(), flags)
+        return build_uuid(self.producer, self._clock._tick(), flags)
 
     def text(self, flags: int) -> str:
-        clock = self._clock.tick()
-        # Ticks change the low digits only, and all others for hours: make those once.
-        key = (clock >> 36, clock & 0xF, flags)
-        if key != self._suffix_key:
-            self._suffix = uuid_text(build_uuid(self.producer, clock, flags))[8:]
-            self._suffix_key = key
-        return "%08x%s" % ((clock >> 4) & 0xFFFFFFFF, self._suffix)  # noqa: UP031 - the faster one
+        clock = self._clock._tick()
+        # The first eight digits change with every tick, the others every seven minutes.
+        if clock & _BEYOND_TIME_LOW != self._base:
+            self._base = clock & _BEYOND_TIME_LOW
+            self._suffixes = {}
+        suffix = self._suffixes.get(flags)
+        if suffix is None:
+            suffix = uuid_text(build_uuid(self.producer, clock, flags))[8:]
+            self._suffixes[flags] = suffix
+        return "%08x%s" % ((clock >> 4) & 0xFFFFFFFF, suffix)  # noqa: UP031 - twice as fast
 
 
 def clock_at(unix_ns: int) -> int:

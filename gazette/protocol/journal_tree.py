@@ -76,7 +76,7 @@ class JournalNode:
     @classmethod
     def parse(cls, text: str) -> JournalNode:
         """Read YAML. Raises :class:`Invalid` naming the line; the tree is not validated yet."""
-        return _decode_node(strict_yaml.compose(text))
+        return strict_yaml.decode(text, _decode_node)
 
     @classmethod
     def of(cls, specs: Iterable[tuple[JournalSpec, Revision]]) -> JournalNode:

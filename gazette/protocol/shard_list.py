@@ -69,12 +69,7 @@ class ShardList:
     @classmethod
     def parse(cls, text: str) -> ShardList:
         """Read YAML. Raises :class:`Invalid` naming the line; the list is not validated yet."""
-        fields = Fields(strict_yaml.compose(text), ("common", "shards"))
-        common = fields.fields("common", _COMMON_FIELDS)
-        return cls(
-            common=_NOTHING if common is None else _decode_spec(common),
-            shards=fields.items("shards", _decode_shard),
-        )
+        return strict_yaml.decode(text, _decode_list)
 
     @classmethod
     def of(cls, specs: Iterable[tuple[ShardSpec, Revision]]) -> ShardList:
@@ -122,6 +117,15 @@ class ShardList:
         """The YAML that :meth:`parse` reads, without fields that are unset."""
         shards = [_encode_shard(shard) for shard in self.shards]
         return strict_yaml.dump({"common": _encode_spec(self.common), "shards": shards})
+
+
+def _decode_list(node: yaml.Node | None) -> ShardList:
+    fields = Fields(node, ("common", "shards"))
+    common = fields.fields("common", _COMMON_FIELDS)
+    return ShardList(
+        common=_NOTHING if common is None else _decode_spec(common),
+        shards=fields.items("shards", _decode_shard),
+    )
 
 
 def _decode_shard(node: yaml.Node) -> ShardEntry:

@@ -23,6 +23,7 @@ INT64: Final = (-(1 << 63), (1 << 63) - 1)
 
 _TAG: Final = "tag:yaml.org,2002:"
 _NULL: Final = _TAG + "null"
+_DEPTH_MAX: Final = 200
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Item = TypeVar("Item")
@@ -116,18 +117,36 @@ class Fields:
         return None if node is None else Fields(node, known)
 
 
-def compose(text: str) -> yaml.Node | None:
-    """The root of one YAML document, and ``None`` for an empty one. Raises :class:`Invalid`."""
+def decode(text: str, decode_root: Callable[[yaml.Node | None], Item]) -> Item:
+    """Decode the root of one YAML document, which is ``None`` if it is empty.
+
+    Raises :class:`Invalid` for what is not YAML, has several documents, or nests too deeply.
+    """
     try:
+        _check_depth(text)
         loader = _LOADER(text)
         try:
-            return loader.get_single_node()
+            root = loader.get_single_node()
         finally:
             loader.dispose()
+        return decode_root(root)
     except yaml.YAMLError as error:
         raise Invalid(f"not YAML: {error}") from error
-    except RecursionError as error:
-        raise Invalid("not YAML: nested too deeply") from error
+    except RecursionError:  # An alias of what it is in.
+        raise Invalid("not YAML: nested too deeply") from None
+
+
+def _check_depth(text: str) -> None:
+    # The C loader would otherwise run out of stack, and take the process with it.
+    depth = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _DEPTH_MAX:
+            assert event.start_mark is not None
+            raise Invalid(f"line {event.start_mark.line + 1}: nested too deeply")
 
 
 def _decode_label(node: yaml.Node) -> Label:

@@ -86,6 +86,8 @@ class RecordedAppend:
     content: bytes = b""
     chunks: int = 0
     committed: bool = False
+    commits_before: int = 0
+    """How many appends this broker had committed when the call came."""
 
     @property
     def journal(self) -> str:
@@ -141,6 +143,8 @@ class StubBroker(broker_pb2_grpc.JournalServicer):
         self.missing: set[str] = set()
         """Journals that do not exist; every other one does."""
         self.appends: list[RecordedAppend] = []
+        self.commits: list[RecordedAppend] = []
+        """Those of ``appends`` that were committed, in that order."""
         self.reads: list[broker_pb2.ReadRequest] = []
         self.requests: list[tuple[str, Any, tuple[tuple[str, Any], ...]]] = []
         """Of the other methods: name, request, metadata."""
@@ -223,7 +227,11 @@ class StubBroker(broker_pb2_grpc.JournalServicer):
         self, call: AppendCall, context: grpc.aio.ServicerContext[Any, Any]
     ) -> broker_pb2.AppendResponse:
         opening = await anext(aiter(call))
-        append = RecordedAppend(opening, tuple(context.invocation_metadata() or ()))
+        append = RecordedAppend(
+            opening,
+            tuple(context.invocation_metadata() or ()),
+            commits_before=len(self.commits),
+        )
         self.appends.append(append)
         step = self._append_script.popleft() if self._append_script else None
         if isinstance(step, Reply) and step.early:
@@ -240,6 +248,7 @@ class StubBroker(broker_pb2_grpc.JournalServicer):
         held = self.journal(opening.journal)
         commit = held.append(append.content)
         append.committed = True
+        self.commits.append(append)
         if append.content:
             held.registers = _edited(held.registers, opening)
         if isinstance(step, LoseReply):

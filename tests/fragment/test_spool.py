@@ -20,7 +20,7 @@ from gazette.fragment.spool import (
     proposal_of,
 )
 from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment
-from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
+from gazette.protocol.label_set import LabelSet
 
 REGISTERS = LabelSet.of(("author", "one"))
 OTHERS = LabelSet.of(("author", "two"))

@@ -108,6 +108,12 @@ def test_a_key_that_is_not_utf_8_is_ignored_wherever_it_sorts():
     assert [a.applied for a in folded.anomalies] == [False, False, False]
     assert load([odder.kv], decode).key_values == []
 
+    # Case: as text it would come after its neighbour, as bytes it comes before.
+    odd = WatchEvent(KeyValue(b"\x80", b"1", 9, 9, 1))
+    current = entries(kv("\u07ff", "1", 1, 1, 1))
+    folded = fold(current, [[odd, put("\u07ff", "2", 1, 10, 2)]], decode)
+    assert [e.decoded for e in folded.key_values] == [2]
+
 
 def test_a_bug_of_the_decoder_is_not_taken_for_a_bad_value():
     def broken(kv: KeyValue) -> int:

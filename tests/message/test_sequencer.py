@@ -333,7 +333,9 @@ def test_a_checkpoint_within_a_sequence_resumes_at_the_rest():
     assert [e.clock for e in story.sequencer.dequeue(9)] == [8]
     story.sequencer.consumed()
     assert not story.sequencer.draining
-    assert story.sequencer.checkpoint()[JOURNAL] == SourceCheckpoint(40, {A: ProducerState(8, None)})
+    assert story.sequencer.checkpoint()[JOURNAL] == SourceCheckpoint(
+        40, {A: ProducerState(8, None)}
+    )
 
 
 def test_duplicates_of_before_a_checkpoint_are_dropped_when_dequeued():

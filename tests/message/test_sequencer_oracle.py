@@ -80,9 +80,7 @@ def history_of(items: list[Item], journal: str = JOURNAL) -> list[Envelope]:
         begin = offset + (7 if number % 5 == 4 else 0)
         offset = begin + 10 + number % 3
         producer = bytes([1, 0, 0, 0, 0, item.producer])
-        envelopes.append(
-            Envelope(journal, begin, offset, number, producer, item.clock, item.flags)
-        )
+        envelopes.append(Envelope(journal, begin, offset, number, producer, item.clock, item.flags))
     return envelopes
 
 

@@ -152,7 +152,10 @@ def test_a_codec_from_the_future_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "url"),
     [
-        ("s3://bucket/pre/fix/?find=a&replace=b", ("s3", "bucket", "/pre/fix/", "find=a&replace=b")),
+        (
+            "s3://bucket/pre/fix/?find=a&replace=b",
+            ("s3", "bucket", "/pre/fix/", "find=a&replace=b"),
+        ),
         ("gs://bucket/", ("gs", "bucket", "/", "")),
         ("azure://container/prefix/", ("azure", "container", "/prefix/", "")),
         ("azure-ad://tenant/account/container/", ("azure-ad", "tenant", "/account/container/", "")),

@@ -103,8 +103,10 @@ OFFLOAD = Codec.GZIP_OFFLOAD_DECOMPRESSION
         (changed(labels=LabelSet.of(("prefix", ""))), 'Labels cannot include label "prefix"'),
         (
             changed(labels=LabelSet.of(("content-type", "a/b"), ("content-type", "c/d"))),
-            "Labels: expected single-value Label has multiple values "
-            "(index 1; label content-type value c/d)",
+            (
+                "Labels: expected single-value Label has multiple values "
+                "(index 1; label content-type value c/d)"
+            ),
         ),
         (
             changed(labels=LabelSet.of(("app.gazette.dev/message-type", "x"))),
@@ -112,8 +114,10 @@ OFFLOAD = Codec.GZIP_OFFLOAD_DECOMPRESSION
         ),
         (
             changed(labels=LabelSet.of(("app.gazette.dev/message-subtype", "x"))),
-            "Labels: expected app.gazette.dev/message-type label alongside "
-            "app.gazette.dev/message-subtype",
+            (
+                "Labels: expected app.gazette.dev/message-type label alongside "
+                "app.gazette.dev/message-subtype"
+            ),
         ),
         (
             with_fragment(length=1023),

@@ -240,8 +240,7 @@ def test_selector_texts_and_how_they_are_written(text: str, canonical: str) -> N
         ("foo\n", 'could not match "foo\\n" to a label selector expression'),
         (
             "foo in (a, b c)",
-            'parsing "foo in (a, b c)": '
-            'could not match " b c" to a label selector set expression',
+            'parsing "foo in (a, b c)": could not match " b c" to a label selector set expression',
         ),
         (
             "foo in (, a)",
@@ -259,7 +258,9 @@ def test_selector_texts_that_are_refused(text: str, problem: str) -> None:
 def test_empty_sides_match_everything_and_exclude_nothing() -> None:
     assert EVERYTHING.matches(EMPTY_LABELS)
     assert EVERYTHING.matches(LabelSet.of(("aa", "x")))
-    assert LabelSelector.of(("aa", "x"), name="b").include == LabelSet.of(("aa", "x"), ("name", "b"))
+    assert LabelSelector.of(("aa", "x"), name="b").include == LabelSet.of(
+        ("aa", "x"), ("name", "b")
+    )
 
 
 def test_both_sides_of_a_selector_are_on_the_wire_even_when_empty() -> None:

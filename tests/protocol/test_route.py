@@ -77,13 +77,17 @@ def test_the_primary_of_a_route() -> None:
     [
         (
             Route((B, A), 0),
-            "Members not in unique, sorted order (index 1; "
-            "{Zone:zone Suffix:member-b} <= {Zone:zone Suffix:member-a})",
+            (
+                "Members not in unique, sorted order (index 1; "
+                "{Zone:zone Suffix:member-b} <= {Zone:zone Suffix:member-a})"
+            ),
         ),
         (
             Route((A, A), 0),
-            "Members not in unique, sorted order (index 1; "
-            "{Zone:zone Suffix:member-a} <= {Zone:zone Suffix:member-a})",
+            (
+                "Members not in unique, sorted order (index 1; "
+                "{Zone:zone Suffix:member-a} <= {Zone:zone Suffix:member-a})"
+            ),
         ),
         (
             Route((A, ProcessId("", "member")), 0),

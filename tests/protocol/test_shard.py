@@ -124,8 +124,10 @@ def test_specifications_that_are_valid(spec: ShardSpec) -> None:
         ),
         (
             changed(labels=LabelSet.of(("content-type", "a"), ("content-type", "b"))),
-            "LabelSet: expected single-value Label has multiple values "
-            "(index 1; label content-type value b)",
+            (
+                "LabelSet: expected single-value Label has multiple values "
+                "(index 1; label content-type value b)"
+            ),
         ),
         (changed(labels=LabelSet.of(("id", ""))), 'Labels cannot include label "id"'),
         (

@@ -1,0 +1,192 @@
+"""Counts the n-grams of published text, exactly once, and answers how often each was seen.
+
+Text is cut into n-grams, each published as a message to one of the partitions by its n-gram. A shard per
+partition keeps the counts in SQLite. Any member takes text and queries, for all shards: what another
+member is primary for is asked of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from gazette import Application, Envelope, Publisher, runconsumer
+from gazette.config import setting
+from gazette.consumer.query import rpc_errors
+from gazette.consumer.service import ConsumerService
+from gazette.errors import GazetteError, Invalid, NotFound
+from gazette.message.mapping import modulo_mapping
+from gazette.protocol.label_set import LabelSelector
+from gazette.protocol.route import Header
+from gazette.stores.sqlite import SQLiteStore
+from gazette.tasks import settled
+from word_count.ngram_pb2 import (
+    NGramCount,
+    PublishRequest,
+    PublishResponse,
+    QueryRequest,
+    QueryResponse,
+)
+from word_count.ngram_pb2_grpc import NGramServicer, NGramStub, add_NGramServicer_to_server
+
+MESSAGE_TYPE = "app.gazette.dev/message-type"
+NGRAMS = LabelSelector.parse(f"{MESSAGE_TYPE} = word_count.NGramCount")
+WORD = re.compile(r"[a-z]+")
+SCHEMA = "CREATE TABLE IF NOT EXISTS counts (ngram TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID"
+UPSERT = "INSERT INTO counts VALUES (?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n"
+QUERY_TIMEOUT_S = 60.0
+ROWS_MAX = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class WordCountFlags:
+    N: int = setting(1, "words in an n-gram", name="N")
+
+
+def ngrams(text: str, n: int) -> Iterator[str]:
+    """The n-grams of a text: runs of letters in lower case, with START and END around them."""
+    words = WORD.findall(text.lower())
+    if n == 1:
+        yield from words
+        return
+    padded = ["START"] * (n - 1) + words + ["END"] * (n - 1)
+    for begin in range(len(padded) - n + 1):
+        yield " ".join(padded[begin : begin + n])
+
+
+class Counts(SQLiteStore):
+    """Counts, with those of the running transaction gathered before they are written."""
+
+    def __init__(self, recorder: Any) -> None:
+        super().__init__(recorder, SCHEMA)
+        self.gathered: Counter[str] = Counter()
+
+    def with_prefix(self, prefix: str) -> list[NGramCount]:
+        rows = self.query(
+            "SELECT ngram, n FROM counts WHERE ngram >= ? AND ngram < ? LIMIT ?",
+            (prefix, prefix + "\U0010ffff", ROWS_MAX),
+        )
+        return [NGramCount(n_gram=ngram, count=n) for ngram, n in rows]
+
+
+class WordCount(Application[Counts]):
+    message_type = NGramCount
+    config_groups = {"wordcount": WordCountFlags}
+
+    def new_store(self, shard: Any, recorder: Any) -> Counts:
+        return Counts(recorder)
+
+    def consume_message(
+        self, shard: Any, store: Counts, envelope: Envelope[NGramCount], publisher: Publisher
+    ) -> None:
+        store.gathered[envelope.message.n_gram] += envelope.message.count
+
+    def finalize_transaction(self, shard: Any, store: Counts, publisher: Publisher) -> None:
+        store.executemany(UPSERT, sorted(store.gathered.items()))
+        store.gathered.clear()
+
+    async def initialize(self, service: ConsumerService) -> None:
+        api = Api(service)
+        add_NGramServicer_to_server(api, service.grpc_server)
+        service.add_route("/query", api.http_query)
+        service.add_route("/publish", api.http_publish, methods=["POST"])
+
+
+class Api(NGramServicer):
+    """Publish and query, over gRPC and HTTP."""
+
+    def __init__(self, service: ConsumerService) -> None:
+        self.service = service
+        self.n = service.config(WordCountFlags).N
+        self.partitions = service.partitions(NGRAMS)
+        self.publisher = service.standalone_publisher()
+        self.mapping = modulo_mapping(self.partitions, lambda message: message.n_gram)
+
+    async def publish(self, text: str) -> int:
+        """Publish the n-grams of a text; how many. Returns once they are durable."""
+        await self.partitions.ready()
+        messages = [NGramCount(n_gram=ngram, count=1) for ngram in ngrams(text, self.n)]
+        futures = await self.publisher.publish_from_loop(self.mapping, messages)
+        for future in futures.values():
+            await settled(future)
+        return len(messages)
+
+    async def query(
+        self, prefix: str, shard: str, header: Header | None = None
+    ) -> Sequence[NGramCount]:
+        """Counts of n-grams with a prefix: of one shard, or of all."""
+        if shard:
+            return await self.query_shard(prefix, shard, header)
+        await self.partitions.ready()
+        shards = {
+            spec.id
+            for partition in self.partitions().all
+            for spec in self.service.resolver.shards_with_source(partition.journal)
+        }
+        if not shards:
+            raise NotFound("no shard counts any journal", hint="Apply specifications of shards.")
+        answers = await asyncio.gather(*(self.query_shard(prefix, one) for one in sorted(shards)))
+        return sorted((gram for answer in answers for gram in answer), key=lambda gram: gram.n_gram)
+
+    async def query_shard(
+        self, prefix: str, shard: str, header: Header | None = None
+    ) -> Sequence[NGramCount]:
+        async def ask(channel: grpc.aio.Channel, peer: Header) -> Sequence[NGramCount]:
+            request = QueryRequest(header=peer.to_pb(), prefix=prefix, shard=shard)
+            response = await NGramStub(channel).Query(request, timeout=QUERY_TIMEOUT_S)
+            grams: Sequence[NGramCount] = response.grams
+            return grams
+
+        return await self.service.call_shard(
+            shard, lambda store: store.with_prefix(prefix), ask, header=header
+        )
+
+    # gRPC.
+
+    async def Publish(self, request: PublishRequest, context: Any) -> PublishResponse:
+        async with rpc_errors(context):
+            await self.publish(request.text)
+        return PublishResponse()
+
+    async def Query(self, request: QueryRequest, context: Any) -> QueryResponse:
+        header = Header.from_pb(request.header) if request.HasField("header") else None
+        async with rpc_errors(context):
+            grams = await self.query(request.prefix, request.shard, header)
+        return QueryResponse(grams=grams)
+
+    # HTTP: GET /query?prefix=…&shard=…, POST /publish.
+
+    async def http_query(self, request: Request) -> Response:
+        parameters = request.query_params
+        try:
+            grams = await self.query(parameters.get("prefix", ""), parameters.get("shard", ""))
+        except GazetteError as error:
+            return failure(error)
+        return JSONResponse({gram.n_gram: gram.count for gram in grams})
+
+    async def http_publish(self, request: Request) -> Response:
+        try:
+            text = (await request.body()).decode()
+        except UnicodeDecodeError:
+            return failure(Invalid("the text is not UTF-8"))
+        try:
+            return JSONResponse({"published": await self.publish(text)})
+        except GazetteError as error:
+            return failure(error)
+
+
+def failure(error: GazetteError) -> Response:
+    code = {NotFound: 404, Invalid: 400}.get(type(error), 503)
+    return JSONResponse({"error": str(error), "hint": error.hint}, code)
+
+
+if __name__ == "__main__":
+    runconsumer.main(WordCount())

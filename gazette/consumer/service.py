@@ -1,0 +1,444 @@
+"""One member of a consumer cluster: its parts put together, and taken apart in one sequence of stages.
+
+Starting: HTTP answers (not ready), etcd is connected, the application is initialized, the member
+announces itself and loads the key space, gRPC serves, ready. Stopping: see ``ConsumerService.stop``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+import grpc.aio
+from prometheus_client import REGISTRY
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.routing import Route as HttpRoute
+
+from gazette.allocator.allocate import allocate
+from gazette.allocator.drain import patience_ends
+from gazette.allocator.model import DecodedKV, member_key
+from gazette.allocator.session import MemberSession
+from gazette.allocator.state import State
+from gazette.auth import Claims, KeyedAuth, NoAuth
+from gazette.client.append_service import AppendService
+from gazette.client.channel import Channels, TlsSettings
+from gazette.client.client import Client
+from gazette.clock import Clock
+from gazette.consumer.application import Application
+from gazette.consumer.json_gateway import json_routes
+from gazette.consumer.key_space import consumer_decoder, is_consistent
+from gazette.consumer.query import call_shard
+from gazette.consumer.resolver import Resolver
+from gazette.consumer.settings import ConsumerSettings
+from gazette.consumer.shard import Shard, ShardContext
+from gazette.consumer.shard_api import ShardApi
+from gazette.diagnostics import diagnostic_routes
+from gazette.errors import Bug, GazetteError, Unavailable
+from gazette.etcd import Etcd, EtcdSettings
+from gazette.etcd_startup import connect_patiently
+from gazette.keyspace.key_space import KeySpace
+from gazette.message.mapping import PartitionWatch
+from gazette.message.message_uuid import Clock as MessageClock
+from gazette.message.message_uuid import new_producer_id
+from gazette.message.publisher import Publisher
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.label_set import LabelSelector
+from gazette.protocol.process import ConsumerSpec
+from gazette.protocol.route import Header
+from gazette.server import Server
+from gazette.tasks import BlockingPool, TaskScope, first_of
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_CANCEL_S: Final = 10.0
+_HURRIED_GRACE_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What there is once etcd is connected."""
+
+    etcd: Etcd
+    key_space: KeySpace
+    state: State
+    resolver: Resolver
+    shard_api: ShardApi
+    session: MemberSession | None = None
+    allocating: asyncio.Task[None] | None = None
+
+
+class ConsumerService:
+    """A consumer member in this process. Loop-bound. ``start``, then ``wait``, then ``stop``.
+
+    Applications get it in ``Application.initialize``, where they register their services.
+    ``client`` speaks to the brokers; it is closed with the service.
+    """
+
+    def __init__(
+        self,
+        application: Application[Any],
+        clock: Clock,
+        rng: random.Random,
+        server: Server,
+        etcd_settings: EtcdSettings,
+        settings: ConsumerSettings,
+        client: Client,
+        *,
+        auth: KeyedAuth | NoAuth | None = None,
+        peer_tls: TlsSettings | None = None,
+        config: Mapping[str, Any] | None = None,
+        private_diagnostics: bool = False,
+    ) -> None:
+        self.application = application
+        self.clock = clock
+        self.server = server
+        self.settings = settings
+        self.client = client
+        """Of the brokers."""
+        self.append_service = AppendService(client)
+        """For publishing from APIs; shards have their own."""
+        self.process_id = ProcessId(settings.zone, settings.id)
+        self.stopping = asyncio.Event()
+        """Set when this member is asked to stop: long-running calls should end."""
+        self.failure: BaseException | None = None
+        self._rng = rng
+        self._etcd_settings = etcd_settings
+        self._auth = NoAuth() if auth is None else auth
+        self._config = dict(config or {})
+        self._private_diagnostics = private_diagnostics
+        self._spec = ConsumerSpec(self.process_id, server.endpoint, settings.shard_limit)
+        self._spec.validate()
+        self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock)
+        """Channels to the other members."""
+        self._queries = BlockingPool("queries", settings.query_threads)
+        self._players = BlockingPool("players", settings.player_threads)
+        self._solver = BlockingPool("allocator", 1)
+        self._servers = TaskScope("consumer-servers", on_failure=self.fail)
+        self._daemons = TaskScope("consumer-daemons", on_failure=self.fail)
+        self._shards = TaskScope("consumer-shards", on_failure=self.fail)
+        self._failed = asyncio.Event()
+        self._hurried = asyncio.Event()
+        self._phase = "starting"
+        self._parts: _Parts | None = None
+        self._routes: list[HttpRoute] = []
+        self._partitions: dict[str, PartitionWatch] = {}
+        self._up: _ShardUp | None = None
+
+    # -- for applications
+
+    @property
+    def grpc_server(self) -> grpc.aio.Server:
+        """Where servicers are registered, in ``Application.initialize``."""
+        return self.server.grpc
+
+    def add_route(
+        self, path: str, endpoint: Callable[..., Any], methods: Iterable[str] = ("GET",)
+    ) -> None:
+        """Serve an HTTP route (a Starlette endpoint), in ``Application.initialize``."""
+        self._routes.append(HttpRoute(path, endpoint, methods=list(methods)))
+
+    def config(self, group: type[T]) -> T:
+        """The settings of one of the application's ``config_groups``."""
+        for value in self._config.values():
+            if isinstance(value, group):
+                return value
+        raise Bug("not a group of the application's config_groups", group=group.__name__)
+
+    @property
+    def resolver(self) -> Resolver:
+        return self._running.resolver
+
+    @property
+    def key_space(self) -> KeySpace:
+        return self._running.key_space
+
+    def partitions(self, selector: LabelSelector) -> PartitionWatch:
+        """The journals that match, kept up to date: what mapping functions choose from.
+
+        Empty until brokers answered for the first time: ``await partitions.ready()`` where a request
+        needs them.
+        """
+        key = str(selector)
+        watch = self._partitions.get(key)
+        if watch is None:
+            watch = self._partitions[key] = PartitionWatch(self.client.watch_journals(selector))
+            self._daemons.daemon(watch.run(), name=f"partitions {key}")
+        return watch
+
+    def standalone_publisher(self) -> Publisher:
+        """A publisher for APIs of the application, outside of any transaction."""
+        return Publisher.standalone(self.append_service, self.clock, random.SystemRandom())
+
+    async def call_shard(
+        self,
+        shard_id: str,
+        serve: Callable[[Any], T],
+        proxy: Callable[[grpc.aio.Channel, Header], Awaitable[T]],
+        *,
+        header: Header | None = None,
+        read_through: Mapping[str, int] | None = None,
+        claims: Claims | None = None,
+        timeout_s: float | None = None,
+    ) -> T:
+        """Have the primary of a shard answer, wherever it is. See `query.call_shard`."""
+        return await call_shard(
+            self._running.resolver,
+            self.peers,
+            self._queries,
+            self.clock,
+            shard_id,
+            serve,
+            proxy,
+            header=header,
+            read_through=read_through,
+            claims=claims,
+            timeout_s=self.settings.query_timeout_s if timeout_s is None else timeout_s,
+        )
+
+    # -- starting
+
+    @property
+    def _running(self) -> _Parts:
+        if self._parts is None:
+            raise Unavailable("the consumer is starting")
+        return self._parts
+
+    def not_ready(self) -> str:
+        """Why the member does not serve now; empty if it does."""
+        if self.failure is not None:
+            return f"failed: {self.failure}"
+        if self._phase != "ready":
+            return self._phase
+        state = self._running.state
+        return "" if state.local_member is not None else "this member is not in etcd"
+
+    async def start(self) -> None:
+        """Return once this is a member of its cluster and serves.
+
+        Waits for etcd as long as it takes, and for a member of the same id to go away. Raises what
+        makes that hopeless. Cancellation: call ``stop``.
+        """
+        self._phase = "initializing the application"
+        self._daemons.daemon(self.append_service.run(), name="appends")
+        await self.application.initialize(self)
+        self.server.start_http(self._servers, self._app())
+        self._phase = "connecting to etcd"
+        etcd = await connect_patiently(self._etcd_settings, self.clock)
+        parts = self._parts = self._build(etcd)
+        self._phase = "announcing itself"
+        parts.session = await MemberSession.start(
+            etcd,
+            parts.key_space,
+            parts.state.local_key,
+            self._spec.to_pb().SerializeToString(),
+            self.settings.lease_ttl_s,
+            clock=self.clock,
+        )
+        self._daemons.daemon(parts.session.run(), name="lease")
+        self._daemons.daemon(parts.key_space.watch(etcd), name="watch")
+        parts.allocating = self._daemons.spawn(
+            allocate(etcd, parts.key_space, parts.state, clock=self.clock, pool=self._solver),
+            name="allocate",
+        )
+        self.server.grpc.add_generic_rpc_handlers((parts.shard_api.handler(),))
+        await self.server.start_grpc()
+        self._up = _ShardUp(parts.resolver)
+        REGISTRY.register(self._up)
+        self._phase = "ready"
+        log.info("consumer %s serves at %s", self.process_id, self.server.endpoint)
+
+    def _build(self, etcd: Etcd) -> _Parts:
+        settings = self.settings
+        decoder = consumer_decoder(settings.root, settings.max_hot_standbys)
+        key_space = KeySpace(settings.root, decoder, apply_delay_s=settings.watch_delay_s)
+        local_key = member_key(settings.root, settings.zone, settings.id)
+        state = State(key_space, local_key, is_consistent)
+        context = ShardContext(
+            application=self.application,
+            etcd=etcd,
+            key_space=key_space,
+            client=self.client,
+            clock=self.clock,
+            rng=self._rng,
+            player_pool=self._players,
+            new_publisher=self._new_publisher,
+            scratch_directory=settings.scratch_directory,
+            hints_interval_s=settings.hints_interval_s,
+            stall_timeout_s=settings.stall_timeout_s,
+        )
+
+        def new_shard(item: DecodedKV, assignment: DecodedKV) -> Shard:
+            return Shard(context, item, assignment)
+
+        resolver = Resolver(key_space, state, self._shards, new_shard)
+        shard_api = ShardApi(
+            settings.root,
+            etcd,
+            key_space,
+            state,
+            resolver,
+            self.peers,
+            self._auth,
+        )
+        key_space.observers += [state.observe, resolver.update]
+        return _Parts(etcd, key_space, state, resolver, shard_api)
+
+    def _new_publisher(self, appends: AppendService) -> Publisher:
+        # Never the producer of an earlier promotion: its acknowledgements may still be on their way.
+        producer = new_producer_id(random.SystemRandom())
+        return Publisher(appends, producer=producer, clock=MessageClock())
+
+    def _app(self) -> Starlette:
+        routes: list[HttpRoute] = list(self._routes)
+        if not self._private_diagnostics:
+            routes = [*diagnostic_routes(self.not_ready), *routes]
+        routes += json_routes(
+            self.settings.allow_origins, lambda: self._running.shard_api, self._auth
+        )
+        return Starlette(routes=routes)
+
+    # -- stopping
+
+    def stop_soon(self) -> None:
+        """Ask for a graceful stop; asking again ends the wait for others to take over."""
+        (self._hurried if self.stopping.is_set() else self.stopping).set()
+
+    def fail(self, error: BaseException) -> None:
+        """The member is broken: ``wait`` returns, and what remains is to stop. The first error stays."""
+        if self.failure is None:
+            self.failure = error
+        self._failed.set()
+
+    async def wait(self) -> None:
+        """Return when a stop was asked for, or the member is broken."""
+        await first_of(self.stopping, self._failed)
+
+    async def stop(self) -> None:
+        """Leave, stage by stage; each is bounded, and follows whether or not the one before succeeded.
+
+        1. *Drain*: say in etcd that we are exiting, and go on until others have our shards. Skipped if
+           the member is broken.
+        2. *Finish*: stop local shards, refuse new calls, let accepted ones end.
+        3. *Release* the lease.
+        4. *Cancel* what is left.
+
+        Raises what had broken the member, or else the first error of a stage, when all is done.
+        """
+        self.stopping.set()
+        first: GazetteError | None = None
+        for name, stage in (
+            ("draining", self._drain),
+            ("finishing", self._finish),
+            ("releasing its lease", self._release),
+            ("cancelling", self._cancel),
+        ):
+            self._phase = name
+            log.info("consumer %s is %s", self.process_id, name)
+            try:
+                await stage()
+            except GazetteError as error:
+                log.error("consumer %s, while %s: %s", self.process_id, name, error)  # noqa: TRY400
+                first = first or error
+        self._phase = "stopped"
+        if self.failure is not None:
+            raise self.failure
+        if first is not None:
+            raise first
+
+    async def _drain(self) -> None:
+        parts = self._parts
+        if self.failure is not None or parts is None or parts.allocating is None:
+            return
+        assert parts.session is not None
+        exiting = replace(self._spec, exiting=True).to_pb().SerializeToString()
+        reason = ""
+        async with TaskScope("drain") as scope:
+            scope.spawn(parts.session.set_exiting(exiting), name="announce")
+            patience = scope.spawn(
+                patience_ends(
+                    self.clock,
+                    parts.state,
+                    alone_timeout_s=self.settings.drain_timeout_s,
+                    timeout_s=self.settings.drain_timeout_max_s,
+                ),
+                name="patience",
+            )
+            ended = scope.spawn(first_of(self._hurried, self._failed), name="ended")
+            waits: set[asyncio.Task[Any]] = {parts.allocating, patience, ended}
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if patience.done() and not patience.cancelled():
+                reason = patience.result()
+            scope.cancel()
+        if not parts.allocating.done() and self.failure is None:
+            log.warning(
+                "consumer %s leaves with %d shards: %s",
+                self.process_id,
+                parts.state.local_count,
+                reason or "it was asked to hurry",
+            )
+
+    async def _finish(self) -> None:
+        parts, settings = self._parts, self.settings
+        if parts is not None:
+            parts.resolver.stop_serving()
+        await self.server.stop(
+            _HURRIED_GRACE_S if self._hurried.is_set() else settings.graceful_stop_s
+        )
+        if parts is not None:
+            await parts.resolver.wait_stopped(2 * settings.graceful_stop_s)
+
+    async def _release(self) -> None:
+        if self._parts is not None and self._parts.session is not None:
+            await self._parts.session.close()
+
+    async def _cancel(self) -> None:
+        try:
+            await self.append_service.close()
+            for scope in (self._daemons, self._shards, self._servers):
+                await scope.stop(_CANCEL_S)
+        finally:
+            if self._up is not None:
+                REGISTRY.unregister(self._up)
+                self._up = None
+            await self.peers.close()
+            await self.client.close()
+            for pool in (self._queries, self._players, self._solver):
+                pool.close()
+            if self._parts is not None:
+                await self._parts.etcd.close()
+
+    async def crash(self) -> None:
+        """End as if the process was killed: nothing is handed over or released (for tests)."""
+        self._phase = "crashed"
+        self.stopping.set()
+        self._daemons.cancel()
+        if self._parts is not None:
+            self._parts.resolver.stop_serving()
+        await self.server.stop(0)
+        await self._cancel()
+
+
+class _ShardUp(Collector):
+    """``gazette_shard_up``: 1 for each shard that this member holds, by its status."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "gazette_shard_up", "Shards of this member.", labels=["shard", "status"]
+        )
+        for shard_id, shard in list(self._resolver.local_shards.items()):
+            family.add_metric([shard_id, shard.assignment.decoded.value.code.name], 1.0)
+        yield family

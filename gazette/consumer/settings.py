@@ -1,0 +1,47 @@
+"""Every limit and choice that a consumer member has, as one frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gazette.errors import Invalid
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """Times in seconds. Flags, environment names and defaults are in ``runconsumer/flags.py``."""
+
+    zone: str = "local"
+    id: str = "local-consumer"
+    root: str = "/gazette/consumers/application"
+    """etcd prefix of the application's members, without a trailing slash."""
+    shard_limit: int = 32
+    max_hot_standbys: int = 3
+    lease_ttl_s: float = 20.0
+    watch_delay_s: float = 0.03
+    allow_origins: tuple[str, ...] = ()
+
+    scratch_directory: Path | None = None
+    """Where shards' files are while they run; None: the directory for temporary files."""
+    hints_interval_s: float = 300.0
+    stall_timeout_s: float = 60.0
+    """How long play-back may get no bytes before the shard fails, with the reason."""
+    query_timeout_s: float = 60.0
+    """How long a query waits for a shard: it has to outlast a fail-over, so more than the lease."""
+    query_threads: int = 8
+    player_threads: int = 4
+
+    graceful_stop_s: float = 15.0
+    drain_timeout_s: float = 10.0
+    """How long to wait for a hand-off when no other member could take over."""
+    drain_timeout_max_s: float = 3_600.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.shard_limit <= 1 << 17:
+            raise Invalid(
+                f"invalid limit ({self.shard_limit}; expected 0 <= limit <= 131072)",
+                path="consumer.limit",
+            )
+        if self.max_hot_standbys < 0:
+            raise Invalid("invalid max-hot-standbys", path="consumer.max-hot-standbys")

@@ -1,0 +1,140 @@
+"""The settings of a consumer process: flags, and what they are for its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gazette.client.channel import TlsSettings
+from gazette.config import duration, setting
+from gazette.consumer.settings import ConsumerSettings
+from gazette.errors import Invalid
+from gazette.http_server import TlsFiles
+from gazette.server import ServerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFlags:
+    """Flags without a group."""
+
+    workers: int = setting(
+        1, "processes to run, each a member with its own id and ports", env="GAZETTE_WORKERS"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerFlags:
+    """Group ``consumer``. The first block is named as in the original; the second is ours."""
+
+    zone: str = setting("local", "failure zone of this process")
+    id: str = setting("", "member id, unique in its zone (empty: two random words)")
+    host: str = setting("", "host that is advertised (empty: the name of this machine)")
+    port: str = setting("", "gRPC port, or unix:///path (empty: a free one)")
+    server_cert_file: str = setting("", "certificate to serve TLS with (PEM)")
+    server_cert_key_file: str = setting("", "key of that certificate (PEM)")
+    server_ca_file: str = setting("", "CA that callers' certificates must be of (PEM)")
+    peer_cert_file: str = setting("", "certificate to present to other members (PEM)")
+    peer_cert_key_file: str = setting("", "key of that certificate (PEM)")
+    peer_ca_file: str = setting("", "CA to verify other members with (PEM)")
+    max_grpc_recv_size: int = setting(4_194_304, "largest gRPC message that is accepted, in bytes")
+    allow_origin: tuple[str, ...] = setting((), "origin for CORS headers on /v1/; may be repeated")
+    limit: int = setting(32, "most shards (replicas of them) that this process serves")
+    max_hot_standbys: int = setting(3, "upper bound of any shard's hot standbys")
+    watch_delay: float = duration("30ms", "how long changes in etcd are collected before use")
+    auth_keys: str = setting(
+        "", "base64 keys, comma separated: first signs, all verify", secret=True
+    )
+
+    http_port: str = setting("", "HTTP port, or unix:///path (empty: the gRPC port plus one)")
+    bind_host: str = setting("", "address to listen on (empty: all)")
+    scratch_dir: Path | None = setting(
+        None, "where shards keep files while they run (empty: the temporary directory)"
+    )
+    hints_interval: float = duration("5m", "how often recovery hints are stored")
+    stall_timeout: float = duration("60s", "how long play-back may get no bytes before it fails")
+    query_timeout: float = duration("60s", "how long a query waits for a shard's primary")
+    drain_timeout: float = duration(
+        "10s", "at exit, how long to wait for a hand-off when no other member could take over"
+    )
+    drain_timeout_max: float = duration("1h", "at exit, how long to wait for a hand-off at all")
+    graceful_stop: float = duration("15s", "at exit, how long accepted calls may take to end")
+
+    def settings(self, process_id: str, root: str, lease_ttl_s: float) -> ConsumerSettings:
+        """Raises ``Invalid``."""
+        if self.scratch_dir is not None and not self.scratch_dir.is_dir():
+            raise Invalid(
+                f"{self.scratch_dir} is not a directory",
+                path="consumer.scratch-dir",
+                hint=f"Create it: mkdir -p {self.scratch_dir}",
+            )
+        return ConsumerSettings(
+            zone=self.zone,
+            id=process_id,
+            root=root,
+            shard_limit=self.limit,
+            max_hot_standbys=self.max_hot_standbys,
+            lease_ttl_s=lease_ttl_s,
+            watch_delay_s=self.watch_delay,
+            allow_origins=self.allow_origin,
+            scratch_directory=self.scratch_dir,
+            hints_interval_s=self.hints_interval,
+            stall_timeout_s=self.stall_timeout,
+            query_timeout_s=self.query_timeout,
+            graceful_stop_s=self.graceful_stop,
+            drain_timeout_s=self.drain_timeout,
+            drain_timeout_max_s=self.drain_timeout_max,
+        )
+
+    def server_settings(self, default_host: str) -> ServerSettings:
+        """Raises ``Invalid``."""
+        return ServerSettings(
+            host=self.host or default_host,
+            port=self.port,
+            http_port=self.http_port,
+            bind_host=self.bind_host,
+            tls=self._tls_files(),
+            max_recv_bytes=self.max_grpc_recv_size,
+            graceful_stop_s=self.graceful_stop,
+        )
+
+    def _tls_files(self) -> TlsFiles | None:
+        if bool(self.server_cert_file) != bool(self.server_cert_key_file):
+            raise Invalid("server-cert-file and server-cert-key-file go together", path="consumer")
+        if not self.server_cert_file:
+            if self.server_ca_file:
+                raise Invalid("server-ca-file needs server-cert-file", path="consumer")
+            return None
+        return TlsFiles(self.server_cert_file, self.server_cert_key_file, self.server_ca_file)
+
+    def peer_tls(self) -> TlsSettings | None:
+        files = (self.peer_ca_file, self.peer_cert_file, self.peer_cert_key_file)
+        if not any(files):
+            return None
+        ca, cert, key = (Path(one) if one else None for one in files)
+        return TlsSettings(ca_file=ca, cert_file=cert, key_file=key)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerClientFlags:
+    """Group ``broker``: how to reach the brokers."""
+
+    address: str = setting("http://localhost:8080", "endpoint of a broker, or of a balancer")
+    cert_file: str = setting("", "client certificate for brokers (PEM)")
+    cert_key_file: str = setting("", "key of the client certificate (PEM)")
+    trusted_ca_file: str = setting("", "certificates to verify brokers with (PEM)")
+    auth_keys: str = setting("", "base64 keys to sign tokens for brokers with", secret=True)
+    auth_token: str = setting("", "a token for brokers, used as it is", secret=True)
+    cache_size: int = setting(
+        1024, "how many routes are remembered; 0: always by way of the address", name="cache.size"
+    )
+    cache_ttl: float = duration("1m", "how long a route is remembered", name="cache.ttl")
+    file_root: Path | None = setting(
+        None, "directory of file:// stores, to read fragments without a broker"
+    )
+
+    def tls(self) -> TlsSettings | None:
+        files = (self.trusted_ca_file, self.cert_file, self.cert_key_file)
+        if not any(files):
+            return None
+        ca, cert, key = (Path(one) if one else None for one in files)
+        return TlsSettings(ca_file=ca, cert_file=cert, key_file=key)

@@ -1,0 +1,229 @@
+"""``runconsumer.main``: from an `Application` to a running process, and to its exit code.
+
+Exit codes: 0 stopped as asked; 1 it broke (the log says why); 2 the configuration is wrong. Signals:
+SIGTERM and SIGINT stop it gracefully, a second one ends the wait for other members to take over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import re
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NoReturn
+
+from starlette.applications import Starlette
+
+from gazette import log_setup, supervisor
+from gazette.auth import KeyedAuth, NoAuth, Signer, StaticToken
+from gazette.client.client import Client
+from gazette.client.fragment_reader import FragmentAccess
+from gazette.clock import Clock, SystemClock
+from gazette.config import Loaded, Schema, exit_with
+from gazette.consumer.application import Application
+from gazette.consumer.service import ConsumerService
+from gazette.diagnostics import diagnostic_routes
+from gazette.errors import GazetteError, Invalid
+from gazette.flags import DebugFlags, EtcdFlags, LogFlags
+from gazette.http_server import HttpServer, bind_tcp
+from gazette.names import two_words
+from gazette.runconsumer.flags import BrokerClientFlags, ConsumerFlags, ProcessFlags
+from gazette.server import Server
+from gazette.tasks import TaskScope
+
+log = logging.getLogger(__name__)
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+PREFIX_DEFAULT: Final = "/gazette/consumers/"
+_PORTS_PER_WORKER: Final = 2
+_STOP_S: Final = 15.0
+
+USAGE: Final = """usage: {program} [serve | print-config] [FLAGS]
+
+  serve          run the application (the default)
+  print-config   print the effective configuration
+
+`{program} serve --help` lists the flags.
+"""
+
+
+def schema(application: Application[Any], program: str) -> Schema:
+    return Schema(
+        program,
+        {
+            "": ProcessFlags,
+            "consumer": ConsumerFlags,
+            "broker": BrokerClientFlags,
+            "etcd": EtcdFlags,
+            "log": LogFlags,
+            "debug": DebugFlags,
+            **application.config_groups,
+        },
+        file_stem="gazette",
+    )
+
+
+def main(application: Application[Any]) -> NoReturn:
+    """Run an application until it is told to stop, and leave the process.
+
+    The command line is ``[serve] FLAGS`` or ``print-config FLAGS``; settings come from flags, the
+    environment, ``gazette.ini`` or ``gazette.yaml``, and defaults, in this order.
+    """
+    sys.exit(run(application, sys.argv[1:], os.environ))
+
+
+def run(application: Application[Any], argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """``main``, with its exit code as a result."""
+    program = os.path.basename(sys.argv[0]) or type(application).__name__
+    command, rest = "serve", list(argv)
+    if rest and not rest[0].startswith("-"):
+        command = rest.pop(0)
+    if command not in ("serve", "print-config"):
+        sys.stderr.write(f"{program}: unknown command {command}\n\n{USAGE.format(program=program)}")
+        return 2
+    options = schema(application, f"{program} {command}")
+    try:
+        loaded = options.load(rest, environ)
+        if command == "print-config":
+            sys.stdout.write(options.render_ini(loaded))
+            return EXIT_OK
+        log_flags = loaded.group(LogFlags)
+        log_setup.setup(log_flags.level, log_flags.format)
+        supervisor.die_with_parent(environ)
+        workers = loaded.group(ProcessFlags).workers
+        if workers < 1:
+            raise Invalid(f"invalid workers ({workers}; expected >= 1)", path="--workers")
+        if workers > 1:
+            return asyncio.run(_supervise(loaded, rest, environ, workers))
+        return asyncio.run(_serve_one(application, loaded))
+    except Invalid as error:
+        return exit_with(error, sys.stderr)
+    except GazetteError as error:
+        log.critical("%s: %s. %s", program, error, error.hint)
+        return EXIT_FAILED
+
+
+async def _supervise(
+    loaded: Loaded, argv: Sequence[str], environ: Mapping[str, str], count: int
+) -> int:
+    flags, debug = loaded.group(ConsumerFlags), loaded.group(DebugFlags)
+    first_id = flags.id or two_words(random.SystemRandom())
+    workers: list[supervisor.Worker] = []
+    for index in range(count):
+        name = f"{first_id}-{index}"
+        arguments = [*argv, "--workers=1", f"--consumer.id={name}"]
+        for flag, port, stride in (
+            ("consumer.port", flags.port, _PORTS_PER_WORKER),
+            ("consumer.http-port", flags.http_port, _PORTS_PER_WORKER),
+            ("debug.port", debug.port, 1),
+        ):
+            if port:
+                shifted = supervisor.shifted_port(port, index, stride=stride)
+                arguments.append(f"--{flag}={shifted}")
+        workers.append(supervisor.Worker(name, [*supervisor.this_program(), "serve", *arguments]))
+    return await supervisor.Supervisor(SystemClock(), workers, environ).run()
+
+
+def root_of(application: Application[Any], loaded: Loaded) -> str:
+    """The etcd prefix: as configured, else one that is the application's own."""
+    prefix = loaded.group(EtcdFlags).prefix
+    if loaded.sources.get("etcd.prefix") != "default" and prefix:
+        return prefix
+    kind = type(application)
+    module = kind.__module__ if kind.__module__ != "__main__" else "main"
+    name = re.sub(r"[^A-Za-z0-9_.\-]", "-", f"{module}.{kind.__qualname__}")
+    return f"{PREFIX_DEFAULT}{name}"
+
+
+def broker_client(flags: BrokerClientFlags, zone: str, clock: Clock) -> Client:
+    """A client of the brokers. Raises ``Invalid``."""
+    signer: Signer = NoAuth()
+    if flags.auth_token:
+        signer = StaticToken(flags.auth_token)
+    elif flags.auth_keys:
+        signer = KeyedAuth.parse(clock, flags.auth_keys)
+    return Client(
+        flags.address,
+        zone=zone,
+        tls=flags.tls(),
+        signer=signer,
+        route_cache_size=flags.cache_size,
+        route_ttl_s=flags.cache_ttl,
+        fragments=FragmentAccess(file_root=flags.file_root),
+        clock=clock,
+    )
+
+
+def build(application: Application[Any], loaded: Loaded, clock: Clock) -> ConsumerService:
+    """The service of a configuration, its ports taken. Call it on the event loop. Raises ``Invalid``
+    and ``Unavailable`` (a port is in use)."""
+    flags, etcd = loaded.group(ConsumerFlags), loaded.group(EtcdFlags)
+    rng = random.Random()
+    settings = flags.settings(
+        flags.id or two_words(random.SystemRandom()), root_of(application, loaded), etcd.lease
+    )
+    # A query has to outlast the lease of a primary that is gone.
+    settings = replace(settings, query_timeout_s=max(settings.query_timeout_s, 2 * etcd.lease))
+    auth = KeyedAuth.parse(clock, flags.auth_keys) if flags.auth_keys else NoAuth()
+    client = broker_client(loaded.group(BrokerClientFlags), flags.zone, clock)
+    server = Server(clock, flags.server_settings(socket.gethostname()))
+    server.bind()
+    return ConsumerService(
+        application,
+        clock,
+        rng,
+        server,
+        etcd.settings(),
+        settings,
+        client,
+        auth=auth,
+        peer_tls=flags.peer_tls(),
+        config={name: loaded.groups[name] for name in application.config_groups},
+        private_diagnostics=loaded.group(DebugFlags).private,
+    )
+
+
+async def _serve_one(application: Application[Any], loaded: Loaded) -> int:
+    service = build(application, loaded, SystemClock())
+    loop = asyncio.get_running_loop()
+    scope = TaskScope("consumer", on_failure=service.fail)
+    starting = scope.spawn(service.start(), name="start")
+
+    def on_signal() -> None:
+        service.stop_soon()
+        starting.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    debug: HttpServer | None = None
+    try:
+        debug = _start_debug(loaded.group(DebugFlags).port, service, scope)
+        await asyncio.wait({starting})
+        if not starting.cancelled():
+            await service.wait()
+    finally:
+        try:
+            await service.stop()
+        finally:
+            if debug is not None:
+                await debug.stop(1.0)
+            await scope.stop(_STOP_S)
+    return EXIT_OK
+
+
+def _start_debug(port: str, service: ConsumerService, scope: TaskScope) -> HttpServer | None:
+    if not port:
+        return None
+    if not port.isdigit():
+        raise Invalid(f'invalid port "{port}"', path="--debug.port")
+    routes = diagnostic_routes(service.not_ready)
+    server = HttpServer(bind_tcp("", int(port)), Starlette(routes=routes), tls=None)
+    server.start(scope)
+    return server

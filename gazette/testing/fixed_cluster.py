@@ -1,0 +1,292 @@
+"""Brokers of one process whose routes are what a test says: real key spaces, resolvers, replicas and gRPC,
+but no etcd, lease or allocator.
+
+For tests of replication, which must decide who is a journal's primary, who knows so already, and which
+broker is gone; `testing/broker.py` has the brokers for everything else.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self, cast
+
+import grpc
+import grpc.aio
+
+from gazette.allocator.model import assignment_key, item_key, member_key
+from gazette.allocator.state import State
+from gazette.auth import NoAuth
+from gazette.blobs.blob_stores import BlobSettings, BlobStores
+from gazette.broker.append_api import AppendApi
+from gazette.broker.append_wire import decode_append, decode_replicate
+from gazette.broker.context import BrokerContext, Pools
+from gazette.broker.key_space import broker_decoder, is_consistent
+from gazette.broker.replica import Replica
+from gazette.broker.replicate_api import ReplicateApi
+from gazette.broker.resolver import Resolver
+from gazette.broker.settings import BrokerSettings
+from gazette.client.channel import Channels, ChannelSettings
+from gazette.clock import Clock, SystemClock
+from gazette.errors import Unavailable
+from gazette.etcd import Etcd
+from gazette.etcd_values import (
+    Compare,
+    KeyValue,
+    Operation,
+    PutOp,
+    PutResult,
+    RangeResult,
+    ResponseHeader,
+    Target,
+    TxnResult,
+    WatchEvent,
+    WatchResponse,
+)
+from gazette.fragment.persister import Persister
+from gazette.keyspace.key_space import KeySpace
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.process import BrokerSpec
+from gazette.server import grpc_options
+from gazette.tasks import BlockingPool, TaskScope
+
+ROOT = "/fixed/cluster"
+
+
+class MemoryEtcd:
+    """As much of an etcd as replication uses: puts, deletes and transactions on ``mod_revision``.
+
+    Every change is given to ``watchers`` at once, as one response.
+    """
+
+    def __init__(self) -> None:
+        self.revision = 1
+        self.kvs: dict[bytes, KeyValue] = {}
+        self.watchers: list[Any] = []
+        self.transactions: list[bool] = []
+        """Whether each transaction so far succeeded."""
+
+    def header(self) -> ResponseHeader:
+        return ResponseHeader(cluster_id=11, member_id=22, revision=self.revision, raft_term=33)
+
+    async def range(self, prefix: str, *, revision: int = 0) -> RangeResult:
+        del revision
+        kvs = tuple(self.kvs[key] for key in sorted(self.kvs) if key.startswith(prefix.encode()))
+        return RangeResult(self.header(), kvs, len(kvs))
+
+    def change(self, puts: dict[str, bytes], deletes: Sequence[str] = ()) -> int:
+        """Change several keys in one revision, which is returned."""
+        self.revision += 1
+        events = []
+        for name in deletes:
+            gone = self.kvs.pop(name.encode())
+            kv = KeyValue(gone.key, b"", gone.create_revision, self.revision, 0)
+            events.append(WatchEvent(kv, deleted=True))
+        for name, value in puts.items():
+            key = name.encode()
+            was = self.kvs.get(key)
+            created, version = (self.revision, 1)
+            if was is not None:
+                created, version = was.create_revision, was.version + 1
+            kv = self.kvs[key] = KeyValue(key, value, created, self.revision, version)
+            events.append(WatchEvent(kv))
+        for watcher in self.watchers:
+            watcher(WatchResponse(self.header(), tuple(events)))
+        return self.revision
+
+    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation]) -> TxnResult:
+        holds = all(self._holds(compare) for compare in compares)
+        self.transactions.append(holds)
+        if holds:
+            self.change({op.key.decode(): op.value for op in success if isinstance(op, PutOp)})
+        return TxnResult(self.header(), holds, (PutResult(self.header()),) * len(success))
+
+    def _holds(self, compare: Compare) -> bool:
+        assert compare.target is Target.MOD_REVISION
+        kv = self.kvs.get(compare.key)
+        return (0 if kv is None else kv.mod_revision) == compare.operand
+
+
+class FixedBroker:
+    """One broker: ``context`` has its parts. Serves Append and Replicate at ``endpoint``."""
+
+    def __init__(
+        self, etcd: MemoryEtcd, name: str, clock: Clock, files: Path, settings: BrokerSettings
+    ) -> None:
+        self.id = ProcessId(settings.zone, name)
+        self.server = grpc.aio.server(options=grpc_options(16 << 20))
+        self.endpoint = f"http://127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.scope = TaskScope(f"broker {name}")
+        self.lagging: list[WatchResponse] | None = None
+        """Set to a list, what the broker's key space would have been told is kept there instead."""
+        self._etcd = etcd
+        auth = NoAuth()
+        pools = Pools(BlockingPool("spools", 2), BlockingPool("blobs", 2))
+        key_space = KeySpace(ROOT, broker_decoder(ROOT, settings.max_replication))
+        state = State(key_space, member_key(ROOT, *_parts(self.id)), is_consistent)
+        blob_stores = BlobStores(BlobSettings(file_root=files), clock, pools.blobs)
+
+        def spec_of(journal: str) -> JournalSpec | None:
+            item = state.item(journal)
+            return None if item is None else item.decoded.value.spec
+
+        channels = ChannelSettings(backoff_min_s=0.01, keepalive_s=1.0, keepalive_timeout_s=1.0)
+        self.context = BrokerContext(
+            clock=clock,
+            rng=random.Random(name),
+            settings=settings,
+            etcd=cast("Etcd", etcd),
+            key_space=key_space,
+            state=state,
+            resolver=Resolver(
+                key_space,
+                state,
+                self.scope,
+                new_replica=lambda journal: self.new_replica(journal),
+                open_store=blob_stores.get,
+            ),
+            blob_stores=blob_stores,
+            persister=Persister(blob_stores, spec_of, clock, rng=random.Random(name)),
+            peers=Channels(settings.zone, signer=auth, settings=channels),
+            signer=auth,
+            verifier=auth,
+            pools=pools,
+            scope=self.scope,
+        )
+        key_space.observers += [state.observe, self.context.resolver.update]
+
+    def new_replica(self, journal: str) -> Replica:
+        return Replica(journal, self.context)
+
+    def replica(self, journal: str) -> Replica:
+        """The replica that this broker's resolver holds now."""
+        return self.context.resolver._held[journal].replica
+
+    async def start(self) -> None:
+        append, replicate = AppendApi(self.context), ReplicateApi(self.context)
+        handlers: dict[str, Any] = {
+            "Append": grpc.stream_unary_rpc_method_handler(
+                append.append, decode_append, broker_pb2.AppendResponse.SerializeToString
+            ),
+            "Replicate": grpc.stream_stream_rpc_method_handler(
+                replicate.replicate,
+                decode_replicate,
+                broker_pb2.ReplicateResponse.SerializeToString,
+            ),
+        }
+        handler = grpc.method_handlers_generic_handler("protocol.Journal", handlers)
+        self.server.add_generic_rpc_handlers((handler,))
+        await self.server.start()
+        await self.context.key_space.load(self.context.etcd)
+        self._etcd.watchers.append(self._on_change)
+        self.scope.daemon(self.context.blob_stores.run_health(), name="health")
+
+    def _on_change(self, response: WatchResponse) -> None:
+        if self.lagging is not None:
+            self.lagging.append(response)
+        else:
+            self.context.key_space.apply([response])
+
+    def catch_up(self) -> None:
+        """Learn what was kept back while ``lagging``."""
+        responses, self.lagging = self.lagging, None
+        if responses:
+            self.context.key_space.apply(responses)
+
+    async def stop(self) -> None:
+        """Take it down at once. Nothing is drained."""
+        if self._on_change in self._etcd.watchers:
+            self._etcd.watchers.remove(self._on_change)
+        await self.server.stop(0)
+        await self.scope.stop()
+        with suppress(Unavailable):
+            await self.context.persister.finish(0)
+        await self.context.peers.close()
+        self.context.pools.close()
+        if self.scope.failure is not None:
+            raise self.scope.failure
+
+
+class FixedCluster:
+    """Brokers ``a``, ``b``, ``c`` … and the keys that they share::
+
+    async with await FixedCluster.start(3, tmp_path) as cluster:
+        cluster.create(spec, "b", "a")     # primary first
+        await cluster["b"]…
+    """
+
+    def __init__(self, etcd: MemoryEtcd, brokers: dict[str, FixedBroker]) -> None:
+        self.etcd = etcd
+        self.brokers = brokers
+
+    @classmethod
+    async def start(
+        cls, count: int, tmp_path: Path, *, clock: Clock | None = None, **settings: Any
+    ) -> Self:
+        etcd = MemoryEtcd()
+        files = tmp_path / "root"
+        (files / "fragments").mkdir(parents=True, exist_ok=True)
+        clock = SystemClock() if clock is None else clock
+        brokers = {}
+        for name in "abcdefgh"[:count]:
+            chosen = BrokerSettings(zone="zone", id=f"broker-{name}", root=ROOT, **settings)
+            brokers[name] = FixedBroker(etcd, f"broker-{name}", clock, files, chosen)
+        for broker in brokers.values():
+            spec = BrokerSpec(broker.id, broker.endpoint, 1024).to_pb()
+            etcd.change({member_key(ROOT, *_parts(broker.id)): spec.SerializeToString()})
+        for broker in brokers.values():
+            await broker.start()
+        return cls(etcd, brokers)
+
+    def __getitem__(self, name: str) -> FixedBroker:
+        return self.brokers[name]
+
+    def put_spec(self, spec: JournalSpec) -> int:
+        return self.etcd.change({item_key(ROOT, spec.name): spec.to_pb().SerializeToString()})
+
+    def create(self, spec: JournalSpec, *names: str) -> int:
+        """Make a journal, and assign it to those brokers: the first is its primary."""
+        self.put_spec(spec)
+        return self.assign(spec.name, *names)
+
+    def assign(self, journal: str, *names: str) -> int:
+        """Assign the journal anew, in one revision. Assignments that stay keep their value."""
+        prefix = f"{ROOT}/assign/{journal}#"
+        before = {key.decode() for key in self.etcd.kvs if key.startswith(prefix.encode())}
+        after = {
+            assignment_key(ROOT, journal, *_parts(self.brokers[name].id), slot): b""
+            for slot, name in enumerate(names)
+        }
+        puts = {key: value for key, value in after.items() if key not in before}
+        return self.etcd.change(puts, sorted(before - set(after)))
+
+    def forget(self, name: str) -> None:
+        """Remove a broker's member key, as its expired lease would."""
+        self.etcd.change({}, [member_key(ROOT, *_parts(self.brokers[name].id))])
+
+    def consistent(self, journal: str) -> bool:
+        """Whether the primary has advertised all of the present assignments."""
+        state = next(iter(self.brokers.values())).context.state
+        item, assignments = state.item(journal), state.assignments_of(journal)
+        return item is not None and is_consistent(item, assignments[0], assignments)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        first: BaseException | None = None
+        for broker in self.brokers.values():
+            try:
+                await broker.stop()
+            except Exception as error:  # noqa: BLE001 - all of them are stopped, then one is raised
+                first = first or error
+        if first is not None and exc_info[0] is None:
+            raise first
+
+
+def _parts(process_id: ProcessId) -> tuple[str, str]:
+    return process_id.zone, process_id.suffix

@@ -1,0 +1,547 @@
+"""Pipelines, to real and to scripted peers, over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.message import DecodeError
+
+from gazette.auth import NoAuth
+from gazette.broker.append_wire import (
+    ReplicateContent,
+    decode_append,
+    decode_replicate,
+    replicate_content,
+)
+from gazette.broker.context import BrokerContext, Pools
+from gazette.broker.peer_stream import OUTBOX_BYTES_MAX
+from gazette.broker.pipeline import Pipeline, open_pipeline
+from gazette.broker.settings import BrokerSettings
+from gazette.client.channel import Channels
+from gazette.clock import SystemClock
+from gazette.errors import Broken, Unavailable
+from gazette.fragment.completed_spool import CompletedSpool
+from gazette.fragment.local_file import LocalFragment
+from gazette.fragment.spool_file import Spool
+from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.route import EtcdHeader, Header, Route
+from gazette.protocol.status import Status
+from gazette.tasks import BlockingPool, TaskScope
+from gazette.testing.broker import journal_spec
+from gazette.testing.fixed_cluster import FixedCluster
+
+JOURNAL = "a/journal"
+ETCD = EtcdHeader(11, 22, 33, 44)
+OK = broker_pb2.ReplicateResponse()
+
+
+class ScriptedPeer:
+    """A server whose Replicate call records what it receives, and answers when it is told to."""
+
+    def __init__(self, name: str) -> None:
+        self.id = ProcessId("zone", f"peer-{name}")
+        self.received: asyncio.Queue[Any] = asyncio.Queue()
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self.ended = asyncio.Event()
+        """The primary has ended its stream, or it is broken."""
+        self.clean = False
+        self._answers: asyncio.Queue[Any] = asyncio.Queue()
+        self._server = grpc.aio.server()
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._replicate, decode_replicate, broker_pb2.ReplicateResponse.SerializeToString
+        )
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("protocol.Journal", {"Replicate": handler}),)
+        )
+        self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(0)
+
+    def answer(self, *answers: Any) -> None:
+        """Send responses; None ends the stream, a code aborts it."""
+        for answer in answers:
+            self._answers.put_nowait(answer)
+
+    async def _replicate(self, requests: AsyncIterator[Any], call: Any) -> None:
+        async def receive() -> None:
+            while True:
+                await self.reads.wait()
+                request = await anext(requests, None)
+                if request is None:
+                    self.clean = not call.cancelled()
+                    self.ended.set()
+                    self.answer(None)
+                    return
+                self.received.put_nowait(request)
+
+        try:
+            async with TaskScope("scripted") as scope:
+                scope.spawn(receive(), name="receive")
+                while (answer := await self._answers.get()) is not None:
+                    if isinstance(answer, grpc.StatusCode):
+                        await call.abort(answer, "scripted")
+                    await call.write(answer)
+                scope.cancel()
+        finally:
+            self.ended.set()
+
+
+class Bench:
+    """A primary's side: a context to open pipelines with, a spool, and its peers."""
+
+    def __init__(self, tmp_path: Path, timeout_s: float) -> None:
+        self.scope = TaskScope("bench")
+        self.pools = Pools(BlockingPool("spools", 1), BlockingPool("blobs", 1))
+        self.channels = Channels("zone", signer=NoAuth())
+        self.peers: list[ScriptedPeer] = []
+        self.commits: list[LocalFragment] = []
+        self.completed: list[CompletedSpool] = []
+        clock = SystemClock()
+        absent: Any = None
+        self.context = BrokerContext(
+            clock=clock,
+            rng=random.Random(1),
+            settings=BrokerSettings(peer_timeout_s=timeout_s),
+            etcd=absent,
+            key_space=absent,
+            state=absent,
+            resolver=absent,
+            blob_stores=absent,
+            persister=absent,
+            peers=self.channels,
+            signer=NoAuth(),
+            verifier=NoAuth(),
+            pools=self.pools,
+            scope=self.scope,
+        )
+        self.spool = Spool(
+            JOURNAL, cast("Any", self), clock=clock, pool=self.pools.spools, directory=tmp_path
+        )
+
+    def spool_commit(self, local: LocalFragment) -> None:
+        self.commits.append(local)
+
+    def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None:
+        assert primary
+        self.completed.append(spool)
+
+    async def peer(self, name: str) -> ScriptedPeer:
+        peer = ScriptedPeer(name)
+        await peer.start()
+        self.peers.append(peer)
+        return peer
+
+    def open(self) -> Pipeline:
+        us = ProcessId("zone", "a-primary")
+        members = (us, *(peer.id for peer in self.peers))
+        route = Route(members, 0, ("http://127.0.0.1:1", *(peer.endpoint for peer in self.peers)))
+        return open_pipeline(self.context, Header(us, route, ETCD), JOURNAL, self.spool)
+
+    async def in_step(self) -> Pipeline:
+        """A pipeline that all peers have agreed to."""
+        pipeline = self.open()
+        await pipeline.sync(self.spool.fragment, self.spool.registers, opening=True)
+        for peer in self.peers:
+            peer.answer(OK)
+            await peer.received.get()
+        async with pipeline.take_turn():
+            answers, error = await pipeline.gather_sync()
+        assert error is None
+        assert {answer.status for answer in answers} <= {Status.OK}
+        return pipeline
+
+    async def append(self, pipeline: Pipeline, content: bytes) -> Fragment:
+        """Send content and its commit."""
+        await pipeline.content(content, 0)
+        proposal = self.spool.next()
+        await pipeline.propose(proposal, EMPTY_LABELS, acknowledge=True)
+        return proposal
+
+    async def stop(self) -> None:
+        for peer in self.peers:
+            await peer.stop()
+        await self.scope.stop()
+        await self.channels.close()
+        self.pools.close()
+        assert self.scope.failure is None
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(tmp_path, timeout_s=10.0)
+    yield bench
+    await bench.stop()
+
+
+@pytest.fixture
+async def hasty(tmp_path: Path) -> AsyncIterator[Bench]:
+    """Gives peers a tenth of a second only."""
+    bench = Bench(tmp_path, timeout_s=0.1)
+    yield bench
+    await bench.stop()
+
+
+async def test_what_replicas_are_sent(bench: Bench) -> None:
+    """The opening proposal is addressed to each peer; content and commit are the same to all."""
+    one, two = await bench.peer("one"), await bench.peer("two")
+    pipeline = bench.open()
+    await pipeline.sync(bench.spool.fragment, bench.spool.registers, opening=True)
+    for peer in (one, two):
+        opening = await peer.received.get()
+        assert ProcessId.from_pb(opening.header.process_id) == peer.id
+        assert Route.from_pb(opening.header.route) == pipeline.route
+        assert EtcdHeader.from_pb(opening.header.etcd) == ETCD
+        assert (opening.deprecated_journal, opening.proposal.journal) == (JOURNAL, JOURNAL)
+        assert opening.acknowledge
+        assert opening.HasField("registers")
+        peer.answer(OK)
+    async with pipeline.take_turn():
+        answers, error = await pipeline.gather_sync()
+    assert error is None
+    assert [(answer.peer, answer.status) for answer in answers] == [
+        (one.id, Status.OK),
+        (two.id, Status.OK),
+    ]
+
+    await pipeline.content(b"hello ", 0)
+    await pipeline.content(b"world", 6)
+    commit = bench.spool.next()
+    await pipeline.propose(commit, LabelSet.of(("a", "b")), acknowledge=True)
+    assert bench.spool.fragment == commit
+    turn = pipeline.take_turn()
+    for peer in (one, two):
+        assert await peer.received.get() == ReplicateContent(b"hello ", 0)
+        assert await peer.received.get() == ReplicateContent(b"world", 6)
+        proposal = await peer.received.get()
+        assert Fragment.from_pb(proposal.proposal) == commit
+        assert proposal.acknowledge
+        assert not proposal.HasField("header")
+        assert not proposal.deprecated_journal
+        peer.answer(OK)
+    async with turn:
+        assert {answer.status for answer in await pipeline.gather_acks()} == {Status.OK}
+
+
+async def test_next_append_streams_while_this_one_waits(bench: Bench) -> None:
+    """Acknowledgements are gathered in the order of appends, whoever asks first."""
+    peer = await bench.peer("one")
+    pipeline = await bench.in_step()
+    order: list[str] = []
+
+    async def gather(name: str, turn: Any) -> None:
+        async with turn:
+            await pipeline.gather_acks()
+            order.append(name)
+
+    turns = {}
+    for name in ("first", "second", "third"):
+        await bench.append(pipeline, name.encode())
+        turns[name] = pipeline.take_turn()
+    async with TaskScope("gather") as scope:
+        for name in ("third", "second", "first"):
+            scope.spawn(gather(name, turns[name]), name=name)
+        for _ in range(6):  # content and commit of each
+            await peer.received.get()
+        assert order == []
+        peer.answer(OK, OK, OK)
+    assert order == ["first", "second", "third"]
+
+
+async def test_missing_acknowledgement_fails_all_that_was_built_on_it(hasty: Bench) -> None:
+    silent, other = await hasty.peer("one"), await hasty.peer("two")
+    pipeline = await hasty.in_step()
+    await hasty.append(pipeline, b"first")
+    first = pipeline.take_turn()
+    await hasty.append(pipeline, b"second")
+    second = pipeline.take_turn()
+    other.answer(OK, OK)
+    with pytest.raises(Unavailable, match=f"peer {silent.id} does not answer"):
+        async with first:
+            await pipeline.gather_acks()
+    with pytest.raises(Unavailable, match="does not answer"):
+        async with second:
+            await pipeline.gather_acks()
+    # Case: both peers are let go, so that they roll back and can serve another pipeline.
+    await silent.ended.wait()
+    await other.ended.wait()
+    with pytest.raises(Unavailable):
+        await pipeline.content(b"third", 0)
+    assert not pipeline.usable(0.0)
+
+
+async def test_refused_commit_breaks_the_pipeline(bench: Bench) -> None:
+    one, two = await bench.peer("one"), await bench.peer("two")
+    pipeline = await bench.in_step()
+    await bench.append(pipeline, b"x")
+    turn = pipeline.take_turn()
+    later = pipeline.take_turn()
+    refusal = broker_pb2.ReplicateResponse(
+        status=broker_pb2.PROPOSAL_MISMATCH,
+        fragment=Fragment(JOURNAL, 0, 0).to_pb(),
+        registers=EMPTY_LABELS.to_pb(),
+    )
+    one.answer(refusal)
+    two.answer(OK)
+    async with turn:
+        answers = await pipeline.gather_acks()
+    assert [answer.status for answer in answers] == [Status.PROPOSAL_MISMATCH]
+    assert answers[0].fragment == Fragment(JOURNAL, 0, 0)
+    with pytest.raises(Broken, match="PROPOSAL_MISMATCH"):
+        async with later:
+            await pipeline.gather_acks()
+
+
+async def test_answer_that_came_before_the_end_still_counts(bench: Bench) -> None:
+    """A peer which knows a newer route says so and closes its stream; another may be down."""
+    one, two = await bench.peer("one"), await bench.peer("two")
+    pipeline = bench.open()
+    await pipeline.sync(bench.spool.fragment, EMPTY_LABELS, opening=True)
+    header = Header(one.id, Route((one.id,), 0), EtcdHeader(11, 22, 99, 44))
+    one.answer(
+        broker_pb2.ReplicateResponse(status=broker_pb2.WRONG_ROUTE, header=header.to_pb()), None
+    )
+    two.answer(grpc.StatusCode.UNAVAILABLE)
+    await one.ended.wait()
+    await two.ended.wait()
+    async with pipeline.take_turn():
+        answers, error = await pipeline.gather_sync()
+    assert isinstance(error, Unavailable)
+    (answer,) = answers
+    assert (answer.status, answer.route, answer.revision) == (
+        Status.WRONG_ROUTE,
+        Route((one.id,), 0),
+        99,
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "text"),
+    [
+        (None, Broken, "unexpected EOF"),
+        (grpc.StatusCode.UNAVAILABLE, Unavailable, "scripted"),
+        (grpc.StatusCode.UNKNOWN, Broken, "scripted"),
+        (broker_pb2.ReplicateResponse(status=7), Broken, "expected Header"),
+    ],
+)
+async def test_failures_of_a_peer(bench: Bench, answer: Any, kind: Any, text: str) -> None:
+    peer = await bench.peer("one")
+    pipeline = bench.open()
+    await pipeline.sync(bench.spool.fragment, EMPTY_LABELS, opening=True)
+    await peer.received.get()
+    peer.answer(answer)
+    async with pipeline.take_turn():
+        answers, error = await pipeline.gather_sync()
+    assert answers == ()
+    assert type(error) is kind
+    assert text in str(error)
+
+
+async def test_peer_that_cannot_be_reached(bench: Bench) -> None:
+    peer = await bench.peer("one")
+    await peer.stop()
+    pipeline = bench.open()
+    await pipeline.sync(bench.spool.fragment, EMPTY_LABELS, opening=True)
+    async with pipeline.take_turn():
+        _, error = await pipeline.gather_sync()
+    assert isinstance(error, Unavailable)
+    assert str(peer.id) in str(error)
+
+
+async def test_peer_that_goes_away_is_noticed_while_idle(bench: Bench) -> None:
+    """So that the next append finds out before it has sent anything."""
+    peer = await bench.peer("one")
+    pipeline = await bench.in_step()
+    assert pipeline.usable(0.0)
+    peer.answer(grpc.StatusCode.UNAVAILABLE)
+    await pipeline._peers[0].wait_end()
+    assert not pipeline.usable(0.0)
+    with pytest.raises(Unavailable):
+        await pipeline.content(b"x", 0)
+
+
+async def test_peer_that_takes_nothing_is_given_up(hasty: Bench) -> None:
+    """What is kept for it is bounded, and so is the wait."""
+    peer = await hasty.peer("one")
+    pipeline = await hasty.in_step()
+    peer.reads.clear()
+    chunk, delta = bytes(1 << 18), 0
+    with pytest.raises(Unavailable, match="takes no content"):
+        while delta < 1 << 30:
+            await pipeline.content(chunk, delta)
+            delta += len(chunk)
+            assert pipeline._peers[0]._outbox_bytes <= OUTBOX_BYTES_MAX + 2 * len(chunk)
+    assert pipeline.failure is not None
+
+
+async def test_pipeline_is_replaced_before_its_tokens_expire(bench: Bench) -> None:
+    await bench.peer("one")
+    pipeline = await bench.in_step()
+    now = bench.context.clock.monotonic()
+    assert pipeline.usable(now + 10 * 3600)
+    assert not pipeline.usable(now + 12 * 3600)
+
+
+async def test_closing_ends_streams_and_releases_the_spool(bench: Bench) -> None:
+    peer = await bench.peer("one")
+    pipeline = await bench.in_step()
+    await bench.append(pipeline, b"committed")
+    turn = pipeline.take_turn()
+    await pipeline.content(b"pending", 0)
+    spool = pipeline.release_spool()
+    assert spool.delta == len(b"pending")
+    closing = bench.scope.spawn(pipeline.close(), name="close")
+    # Case: the peer sees the end at once, but the turn of the append comes first.
+    await peer.received.get()
+    await peer.received.get()
+    await peer.received.get()
+    peer.answer(OK)
+    async with turn:
+        await pipeline.gather_acks()
+    await closing
+    assert peer.clean
+
+
+async def test_peer_that_does_not_end_its_stream_is_cut_off(hasty: Bench) -> None:
+    peer = await hasty.peer("one")
+    pipeline = await hasty.in_step()
+    peer.reads.clear()
+    pipeline.release_spool()
+    await pipeline.close()
+    await peer.ended.wait()
+
+
+async def test_turn_that_is_not_used_breaks_the_pipeline_in_order(bench: Bench) -> None:
+    """The answers that are owed to it would be taken for those of the next append."""
+    peer = await bench.peer("one")
+    pipeline = await bench.in_step()
+    await bench.append(pipeline, b"first")
+    first = pipeline.take_turn()
+    await bench.append(pipeline, b"second")
+    second = pipeline.take_turn()
+    third = pipeline.take_turn()
+
+    async def wait() -> None:
+        async with second:
+            raise AssertionError
+
+    waiting = bench.scope.spawn(wait(), name="second")
+    peer.answer(OK, OK)
+    await peer.received.get()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert pipeline.failure is not None
+    # Case: the third is still behind the first.
+    assert not second.done.done()
+    with pytest.raises(Broken, match="cut short"):
+        async with first:
+            await pipeline.gather_acks()
+    with pytest.raises(Broken, match="cut short"):
+        async with third:
+            await pipeline.gather_acks()
+
+
+async def test_replication_without_peers(bench: Bench) -> None:
+    pipeline = bench.open()
+    await pipeline.sync(bench.spool.fragment, EMPTY_LABELS, opening=True)
+    async with pipeline.take_turn():
+        assert await pipeline.gather_sync() == ((), None)
+    commit = await bench.append(pipeline, b"alone")
+    async with pipeline.take_turn():
+        assert await pipeline.gather_acks() == ()
+    assert bench.commits[-1].fragment == commit
+    pipeline.release_spool()
+    await pipeline.close()
+
+
+async def test_disk_of_the_primary_fails(bench: Bench) -> None:
+    """Content of ours that is out of order stands for it: peers have it, our spool does not."""
+    peer = await bench.peer("one")
+    pipeline = await bench.in_step()
+    with pytest.raises(Exception, match="ContentDelta"):
+        await pipeline.content(b"x", 5)
+    assert await peer.received.get() == ReplicateContent(b"x", 5)
+
+
+async def test_real_replicas_end_up_equal(tmp_path: Path) -> None:
+    """Three brokers, one route: content, roll, roll-back and registers get to all of them."""
+    async with await FixedCluster.start(3, tmp_path) as cluster:
+        spec = journal_spec(JOURNAL, replication=3, codec=Codec.GZIP)
+        cluster.create(spec, "b", "a", "c")
+        replica = cluster["b"].replica(JOURNAL)
+        while not cluster.consistent(JOURNAL):
+            await cluster["b"].context.key_space.next_change()
+        pipeline = await replica.pipeline.take()
+        assert pipeline is not None
+        await pipeline.content(b"never", 0)
+        spool = pipeline.spool
+        await pipeline.propose(spool.fragment, spool.registers, acknowledge=True)
+        await pipeline.content(b"content", 0)
+        registers = LabelSet.of(("kk", "v"))
+        await pipeline.propose(spool.next(), registers, acknowledge=True)
+        rolled = Fragment(JOURNAL, 7, 7, codec=Codec.GZIP)
+        await pipeline.propose(rolled, registers, acknowledge=False)
+        await pipeline.content(b"x", 0)
+        await pipeline.propose(spool.next(), registers, acknowledge=True)
+        for _ in range(3):
+            async with pipeline.take_turn():
+                answers = await pipeline.gather_acks()
+            assert [answer.status for answer in answers] == [Status.OK, Status.OK]
+        expected = spool.fragment
+        await replica.tear_down(pipeline)
+        replica.pipeline.give(None)
+        for broker in cluster.brokers.values():
+            async with broker.replica(JOURNAL).spool.hold() as held:
+                assert (held.fragment, held.registers, held.delta) == (expected, registers, 0)
+        assert expected.begin == 7
+
+
+@pytest.mark.parametrize("delta", [0, 1, 127, 128, 1 << 40])
+@pytest.mark.parametrize("length", [1, 127, 128, 1 << 17])
+def test_content_is_encoded_as_the_generated_code_does(length: int, delta: int) -> None:
+    content = bytes(length)
+    request = broker_pb2.ReplicateRequest(content=content, content_delta=delta)
+    encoded = replicate_content(content, delta)
+    assert encoded == request.SerializeToString()
+    assert decode_replicate(encoded) == ReplicateContent(content, delta)
+    # Case: anything cut off is not taken for content.
+    for cut in range(1, min(len(encoded), 5)):
+        try:
+            decoded = decode_replicate(encoded[:-cut])
+        except DecodeError:
+            continue
+        assert not isinstance(decoded, ReplicateContent) or decoded.delta < delta
+
+
+def test_other_messages_take_the_generated_path() -> None:
+    proposal = broker_pb2.ReplicateRequest(proposal=Fragment(JOURNAL, 0, 0).to_pb())
+    assert decode_replicate(proposal.SerializeToString()) == proposal
+    assert decode_replicate(b"") == broker_pb2.ReplicateRequest()
+    both = broker_pb2.ReplicateRequest(content=b"x", acknowledge=True)
+    assert decode_replicate(both.SerializeToString()) == both
+    opening = broker_pb2.AppendRequest(journal=JOURNAL)
+    assert decode_append(opening.SerializeToString()) == opening
+    assert decode_append(b"") == b""
+    chunk = broker_pb2.AppendRequest(content=b"abc")
+    assert decode_append(chunk.SerializeToString()) == b"abc"
+    odd = broker_pb2.AppendRequest(content=b"abc", offset=3)
+    assert decode_append(odd.SerializeToString()) == odd
+    # Case: an explicit empty content field is no intent by itself, but reads the same.
+    empty = decode_append(b"\x22\x00")
+    assert isinstance(empty, broker_pb2.AppendRequest)
+    assert empty.content == b""

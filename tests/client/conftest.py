@@ -1,0 +1,36 @@
+"""Fixtures of the client's tests: a scripted broker, and a clock that does not make anybody wait."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gazette.client.append_service import AppendService
+from gazette.client.client import Client
+from gazette.testing.instant_clock import InstantClock
+from gazette.testing.stub_broker import StubBroker
+
+
+@pytest.fixture
+def instant() -> InstantClock:
+    return InstantClock()
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[StubBroker]:
+    async with StubBroker() as stub:
+        yield stub
+
+
+@pytest.fixture
+async def client(broker: StubBroker, instant: InstantClock) -> AsyncIterator[Client]:
+    async with Client(broker.endpoint, zone="local", clock=instant) as client:
+        yield client
+
+
+@pytest.fixture
+async def service(client: Client) -> AsyncIterator[AppendService]:
+    service = AppendService(client)
+    yield service
+    await service.close()

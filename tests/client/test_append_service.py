@@ -1,0 +1,762 @@
+"""The append service against a real, scripted broker: order, dependencies, retries, failure."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gazette.client.append_service import AppendService, AppendServiceSettings, is_terminal
+from gazette.client.appender import AppendParams
+from gazette.client.client import Client
+from gazette.client.rpc_errors import status_error
+from gazette.errors import (
+    Broken,
+    Bug,
+    Closed,
+    Conflict,
+    Corrupt,
+    Fenced,
+    Invalid,
+    NotAllowed,
+    NotFound,
+    Unavailable,
+)
+from gazette.protocol.label_set import LabelSelector, LabelSet
+from gazette.protocol.route import Route
+from gazette.protocol.status import Status
+from gazette.tasks import OpFuture, TaskScope, failed, settled
+from gazette.testing.instant_clock import InstantClock, breathe, eventually
+from gazette.testing.stub_broker import Fail, Hold, LoseReply, Reply, StubBroker
+
+A, B, C = (AppendParams(f"journal/{name}") for name in "ABC")
+
+
+def put(service: AppendService, params: AppendParams, content: bytes, *deps: OpFuture) -> OpFuture:
+    with service.start_append(params, deps) as txn:
+        txn.write(content)
+        return txn.release()
+
+
+async def test_an_append_is_committed_and_its_future_tells_where(
+    service: AppendService, broker: StubBroker
+) -> None:
+    broker.journal(A.journal).append(b"before")
+    result = await settled(put(service, A, b"hello"))
+    assert (result.commit.begin, result.commit.end) == (6, 11)
+    assert broker.content_of(A.journal) == b"beforehello"
+    assert service.pending_except("") == frozenset()
+    assert service.backlog_bytes == 0
+
+
+async def test_an_empty_append_is_a_barrier_that_learns_the_head(
+    service: AppendService, broker: StubBroker
+) -> None:
+    broker.journal(A.journal).append(b"12345")
+    result = await settled(service.start_append(A).release())
+    assert result.commit.begin == result.commit.end == 5
+
+
+async def test_appends_coalesce_while_another_is_sent(
+    service: AppendService, broker: StubBroker
+) -> None:
+    """What is released during one RPC becomes the next one, in order, with one future."""
+    hold = Hold(asyncio.Event())
+    broker.on_append(hold)
+    first = put(service, A, b"first;")
+    await hold.reached.wait()
+    rest = [put(service, A, b"%d;" % i) for i in range(100)]
+    assert len(set(rest)) == 1
+    hold.until.set()
+    assert (await settled(rest[0])).commit.begin == 6
+    assert first.done()
+    assert len(broker.appends) == 2
+    assert broker.content_of(A.journal) == b"first;" + b"".join(b"%d;" % i for i in range(100))
+
+
+async def test_requests_that_differ_are_rpcs_of_their_own_in_order(
+    service: AppendService, broker: StubBroker
+) -> None:
+    other = AppendParams(A.journal, union_registers=LabelSet.of(("register", "1")))
+    for params, content in ((A, b"1"), (A, b"2"), (other, b"3"), (A, b"4")):
+        last = put(service, params, content)
+    await settled(last)
+    assert [append.content for append in broker.appends] == [b"12", b"3", b"4"]
+
+
+async def test_an_equal_request_joins_whatever_object_it_is(
+    service: AppendService, broker: StubBroker
+) -> None:
+    put(service, A, b"1")
+    await settled(put(service, AppendParams(A.journal), b"2"))
+    assert [append.content for append in broker.appends] == [b"12"]
+
+
+async def test_an_append_waits_for_its_dependencies(
+    service: AppendService, broker: StubBroker
+) -> None:
+    hold = Hold(asyncio.Event())
+    broker.on_append(hold)
+    first = put(service, A, b"a")
+    second = put(service, B, b"b", first)
+    await hold.reached.wait()
+    await eventually(lambda: len(broker.appends) == 1)
+    assert not second.done()
+    hold.until.set()
+    await settled(second)
+    assert [append.journal for append in broker.appends] == [A.journal, B.journal]
+    assert broker.appends[1].commits_before == 1
+
+
+async def test_appends_join_only_if_nothing_before_them_waits_for_more(
+    service: AppendService, broker: StubBroker
+) -> None:
+    one: OpFuture[None] = OpFuture()
+    two: OpFuture[None] = OpFuture()
+    futures = [
+        put(service, A, b"1", one),
+        put(service, A, b"2", one),
+        put(service, A, b"3"),  # Fewer: joins, and so waits.
+        put(service, A, b"4", one, two),  # More: must not delay what is before it.
+        put(service, A, b"5", two),
+    ]
+    assert futures[0] is futures[1] is futures[2]
+    assert futures[3] is futures[4]
+    assert futures[2] is not futures[3]
+    one.set_result(None)
+    await settled(futures[0])
+    assert broker.content_of(A.journal) == b"123"
+    two.set_result(None)
+    await settled(futures[4])
+    assert broker.content_of(A.journal) == b"12345"
+
+
+async def test_a_barrier_holds_back_everything_that_is_released_after_it(
+    service: AppendService, broker: StubBroker
+) -> None:
+    """An append without dependencies does not overtake one that waits."""
+    gate: OpFuture[None] = OpFuture()
+    barrier = service.append(A, dependencies=[gate])
+    later = put(service, A, b"later")
+    await settled(put(service, B, b"unrelated"))
+    assert not barrier.done()
+    assert not later.done()
+    gate.set_result(None)
+    await settled(later)
+    assert barrier.done()
+
+
+async def test_dependencies_that_have_succeeded_already_do_not_matter(
+    service: AppendService, broker: StubBroker
+) -> None:
+    done: OpFuture[None] = OpFuture()
+    done.set_result(None)
+    assert put(service, A, b"1") is put(service, A, b"2", done)
+    await service.flush()
+
+
+async def test_journals_may_depend_on_each_other_back_and_forth(
+    service: AppendService, broker: StubBroker
+) -> None:
+    """A → B → A → B …: no circle can arise, whatever joins what."""
+    last: OpFuture = put(service, A, b"0")
+    for i in range(1, 20):
+        last = put(service, (A, B)[i % 2], b"%d," % i, last)
+        put(service, (B, A)[i % 2], b"x")
+    await settled(last)
+    await service.flush()
+    assert service.pending_except("") == frozenset()
+
+
+async def test_an_append_may_depend_on_its_own_journal(service: AppendService) -> None:
+    first = put(service, A, b"1")
+    second = put(service, A, b"2", first)
+    third = put(service, A, b"3", first, second)
+    await settled(third)
+    assert first.done()
+    assert second.done()
+
+
+appends = st.lists(
+    st.tuples(
+        st.integers(0, 2),  # the journal
+        st.lists(st.integers(0, 1000), max_size=3),  # dependencies, counted back
+        st.booleans(),  # let the loop run first
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(plan=appends)
+async def test_any_plan_of_appends_keeps_order_and_dependencies(
+    plan: list[tuple[int, list[int], bool]],
+) -> None:
+    """Oracle: per journal the order of release; an RPC begins after its dependencies' commits."""
+    async with StubBroker() as broker, Client(broker.endpoint) as client:
+        service = AppendService(client)
+        futures: list[OpFuture] = []
+        chosen: list[set[int]] = []
+        expected: dict[str, list[int]] = {}
+        for number, (journal, back, pause) in enumerate(plan):
+            deps = {number - 1 - b % number for b in back} if number else set()
+            params = (A, B, C)[journal]
+            chosen.append(deps)
+            expected.setdefault(params.journal, []).append(number)
+            futures.append(put(service, params, b"%d " % number, *(futures[d] for d in deps)))
+            if pause:
+                await breathe()
+        await asyncio.gather(*(settled(future) for future in futures))
+        for name, numbers in expected.items():
+            assert [int(word) for word in broker.content_of(name).split()] == numbers
+        committed: dict[int, int] = {}
+        for at, append in enumerate(broker.commits):
+            for word in append.content.split():
+                committed[int(word)] = at
+        for append in broker.commits:
+            for word in append.content.split():
+                for dep in chosen[int(word)]:
+                    assert committed[dep] < append.commits_before
+        await service.close()
+
+
+async def test_a_failed_dependency_fails_the_journal_for_good(
+    service: AppendService, broker: StubBroker
+) -> None:
+    """Nothing of the journal is sent; others and their commits go on to see the failure."""
+    cause = NotFound("gone")
+    gate: OpFuture[None] = OpFuture()
+    waiting = put(service, A, b"1", gate)
+    behind = put(service, A, b"2")
+    assert service.pending_except(B.journal) == {waiting}
+    gate.set_exception(cause)
+    with pytest.raises(Broken) as caught:
+        await settled(waiting)
+    assert caught.value.__cause__ is cause
+    with pytest.raises(Broken):
+        await settled(behind)
+    later = put(service, A, b"3")
+    assert isinstance(later.exception(), Broken)
+    assert broker.appends == []
+    (pending,) = service.pending_except(B.journal)
+    assert pending.exception() is caught.value
+    assert service.pending_except(A.journal) == frozenset()
+    await settled(put(service, B, b"other journals go on"))
+
+
+async def test_a_dependency_that_failed_before_counts_too(service: AppendService) -> None:
+    future = put(service, A, b"1", failed(NotFound("gone")))
+    with pytest.raises(Broken, match="gone"):
+        await settled(future)
+
+
+async def test_a_cancelled_dependency_fails_the_journal(service: AppendService) -> None:
+    gate: OpFuture[None] = OpFuture()
+    future = put(service, A, b"1", gate)
+    assert gate.cancel()
+    with pytest.raises(Broken, match="cancelled"):
+        await settled(future)
+
+
+async def test_a_failed_append_fails_what_depends_on_it(
+    service: AppendService, broker: StubBroker
+) -> None:
+    broker.missing.add(A.journal)
+    first = put(service, A, b"1")
+    dependent = put(service, B, b"2", first)
+    with pytest.raises(NotFound):
+        await settled(first)
+    with pytest.raises(Broken):
+        await settled(dependent)
+    assert broker.content_of(B.journal) == b""
+
+
+TERMINAL = {
+    Status.JOURNAL_NOT_FOUND: NotFound,
+    Status.NOT_ALLOWED: NotAllowed,
+    Status.WRONG_APPEND_OFFSET: Conflict,
+    Status.INDEX_HAS_GREATER_OFFSET: Corrupt,
+    Status.REGISTER_MISMATCH: Fenced,
+    Status.FRAGMENT_STORE_UNHEALTHY: Unavailable,
+}
+
+
+@pytest.mark.parametrize(("status", "kind"), TERMINAL.items(), ids=lambda value: str(value))
+async def test_what_time_does_not_cure_is_not_retried(
+    service: AppendService, broker: StubBroker, status: Status, kind: type[Exception]
+) -> None:
+    broker.on_append(Reply(status))
+    future = put(service, A, b"1")
+    with pytest.raises(kind) as caught:
+        await settled(future)
+    assert caught.value.facts["status"] == status.name
+    assert len(broker.appends) == 1
+
+
+RETRIED = (
+    Reply(Status.NOT_JOURNAL_PRIMARY_BROKER),
+    Reply(Status.NO_JOURNAL_PRIMARY_BROKER, early=True),
+    Reply(Status.INSUFFICIENT_JOURNAL_BROKERS),
+    Reply(Status.SUSPENDED),
+    Fail(),
+)
+
+
+@pytest.mark.parametrize("step", RETRIED, ids=str)
+async def test_a_journal_between_owners_is_retried(
+    service: AppendService, broker: StubBroker, step: Reply | Fail
+) -> None:
+    broker.on_append(step, step)
+    result = await settled(put(service, A, b"content"))
+    assert result.commit.end == 7
+    assert broker.content_of(A.journal) == b"content"
+    assert len(broker.appends) == 3
+
+
+def test_with_registers_to_check_only_the_loss_of_the_journal_is_terminal() -> None:
+    terminal = {
+        status
+        for status in Status
+        if status is not Status.OK and is_terminal(status_error(status), checked=True)
+    }
+    assert terminal == {Status.REGISTER_MISMATCH, Status.JOURNAL_NOT_FOUND}
+    assert {
+        status
+        for status in Status
+        if status is not Status.OK and is_terminal(status_error(status), checked=False)
+    } == set(TERMINAL)
+
+
+async def test_a_newer_owner_fences_appends_that_check_registers(
+    service: AppendService, broker: StubBroker
+) -> None:
+    mine, theirs = LabelSet.of(("author", "me")), LabelSet.of(("author", "you"))
+    fenced = AppendParams(A.journal, check_registers=LabelSelector(include=mine))
+    await settled(put(service, AppendParams(A.journal, union_registers=mine), b"1"))
+    await settled(put(service, fenced, b"2"))
+    broker.journal(A.journal).registers = theirs
+    with pytest.raises(Fenced):
+        await settled(put(service, fenced, b"3"))
+    assert isinstance(put(service, fenced, b"4").exception(), Fenced)
+    assert broker.content_of(A.journal) == b"12"
+
+
+async def test_an_owner_waits_for_an_unhealthy_store(
+    service: AppendService, broker: StubBroker
+) -> None:
+    checked = AppendParams(A.journal, check_registers=LabelSelector())
+    broker.on_append(Reply(Status.FRAGMENT_STORE_UNHEALTHY))
+    await settled(put(service, checked, b"1"))
+    assert broker.content_of(A.journal) == b"1"
+
+
+async def test_retries_back_off_as_documented(
+    service: AppendService, broker: StubBroker, instant: InstantClock
+) -> None:
+    broker.on_append(*[Reply(Status.NO_JOURNAL_PRIMARY_BROKER, early=True)] * 8)
+    await settled(put(service, A, b"1"))
+    assert instant.slept == [0.05, 0.05, 0.1, 0.1, 1.0, 1.0, 5.0, 5.0]
+
+
+async def test_a_break_in_the_middle_commits_nothing_and_is_retried_whole(
+    service: AppendService, broker: StubBroker
+) -> None:
+    content = bytes(range(256)) * 4096
+    broker.on_append(Fail(after_bytes=300_000))
+    await settled(put(service, A, content))
+    assert broker.content_of(A.journal) == content
+    assert len(broker.appends) == 2
+
+
+async def test_a_batch_whose_reply_is_lost_is_there_twice_in_one_piece(
+    service: AppendService, broker: StubBroker
+) -> None:
+    """At least once: the copies stand before everything behind them."""
+    hold = Hold(asyncio.Event())
+    broker.on_append(hold, LoseReply())
+    put(service, A, b"0")
+    await hold.reached.wait()
+    for word in (b"ack", b"d1", b"d2"):
+        put(service, A, word)
+    hold.until.set()
+    await service.flush()
+    await settled(put(service, A, b"behind"))
+    assert broker.content_of(A.journal) == b"0" + b"ackd1d2" * 2 + b"behind"
+
+
+async def test_appends_survive_the_end_of_a_broker(
+    broker: StubBroker, client: Client, service: AppendService
+) -> None:
+    """The connection is lost, the default address is down, and comes back as a proxy to another."""
+    async with StubBroker("broker-two", journals=broker.journals) as second:
+        await settled(put(service, A, b"1"))
+        await broker.stop()
+        future = put(service, A, b"2")
+        await eventually(lambda: not client._routes.get(A.journal, 0.0))
+        route = Route((second.id, broker.id), 0, (second.endpoint, broker.endpoint))
+        route.validate()
+        broker.routes[A.journal] = second.routes[A.journal] = route
+        await broker.start()
+        await settled(future)
+        assert [append.content for append in second.appends] == [b"2"]
+        assert broker.content_of(A.journal) == b"12"
+        # The next goes to the new primary at once.
+        refused = len(broker.appends)
+        await settled(put(service, A, b"3"))
+        assert len(broker.appends) == refused
+
+
+async def test_a_roll_back_takes_back_one_append_only(
+    service: AppendService, broker: StubBroker
+) -> None:
+    put(service, A, b"1")
+    txn = service.start_append(A)
+    txn.write(b"never")
+    txn.roll_back()
+    with pytest.raises(ZeroDivisionError), service.start_append(A) as txn:
+        txn.write(b"nor this")
+        raise ZeroDivisionError
+    await settled(put(service, A, b"2"))
+    assert broker.content_of(A.journal) == b"12"
+
+
+async def test_an_append_that_ended_is_not_written_to(service: AppendService) -> None:
+    txn = service.start_append(A)
+    txn.roll_back()
+    with pytest.raises(Bug):
+        txn.write(b"x")
+    with pytest.raises(Bug):
+        txn.release()
+    txn.roll_back()
+
+
+async def test_wrong_parameters_are_refused_at_once(service: AppendService) -> None:
+    with pytest.raises(Invalid, match=r"^Journal: "):
+        service.start_append(AppendParams("/not/clean"))
+    with pytest.raises(Invalid):
+        service.append(AppendParams("a/journal", offset=-1))
+
+
+async def test_the_loop_is_not_made_to_wait_for_a_thread(
+    service: AppendService, broker: StubBroker
+) -> None:
+    """A thread holds the journal: tasks wait their turn, or pass it by."""
+    opened, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with service.start_append(A) as txn:
+            txn.write(b"thread;")
+            opened.set()
+            assert go_on.wait(10)
+
+    async with TaskScope("test") as scope:
+        thread = scope.spawn(asyncio.to_thread(hold), name="hold")
+        await asyncio.to_thread(opened.wait, 10)
+        with pytest.raises(Bug, match="open already"):
+            service.start_append(A)
+        await settled(service.append(A, b"beside;"))
+        turn = scope.spawn(service.begin_append(A), name="turn")
+        cancelled = scope.spawn(service.begin_append(A), name="cancelled")
+        await breathe()
+        cancelled.cancel()
+        go_on.set()
+        txn = await turn
+        txn.write(b"task;")
+        await settled(txn.release())
+        await thread
+    assert broker.content_of(A.journal) == b"beside;thread;task;"
+
+
+async def test_a_thread_waits_its_turn(service: AppendService, broker: StubBroker) -> None:
+    txn = service.start_append(A)
+    started = threading.Event()
+
+    def other() -> None:
+        started.set()
+        put(service, A, b"second")
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    await asyncio.to_thread(started.wait, 10)
+    txn.write(b"first;")
+    txn.release()
+    await asyncio.to_thread(thread.join, 10)
+    await service.flush()
+    assert broker.content_of(A.journal) == b"first;second"
+
+
+async def test_many_threads_append_each_in_its_own_order(
+    service: AppendService, broker: StubBroker
+) -> None:
+    params = (A, B, C)
+
+    def work(thread: int) -> None:
+        for i in range(400):
+            txn = service.start_append(params[(thread + i) % 3])
+            txn.write(b"%d " % thread)
+            if i % 7 == 3:
+                txn.write(b"rolled back")
+                txn.roll_back()
+                continue
+            txn.write(b"%d\n" % i)
+            txn.release()
+
+    await asyncio.gather(*(asyncio.to_thread(work, thread) for thread in range(4)))
+    await service.flush()
+    for at, one in enumerate(params):
+        seen: dict[int, list[int]] = {}
+        for line in broker.content_of(one.journal).splitlines():
+            thread, i = map(int, line.split())
+            seen.setdefault(thread, []).append(i)
+        for thread in range(4):
+            wanted = [i for i in range(400) if (thread + i) % 3 == at and i % 7 != 3]
+            assert seen[thread] == wanted
+    assert len(broker.appends) < 400
+
+
+async def test_pending_except_is_all_that_is_in_flight_elsewhere(
+    service: AppendService, broker: StubBroker
+) -> None:
+    hold = Hold(asyncio.Event())
+    broker.on_append(hold)
+    gate: OpFuture[None] = OpFuture()
+    one = put(service, A, b"1")
+    await hold.reached.wait()
+    two = put(service, A, b"2")
+    three = put(service, B, b"3", gate)
+    assert service.pending_except(B.journal) == {two}
+    assert service.pending_except(A.journal) == {three}
+    assert service.pending_except(C.journal) == {two, three}
+    assert not one.done()
+    hold.until.set()
+    gate.set_result(None)
+    await service.flush()
+    assert one.done()
+
+
+async def test_closing_fails_what_waits_and_refuses_what_comes(
+    client: Client, broker: StubBroker
+) -> None:
+    service = AppendService(client)
+    hold = Hold(asyncio.Event())
+    broker.on_append(hold)
+    sent = put(service, A, b"1")
+    await hold.reached.wait()
+    waiting = put(service, B, b"2", OpFuture())
+    await service.close()
+    for future in (sent, waiting, put(service, A, b"3")):
+        assert isinstance(future.exception(), Closed)
+    with pytest.raises(Closed):
+        service.start_append(C)
+    hold.until.set()
+
+
+async def test_a_closed_client_ends_its_appends(broker: StubBroker, instant: InstantClock) -> None:
+    async with Client(broker.endpoint, clock=instant) as client:
+        service = AppendService(client)
+        hold = Hold(asyncio.Event())
+        broker.on_append(hold)
+        future = put(service, A, b"1")
+        await hold.reached.wait()
+    with pytest.raises(Closed):
+        await settled(future)
+    hold.until.set()
+    await service.close()
+
+
+async def test_waiting_for_an_append_can_be_cancelled_the_append_goes_on(
+    service: AppendService, broker: StubBroker
+) -> None:
+    hold = Hold(asyncio.Event())
+    broker.on_append(hold)
+    future = put(service, A, b"1")
+    await hold.reached.wait()
+    async with TaskScope("test") as scope:
+        waiting = scope.spawn(settled(future), name="wait")
+        await breathe()
+        waiting.cancel()
+    hold.until.set()
+    assert (await settled(future)).commit.end == 1
+
+
+class Defective(InstantClock):
+    async def sleep(self, seconds: float) -> None:
+        raise ZeroDivisionError
+
+
+async def test_a_defect_fails_the_journal_and_reaches_who_watches(broker: StubBroker) -> None:
+    async with Client(broker.endpoint, clock=Defective()) as client:
+        service = AppendService(client)
+        broker.on_append(Reply(Status.SUSPENDED))
+        with pytest.raises(ZeroDivisionError):
+            async with TaskScope("test") as scope:
+                scope.daemon(service.run(), name="watch")
+                future = put(service, A, b"1")
+                with pytest.raises(Bug):
+                    await settled(future)
+                await asyncio.Event().wait()
+        await service.close()
+
+
+@pytest.fixture
+async def small(client: Client, tmp_path: object) -> AsyncIterator[AppendService]:
+    """A service with room for two segments per journal."""
+    service = AppendService(
+        client,
+        settings=AppendServiceSettings(
+            journal_memory_max=300_000,
+            backlog_max=2_000_000,
+            headway_s=0.01,
+            spill_directory=tmp_path,  # type: ignore[arg-type]
+        ),
+    )
+    yield service
+    await service.close()
+
+
+async def test_content_beyond_memory_waits_in_a_file(
+    small: AppendService, broker: StubBroker
+) -> None:
+    """While a dependency keeps a journal waiting: nothing is lost, little is in memory."""
+    gate: OpFuture[None] = OpFuture()
+    messages = [b"%06d" % i * 2_000 for i in range(100)]
+
+    def work() -> None:
+        for message in messages:
+            put(small, A, message, gate)
+
+    await asyncio.to_thread(work)
+    queue = small._backlog.queues[A.journal]
+    assert queue.spill is not None
+    assert queue.memory <= 300_000 + 140_000
+    assert small.backlog_bytes == 1_200_000
+    gate.set_result(None)
+    await small.flush()
+    assert broker.content_of(A.journal) == b"".join(messages)
+    await eventually(lambda: queue.spill is None)
+    assert (queue.memory, small.backlog_bytes, small._backlog.budget.used) == (0, 0, 0)
+
+
+async def test_one_large_append_is_spilled_while_it_is_written(
+    small: AppendService, broker: StubBroker
+) -> None:
+    content = bytes(range(250)) * 10_000
+
+    def work() -> OpFuture:
+        with small.start_append(A) as txn:
+            txn.write(b"head;")
+            txn.write(memoryview(content))
+            txn.write(b";tail")
+            queue = small._backlog.queues[A.journal]
+            assert queue.memory <= 300_000 + 140_000
+            return txn.release()
+
+    await settled(await asyncio.to_thread(work))
+    assert broker.content_of(A.journal) == b"head;" + content + b";tail"
+
+
+async def test_a_large_append_that_is_rolled_back_leaves_no_trace(
+    small: AppendService, broker: StubBroker
+) -> None:
+    def work() -> None:
+        txn = small.start_append(A)
+        txn.write(bytes(3_000_000))
+        txn.roll_back()
+
+    await asyncio.to_thread(work)
+    queue = small._backlog.queues[A.journal]
+    assert (queue.memory, small._backlog.budget.used) == (0, 0)
+    await settled(put(small, A, b"1"))
+    assert broker.content_of(A.journal) == b"1"
+
+
+async def test_the_loop_writes_to_the_file_rather_than_wait(
+    small: AppendService, broker: StubBroker
+) -> None:
+    content = bytes(range(250)) * 20_000
+    future = put(small, A, content)
+    future_2 = small.append(A, content)
+    await settled(future_2)
+    assert future.done()
+    assert broker.content_of(A.journal) == content * 2
+
+
+async def test_a_spilled_batch_is_retried_from_its_file(
+    small: AppendService, broker: StubBroker
+) -> None:
+    content = bytes(range(250)) * 10_000
+    broker.on_append(Fail(after_bytes=1_000_000), Fail())
+    await settled(put(small, A, content))
+    assert broker.content_of(A.journal) == content
+
+
+async def test_threads_wait_while_too_much_is_waiting(
+    small: AppendService, broker: StubBroker
+) -> None:
+    """The backlog is bounded, and the loop is free meanwhile."""
+    gate: OpFuture[None] = OpFuture()
+    written = 0
+
+    def work() -> None:
+        nonlocal written
+        for _ in range(100):
+            put(small, A, bytes(100_000), gate)
+            written += 1
+
+    async with TaskScope("test") as scope:
+        scope.spawn(asyncio.to_thread(work), name="work")
+        await eventually(lambda: small.backlog_bytes > 2_000_000)
+        stopped_at = written
+        await settled(put(small, B, b"the loop is not held up"))
+        assert written <= stopped_at + 1
+        gate.set_result(None)
+    await small.flush()
+    assert broker.content_of(A.journal) == bytes(10_000_000)
+
+
+async def test_a_full_disk_makes_threads_wait_for_the_brokers(
+    client: Client, broker: StubBroker, tmp_path: object
+) -> None:
+    service = AppendService(
+        client,
+        settings=AppendServiceSettings(
+            journal_memory_max=300_000,
+            headway_s=0.01,
+            spill_directory=tmp_path / "missing",  # type: ignore[operator]
+        ),
+    )
+    gate: OpFuture[None] = OpFuture()
+    content = bytes(range(250)) * 4_000
+    done = []
+
+    def work() -> None:
+        for _ in range(2):
+            done.append(put(service, A, content, gate))
+
+    async with TaskScope("test") as scope:
+        scope.spawn(asyncio.to_thread(work), name="work")
+        await eventually(lambda: len(done) == 1)
+        await settled(put(service, B, b"the loop is not held up"))
+        assert len(done) == 1
+        gate.set_result(None)
+    await service.flush()
+    assert broker.content_of(A.journal) == content * 2
+    await service.close()
+
+
+async def test_closing_lets_waiting_threads_go(small: AppendService, broker: StubBroker) -> None:
+    def work() -> OpFuture:
+        for _ in range(100):
+            future = put(small, A, bytes(100_000), OpFuture())
+        return future
+
+    async with TaskScope("test") as scope:
+        thread = scope.spawn(asyncio.to_thread(work), name="work")
+        await eventually(lambda: small.backlog_bytes > 2_000_000)
+        await small.close()
+        assert isinstance((await thread).exception(), Closed)
+    assert small._backlog.budget.used == 0

@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+
+import pytest
+
+from gazette.errors import Closed
+from gazette.fragment.cover_set import CoverSet
+from gazette.fragment.index import AT_WRITE_HEAD, JUMP_AGE_S, Index, QueryResult
+from gazette.fragment.local_file import LocalFile, LocalFragment
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.status import Status
+from gazette.tasks import TaskScope
+
+JOURNAL = "a/journal"
+
+
+@pytest.fixture
+async def index(clock) -> Index:
+    return Index(JOURNAL, clock)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> LocalFile:
+    return LocalFile(tmp_path)
+
+
+def remote(*bounds: tuple[int, int], mod_time: int = 1_600_000_000) -> CoverSet[Fragment]:
+    return CoverSet(
+        Fragment(JOURNAL, begin, end, backing_store="s3://b/", mod_time=mod_time)
+        for begin, end in bounds
+    )
+
+
+def local(begin: int, end: int, file: LocalFile) -> LocalFragment:
+    return LocalFragment(Fragment(JOURNAL, begin, end), file)
+
+
+async def ask(index: Index, offset: int, **arguments) -> tuple[int, int | None, int | None]:
+    """Offset, begin and end of the fragment; None if there is none now."""
+    result = await index.query(offset, block=False, **arguments)
+    assert (result.status is Status.OK) == (result.fragment is not None)
+    assert result.write_head == index.end_offset
+    fragment = result.fragment
+    return (
+        result.offset,
+        None if fragment is None else fragment.begin,
+        None if fragment is None else fragment.end,
+    )
+
+
+async def test_an_empty_index(index):
+    """Nothing can be read, and the head is zero."""
+    assert await ask(index, 0) == (0, None, None)
+    assert await ask(index, AT_WRITE_HEAD) == (0, None, None)
+    assert await ask(index, 100) == (100, None, None)
+    assert (index.begin_offset, index.end_offset, index.last_mod_time) == (0, 0, 0)
+    assert not index.first_refreshed
+    assert index.fragments() == []
+
+
+async def test_local_and_remote(index, file):
+    """Local files serve what stores do not cover yet; what they cover is let go."""
+    index.spool_commit(local(0, 10, file))
+    index.spool_commit(local(0, 15, file))
+    index.spool_commit(local(15, 30, file))
+    result = await index.query(12, block=False)
+    assert result == QueryResult(Status.OK, 12, 30, Fragment(JOURNAL, 0, 15), local(0, 15, file))
+    assert index.last_mod_time == 0
+
+    # Case: the first was persisted, the second only in part.
+    index.replace_remote(remote((0, 15), (15, 20)))
+    result = await index.query(12, block=False)
+    assert result.local is None
+    assert result.fragment is not None
+    assert result.fragment.backing_store == "s3://b/"
+    assert (await index.query(17, block=False)).local == local(15, 30, file)
+    assert index.fragments() == [*remote((0, 15)), Fragment(JOURNAL, 15, 30)]
+    assert index.fragments(begin=1) == [Fragment(JOURNAL, 15, 30)]
+
+    # Case: many small ones cover it, without a hole.
+    index.replace_remote(remote((0, 15), (15, 20), (18, 29)))
+    assert (await index.query(29, block=False)).local is not None
+    index.replace_remote(remote((0, 15), (15, 20), (18, 31)))
+    assert index.last_mod_time == 1_600_000_000
+    assert (await index.query(29, block=False)).local is None
+
+    # Case: the spool goes on nevertheless, and stores forget.
+    index.spool_commit(local(15, 40, file))
+    assert await ask(index, 35) == (35, 15, 40)
+    index.replace_remote(remote())
+    assert (index.begin_offset, index.end_offset) == (15, 40)
+
+
+async def test_jumps(index, file, clock):
+    """At the beginning always, in the middle only over old holes, and only to what is persisted."""
+    now = int(clock.now())
+    index.replace_remote(remote((100, 200)))
+    assert await ask(index, 0) == (100, 100, 200)
+    assert await ask(index, 200) == (200, None, None)
+
+    # Case: what follows a hole in the middle was persisted lately, and later is old.
+    fresh = remote((300, 400), mod_time=now - JUMP_AGE_S)
+    index.replace_remote(CoverSet([*remote((100, 200)), *fresh]))
+    assert await ask(index, 200) == (200, None, None)
+    clock.advance(1)
+    assert await ask(index, 200) == (300, 300, 400)
+
+    # Case: what follows is local only, even at the beginning.
+    index.replace_remote(remote())
+    index.spool_commit(local(500, 600, file))
+    assert await ask(index, 0) == (0, None, None)
+    assert await ask(index, 550) == (550, 500, 600)
+
+
+async def test_old_fragments_are_skipped(index, file):
+    """By the time they were persisted; local ones are never too old."""
+    index.replace_remote(CoverSet([*remote((0, 10), mod_time=50), *remote((10, 20), mod_time=60)]))
+    index.spool_commit(local(20, 30, file))
+    assert await ask(index, 5) == (5, 0, 10)
+    assert await ask(index, 5, begin_mod_time=51) == (10, 10, 20)
+    assert await ask(index, 5, begin_mod_time=61) == (20, 20, 30)
+    assert await ask(index, 25, begin_mod_time=999) == (25, 20, 30)
+    # Case: everything is too old; the reader is left at the end.
+    index.close()
+
+
+async def test_skipping_may_end_at_the_head(index):
+    """Then the offset to go on from is told."""
+    index.replace_remote(remote((0, 10), (10, 20)))
+    assert await ask(index, 3, begin_mod_time=2_000_000_000) == (20, None, None)
+
+
+async def test_waiting_at_the_head(index, file, clock):
+    """A blocking query returns once there is content, and skips as others do."""
+    async with TaskScope("test") as scope:
+        at_head = scope.spawn(index.query(AT_WRITE_HEAD, block=True), name="head")
+        beyond = scope.spawn(index.query(25, block=True), name="beyond")
+        await clock.sleep(0)
+        assert index.waiting == 2
+        index.spool_commit(local(0, 10, file))
+        assert (await at_head).offset == 0
+        index.spool_commit(local(0, 25, file))
+        await clock.sleep(0)
+        assert not beyond.done()
+        index.spool_commit(local(25, 26, file))
+        assert (await beyond).local == local(25, 26, file)
+        assert index.waiting == 0
+
+        # Case: a reader who skips all there is waits at the end of it.
+        index.replace_remote(remote((0, 26)))
+        skipping = scope.spawn(
+            index.query(0, block=True, begin_mod_time=2_000_000_000), name="skipping"
+        )
+        await clock.sleep(0)
+        index.spool_commit(local(26, 30, file))
+        assert (await skipping).offset == 26
+
+
+async def test_waiting_in_a_hole(index, file, clock):
+    """Until it is filled, or old enough to be jumped at the next refresh."""
+    now = int(clock.now())
+    young = [*remote((0, 10)), *remote((20, 30), mod_time=now)]
+    index.replace_remote(CoverSet(young))
+    async with TaskScope("test") as scope:
+        filled = scope.spawn(index.query(12, block=True), name="filled")
+        await clock.sleep(0)
+        index.spool_commit(local(30, 40, file))
+        index.replace_remote(CoverSet(young))
+        await clock.sleep(0)
+        assert not filled.done()
+        index.replace_remote(CoverSet([*young, *remote((10, 20))]))
+        assert await filled == QueryResult(Status.OK, 12, 40, remote((10, 20))[0])
+
+        index.replace_remote(CoverSet(young))
+        jumps = scope.spawn(index.query(12, block=True), name="jumps")
+        await clock.sleep(0)
+        clock.advance(JUMP_AGE_S + 1)
+        index.replace_remote(CoverSet(young))
+        assert (await jumps).offset == 20
+
+        # Case: a local fragment may fill it, too.
+        index.replace_remote(CoverSet([*remote((0, 10)), *remote((50, 60), mod_time=now + 99999)]))
+        local_fill = scope.spawn(index.query(45, block=True), name="local")
+        await clock.sleep(0)
+        index.spool_commit(local(40, 48, file))
+        assert (await local_fill).local == local(40, 48, file)
+
+
+async def test_a_hole_opens_under_a_waiter(index, file, clock):
+    """A spool that was rolled forward leaves those behind who waited at the old head."""
+    index.spool_commit(local(0, 10, file))
+    async with TaskScope("test") as scope:
+        waiting = scope.spawn(index.query(10, block=True), name="waiting")
+        await clock.sleep(0)
+        index.spool_commit(local(500, 510, file))
+        await clock.sleep(0)
+        assert not waiting.done()
+        index.replace_remote(remote((10, 500)))
+        assert (await waiting).offset == 10
+
+
+async def test_first_refresh(index, clock):
+    """An empty listing counts: it says that there is nothing."""
+    async with TaskScope("test") as scope:
+        waiting = scope.spawn(index.wait_first_refresh(), name="waiting")
+        await clock.sleep(0)
+        assert not waiting.done()
+        index.replace_remote(remote())
+        await waiting
+    assert index.first_refreshed
+    await index.wait_first_refresh()
+
+
+async def test_closing_ends_all_waits(index, file, clock):
+    """At the head, in holes, and for the first refresh."""
+    index.spool_commit(local(0, 10, file))
+    index.spool_commit(local(20, 30, file))
+
+    async def closes(wait: Awaitable[object]) -> None:
+        with pytest.raises(Closed):
+            await wait
+
+    async with TaskScope("test") as scope:
+        scope.spawn(closes(index.query(30, block=True)), name="head")
+        scope.spawn(closes(index.query(15, block=True)), name="hole")
+        scope.spawn(closes(index.wait_first_refresh()), name="refresh")
+        await clock.sleep(0)
+        assert index.waiting == 2
+        index.close()
+    assert index.waiting == 0
+    with pytest.raises(Closed):
+        await index.query(0, block=False)
+    with pytest.raises(Closed):
+        await index.wait_first_refresh()
+
+
+class CountingHeap(list):
+    """Counts how often an entry is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, index):
+        self.looks += 1
+        return super().__getitem__(index)
+
+    def __iter__(self):
+        self.looks += len(self)
+        return super().__iter__()
+
+
+async def test_thousands_of_waiters(index, file, clock):
+    """A commit wakes those whom it serves, and does not look at the others."""
+    async with TaskScope("test") as scope:
+        far = [scope.spawn(index.query(10**9 + n, block=True), name="far") for n in range(20_000)]
+        near = [scope.spawn(index.query(AT_WRITE_HEAD, block=True), name="near") for _ in range(50)]
+        await clock.sleep(0)
+        assert index.waiting == 20_050
+        index.spool_commit(local(0, 1, file))
+        await asyncio.wait(near)
+        assert index.waiting == 20_000
+
+        index._at_head = heap = CountingHeap(index._at_head)
+        for end in range(2, 1002):
+            index.spool_commit(local(0, end, file))
+        assert heap.looks == 1000
+
+        # Case: waiters that give up leave nothing behind.
+        for task in far[:19_000]:
+            task.cancel()
+        await asyncio.wait(far[:19_000])
+        assert index.waiting == 1000
+        assert len(index._at_head) < 3000
+        index.spool_commit(local(0, 2 * 10**9, file))
+        await asyncio.wait(far)
+        assert index.waiting == 0
+
+
+async def test_a_waiter_that_is_cancelled_as_it_is_woken(index, file, clock):
+    """Its entry is gone already, and is not counted again."""
+    async with TaskScope("test") as scope:
+        one = scope.spawn(index.query(0, block=True), name="one")
+        two = scope.spawn(index.query(0, block=True), name="two")
+        await clock.sleep(0)
+        one.cancel()
+        index.spool_commit(local(0, 1, file))
+        two.cancel()
+        await asyncio.wait({one, two})
+        assert index.waiting == 0
+        assert index._at_head == []

@@ -1,0 +1,411 @@
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import logging
+import random
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+
+from gazette.blobs.blob_stores import BlobSettings, BlobStores
+from gazette.blobs.memory import MemoryStore
+from gazette.errors import Bug, Closed, NotAllowed, Unavailable
+from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
+from gazette.fragment.local_file import LocalFile
+from gazette.fragment.persister import Persister, PersisterSettings
+from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.journal import FragmentSpec, JournalSpec
+from gazette.protocol.label_set import LabelSet
+from gazette.tasks import BlockingPool, TaskScope
+from gazette.testing.blob_store_tests import get, paths
+from gazette.testing.clock import ManualClock
+
+SETTINGS = PersisterSettings(parallel=4)
+NAME = "0000000000000000-0000000000000007-" + hashlib.sha1(b"content").hexdigest()
+
+
+class Bucket(MemoryStore):
+    """Can be turned off or held, and counts."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        super().__init__(now)
+        self.error: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.attempts = 0
+        self.puts = 0
+        self.active = 0
+        self.active_max = 0
+        self._count = threading.Lock()
+
+    def exists(self, path):
+        with self._count:
+            self.attempts += 1
+        if self.error is not None:
+            raise self.error
+        return super().exists(path)
+
+    def put(self, path, source, *, content_encoding=""):
+        with self._count:
+            self.puts += 1
+            self.active += 1
+            self.active_max = max(self.active, self.active_max)
+        assert self.gate.wait(10)
+        with self._count:
+            self.active -= 1
+        if self.error is not None:
+            raise self.error
+        super().put(path, source, content_encoding=content_encoding)
+
+
+class Bench:
+    """A persister over two buckets, and the specifications that it looks up."""
+
+    def __init__(self, clock: ManualClock, directory: Path, settings: PersisterSettings) -> None:
+        self.clock = clock
+        self.directory = directory
+        self.one, self.two = Bucket(clock.now), Bucket(clock.now)
+        self.pool = BlockingPool("blobs", 8)
+        self.stores = BlobStores(
+            BlobSettings(),
+            clock,
+            self.pool,
+            constructors={"s3": lambda url: {"one": self.one, "two": self.two}[url.host]},
+        )
+        self.stores.close()
+        self.specs: dict[str, JournalSpec] = {}
+        self.persister = Persister(
+            self.stores, self.specs.get, clock, rng=random.Random(1), settings=settings
+        )
+        self.spec()
+
+    def spec(self, journal: str = "a/journal", stores=("s3://one/",), template: str = "") -> None:
+        fragment = FragmentSpec(stores=tuple(stores), path_postfix_template=template)
+        self.specs[journal] = JournalSpec(journal, fragment=fragment)
+
+    def spool(
+        self, journal: str = "a/journal", content: bytes = b"content", codec: Codec = Codec.NONE
+    ) -> CompletedSpool:
+        file = LocalFile(self.directory)
+        file.pwrite(content, 0)
+        digest = hashlib.sha1(content).digest()
+        return CompletedSpool(
+            fragment=Fragment(journal, 0, len(content), digest, codec),
+            registers=LabelSet.of(("region", "eu")),
+            first_append_time=1_700_000_000.0,
+            file=file,
+            compression=None if codec is Codec.NONE else SpoolCompression(file, codec, self.pool),
+        )
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self.clock.sleep(0)
+
+    async def settled(self) -> None:
+        """Every spool that is left waits for time to pass."""
+        await self.until(lambda: self.clock.sleepers == self.persister.unpersisted)
+
+
+@pytest.fixture
+async def bench(clock: ManualClock, tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(clock, tmp_path, SETTINGS)
+    yield bench
+    bench.one.gate.set()
+    bench.two.gate.set()
+    await bench.persister._scope.stop()
+    bench.pool.close()
+
+
+def metric(name: str) -> float:
+    return REGISTRY.get_sample_value(name) or 0.0
+
+
+async def test_a_primary_uploads_at_once(bench):
+    """Under the name of the fragment, with the bytes of its codec."""
+    before = metric("gazette_spool_persisted_total")
+    bench.persister.spool_complete(bench.spool(), primary=True)
+    codec = Codec.GZIP_OFFLOAD_DECOMPRESSION
+    bench.persister.spool_complete(bench.spool(codec=codec), primary=True)
+    assert metric("gazette_spool_unpersisted") == 2
+    await bench.until(lambda: bench.persister.unpersisted == 0)
+    assert paths(bench.one, "") == [f"a/journal/{NAME}", f"a/journal/{NAME}.raw"]
+    assert get(bench.one, f"a/journal/{NAME}.raw") == b"content"
+    assert gzip.decompress(get(bench.one, f"a/journal/{NAME}")) == b"content"
+    assert bench.one.content_encoding(f"a/journal/{NAME}") == "gzip"
+    assert metric("gazette_spool_persisted_total") == before + 2
+    assert metric("gazette_spool_unpersisted") == 0
+    # Case: nothing to persist.
+    empty = replace(bench.spool(), fragment=Fragment("a/journal", 7, 7))
+    bench.persister.spool_complete(empty, primary=True)
+    assert bench.persister.unpersisted == 0
+
+
+async def test_a_replica_waits_for_the_primary(bench):
+    """Two to three minutes; then it finds the object, or makes it."""
+    bench.persister.spool_complete(bench.spool(), primary=False)
+    bench.spec("b/journal")
+    bench.persister.spool_complete(bench.spool("b/journal"), primary=False)
+    bench.one.put(f"b/journal/{NAME}.raw", bench.spool().open())
+    await bench.settled()
+    bench.clock.advance(119)
+    await bench.settled()
+    assert bench.one.attempts == 0
+    bench.clock.advance(61)
+    await bench.until(lambda: bench.persister.unpersisted == 0)
+    assert bench.one.attempts == 2
+    assert bench.one.puts == 2
+    assert len(paths(bench.one, "")) == 2
+
+
+async def test_the_present_specification_counts(bench):
+    """Store and postfix as of now, even if the journal changed while the spool waited."""
+    bench.persister.spool_complete(bench.spool(), primary=False)
+    await bench.settled()
+    template = (
+        'region={{ .Spool.Registers.ValueOf "region" }}'
+        '/date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}'
+    )
+    bench.spec(stores=["s3://two/", "s3://one/"], template=template)
+    bench.clock.advance(200)
+    await bench.until(lambda: bench.persister.unpersisted == 0)
+    assert paths(bench.two, "") == [f"a/journal/region=eu/date=2023-11-14/{NAME}.raw"]
+    assert paths(bench.one, "") == []
+
+
+async def test_a_journal_that_is_gone(bench, caplog):
+    """Is the one reason to drop a spool. One without stores has nothing to be done, either."""
+    with caplog.at_level(logging.INFO):
+        bench.persister.spool_complete(bench.spool("gone/journal"), primary=True)
+        bench.spec("b/journal", stores=[])
+        bench.persister.spool_complete(bench.spool("b/journal"), primary=True)
+        await bench.until(lambda: bench.persister.unpersisted == 0)
+    [record] = caplog.records
+    assert "gone/journal" in record.getMessage()
+    assert bench.one.attempts == 0
+
+
+async def test_a_store_that_is_down(bench, caplog):
+    """Is tried ever more seldom, by all spools together, and nothing is given up."""
+    bench.one.error = Unavailable("down")
+    tries = 3  # Each attempt is repeated twice at once, by the store itself.
+    for number in range(40):
+        bench.spec(f"journal/{number}")
+        bench.persister.spool_complete(bench.spool(f"journal/{number}"), primary=True)
+    bench.spec("b/journal", stores=["s3://two/"])
+    bench.persister.spool_complete(bench.spool("b/journal"), primary=True)
+    await bench.settled()
+    # Case: another store is not held back.
+    assert len(paths(bench.two, "")) == 1
+    # Case: no more attempts than may run side by side, at each interval.
+    assert bench.one.attempts <= SETTINGS.parallel * tries
+    for _ in range(600):
+        bench.clock.advance(1)
+        await bench.settled()
+    assert bench.persister.unpersisted == 40
+    # In ten minutes: about 1, 3, 7, 15, 31, 63, 127, 247, 367, 487 and 607 seconds.
+    assert 7 * tries <= bench.one.attempts <= 14 * SETTINGS.parallel * tries
+    # Case: it is back.
+    bench.one.error = None
+    for _ in range(300):
+        bench.clock.advance(1)
+        await bench.settled()
+    assert bench.persister.unpersisted == 0
+    assert len(paths(bench.one, "")) == 40
+    assert "failed to persist" in caplog.text
+
+
+async def test_uploads_are_bounded(bench):
+    """So many at the same time, and the others in their turn."""
+    bench.one.gate.clear()
+    for number in range(20):
+        bench.spec(f"journal/{number}")
+        bench.persister.spool_complete(bench.spool(f"journal/{number}"), primary=True)
+    await bench.until(lambda: bench.one.active == SETTINGS.parallel)
+    bench.one.gate.set()
+    await bench.until(lambda: bench.persister.unpersisted == 0)
+    assert bench.one.active_max == SETTINGS.parallel
+    assert bench.one.puts == 20
+
+
+async def test_finish_waits_for_what_is_under_way(bench):
+    """An upload of a primary that is in the middle, and what replicas left to others."""
+    bench.one.gate.clear()
+    bench.spec("b/journal", stores=["s3://two/"])
+    bench.persister.spool_complete(bench.spool(), primary=True)
+    bench.persister.spool_complete(bench.spool("b/journal"), primary=False)
+    await bench.until(lambda: bench.one.active == 1)
+    async with TaskScope("test") as scope:
+        finish = scope.spawn(bench.persister.finish(30.0), name="finish")
+        await bench.until(lambda: bench.persister.unpersisted == 1)
+        # Case: replicas that stop late hand over their spools meanwhile.
+        bench.spec("c/journal", stores=["s3://two/"])
+        bench.persister.spool_complete(bench.spool("c/journal"), primary=False)
+        await bench.until(lambda: bench.persister.unpersisted == 1)
+        assert not finish.done()
+        bench.one.gate.set()
+        await finish
+    assert len(paths(bench.one, "")) == 1
+    assert len(paths(bench.two, "")) == 2
+    with pytest.raises(Closed):
+        bench.persister.spool_complete(bench.spool(), primary=True)
+
+
+async def test_finish_keeps_trying(bench):
+    """With pauses, of which none is long, until the store is back; sleepers are woken at once."""
+    bench.one.error = Unavailable("down")
+    bench.persister.spool_complete(bench.spool(), primary=True)
+    await bench.settled()
+    for _ in range(300):
+        bench.clock.advance(1)
+        await bench.settled()
+    async with TaskScope("test") as scope:
+        attempts = bench.one.attempts
+        finish = scope.spawn(bench.persister.finish(30.0), name="finish")
+        await bench.until(lambda: bench.one.attempts > attempts)
+        await bench.settled()
+        attempts = bench.one.attempts
+        bench.clock.advance(0.1)
+        await bench.settled()
+        assert bench.one.attempts == attempts
+        bench.one.error = None
+        bench.clock.advance(7)
+        await bench.settled()
+        bench.clock.advance(7)
+        await finish
+    assert len(paths(bench.one, "")) == 1
+
+
+async def test_finish_says_what_is_lost(bench):
+    """When its time is up: how many, which, and why. Nothing is dropped for that."""
+    bench.one.error = Unavailable("down")
+    for number in range(7):
+        bench.spec(f"journal/{number}")
+        bench.persister.spool_complete(bench.spool(f"journal/{number}"), primary=True)
+    with pytest.raises(Unavailable) as raised:
+        await bench.persister.finish(0.05)
+    text = str(raised.value)
+    assert text.startswith("7 fragments were not persisted in time: journal/0 [0, 7): down")
+    assert "and 2 more" in text
+    assert bench.persister.unpersisted == 7
+
+
+async def test_a_cancelled_finish_may_be_repeated(bench):
+    """Stopping has stages and deadlines of its own."""
+    bench.one.gate.clear()
+    bench.persister.spool_complete(bench.spool(), primary=True)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await bench.persister.finish(30.0)
+    bench.one.gate.set()
+    await bench.persister.finish(30.0)
+    assert len(paths(bench.one, "")) == 1
+
+
+async def test_a_store_that_refuses_us_makes_way_at_the_end(bench):
+    """Only while finishing, only for want of permission, and only for a store that is read."""
+    bench.spec(stores=["s3://one/", "s3://two/"])
+    bench.one.error = NotAllowed("access denied")
+    bench.persister.spool_complete(bench.spool(), primary=True)
+    await bench.settled()
+    assert paths(bench.two, "") == []
+    await bench.persister.finish(30.0)
+    assert len(paths(bench.two, "")) == 1
+
+
+async def test_an_outage_does_not_divert_at_the_end(bench):
+    """It may be over soon; a second store is for reading."""
+    bench.spec(stores=["s3://one/", "s3://two/"])
+    bench.one.error = Unavailable("down")
+    bench.persister.spool_complete(bench.spool(), primary=True)
+    with pytest.raises(Unavailable):
+        await bench.persister.finish(0.05)
+    assert paths(bench.two, "") == []
+
+
+async def test_an_upload_that_hangs_is_not_repeated(clock, tmp_path):
+    """Its thread is waited for again and again, and its success counts whenever it comes."""
+    bench = Bench(clock, tmp_path, replace(SETTINGS, put_timeout_s=0.01))
+    bench.one.gate.clear()
+    bench.persister.spool_complete(bench.spool(), primary=True)
+    for _ in range(5):
+        await bench.settled()
+        clock.advance(200)
+        await bench.until(lambda: clock.sleepers == 0)
+    assert bench.one.puts == 1
+    await bench.settled()
+    bench.one.gate.set()
+    await bench.until(lambda: bench.one.active == 0)
+    clock.advance(200)
+    await bench.until(lambda: bench.persister.unpersisted == 0)
+    assert get(bench.one, f"a/journal/{NAME}.raw") == b"content"
+    await bench.persister.finish(1.0)
+    bench.pool.close()
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTANDARD])
+async def test_a_damaged_spool_stays_out_of_the_store(bench, codec, caplog):
+    """It is kept, and reported as an error; another replica has the right bytes."""
+    spool = bench.spool(codec=codec)
+    spool.file.pwrite(b"?", 3)
+    bench.persister.spool_complete(spool, primary=True)
+    await bench.settled()
+    bench.clock.advance(10)
+    await bench.settled()
+    assert paths(bench.one, "") == []
+    assert bench.persister.unpersisted == 1
+    assert {record.levelno for record in caplog.records} == {logging.ERROR}
+    # Case: others of the same store are not held back by it.
+    bench.spec("b/journal")
+    bench.persister.spool_complete(bench.spool("b/journal"), primary=True)
+    await bench.until(lambda: bench.persister.unpersisted == 1)
+
+
+async def test_a_postfix_that_cannot_be_made(bench):
+    """Waits for the specification to be corrected."""
+    bench.spec(template="../{{ .Name }}")
+    bench.persister.spool_complete(bench.spool(), primary=True)
+    await bench.settled()
+    assert paths(bench.one, "") == []
+    bench.spec(template="corrected=1")
+    bench.clock.advance(10)
+    await bench.until(lambda: bench.persister.unpersisted == 0)
+    assert paths(bench.one, "") == [f"a/journal/corrected=1/{NAME}.raw"]
+
+
+async def test_a_defect_of_a_store_costs_nothing(bench, caplog):
+    """Whatever a client library throws: it is logged with where it came from, and repeated."""
+    bench.one.error = ZeroDivisionError("surprise")
+    bench.persister.spool_complete(bench.spool(), primary=True)
+    await bench.settled()
+    assert "surprise" in caplog.text
+    assert "Traceback" in caplog.text
+    bench.one.error = None
+    bench.clock.advance(10)
+    await bench.until(lambda: bench.persister.unpersisted == 0)
+    assert len(paths(bench.one, "")) == 1
+
+
+async def test_serve_is_a_daemon(bench):
+    """It ends with an error, and only when the persister itself is broken."""
+    async with TaskScope("test") as scope:
+        serve = scope.spawn(bench.persister.serve(), name="serve")
+        bench.persister.spool_complete(bench.spool(), primary=True)
+        await bench.until(lambda: bench.persister.unpersisted == 0)
+        assert not serve.done()
+        serve.cancel()
+
+    def broken(journal: str) -> JournalSpec:
+        raise KeyError(journal)
+
+    bench.persister._spec_of = broken
+    bench.persister.spool_complete(bench.spool(), primary=True)
+    with pytest.raises(Bug):
+        await bench.persister.serve()
+    with pytest.raises(Bug):
+        await bench.persister.finish(30.0)

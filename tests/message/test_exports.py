@@ -1,0 +1,32 @@
+"""The package's front: names that are imported when they are used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import gazette
+
+
+@pytest.mark.parametrize("name", gazette.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(gazette, name) is not None
+    assert name in dir(gazette)
+
+
+def test_other_names_are_not():
+    with pytest.raises(AttributeError, match="Nothing"):
+        _ = gazette.Nothing
+
+
+def test_importing_the_package_imports_nothing_else():
+    program = (
+        "import sys, gazette, gazette.message.message_uuid;"
+        "print(sorted(m for m in sys.modules if m.startswith(('gazette.', 'grpc', 'msgspec'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(
+        ["gazette.errors", "gazette.message", "gazette.message.message_uuid"]
+    )

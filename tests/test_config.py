@@ -1,0 +1,227 @@
+"""Settings come from flags, the environment, a file and defaults, and a typing error is an error."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gazette.broker.flags import BrokerFlags, ProcessFlags
+from gazette.broker.main import print_config, schema
+from gazette.config import Schema, duration, exit_with, setting
+from gazette.errors import Invalid
+from gazette.flags import DebugFlags, EtcdFlags, LogFlags
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFlags:
+    size: int = setting(0, "entries", name="cache.size")
+    ttl: float = duration("1m", "age", name="cache.ttl")
+    names: tuple[str, ...] = setting((), "names")
+    fast: bool = setting(False, "switch")
+    root: Path | None = setting(None, "directory")
+    ratio: float = setting(0.5, "share")
+    key: str = setting("", "key", secret=True)
+    mode: str = setting("a", "mode", choices=("a", "b"))
+
+
+@pytest.fixture
+def cache() -> Schema:
+    return Schema("prog", {"broker": CacheFlags}, file_stem="prog")
+
+
+def load(schema: Schema, argv=(), environ=None, directory: Path | None = None) -> CacheFlags:
+    return schema.load(argv, environ or {}, directory=directory or Path("/nonexistent")).group(
+        CacheFlags
+    )
+
+
+def test_defaults_are_used_where_nothing_is_given(cache: Schema) -> None:
+    assert load(cache) == CacheFlags()
+    assert load(cache).ttl == 60.0
+
+
+def test_a_flag_wins_over_environment_over_file_over_default(cache: Schema, tmp_path: Path) -> None:
+    (tmp_path / "prog.ini").write_text("[broker]\ncache.size = 1\ncache.ttl = 1s\nmode = b\n")
+    environ = {"BROKER_CACHE_SIZE": "2", "BROKER_CACHE_TTL": "2s"}
+    loaded = cache.load(["--broker.cache.size=3"], environ, directory=tmp_path)
+    flags = loaded.group(CacheFlags)
+    assert (flags.size, flags.ttl, flags.mode, flags.ratio) == (3, 2.0, "b", 0.5)
+    assert loaded.sources["broker.cache.size"] == "flag"
+    assert loaded.sources["broker.cache.ttl"] == "env BROKER_CACHE_TTL"
+    assert loaded.sources["broker.mode"] == f"file {tmp_path / 'prog.ini'}"
+    assert loaded.sources["broker.ratio"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--broker.fast"], CacheFlags(fast=True)),
+        (["--broker.fast=false"], CacheFlags(fast=False)),
+        (["--broker.names=a", "--broker.names", "b,c"], CacheFlags(names=("a", "b", "c"))),
+        (["--broker.cache.ttl", "1h30m"], CacheFlags(ttl=5400.0)),
+        (["--broker.cache.ttl=0"], CacheFlags(ttl=0.0)),
+        (["--broker.root=/a/b"], CacheFlags(root=Path("/a/b"))),
+        (["--broker.root="], CacheFlags(root=None)),
+        (["--broker.cache.size=-1"], CacheFlags(size=-1)),
+        (["--broker.cache.size=1", "--broker.cache.size=2"], CacheFlags(size=2)),
+    ],
+)
+def test_flags_are_read_as_their_kind(cache: Schema, argv: list[str], expected: CacheFlags) -> None:
+    assert load(cache, argv) == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "text"),
+    [
+        (
+            ["--broker.cach.size=1"],
+            {},
+            "unknown flag --broker.cach.size (did you mean --broker.cache.size?)",
+        ),
+        (["--qqqqqqqqq"], {}, "unknown flag --qqqqqqqqq"),
+        (["stray"], {}, 'unexpected argument "stray"'),
+        (
+            ["--broker.cache.size=x"],
+            {},
+            '--broker.cache.size: invalid value "x": expected an integer',
+        ),
+        (["--broker.cache.size"], {}, "expected one argument"),
+        (
+            [],
+            {"BROKER_CACHE_TTL": "20"},
+            'BROKER_CACHE_TTL: invalid value "20": time: missing unit',
+        ),
+        ([], {"BROKER_FAST": "maybe"}, "expected true or false"),
+        (["--broker.mode=c"], {}, "expected one of a, b"),
+        (["--config=/no/such.ini"], {}, "configuration file does not exist"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    cache: Schema, argv: list[str], environ: dict[str, str], text: str
+) -> None:
+    with pytest.raises(Invalid) as caught:
+        load(cache, argv, environ)
+    assert text in str(caught.value)
+
+
+def test_an_environment_name_that_is_set_but_empty_is_as_good_as_not_set(cache: Schema) -> None:
+    assert load(cache, environ={"BROKER_CACHE_SIZE": ""}) == CacheFlags()
+
+
+@pytest.mark.parametrize("suffix", ["ini", "yaml"])
+def test_an_unknown_key_of_a_file_is_an_error_with_the_nearest_name(
+    cache: Schema, tmp_path: Path, suffix: str
+) -> None:
+    text = "[broker]\nratios = 1\n" if suffix == "ini" else "broker:\n  ratios: 1\n"
+    (tmp_path / f"prog.{suffix}").write_text(text)
+    with pytest.raises(Invalid, match=r"unknown key broker.ratios \(did you mean broker.ratio\?\)"):
+        load(cache, directory=tmp_path)
+
+
+def test_yaml_takes_nested_groups_lists_and_booleans(cache: Schema, tmp_path: Path) -> None:
+    path = tmp_path / "other.yaml"
+    path.write_text(
+        "broker:\n  cache: {size: 5, ttl: 3s}\n  names: [a, b]\n  fast: true\n  root:\n"
+    )
+    assert load(cache, [f"--config={path}"]) == CacheFlags(
+        size=5, ttl=3.0, names=("a", "b"), fast=True
+    )
+
+
+def test_ini_names_may_be_written_as_the_original_writes_them(tmp_path: Path) -> None:
+    (tmp_path / "gazette.ini").write_text(
+        '[Broker]\n; a comment\nZone = "a"\nMaxAppendRate = 7\nfile_only = false\n[Etcd]\nLease = 30s\n'
+    )
+    loaded = schema().load([], {}, directory=tmp_path)
+    assert loaded.group(BrokerFlags).zone == "a"
+    assert loaded.group(BrokerFlags).max_append_rate == 7
+    assert loaded.group(EtcdFlags).lease == 30.0
+
+
+def test_files_are_searched_in_the_directory_and_then_below_home(
+    cache: Schema, tmp_path: Path
+) -> None:
+    below = tmp_path / ".config" / "gazette"
+    below.mkdir(parents=True)
+    (below / "prog.ini").write_text("[broker]\nmode = b\n")
+    here = tmp_path / "here"
+    here.mkdir()
+    assert load(cache, environ={"HOME": str(tmp_path)}, directory=here).mode == "b"
+    (here / "prog.yaml").write_text("broker: {mode: a}\n")
+    assert load(cache, environ={"HOME": str(tmp_path)}, directory=here).mode == "a"
+
+
+@pytest.mark.parametrize("text", ["broker: [", "- a\n", "broker:\n\t- x"])
+def test_a_file_that_cannot_be_read_is_named(cache: Schema, tmp_path: Path, text: str) -> None:
+    (tmp_path / "prog.yaml").write_text(text)
+    with pytest.raises(Invalid, match="prog.yaml: configuration file cannot be read"):
+        load(cache, directory=tmp_path)
+
+
+def test_the_printed_configuration_reads_back_and_holds_no_secret(
+    cache: Schema, tmp_path: Path
+) -> None:
+    argv = ["--broker.cache.ttl=90s", "--broker.names=a,b", "--broker.key=hunter2", "--broker.fast"]
+    loaded = cache.load(argv, {}, directory=tmp_path)
+    text = cache.render_ini(loaded)
+    assert "hunter2" not in text
+    assert "key is set; not shown" in text
+    (tmp_path / "prog.ini").write_text(text)
+    again = load(cache, ["--broker.key=hunter2"], directory=tmp_path)
+    assert again == loaded.group(CacheFlags)
+
+
+def test_every_flag_of_serve_has_the_names_of_the_original() -> None:
+    """Environment names are what deployments set: these must not move."""
+    env = {option.flag: option.env for option in schema().options}
+    assert env["--broker.zone"] == "BROKER_ZONE"
+    assert env["--broker.max-grpc-recv-size"] == "BROKER_MAX_GRPC_RECV_SIZE"
+    assert env["--etcd.lease"] == "ETCD_LEASE_TTL"
+    assert env["--etcd.trusted-ca-file"] == "ETCD_TRUSTED_CA_FILE"
+    assert env["--broker.server-cert-key-file"] == "BROKER_SERVER_CERT_KEY_FILE"
+    assert env["--log.level"] == "LOG_LEVEL"
+    assert env["--debug.private"] == "DEBUG_PRIVATE"
+    assert env["--workers"] == "GAZETTE_WORKERS"
+    assert len(set(env.values())) == len(env)
+
+
+def test_defaults_of_serve_are_those_of_the_original() -> None:
+    loaded = schema().load([], {}, directory=Path("/nonexistent"))
+    broker, etcd = loaded.group(BrokerFlags), loaded.group(EtcdFlags)
+    assert (broker.zone, broker.limit, broker.max_replication) == ("local", 1024, 9)
+    assert (broker.min_append_rate, broker.max_append_rate) == (65536, 0)
+    assert (broker.watch_delay, broker.max_grpc_recv_size) == (0.03, 4194304)
+    assert (etcd.address, etcd.lease) == ("http://localhost:2379", 20.0)
+    assert etcd.prefix == "/gazette/cluster"
+    assert loaded.group(LogFlags) == LogFlags("warn", "text")
+    assert loaded.group(DebugFlags) == DebugFlags("", private=False)
+    assert loaded.group(ProcessFlags).workers == 1
+
+
+def test_help_lists_flags_with_environment_names_and_ends_with_zero(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        schema().load(["--help"], {})
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--broker.zone STR" in text
+    assert "[env ETCD_LEASE_TTL, default 20s]" in text
+
+
+def test_a_wrong_configuration_is_exit_code_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert print_config(["--broker.zone"], {}) == 2
+    assert print_config(["--broker.limt=1"], {}) == 2
+    assert "did you mean --broker.limit?" in capsys.readouterr().err
+    stream = io.StringIO()
+    assert exit_with(Invalid("no", path="x", hint="Do y."), stream) == 2
+    assert stream.getvalue() == "x: no\nDo y.\n"
+
+
+def test_etcd_endpoints_are_separated_by_commas() -> None:
+    settings = EtcdFlags(address="http://a:1, http://b:2,", lease=40.0).settings()
+    assert settings.endpoints == ("http://a:1", "http://b:2")
+    assert settings.keepalive_s == 10.0

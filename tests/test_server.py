@@ -1,0 +1,371 @@
+"""The two servers of a process: ports, TLS, counters, and an end within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from gazette.clock import SystemClock
+from gazette.diagnostics import diagnostic_routes
+from gazette.errors import Invalid, Unavailable
+from gazette.grpc_metrics import MetricsInterceptor
+from gazette.http_server import TlsFiles, bind_tcp
+from gazette.metrics import (
+    GRPC_SERVER_HANDLED,
+    GRPC_SERVER_RECEIVED,
+    GRPC_SERVER_SENT,
+    GRPC_SERVER_STARTED,
+)
+from gazette.protocol.route import grpc_target
+from gazette.server import Server, ServerSettings
+from gazette.tasks import TaskScope
+
+SERVICE = "test.Echo"
+
+
+class Echo:
+    """A service with one method of each kind; ``gate`` holds calls to ``Hang``."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.gate = asyncio.Event()
+
+    async def unary(self, request: bytes, call: Any) -> bytes:
+        if request == b"abort":
+            await call.abort(grpc.StatusCode.NOT_FOUND, "no")
+        if request == b"raise":
+            raise ValueError("a defect")
+        return request
+
+    async def hang(self, request: bytes, call: Any) -> bytes:
+        self.entered.set()
+        await self.gate.wait()
+        return request
+
+    async def repeat(self, request: bytes, call: Any) -> None:
+        for _ in range(3):
+            await call.write(request)
+
+    async def generate(self, requests: AsyncIterator[bytes], call: Any) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield request
+
+    def handler(self) -> Any:
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Unary": grpc.unary_unary_rpc_method_handler(self.unary),
+                "Hang": grpc.unary_unary_rpc_method_handler(self.hang),
+                "Repeat": grpc.unary_stream_rpc_method_handler(self.repeat),
+                "Generate": grpc.stream_stream_rpc_method_handler(self.generate),
+            },
+        )
+
+
+def settings(**changes: Any) -> ServerSettings:
+    return ServerSettings(**{"host": "127.0.0.1", "bind_host": "127.0.0.1", **changes})
+
+
+async def path(request: Request) -> Response:
+    return PlainTextResponse(request.url.path)
+
+
+def app() -> Starlette:
+    return Starlette(routes=[Route("/{rest:path}", path)])
+
+
+class Running:
+    """A started server, with the echo service and an application that answers its path."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.echo = Echo()
+        self.scope = TaskScope("test")
+
+    async def __aenter__(self) -> Running:
+        self.server.grpc.add_generic_rpc_handlers((self.echo.handler(),))
+        self.server.start_http(self.scope, app())
+        await self.server.start_grpc()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.server.stop(0.0)
+        await self.scope.stop()
+
+    async def call(self, channel: grpc.aio.Channel, request: bytes = b"hi") -> bytes:
+        return await channel.unary_unary(f"/{SERVICE}/Unary")(request)
+
+
+def bound(**changes: Any) -> Server:
+    server = Server(SystemClock(), settings(**changes))
+    server.bind()
+    return server
+
+
+def free_port_pair() -> int:
+    """A port that is free together with the next one."""
+    while True:
+        with bind_tcp("127.0.0.1", 0) as first:
+            port = first.getsockname()[1]
+            try:
+                bind_tcp("127.0.0.1", port + 1).close()
+            except Unavailable:
+                continue
+            return port
+
+
+async def test_grpc_and_http_are_served_and_the_grpc_endpoint_is_advertised() -> None:
+    async with Running(bound()) as running:
+        target, tls = grpc_target(running.server.endpoint)
+        assert not tls
+        async with grpc.aio.insecure_channel(target) as channel:
+            assert await running.call(channel) == b"hi"
+        async with httpx.AsyncClient() as http:
+            response = await http.get(f"{running.server.http_endpoint}/some/path")
+        assert response.text == "/some/path"
+        assert "server" not in response.headers
+
+
+async def test_the_http_port_follows_the_grpc_port() -> None:
+    port = free_port_pair()
+    server = bound(port=str(port))
+    assert server.endpoint == f"http://127.0.0.1:{port}"
+    assert server.http_endpoint == f"http://127.0.0.1:{port + 1}"
+    await server.stop(0)
+
+
+async def test_all_interfaces_are_listened_on_and_the_given_host_is_advertised() -> None:
+    async with Running(bound(host="broker.example", bind_host="")) as running:
+        port = running.server.endpoint.rpartition(":")[2]
+        assert running.server.endpoint == f"http://broker.example:{port}"
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            assert await running.call(channel) == b"hi"
+
+
+@pytest.mark.parametrize("which", ["port", "http_port"])
+async def test_a_port_in_use_is_a_clear_error(which: str) -> None:
+    with bind_tcp("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        server = Server(SystemClock(), settings(**{which: str(port)}))
+        with pytest.raises(Unavailable) as caught:
+            server.bind()
+        await server.stop(0)
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in str(caught.value)
+    assert "Choose another port" in caught.value.hint
+
+
+@pytest.mark.parametrize("port", ["http", "70000", "-1", "80 ", "unix:relative"])
+async def test_what_is_no_port_is_invalid(port: str) -> None:
+    with pytest.raises(Invalid, match="invalid port"):
+        Server(SystemClock(), settings(port=port)).bind()
+
+
+async def test_unix_sockets_serve_both_and_replace_stale_files(tmp_path: Path) -> None:
+    sock = tmp_path / "b.sock"
+    for path in (sock, tmp_path / "b.sock.http"):
+        with socket.socket(socket.AF_UNIX) as stale:
+            stale.bind(str(path))
+    async with Running(bound(port=f"unix://{sock}", host="here")) as running:
+        assert running.server.endpoint == f"unix://here{sock}"
+        target, _ = grpc_target(running.server.endpoint)
+        async with grpc.aio.insecure_channel(target) as channel:
+            assert await running.call(channel) == b"hi"
+        transport = httpx.AsyncHTTPTransport(uds=f"{sock}.http")
+        async with httpx.AsyncClient(transport=transport) as http:
+            assert (await http.get("http://here/x")).text == "/x"
+        # Case: a socket somebody listens on is not taken away from them.
+        with pytest.raises(Unavailable, match="Address already in use"):
+            bound(port=f"unix://{sock}")
+    del running
+
+
+def openssl(directory: Path, *arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``ca.pem``, and a key pair of it for ``server`` and ``client``."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command")
+    directory = tmp_path_factory.mktemp("certificates")
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl(
+        directory, "req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca"
+    )
+    for name in ("server", "client"):
+        (directory / f"{name}.ext").write_text("subjectAltName=IP:127.0.0.1\n")
+        request = ("-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        openssl(directory, "req", *key, *request)
+        signer = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", f"{name}.ext")
+        openssl(directory, "x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signer)
+    return directory
+
+
+async def test_tls_requires_a_client_certificate_iff_a_ca_is_given(certificates: Path) -> None:
+    def pem(name: str) -> str:
+        return str(certificates / name)
+
+    def credentials(*, client: bool) -> grpc.ChannelCredentials:
+        pair = [
+            Path(pem(f"client.{kind}")).read_bytes() if client else None for kind in ("key", "pem")
+        ]
+        return grpc.ssl_channel_credentials(Path(pem("ca.pem")).read_bytes(), *pair)
+
+    for ca, anonymous_works in (("", True), (pem("ca.pem"), False)):
+        tls = TlsFiles(pem("server.pem"), pem("server.key"), ca)
+        async with Running(bound(tls=tls)) as running:
+            assert running.server.endpoint.startswith("https://127.0.0.1:")
+            assert running.server.http_endpoint.startswith("https://127.0.0.1:")
+            target, _ = grpc_target(running.server.endpoint)
+            async with grpc.aio.secure_channel(target, credentials(client=True)) as channel:
+                assert await running.call(channel) == b"hi"
+            async with grpc.aio.secure_channel(target, credentials(client=False)) as channel:
+                if anonymous_works:
+                    assert await running.call(channel) == b"hi"
+                else:
+                    with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+                        await running.call(channel)
+            for client in (True, False):
+                context = ssl.create_default_context(cafile=pem("ca.pem"))
+                if client:
+                    context.load_cert_chain(pem("client.pem"), pem("client.key"))
+                async with httpx.AsyncClient(verify=context) as http:
+                    if client or anonymous_works:
+                        assert (await http.get(f"{running.server.http_endpoint}/x")).text == "/x"
+                    else:
+                        with pytest.raises(httpx.TransportError):
+                            await http.get(f"{running.server.http_endpoint}/x")
+
+
+async def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=r"server-cert-file: cannot read .*/none.pem: No such file"):
+        bound(tls=TlsFiles(str(tmp_path / "none.pem"), str(tmp_path / "none.key")))
+
+
+async def test_accepted_calls_end_and_new_ones_are_refused_while_stopping() -> None:
+    async with Running(bound()) as running:
+        target, _ = grpc_target(running.server.endpoint)
+        async with grpc.aio.insecure_channel(target) as channel, TaskScope("calls") as scope:
+            hanging = channel.unary_unary(f"/{SERVICE}/Hang")(b"held")
+            await running.echo.entered.wait()
+            stopping = scope.spawn(running.server.stop(30.0), name="stop")
+            # A call that races with the stop may be CANCELLED by gRPC itself.
+            with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE|CANCELLED"):
+                while True:
+                    await running.call(channel)
+            assert not stopping.done()
+            running.echo.gate.set()
+            assert await hanging == b"held"
+            await stopping
+
+
+async def test_calls_that_do_not_end_are_cut_off_after_the_grace() -> None:
+    async with Running(bound()) as running:
+        target, _ = grpc_target(running.server.endpoint)
+        async with grpc.aio.insecure_channel(target) as channel:
+            hanging = channel.unary_unary(f"/{SERVICE}/Hang")(b"held")
+            await running.echo.entered.wait()
+            await running.server.stop(0.05)
+            with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+                await hanging
+
+
+async def test_a_server_that_never_started_can_be_stopped() -> None:
+    server = bound()
+    port = int(server.http_endpoint.rpartition(":")[2])
+    await server.stop(0)
+    bind_tcp("127.0.0.1", port).close()
+
+
+async def test_what_is_called_is_counted() -> None:
+    def counts(method: str, kind: str) -> tuple[float, float, float]:
+        labels = (kind, SERVICE, method)
+        return (
+            GRPC_SERVER_STARTED.labels(*labels)._value.get(),
+            GRPC_SERVER_RECEIVED.labels(*labels)._value.get(),
+            GRPC_SERVER_SENT.labels(*labels)._value.get(),
+        )
+
+    def handled(method: str, kind: str, code: str) -> float:
+        return GRPC_SERVER_HANDLED.labels(kind, SERVICE, method, code)._value.get()
+
+    async with Running(bound()) as running:
+        target, _ = grpc_target(running.server.endpoint)
+        async with grpc.aio.insecure_channel(target) as channel:
+            before = counts("Unary", "unary")
+            for request, code in ((b"hi", None), (b"abort", "NOT_FOUND"), (b"raise", "UNKNOWN")):
+                if code is None:
+                    await running.call(channel, request)
+                else:
+                    with pytest.raises(grpc.aio.AioRpcError, match=code):
+                        await running.call(channel, request)
+            after = counts("Unary", "unary")
+            assert [b - a for a, b in zip(before, after, strict=True)] == [3, 3, 1]
+            for code in ("OK", "NotFound", "Unknown"):
+                assert handled("Unary", "unary", code) >= 1
+
+            repeated = channel.unary_stream(f"/{SERVICE}/Repeat")(b"x")
+            assert [one async for one in repeated] == [b"x"] * 3
+            assert counts("Repeat", "server_stream") == (1, 1, 3)
+
+            generated = channel.stream_stream(f"/{SERVICE}/Generate")(iter([b"1", b"2"]))
+            assert [one async for one in generated] == [b"1", b"2"]
+            assert counts("Generate", "bidi_stream") == (1, 2, 2)
+            assert handled("Generate", "bidi_stream", "OK") == 1
+
+
+async def test_an_unknown_method_is_unimplemented_and_not_counted() -> None:
+    async with Running(bound()) as running:
+        target, _ = grpc_target(running.server.endpoint)
+        async with grpc.aio.insecure_channel(target) as channel:
+            with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):
+                await channel.unary_unary(f"/{SERVICE}/Nothing")(b"")
+    assert MetricsInterceptor(SystemClock())._methods == {}
+
+
+async def test_an_http_server_that_dies_fails_its_scope() -> None:
+    failures: list[BaseException] = []
+    server = bound()
+    scope = TaskScope("test", on_failure=failures.append)
+    server.start_http(scope, app())
+    http = server._http
+    assert http is not None
+    http._server.main_loop = asyncio.Event().set  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        await scope.wait()
+    assert failures
+    await server.stop(0)
+
+
+async def test_diagnostics_tell_whether_and_what() -> None:
+    reason = "starting"
+    application = Starlette(routes=diagnostic_routes(lambda: reason))
+    transport = httpx.ASGITransport(application)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        response = await http.get("/debug/ready")
+        assert (response.status_code, response.text) == (503, "starting\n")
+        reason = ""
+        assert (await http.get("/debug/ready")).status_code == 200
+        for path in ("/metrics", "/debug/metrics"):
+            text = (await http.get(path)).text
+            assert "# TYPE gazette_journal_server_started_totals untyped" in text
+            assert "process_resident_memory_bytes" in text
+        stacks = (await http.get("/debug/stacks")).text
+        assert "test_diagnostics_tell_whether_and_what" in stacks
+        assert "thread MainThread" in stacks
