@@ -21,7 +21,7 @@ from gazette.etcd_values import Compacted
 Code = grpc.StatusCode
 
 # gRPC says so only when no connection could be made, hence nothing was sent.
-_NOT_SENT = ("failed to connect to all addresses", "errors resolving")
+_NOT_SENT = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
 
 # etcd says so before it proposes the request to its peers.
 _NOT_PROPOSED = (

@@ -117,6 +117,15 @@ class _Uvicorn(uvicorn.Server):
         await self.stopping.wait()
         self.should_exit = True
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Without a connection there is nothing to be patient for."""
+        if self.server_state.connections or self.server_state.tasks:
+            await super().shutdown(sockets)
+            return
+        for server in self.servers:
+            server.close()
+            await server.wait_closed()
+
 
 class HttpServer:
     """Serves ``app`` on ``sock``, which it owns from now on."""

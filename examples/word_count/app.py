@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 from starlette.requests import Request
@@ -40,7 +40,9 @@ from word_count.ngram_pb2_grpc import NGramServicer, NGramStub, add_NGramService
 MESSAGE_TYPE = "app.gazette.dev/message-type"
 NGRAMS = LabelSelector.parse(f"{MESSAGE_TYPE} = word_count.NGramCount")
 WORD = re.compile(r"[a-z]+")
-SCHEMA = "CREATE TABLE IF NOT EXISTS counts (ngram TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID"
+SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS counts (ngram TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID"
+)
 UPSERT = "INSERT INTO counts VALUES (?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n"
 QUERY_TIMEOUT_S = 60.0
 ROWS_MAX = 1_000_000
@@ -62,6 +64,10 @@ def ngrams(text: str, n: int) -> Iterator[str]:
         yield " ".join(padded[begin : begin + n])
 
 
+def ngram_of(message: NGramCount) -> str:
+    return message.n_gram
+
+
 class Counts(SQLiteStore):
     """Counts, with those of the running transaction gathered before they are written."""
 
@@ -79,7 +85,7 @@ class Counts(SQLiteStore):
 
 class WordCount(Application[Counts]):
     message_type = NGramCount
-    config_groups = {"wordcount": WordCountFlags}
+    config_groups: ClassVar[Mapping[str, type]] = {"wordcount": WordCountFlags}
 
     def new_store(self, shard: Any, recorder: Any) -> Counts:
         return Counts(recorder)
@@ -108,7 +114,7 @@ class Api(NGramServicer):
         self.n = service.config(WordCountFlags).N
         self.partitions = service.partitions(NGRAMS)
         self.publisher = service.standalone_publisher()
-        self.mapping = modulo_mapping(self.partitions, lambda message: message.n_gram)
+        self.mapping = modulo_mapping(self.partitions, ngram_of)
 
     async def publish(self, text: str) -> int:
         """Publish the n-grams of a text; how many. Returns once they are durable."""

@@ -239,8 +239,10 @@ class WordCountCluster:
     def _is_up(self, shard: ListedShard, *, standbys: bool) -> bool:
         codes = [status.code for status in shard.status]
         wanted = 1 + (self.settings.hot_standbys if standbys else 0)
-        return ReplicaCode.PRIMARY in codes and len(codes) >= wanted and all(
-            code >= ReplicaCode.STANDBY for code in codes
+        return (
+            ReplicaCode.PRIMARY in codes
+            and len(codes) >= wanted
+            and all(code >= ReplicaCode.STANDBY for code in codes)
         )
 
     async def primaries(self) -> dict[str, list[str]]:

@@ -31,7 +31,8 @@ from gazette.protocol.ids import JournalName, Offset
 M = TypeVar("M")
 
 _NEWLINE: Final = 0x0A
-_QUOTED = re.compile(rb'"([^"]*(?:""[^"]*)*)"')
+# Possessive, so that a doubled quote is never taken for a closing one.
+_QUOTED = re.compile(rb'"((?:[^"]++|"")*+)"')
 _PLAIN = re.compile(rb"[^,\n]*")
 _BLANK_LINES = re.compile(rb"(?:\r?\n)*")
 _NEEDS_QUOTES = re.compile(r'[,"\r\n]|^\s|^\\\.$')

@@ -59,10 +59,7 @@ class EnvelopeDecoder(Generic[M]):
         if not data:
             return
         if not self._ready:
-            head = self._parts[0][:_HEAD_BYTES] if self._parts else b""
-            if len(head) < _HEAD_BYTES < self._size:
-                head = b"".join(self._parts)[:_HEAD_BYTES]
-            self._ready = self.framing.may_complete(head, self._size, data)
+            self._ready = self.framing.may_complete(self._head(), self._size, data)
         self._parts.append(data)
         self._size += len(data)
         if self._size > self.framing.frame_bytes_max:
@@ -131,6 +128,13 @@ class EnvelopeDecoder(Generic[M]):
                 raw=error.raw,
                 journal=self.journal,
             ) from None
+
+    def _head(self) -> bytes:
+        """The first bytes of what is pending."""
+        if self._parts and len(self._parts[0]) < _HEAD_BYTES and len(self._parts) > 1:
+            # Rare: parts shorter than that are of a test, or of a peer that sends byte by byte.
+            self._parts = [b"".join(self._parts)]
+        return self._parts[0][:_HEAD_BYTES] if self._parts else b""
 
     def _drop(self, size: int) -> None:
         rest = self._parts[0][size:]

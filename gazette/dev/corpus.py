@@ -1,0 +1,68 @@
+"""The text that the demonstration counts: any directory of text, by default Python's own library."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from gazette.errors import Invalid
+
+WORD: Final = re.compile(r"[a-z]+")
+_SKIPPED: Final = frozenset(
+    {"test", "tests", "site-packages", "__pycache__", "idle_test", "lib2to3"}
+)
+_SUFFIXES: Final = frozenset({".py", ".txt", ".md", ".rst", ".html", ".csv", ".log", ""})
+
+
+def standard_library() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def corpus_files(path: Path | None) -> list[Path]:
+    """Text files of a corpus, in order. Raises ``Invalid`` if there is none.
+
+    Without a path: the modules of the standard library, without their tests.
+    """
+    root = standard_library() if path is None else path
+    if root.is_file():
+        return [root]
+    if not root.is_dir():
+        raise Invalid(f"{root} is neither a file nor a directory", path="--corpus")
+    suffixes = frozenset({".py"}) if path is None else _SUFFIXES
+    skipped = _SKIPPED if path is None else frozenset({"__pycache__", ".git"})
+    found: list[Path] = []
+    for one in sorted(root.rglob("*")):
+        parts = one.relative_to(root).parts
+        if one.suffix in suffixes and not skipped.intersection(parts) and one.is_file():
+            found.append(one)
+    if not found:
+        raise Invalid(f"{root} holds no text", path="--corpus")
+    return found
+
+
+def texts(files: list[Path], chunk_bytes: int) -> Iterator[str]:
+    """The text of files in pieces of about that many bytes. Files are cut between lines only."""
+    gathered: list[str] = []
+    size = 0
+    for path in files:
+        with path.open("r", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                gathered.append(line)
+                size += len(line)
+                if size >= chunk_bytes:
+                    yield "".join(gathered)
+                    gathered, size = [], 0
+    if gathered:
+        yield "".join(gathered)
+
+
+def count_independently(files: list[Path]) -> Counter[str]:
+    """How often each word occurs, by nothing but the standard library."""
+    counts: Counter[str] = Counter()
+    for path in files:
+        counts.update(WORD.findall(path.read_text("utf-8", errors="replace").lower()))
+    return counts

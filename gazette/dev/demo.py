@@ -1,0 +1,265 @@
+"""``gazette demo``: count the words of real text, exactly once, while processes are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from gazette.clock import Clock, SystemClock
+from gazette.config import Schema, setting
+from gazette.dev.cluster import ClusterSettings, LocalCluster
+from gazette.dev.corpus import corpus_files, count_independently
+from gazette.dev.demo_load import Publishing, Queries, all_counts
+from gazette.dev.word_count import (
+    Member,
+    WordCountCluster,
+    WordCountSettings,
+    examples_path,
+    import_examples,
+)
+from gazette.errors import GazetteError, Invalid
+from gazette.tasks import TaskScope
+
+LEASE_S: Final = 4.0
+TOP_WORDS: Final = 10
+CATCH_UP_TIMEOUT_S: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemoFlags:
+    """Flags of ``gazette demo``."""
+
+    corpus: Path | None = setting(
+        None, "a file or directory of text to count (default: Python's standard library)"
+    )
+    json: bool = setting(False, "print one JSON object instead of progress")
+    keep: bool = setting(False, "leave everything running afterwards, and say what to try")
+    dir: Path | None = setting(None, "where state is kept (default: a temporary directory)")
+    kill: bool = setting(True, "kill the busiest consumer and a broker in mid-stream")
+
+
+@dataclass(slots=True)
+class Report:
+    """What ``--json`` prints."""
+
+    ok: bool = False
+    messages: int = 0
+    words: int = 0
+    mismatches: int = 0
+    failover_ms: float = 0.0
+    queries: int = 0
+    queries_failed: int = 0
+    seconds: float = 0.0
+    top: list[tuple[str, int]] = field(default_factory=list)
+
+    def as_json(self) -> str:
+        value = asdict(self)
+        del value["top"]
+        value["failover_ms"] = round(self.failover_ms)
+        value["seconds"] = round(self.seconds, 1)
+        return json.dumps(value)
+
+
+def run(argv: Sequence[str]) -> int:
+    """The subcommand. Exit codes: 0 every count is right; 1 one is not, or something broke; 2 a
+    mistake in the flags."""
+    schema = Schema("gazette demo", {"": DemoFlags})
+    try:
+        flags = schema.load(argv, {}).group(DemoFlags)
+        files = corpus_files(flags.corpus)
+        examples_path()
+    except GazetteError as error:
+        print(f"gazette demo: {error}\n  {error.hint}", file=sys.stderr)
+        return 2 if isinstance(error, Invalid) else 1
+    console = Console(stderr=flags.json, highlight=False)
+    try:
+        if flags.dir is not None:
+            return asyncio.run(_Demo(flags, files, flags.dir, console).run())
+        with tempfile.TemporaryDirectory(prefix="gazette-demo-") as directory:
+            return asyncio.run(_Demo(flags, files, Path(directory), console).run())
+    except KeyboardInterrupt:
+        return 130
+    except GazetteError as error:
+        console.print(f"[red]gazette demo: {error}[/]\n  {error.hint}")
+        return 1
+
+
+class _Demo:
+    def __init__(
+        self, flags: DemoFlags, files: list[Path], directory: Path, console: Console
+    ) -> None:
+        self.flags = flags
+        self.files = files
+        self.console = console
+        self.clock: Clock = SystemClock()
+        self.report = Report()
+        self.cluster = LocalCluster(
+            ClusterSettings(directory=directory, brokers=3, zones=2, lease_ttl_s=LEASE_S),
+            self.clock,
+        )
+        self.words: WordCountCluster | None = None
+
+    def say(self, text: str) -> None:
+        self.console.print(text)
+
+    async def run(self) -> int:
+        began = self.clock.monotonic()
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, task.cancel)
+        try:
+            await self._count(began)
+            if self.flags.keep:
+                await self._keep()
+        except asyncio.CancelledError:
+            self.say("stopping …")
+            return 130
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+            if self.words is not None:
+                await self.words.stop()
+            await self.cluster.stop()
+        return 0 if self.report.ok else 1
+
+    async def _count(self, began: float) -> None:
+        self.say("[bold]Gazette[/]: counting words exactly once, through failures\n")
+        words = await self._start()
+        import_examples()
+        async with TaskScope("demo") as scope:
+            expected = scope.spawn(
+                asyncio.to_thread(count_independently, self.files), name="independent count"
+            )
+            publishing = Publishing(words, self.files, self.clock)
+            queries = Queries(words, self.clock)
+            asking = scope.spawn(queries.run(), name="queries")
+            published = scope.spawn(publishing.run(), name="publish")
+            progress = scope.spawn(self._show(publishing, queries), name="progress")
+            if self.flags.kill:
+                await self._break(words, publishing, queries)
+            await published
+            progress.cancel()
+            await self._catch_up(words, publishing)
+            queries.stop()
+            await asking
+            counts = await all_counts(words)
+            self.report.seconds = self.clock.monotonic() - began
+            self._judge(counts, await expected, publishing, queries)
+        self._print(publishing)
+
+    async def _start(self) -> WordCountCluster:
+        cluster = self.cluster
+        self.say("starting etcd, 3 brokers in 2 zones, 2 consumer members …")
+        await cluster.start()
+        words = self.words = WordCountCluster(
+            cluster, WordCountSettings(lease_ttl_s=LEASE_S), self.clock
+        )
+        await words.apply_journals()
+        async with TaskScope("members") as scope:
+            for _ in range(2):
+                scope.spawn(words.start_member(), name="member")
+        await words.apply_shards()
+        await words.await_shards(standbys=True)
+        count = len(words.shard_ids)
+        self.say(f"  {count} partitions at R=2, {count} shards, each with a hot standby\n")
+        return words
+
+    async def _show(self, publishing: Publishing, queries: Queries) -> None:
+        while True:
+            await self.clock.sleep(1.0)
+            self.say(
+                f"  {publishing.fraction:4.0%} of the text,"
+                f" {publishing.messages:>9,} messages, {queries.answered:>5,} queries answered"
+            )
+
+    async def _break(
+        self, words: WordCountCluster, publishing: Publishing, queries: Queries
+    ) -> None:
+        """Kill what hurts most, in mid-stream."""
+        await publishing.reached(0.3)
+        held = await words.primaries()
+        busiest = max(words.members, key=lambda one: len(held.get(one.id, ())))
+        shards = held.get(busiest.id, [])
+        self.say(f"[yellow]✗ SIGKILL {busiest.id}[/], primary for {', '.join(shards)}")
+        await busiest.process.kill()
+        self.report.failover_ms = 1e3 * await queries.fail_over_s(shards)
+        self.say(
+            f"[green]✓ its shards answer again[/] after {self.report.failover_ms / 1e3:.1f} s"
+            f" (a lease is {LEASE_S:.0f} s)"
+        )
+        await publishing.reached(0.6)
+        broker = self.cluster.brokers[-1]
+        self.say(f"[yellow]✗ SIGKILL {broker.process.name}[/]")
+        await broker.process.kill()
+
+    async def _catch_up(self, words: WordCountCluster, publishing: Publishing) -> None:
+        self.say("all text is published; waiting until it is consumed …")
+        await words.await_read_through(await publishing.write_heads(), CATCH_UP_TIMEOUT_S)
+
+    def _judge(
+        self, counts: Counter[str], expected: Counter[str], publishing: Publishing, queries: Queries
+    ) -> None:
+        report = self.report
+        differ = {
+            word for word in counts.keys() | expected.keys() if counts[word] != expected[word]
+        }
+        report.messages = publishing.messages
+        report.words = len(expected)
+        report.mismatches = len(differ)
+        report.queries = queries.answered + queries.failed
+        report.queries_failed = queries.failed
+        report.top = counts.most_common(TOP_WORDS)
+        report.ok = not differ and not queries.failed and report.messages == expected.total()
+        for word in sorted(differ)[:TOP_WORDS]:
+            self.say(f"[red]{word!r}: counted {counts[word]}, expected {expected[word]}[/]")
+
+    def _print(self, publishing: Publishing) -> None:
+        report = self.report
+        if self.flags.json:
+            print(report.as_json())
+            return
+        table = Table("word", "count", title="most frequent")
+        table.columns[1].justify = "right"
+        for word, count in report.top:
+            table.add_row(word, f"{count:,}")
+        self.console.print(table)
+        self.say(
+            f"{report.messages:,} messages, {report.words:,} different words,"
+            f" {publishing.rate:,.0f} messages per second while publishing\n"
+            f"fail-over {report.failover_ms / 1e3:.1f} s; {report.queries:,} queries,"
+            f" {report.queries_failed} failed; {report.seconds:.0f} s in all"
+        )
+        if report.ok:
+            self.say("[bold green]exactly once: every count equals the independent count[/]")
+        else:
+            self.say(f"[bold red]{report.mismatches} counts differ from the independent count[/]")
+
+    async def _keep(self) -> None:
+        words = self.words
+        assert words is not None
+        member: Member = next(one for one in words.members if one.process.running)
+        broker = next(one for one in self.cluster.brokers if one.process.running)
+        self.say("\nEverything is left running. Try:\n")
+        for line in (
+            f"curl '{member.http_url}/query?prefix=gaz'",
+            f"curl -d 'gazette gazette' {member.http_url}/publish",
+            f"curl -s -i '{broker.http_url}/{words.partitions[0]}' | head -c 600",
+            f"gazctl journals list --broker.address {broker.grpc_url}",
+            f"gazctl shards list --lag --consumer.address {member.grpc_url}",
+        ):
+            self.console.print(f"  {line}", soft_wrap=True)
+        self.say(f"\nState and logs are in {self.cluster.directory}. Ctrl-C stops everything.")
+        await asyncio.Event().wait()

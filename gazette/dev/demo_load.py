@@ -1,0 +1,185 @@
+"""What the demonstration does to the word count: it publishes, and asks all the while."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import random
+import urllib.parse
+from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Final
+
+from gazette.client.append_service import AppendService
+from gazette.client.client import Client
+from gazette.client.reader import ReadParams
+from gazette.clock import Clock
+from gazette.dev.corpus import texts
+from gazette.dev.word_count import NGRAM_TYPE, Member, WordCountCluster
+from gazette.errors import GazetteError, NotYet, Unavailable
+from gazette.labels import MESSAGE_TYPE
+from gazette.message.mapping import PartitionWatch, modulo_mapping
+from gazette.message.publisher import Publisher
+from gazette.protocol.label_set import LabelSelector
+from gazette.tasks import TaskScope, settled
+
+TEXT_BYTES: Final = 64 << 10
+BACKLOG_BYTES: Final = 8 << 20
+QUERY_TIMEOUT_S: Final = 60.0
+QUERY_PAUSE_S: Final = 0.05
+
+
+class Publishing:
+    """Publishes a corpus as n-gram messages of one word, and knows how far it is."""
+
+    def __init__(self, words: WordCountCluster, files: list[Path], clock: Clock) -> None:
+        self.messages = 0
+        self._words = words
+        self._files = files
+        self._clock = clock
+        self._bytes_all = max(1, sum(path.stat().st_size for path in files))
+        self._bytes = 0
+        self._seconds = 0.0
+        self._moved = asyncio.Event()
+
+    @property
+    def fraction(self) -> float:
+        return min(1.0, self._bytes / self._bytes_all)
+
+    @property
+    def rate(self) -> float:
+        """Messages per second, up to the last acknowledgement."""
+        return self.messages / self._seconds if self._seconds else 0.0
+
+    async def reached(self, fraction: float) -> None:
+        """Return when that part of the text was handed to the publisher."""
+        while self.fraction < fraction:
+            await self._moved.wait()
+
+    async def run(self) -> None:
+        from word_count.app import ngram_of, ngrams
+        from word_count.ngram_pb2 import NGramCount
+
+        began = self._clock.monotonic()
+        client = Client(self._words.cluster.brokers[0].grpc_url, clock=self._clock)
+        appends = AppendService(client)
+        selector = LabelSelector.parse(f"{MESSAGE_TYPE} = {NGRAM_TYPE}")
+        async with client, TaskScope("publishing") as scope:
+            partitions = PartitionWatch(client.watch_journals(selector))
+            scope.daemon(partitions.run(), name="partitions")
+            scope.daemon(appends.run(), name="appends")
+            await partitions.ready()
+            publisher = Publisher.standalone(appends, self._clock, random.SystemRandom())
+            mapping = modulo_mapping(partitions, ngram_of)
+
+            def publish(text: str) -> int:
+                messages = [NGramCount(n_gram=gram, count=1) for gram in ngrams(text, 1)]
+                publisher.publish_committed_batch(mapping, messages)
+                return len(messages)
+
+            for text in texts(self._files, TEXT_BYTES):
+                self.messages += await asyncio.to_thread(publish, text)
+                self._bytes += len(text.encode(errors="replace"))
+                self._moved.set()
+                self._moved = asyncio.Event()
+                while appends.backlog_bytes > BACKLOG_BYTES:
+                    await self._clock.sleep(0.01)
+            for future in appends.pending_except(""):
+                await settled(future)
+            self._seconds = self._clock.monotonic() - began
+            await appends.close()
+            scope.cancel()
+        self._bytes = self._bytes_all
+        self._moved.set()
+
+    async def write_heads(self) -> dict[str, int]:
+        """Where each partition ends."""
+        broker = next(one for one in self._words.cluster.brokers if one.process.running)
+        heads: dict[str, int] = {}
+        async with Client(broker.grpc_url, clock=self._clock) as client:
+            for journal in self._words.partitions:
+                heads[journal] = await _write_head(client, journal)
+        return heads
+
+
+async def _write_head(client: Client, journal: str) -> int:
+    reader = client.retry_reader(ReadParams(journal, -1, metadata_only=True))
+    try:
+        await reader.read(1)
+    except NotYet:
+        pass
+    finally:
+        reader.close()
+    return reader.write_head
+
+
+class Queries:
+    """Asks members for words, one after the other, and counts answers and failures."""
+
+    def __init__(self, words: WordCountCluster, clock: Clock) -> None:
+        self.answered = 0
+        self.failed = 0
+        self._words = words
+        self._clock = clock
+        self._stopped = False
+        self._turn = 0
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    async def run(self) -> None:
+        """Ask, each time another member that runs, until stopped."""
+        while not self._stopped:
+            running = [one for one in self._words.members if one.process.running]
+            member = running[self._turn % len(running)]
+            shard = self._words.shard_ids[self._turn % len(self._words.shard_ids)]
+            self._turn += 1
+            try:
+                await asyncio.to_thread(ask, member, f"/query?prefix=import&shard={shard}")
+            except GazetteError:
+                # A member that was killed while it answered is a failure of the question's way, not
+                # of the shard: whoever asks turns to another member.
+                if member.process.running:
+                    self.failed += 1
+                continue
+            self.answered += 1
+            await self._clock.sleep(QUERY_PAUSE_S)
+
+    async def fail_over_s(self, shards: Collection[str]) -> float:
+        """How long it takes from now until every one of these shards answers, in seconds."""
+        began = self._clock.monotonic()
+        member = next(one for one in self._words.members if one.process.running)
+        async with TaskScope("fail-over") as scope:
+            for shard in shards:
+                path = f"/query?prefix=import&shard={shard}"
+                scope.spawn(asyncio.to_thread(ask, member, path), name=shard)
+        return self._clock.monotonic() - began
+
+
+async def all_counts(words: WordCountCluster) -> Counter[str]:
+    """Every count of every shard, by way of one member."""
+    counts: Counter[str] = Counter()
+    member = next(one for one in words.members if one.process.running)
+    for shard in words.shard_ids:
+        counts.update(await asyncio.to_thread(ask, member, f"/query?shard={shard}"))
+    return counts
+
+
+def ask(member: Member, path: str) -> dict[str, int]:
+    """One HTTP query. Raises ``Unavailable`` with what went wrong."""
+    url = urllib.parse.urlsplit(member.http_url)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=QUERY_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        body: Any = json.loads(response.read())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise Unavailable(f"{member.id} did not answer: {error!r}", path=path) from error
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise Unavailable(f"{member.id} answered {response.status}: {body}", path=path)
+    counts: dict[str, int] = body
+    return counts
