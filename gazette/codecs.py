@@ -76,7 +76,8 @@ class Decompressor(Protocol):
     def finish(self) -> bytes:
         """Say that the file ended. Gives the last bytes, of which there are at most two.
 
-        A file without a byte is one without content, in every codec. Raises ``Corrupt`` if the file was cut, or if not all of it was asked for.
+        A file without a byte is one without content, in every codec.
+        Raises ``Corrupt`` if the file was cut, or if not all of it was asked for.
         """
         ...
 
@@ -436,4 +437,6 @@ class _OffloadDecompressor:
 
 
 def _joined(held: memoryview, data: bytes) -> memoryview:
+    if not data:
+        return held
     return memoryview(data) if not held else memoryview(b"".join((held, data)))

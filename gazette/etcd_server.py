@@ -71,7 +71,7 @@ class EtcdServer:
 
     Every method blocks, for milliseconds up to its timeout: call them through a ``BlockingPool`` where
     a loop must go on. The child ignores the terminal's Ctrl-C, so that its parent decides when to stop
-    it. It outlives a parent that is killed; the next ``start`` over the same directory then says so.
+    it. It ends when its parent does, however that ends.
     """
 
     def __init__(
@@ -97,6 +97,9 @@ class EtcdServer:
         self._clock = clock if clock is not None else SystemClock()
         self._any_port = self._scheme != "unix" and self._port == 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: _Guard | None = None
+        self.exit_code: int | None = None
+        """Of the process before the present one; the negative number of the signal that ended it."""
 
     @property
     def endpoint(self) -> str:
@@ -127,6 +130,8 @@ class EtcdServer:
         """
         if self.running:
             return
+        if self._process is not None:
+            self._forget(self._process)  # it died by itself
         binary = self._binary if self._binary is not None else find_etcd()
         self.directory.mkdir(parents=True, exist_ok=True)
         for attempt in range(_FREE_PORT_ATTEMPTS):
@@ -155,15 +160,13 @@ class EtcdServer:
                 process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 process.kill()
-        process.wait()
-        self._process = None
+        self._forget(process)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone. Committed writes survive (if ``durable``)."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
-            self._process = None
+            self._forget(self._process)
 
     def restart(self) -> None:
         """Kill it and start it again at the same address, over the same data."""
@@ -223,7 +226,16 @@ class EtcdServer:
             ) from error
         finally:
             os.close(lock)
+        self._guard = _Guard(self._process.pid)
         self._await_ready(self._process, log_start, timeout_s)
+
+    def _forget(self, process: subprocess.Popen[bytes]) -> None:
+        # The guard knows no more than a process id, which may soon be somebody else's.
+        if self._guard is not None:
+            self._guard.dismiss()
+            self._guard = None
+        self.exit_code = process.wait()
+        self._process = None
 
     def _await_ready(
         self, process: subprocess.Popen[bytes], log_start: int, timeout_s: float
@@ -231,7 +243,7 @@ class EtcdServer:
         deadline = self._clock.monotonic() + timeout_s
         while True:
             if (code := process.poll()) is not None:
-                self._process = None
+                self._forget(process)
                 raise Broken(
                     "etcd died at start",
                     hint="The end of its log says why; the whole log is in `log_path`.",
@@ -310,11 +322,36 @@ class EtcdServer:
             os.close(lock)
             raise Conflict(
                 "another etcd already serves this directory",
-                hint="Stop that process (it may have outlived a parent that was killed), or choose "
-                "another directory.",
+                hint="Stop that process, or choose another directory.",
                 directory=str(self.directory),
             ) from None
         return lock
+
+
+class _Guard:
+    """A child that ends another one when we are gone.
+
+    It reads from a pipe that we never write to, and of which nobody else holds the other end: the read
+    returns when the kernel closes that for us.
+    """
+
+    _SCRIPT = 'read -r _; kill -TERM "$0"; kill -CONT "$0"'
+
+    def __init__(self, pid: int) -> None:
+        reading, self._lifeline = os.pipe()
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", self._SCRIPT, str(pid)],
+            stdin=reading,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(reading)
+
+    def dismiss(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._lifeline)
 
 
 def _parse_listen(listen: str) -> tuple[str, str, int]:

@@ -31,16 +31,19 @@ _TYPES = {
 class _Requests:
     """Counts requests as the handler takes them."""
 
-    __slots__ = ("_next", "_received")
+    __slots__ = ("_next", "_received", "_requests")
 
     def __init__(self, requests: AsyncIterator[Any], received: Callable[[], None]) -> None:
-        self._next = requests.__aiter__().__anext__
+        self._requests = requests
+        self._next: Callable[[], Awaitable[Any]] | None = None
         self._received = received
 
     def __aiter__(self) -> _Requests:
         return self
 
     async def __anext__(self) -> Any:
+        if self._next is None:  # gRPC complains of an iterator that was made and never used.
+            self._next = self._requests.__aiter__().__anext__
         request = await self._next()
         self._received()
         return request

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +50,13 @@ def test_starting_what_runs_does_nothing(tmp_path: Path):
         pid = server.pid
         server.start()
         assert server.pid == pid
+        # Case: it has died by itself.
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert not server.running
+        server.start()
+        assert server.running
 
 
 def test_stopping_ends_a_paused_process_too(tmp_path: Path):
@@ -55,11 +66,32 @@ def test_stopping_ends_a_paused_process_too(tmp_path: Path):
     assert server.running
     server.stop()
     assert not server.running
-    assert "closed etcd server" in server.log_tail()
+    assert server.exit_code == -signal.SIGTERM
     # Case: once more does nothing.
     server.stop()
     with pytest.raises(Broken, match="does not run"):
         server.pause()
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for a process of another")
+def test_it_ends_when_its_parent_is_killed(tmp_path: Path):
+    script = (
+        "import os, sys\n"
+        "from gazette.testing.etcd import etcd_for_tests\n"
+        f"server = etcd_for_tests({str(tmp_path)!r})\n"
+        "server.start()\n"
+        "server.pause()\n"
+        "print(server.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=False)
+    assert run.returncode == -9
+    try:
+        ended = os.pidfd_open(int(run.stdout))
+    except ProcessLookupError:
+        return
+    assert select.select([ended], [], [], 10)[0]
+    os.close(ended)
 
 
 def test_the_binary_on_path_wins_over_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

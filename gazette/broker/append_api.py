@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, Final
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from gazette.auth import Capability, Claims
 from gazette.broker.append_driver import AppendCall, AppendDriver
@@ -24,7 +26,7 @@ from gazette.broker.edge import authorize, code_of, counted, failing
 from gazette.broker.resolver import Resolution
 from gazette.client.credentials import journal_claims
 from gazette.client.wire import COMMIT, append_content
-from gazette.errors import Broken, Closed, GazetteError, NotAllowed, Unavailable
+from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.metrics import WRITE_HEAD
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
@@ -32,22 +34,56 @@ from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_append_chunk, validate_append_request_opening
 from gazette.protocol.status import Status
 
+_DRAIN_S: Final = 1.0
+_DRAIN_BYTES: Final = 8 << 20
 _WITH_REGISTERS: Final = frozenset({Status.OK, Status.REGISTER_MISMATCH})
 
 
 class ClientContent:
-    """The messages of an Append stream behind its opening, as content."""
+    """The messages of an Append stream, behind its opening, as content."""
 
     def __init__(self, requests: AsyncIterator[AppendMessage]) -> None:
         self._requests = requests
+        self._ended = False
+
+    async def opening(self) -> broker_pb2.AppendRequest:
+        """The first message. Raises ``Invalid`` if it is not what it must be."""
+        message = await self._message()
+        if message is None:
+            raise Broken("unexpected EOF")
+        if isinstance(message, bytes):
+            message = broker_pb2.AppendRequest(content=message)
+        validate_append_request_opening(message)
+        return message
 
     async def next(self) -> bytes | None:
         """See ``append_driver.ContentSource``."""
-        message = await anext(self._requests, None)
+        message = await self._message()
         if message is None or isinstance(message, bytes):
             return message
         validate_append_chunk(message)
         return message.content
+
+    async def drain(self) -> None:
+        """Read what the caller still sends, and forget it; for a while.
+
+        The answer that follows would otherwise meet a message on its way, and the caller's gRPC then
+        reports that this was not sent, instead of the answer.
+        """
+        length = 0
+        with suppress(TimeoutError, Invalid):
+            async with asyncio.timeout(_DRAIN_S):
+                while not self._ended and length < _DRAIN_BYTES:
+                    length += len(await self.next() or b"")
+
+    async def _message(self) -> AppendMessage | None:
+        try:
+            message = await anext(self._requests, None)
+        except DecodeError as error:
+            self._ended = True  # gRPC does not go on behind it.
+            raise Invalid(f"not an AppendRequest: {error}") from error
+        self._ended = message is None
+        return message
 
 
 class AppendApi:
@@ -65,14 +101,15 @@ class AppendApi:
         with counted("Append") as outcome:
             claims = await authorize(call, context.verifier, Capability.APPEND)
             async with failing(call):
-                opening = await _opening_of(requests)
                 content = ClientContent(requests)
+                opening = await content.opening()
                 driver = AppendDriver(context, _call_of(opening, claims), content)
                 ended = await self._run(driver, claims)
                 if ended.ending is Ending.PROXY:
                     assert driver.resolution is not None
                     response = await self._proxy(opening, content, driver.resolution, call)
                 else:
+                    await content.drain()
                     response = await _response_of(ended, driver, call)
             outcome.status = Status.from_pb(response.status)
             if outcome.status is Status.OK and ended.commit is not None:
@@ -139,16 +176,6 @@ async def _forward(
         await upstream.done_writing()
     except asyncio.InvalidStateError:
         return
-
-
-async def _opening_of(requests: AsyncIterator[AppendMessage]) -> broker_pb2.AppendRequest:
-    message = await anext(requests, None)
-    if message is None:
-        raise Broken("unexpected EOF")
-    if isinstance(message, bytes):
-        message = broker_pb2.AppendRequest(content=message)
-    validate_append_request_opening(message)
-    return message
 
 
 def _call_of(opening: broker_pb2.AppendRequest, claims: Claims) -> AppendCall:

@@ -144,7 +144,7 @@ class BrokerService:
             self.settings.lease_ttl_s,
             clock=self._clock,
         )
-        self._daemons.daemon(session.run(), name="lease")
+        parts.keeping_alive = self._daemons.daemon(session.run(), name="lease")
         self._daemons.daemon(context.key_space.watch(self._etcd), name="watch")
         self._daemons.daemon(context.blob_stores.run_health(), name="blob stores")
         self._daemons.daemon(context.persister.serve(), name="persister")
@@ -334,8 +334,15 @@ class BrokerService:
             await self._parts.context.persister.finish(self.settings.persist_timeout_s)
 
     async def _release(self) -> None:
-        if self._parts is not None and self._parts.session is not None:
-            await self._parts.session.close()
+        parts = self._parts
+        if parts is None or parts.session is None:
+            return
+        # Who watches over our membership must not take its end for a failure.
+        for task in (parts.keeping_alive, parts.allocating):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        await parts.session.close()
 
     async def _cancel(self) -> None:
         if self._parts is not None:
@@ -369,6 +376,7 @@ class _Parts:
     read: ReadApi = field(init=False)
     handler: Any = field(init=False)
     session: MemberSession | None = None
+    keeping_alive: asyncio.Task[None] | None = None
     allocating: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:

@@ -82,8 +82,10 @@ class Backlog:
 
     def queue(self, params: AppendParams) -> JournalQueue:
         """The journal's queue. Raises ``Invalid`` for wrong parameters, ``Closed``."""
-        params.validate()
         queue = self.queues.get(params.journal)
+        if queue is not None and params == queue.validated:
+            return queue
+        params.validate()
         if queue is None:
             queue = self._new_queue(params.journal)
         queue.validated = params

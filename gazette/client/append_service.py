@@ -177,7 +177,10 @@ class AppendService:
         queue.lock.acquire()
 
     def _on_work(self, queue: JournalQueue) -> None:
-        self._loop.call_soon_threadsafe(self._serve_soon, queue)
+        try:
+            self._loop.call_soon_threadsafe(self._serve_soon, queue)
+        except RuntimeError as error:
+            raise Closed("the event loop of the append service has ended") from error
 
     def _wake(self, queue: JournalQueue) -> None:
         self._loop.call_soon_threadsafe(_wake_one, queue)

@@ -16,7 +16,7 @@ from gazette.auth import Capability
 from gazette.client.credentials import journal_claims
 from gazette.client.rpc_errors import answered, status_error, status_of, translated
 from gazette.client.wire import CHUNK_BYTES, COMMIT, BytesLike, append_content
-from gazette.errors import GazetteError, Invalid, Unavailable
+from gazette.errors import Broken, GazetteError, Invalid, Unavailable
 from gazette.metrics import APPEND_BYTES
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import split_journal_meta, validate_journal_name
@@ -231,7 +231,7 @@ class Appender:
 async def append_once(client: Client, params: AppendParams, content: Content) -> AppendResult:
     """One Append RPC of all the content. Errors and cancellation are those of `Appender.commit`.
 
-    When it fails for want of a connection, the journal's route is forgotten.
+    When the call itself fails, the journal's route is forgotten: the next goes to the default address.
     """
     try:
         async with Appender(client, params) as appender:
@@ -244,7 +244,7 @@ async def append_once(client: Client, params: AppendParams, content: Content) ->
                 for chunk in content:
                     await appender.write(chunk)
             return await appender.commit()
-    except Unavailable as error:
+    except (Unavailable, Broken) as error:
         if not status_of(error):
             client.forget_route(params.journal)
         raise

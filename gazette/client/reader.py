@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from gazette.auth import Capability
 from gazette.client.credentials import journal_claims
 from gazette.client.fragment_reader import FragmentStream
-from gazette.client.rpc_errors import END_OF_STREAM, status_error, status_of, translated
+from gazette.client.rpc_errors import END_OF_STREAM, status_error, translated
 from gazette.client.wire import Content
 from gazette.errors import Broken, GazetteError, Invalid, Retryable, Unavailable
 from gazette.metrics import READ_BYTES
@@ -281,9 +281,8 @@ class Reader:
         try:
             with self._translated():
                 message: Any = await self._call.read()
-        except Unavailable as error:
-            if not status_of(error):
-                self._client.forget_route(self.params.journal)
+        except (Unavailable, Broken):
+            self._client.forget_route(self.params.journal)
             raise
         return None if message is END_OF_STREAM else message
 

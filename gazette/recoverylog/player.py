@@ -127,7 +127,7 @@ class Player:
         self._pool = pool
         self._stall_timeout_s = stall_timeout_s
         self._playback = Playback(hints)
-        self._files: dict[int, int] = {}
+        self._files = StagedFiles(directory)
         self._author: int | None = None
         self._finish = False
         self._requested = asyncio.Event()
@@ -136,9 +136,6 @@ class Player:
         self._started = clock.monotonic()
         self._reader: RetryReader | None = None
         self._pending: asyncio.Task[bytes] | None = None
-        # A cancelled play leaves a running file action behind; cleaning up must come after it, or a
-        # descriptor could be closed, and reused by somebody else, while it is written to.
-        self._file_lock = threading.Lock()
 
     @property
     def progress(self) -> PlayProgress:
@@ -175,7 +172,7 @@ class Player:
         """
         done = False
         try:
-            await self._pool.run(self._prepare)
+            await self._pool.run(self._files.prepare)
             async with TaskScope(f"player {self.hints.log}") as scope:
                 state = await self._play(scope)
                 scope.cancel()
@@ -186,7 +183,7 @@ class Player:
             if not done:
                 self.state = PlayerState.FAILED
                 # In a thread of its own accord: a cancelled task must not await.
-                self._pool.submit(self._abandon)
+                self._pool.submit(self._files.abandon)
 
     async def _play(self, scope: TaskScope) -> RecoveredState:
         playback = self._playback
@@ -217,7 +214,9 @@ class Player:
                 log.info("hand-off of %s lost a race; injecting it again", playback.log)
                 injected = False
         self._close_reader()
-        await self._pool.run(self._make_live)
+        if playback.fsm.has_hints:
+            raise playback.missing()
+        await self._pool.run(self._files.make_live, playback.fsm)
         return RecoveredState(self.hints.log, playback.fsm, self.directory, self._author)
 
     async def _check_heads(self) -> dict[str, int]:
@@ -316,7 +315,7 @@ class Player:
         RECOVERED_BYTES.inc(len(data))
         actions = self._playback.feed(data)
         if actions:
-            await self._pool.run(self._perform, actions)
+            await self._pool.run(self._files.perform, actions)
 
     def _close_reader(self) -> None:
         if self._pending is not None:
@@ -326,18 +325,32 @@ class Player:
             self._reader.close()
             self._reader = None
 
-    # What follows runs in the pool.
 
-    def _prepare(self) -> None:
-        if self.directory.exists():
-            shutil.rmtree(self.directory)
-        (self.directory / STAGING).mkdir(parents=True)
+class StagedFiles:
+    """The files of a directory while they are played back. Blocking; used by one thread at a time,
+    which the lock makes sure of.
+
+    A cancelled play leaves a running call behind; cleaning up must come after it, or a descriptor
+    could be closed, and be reused by somebody else, while it is written to.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._files: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Begin with an empty directory: whatever it held is removed."""
+        with self._lock:
+            if self.directory.exists():
+                shutil.rmtree(self.directory)
+            (self.directory / STAGING).mkdir(parents=True)
 
     def _staged(self, fnode: int) -> Path:
         return self.directory / STAGING / str(fnode)
 
-    def _perform(self, actions: list[FileAction]) -> None:
-        with self._file_lock:
+    def perform(self, actions: list[FileAction]) -> None:
+        with self._lock:
             for action in actions:
                 match action:
                     case WriteNode(fnode=fnode, offset=offset, data=data):
@@ -349,35 +362,32 @@ class Player:
                         os.close(self._files.pop(fnode))
                         self._staged(fnode).unlink()
 
-    def _make_live(self) -> None:
-        with self._file_lock:
-            self._link_files()
+    def make_live(self, fsm: RecoveryFSM) -> None:
+        """Give every file its paths. Raises ``Corrupt`` for a path that leaves the directory."""
+        with self._lock:
+            for fnode, node in fsm.nodes.items():
+                for path in sorted(node.links):
+                    os.link(self._staged(fnode), self._target(path))
+            for path, content in fsm.properties.items():
+                with self._target(path).open("x") as file:
+                    file.write(content)
+            self._close()
+            shutil.rmtree(self.directory / STAGING)
 
-    def _link_files(self) -> None:
-        fsm = self._playback.fsm
-        if fsm.has_hints:
-            raise self._playback.missing()
-        for fnode, node in fsm.nodes.items():
-            for path in sorted(node.links):
-                target = self.directory / local_path(path)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.link(self._staged(fnode), target)
-        for path, content in fsm.properties.items():
-            target = self.directory / local_path(path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("x") as file:
-                file.write(content)
-        self._close_files()
-        shutil.rmtree(self.directory / STAGING)
+    def _target(self, path: str) -> Path:
+        target = self.directory / local_path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
 
-    def _close_files(self) -> None:
+    def _close(self) -> None:
         while self._files:
             _, descriptor = self._files.popitem()
             os.close(descriptor)
 
-    def _abandon(self) -> None:
-        with self._file_lock:
-            self._close_files()
+    def abandon(self) -> None:
+        """Remove everything."""
+        with self._lock:
+            self._close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

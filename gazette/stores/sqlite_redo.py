@@ -45,7 +45,7 @@ _FRAME: Final = struct.Struct("<IIB")  # payload length, crc of kind and payload
 _COMMIT: Final = struct.Struct("<II")  # pages of the database, pages in the frame
 _PAGE: Final = struct.Struct("<IH")  # page number (from 1), ranges (WHOLE: the page itself)
 _RANGE: Final = struct.Struct("<HH")  # offset, length - 1
-_IMAGE: Final = struct.Struct("<IIIII")  # group, serial, first page, pages, crc of the image
+_IMAGE: Final = struct.Struct("<IIIIII")  # group, serial, first page, pages, crc, database pages
 
 KIND_COMMIT: Final = 1
 KIND_IMAGE: Final = 2
@@ -74,13 +74,18 @@ class CommitFrame:
 
 @dataclass(frozen=True, slots=True)
 class ImageFrame:
-    """From here on, the pages [first, first + count) of ``group`` start from image ``serial``."""
+    """From here on, the pages [first, first + count) of ``group`` start from image ``serial``.
+
+    ``pages`` is the size of the database: redo from before the oldest image is dropped, and with it
+    maybe every commit frame.
+    """
 
     group: int
     serial: int
     first: int
     count: int
     crc: int
+    pages: int
 
 
 Frame = CommitFrame | ImageFrame
@@ -136,7 +141,8 @@ def encode_commit(pages: int, changes: Iterable[PageChange]) -> bytes:
 
 def encode_image(frame: ImageFrame) -> bytes:
     return _frame(
-        KIND_IMAGE, _IMAGE.pack(frame.group, frame.serial, frame.first, frame.count, frame.crc)
+        KIND_IMAGE,
+        _IMAGE.pack(frame.group, frame.serial, frame.first, frame.count, frame.crc, frame.pages),
     )
 
 
@@ -343,8 +349,8 @@ def _read_state(files: list[tuple[int, Path, bytes]]) -> RedoState:
         state.redo[index] = HEADER_LENGTH
         for at, frame in read_frames(memoryview(data), state.page_size, end, path.name):
             state.redo[index] = at
+            state.pages = frame.pages
             if isinstance(frame, CommitFrame):
-                state.pages = frame.pages
                 for group in [g for g, image in state.groups.items() if image.first > frame.pages]:
                     del state.groups[group]
             else:

@@ -334,7 +334,7 @@ class RedoRecording:
                 at = (page - first) * size
                 data[at : at + size] = os.pread(self._wal_fd, size, offset)
         self._serial += 1
-        frame = ImageFrame(number, self._serial, first, count, zlib.crc32(data))
+        frame = ImageFrame(number, self._serial, first, count, zlib.crc32(data), self._state.pages)
         former = self._state.groups.get(number)
         with self.recorder.group() as group:
             fnode = group.create("/" + image_name(self.database, number, frame.serial))

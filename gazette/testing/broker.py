@@ -142,6 +142,14 @@ class BrokerFixture:
         while not self._is_settled(journal):
             await context.key_space.next_change()
 
+    async def settled_without(self, other: BrokerFixture, journal: str) -> None:
+        """As ``settled``, once ``other``, which has crashed, is no member any more."""
+        context = self.service.context
+        gone = other.service.process_id
+        while context.state.member(gone.zone, gone.suffix) is not None:
+            await context.key_space.next_change()
+        await self.settled(journal)
+
     def _is_settled(self, journal: str) -> bool:
         state = self.service.context.state
         item = state.item(journal)

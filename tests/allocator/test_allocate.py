@@ -365,3 +365,39 @@ async def test_large_problems_are_solved_beside_the_loop(
     async with cluster(paper, etcd, pool, {"a#1": 30, "b#1": 30}) as processes:
         state = await processes["b#1"].until(at_rest(2, 20))
         assert loads(state) == {"a#1": 20, "b#1": 20}
+
+
+async def test_a_leader_that_is_replaced_while_it_solves_writes_nothing(
+    paper: Any, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocate_module, "_INLINE_CHOICES", 0)
+    solving, go_on = asyncio.Event(), asyncio.Event()
+
+    class GatedPool:
+        async def run(self, fn: Any, *args: Any) -> Any:
+            solving.set()
+            await go_on.wait()
+            return fn(*args)
+
+    recorded = Recorded(etcd)
+    process = PaperProcess(paper, recorded, "a#1", TaskScope("unused"))
+    key = process.state.local_key
+    await etcd.put(key, b"9")
+    await etcd.put(f"{ROOT}/members/b#1", b"9")
+    await put_items(etcd, 3, 1)
+    await process.ks.load(etcd)
+    assert process.state.is_leader()
+    with pytest.raises(Broken, match="member key not found"):
+        async with TaskScope("test") as scope, asyncio.timeout(15):
+            running = scope.spawn(
+                allocate(
+                    recorded, process.ks, process.state, clock=SystemClock(), pool=GatedPool()
+                ),
+                name="allocate",
+            )
+            await solving.wait()
+            await etcd.delete(key)
+            await process.ks.load(etcd)
+            go_on.set()
+            await running
+    assert recorded.txns == []

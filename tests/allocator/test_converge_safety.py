@@ -93,7 +93,7 @@ def happen(cluster: Any, name: str, what: Any, planned: list[Any]) -> list[Any]:
     return planned
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(story=stories())
 def test_consistent_replicas_are_never_given_away(story: Any, paper: Any) -> None:
     """And once nothing else happens, the cluster comes to rest where it is wanted to be."""

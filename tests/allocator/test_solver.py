@@ -102,7 +102,7 @@ def problems(draw: st.DrawFn, members_max: int = 4, items_max: int = 3) -> Probl
     return Problem(members, tuple(items))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(problems())
 @example(problem_of("A1 B1", [(2, (0,)), (1, (1,)), (1, ())]))
 @example(problem_of("A3 A3 B3", [(3, (0, 1)), (2, (0, 1)), (2, (0, 1))]))

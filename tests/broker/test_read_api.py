@@ -397,6 +397,7 @@ async def test_reads_are_proxied_to_a_broker_that_has_the_journal(
         await BrokerFixture.start(etcd, tmp_path, id="broker-two", journal_limit=0) as two,
     ):
         await one.create(journal_spec(JOURNAL))
+        await two.settled(JOURNAL)
         await append(one, noise(200_000))
         first, *rest = await read_all(two)
         # The answer is the other broker's, as it was given.
@@ -422,6 +423,7 @@ async def test_a_proxied_read_is_signed_for_by_the_proxy(etcd: Etcd, tmp_path: P
         await BrokerFixture.start(etcd, tmp_path, id="broker-two", auth=auth, journal_limit=0) as two,
     ):
         await one.create(journal_spec(JOURNAL))
+        await two.settled(JOURNAL)
         await append(one, b"hello")
         token = auth.sign(Claims.of_journal(Capability.READ, JOURNAL), 60)
         messages = [m async for m in read(two, token=token, journal=f"{JOURNAL};meta")]
@@ -436,6 +438,7 @@ async def test_blocked_reads_end_cleanly_when_a_broker_stops(
     two = await BrokerFixture.start(etcd, tmp_path, id="broker-two", journal_limit=0)
     try:
         await one.create(journal_spec(JOURNAL))
+        await two.settled(JOURNAL)
         await append(one, b"so far")
         stopping, other = (one, two) if who_stops == "owner" else (two, one)
         calls = [read(one, block=True), read(two, block=True)]

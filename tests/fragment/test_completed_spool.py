@@ -127,6 +127,8 @@ async def test_without_room_it_is_compressed_while_read(tmp_path, pool, codec, r
             assert not source.seekable()
             assert decoded(codec, source.read()) == CONTENT
     assert failures() == before + 1
+    assert spool.compression is not None
+    assert spool.compression._output is None  # And so the space is free again.
 
     # Case: as much when the primary ran out of it midway.
     spool = completed(tmp_path, pool, codec)

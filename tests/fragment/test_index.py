@@ -108,6 +108,10 @@ async def test_jumps(index, file, clock):
     clock.advance(1)
     assert await ask(index, 200) == (300, 300, 400)
 
+    # Case: at the beginning its age does not matter.
+    index.replace_remote(remote((300, 400), mod_time=int(clock.now())))
+    assert await ask(index, 200) == (300, 300, 400)
+
     # Case: what follows is local only, even at the beginning.
     index.replace_remote(remote())
     index.spool_commit(local(500, 600, file))

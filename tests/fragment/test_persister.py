@@ -220,6 +220,19 @@ async def test_a_store_that_is_down(bench, caplog):
     assert "failed to persist" in caplog.text
 
 
+async def test_failures_side_by_side_are_one_outage(bench):
+    """The pause after it is the first and shortest one."""
+    bench.one.gate.clear()
+    for number in range(SETTINGS.parallel):
+        bench.spec(f"journal/{number}")
+        bench.persister.spool_complete(bench.spool(f"journal/{number}"), primary=True)
+    await bench.until(lambda: bench.one.active == SETTINGS.parallel)
+    bench.one.error = Unavailable("down")
+    bench.one.gate.set()
+    await bench.settled()
+    assert bench.persister._outages["s3://one/"].failures == 1
+
+
 async def test_uploads_are_bounded(bench):
     """So many at the same time, and the others in their turn."""
     bench.one.gate.clear()

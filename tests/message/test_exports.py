@@ -26,7 +26,9 @@ def test_importing_the_package_imports_nothing_else():
         "import sys, gazette, gazette.message.message_uuid;"
         "print(sorted(m for m in sys.modules if m.startswith(('gazette.', 'grpc', 'msgspec'))))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == str(
         ["gazette.errors", "gazette.message", "gazette.message.message_uuid"]
     )

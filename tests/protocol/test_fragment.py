@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gazette.errors import Invalid
 from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment, FragmentStoreUrl
 from gazette.protocol.pb import broker_pb2
+
+# The machine that tests run on may be busy: time is no reason to fail.
+PROPERTY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 SUM = bytes(range(1, 21))
 SUM_HEX = "0102030405060708090a0b0c0d0e0f1011121314"
@@ -64,6 +67,7 @@ def test_extensions_that_are_read(extension: str, codec: Codec) -> None:
     assert Codec.from_extension(extension) is codec
 
 
+@PROPERTY
 @given(fragments)
 def test_names_and_wire_forms_round_trip(fragment: Fragment) -> None:
     fragment.validate()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gazette.errors import Invalid
@@ -23,6 +23,9 @@ from gazette.protocol.journal import (
 )
 from gazette.protocol.label_set import Label, LabelSet
 from gazette.protocol.pb import broker_pb2
+
+# The machine that tests run on may be busy: time is no reason to fail.
+PROPERTY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 FRAGMENT = FragmentSpec(
     length=1 << 28,
@@ -179,6 +182,8 @@ def test_specifications_that_are_refused(spec: JournalSpec, problem: str) -> Non
         with_fragment(codec=OFFLOAD, stores=("s3://a/", "file:///b/")),
         changed(replication=1),
         changed(replication=5),
+        changed(max_append_rate=0),
+        changed(suspend=Suspend(SuspendLevel.FULL, 0)),
         changed(flags=JournalFlag.NOT_SPECIFIED),
         changed(labels=LabelSet.of(("app.gazette.dev/tag", "a"), ("app.gazette.dev/tag", "b"))),
     ],
@@ -239,6 +244,7 @@ def test_selectors_see_the_name_as_a_label() -> None:
     assert spec.labels_with_name() == LabelSet.of(("aa", "b"), ("name", "a/journal"), ("zz", ""))
 
 
+@PROPERTY
 @given(specs)
 def test_the_wire_form_round_trips(spec: JournalSpec) -> None:
     wire = spec.to_pb().SerializeToString()
@@ -279,6 +285,7 @@ def values(spec: JournalSpec) -> list[object]:
     ]
 
 
+@PROPERTY
 @given(specs, specs)
 def test_the_algebra_is_that_of_its_fields(a: JournalSpec, b: JournalSpec) -> None:
     pairs = list(zip(values(a), values(b), strict=True))
@@ -289,6 +296,7 @@ def test_the_algebra_is_that_of_its_fields(a: JournalSpec, b: JournalSpec) -> No
         assert not value if x == y else value == x
 
 
+@PROPERTY
 @given(specs, specs)
 def test_names_and_suspensions_are_not_inherited(a: JournalSpec, b: JournalSpec) -> None:
     assert (union_specs(a, b).name, union_specs(a, b).suspend) == (a.name, a.suspend)
@@ -296,6 +304,7 @@ def test_names_and_suspensions_are_not_inherited(a: JournalSpec, b: JournalSpec)
     assert intersect_specs(a, b).suspend is None
 
 
+@PROPERTY
 @given(specs, specs)
 def test_what_was_taken_out_can_be_put_back(a: JournalSpec, b: JournalSpec) -> None:
     assert union_specs(subtract_specs(a, b), intersect_specs(a, b)) == a

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gazette.errors import Invalid
@@ -21,6 +21,9 @@ from gazette.protocol.journal import (
 )
 from gazette.protocol.journal_tree import JournalNode, extract_tree, shared_prefix
 from gazette.protocol.label_set import Label, LabelSet
+
+# The machine that tests run on may be busy: time is no reason to fail.
+PROPERTY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 YAML = """\
 comment: all of foo
@@ -142,6 +145,7 @@ def test_a_tree_is_read_pushed_down_hoisted_and_written() -> None:
     assert pushed.hoist().to_yaml() == YAML
 
 
+@PROPERTY
 @given(journals)
 def test_hoisting_is_undone_by_pushing_down(nodes: list[JournalNode]) -> None:
     tree = extract_tree(nodes)
@@ -153,12 +157,14 @@ def test_hoisting_is_undone_by_pushing_down(nodes: list[JournalNode]) -> None:
         assert directory.spec.suspend is None
 
 
+@PROPERTY
 @given(journals)
 def test_every_tree_round_trips_through_yaml(nodes: list[JournalNode]) -> None:
     tree = extract_tree(nodes).hoist()
     assert JournalNode.parse(tree.to_yaml()) == tree
 
 
+@PROPERTY
 @given(journals)
 def test_what_every_child_has_is_held_once(nodes: list[JournalNode]) -> None:
     for directory in directories(extract_tree(nodes).hoist()):
@@ -169,6 +175,7 @@ def test_what_every_child_has_is_held_once(nodes: list[JournalNode]) -> None:
             assert not (set(child.spec.labels.labels) & set(directory.spec.labels.labels))
 
 
+@PROPERTY
 @given(journals)
 def test_a_directory_is_made_where_names_part_and_nowhere_else(nodes: list[JournalNode]) -> None:
     for directory in directories(extract_tree(nodes)):
@@ -318,6 +325,20 @@ def test_numbers_durations_and_enums_have_several_spellings() -> None:
     assert JournalNode.parse("name: a/b/c\nflags: 3\n").to_yaml() == "name: a/b/c\nflags: 3\n"
 
 
+def test_integers_are_read_up_to_their_bounds() -> None:
+    text = """
+        replication: -2147483648
+        flags: 4294967295
+        max_append_rate: 9223372036854775807
+        revision: -9223372036854775808
+    """
+    node = JournalNode.parse(text)
+    assert node.spec.replication == -(1 << 31)
+    assert node.spec.flags == (1 << 32) - 1
+    assert (node.spec.max_append_rate, node.revision) == ((1 << 63) - 1, -(1 << 63))
+    assert JournalNode.parse("replication: 2147483647\nflags: 0").spec.replication == (1 << 31) - 1
+
+
 def test_anchors_and_merge_keys_work() -> None:
     tree = JournalNode.parse(
         """
@@ -346,7 +367,10 @@ def test_anchors_and_merge_keys_work() -> None:
         ("replication: many", "line 1: expected an integer (many)"),
         ("replication: 1.5", "line 1: expected an integer (1.5)"),
         ("replication: .inf", "line 1: expected an integer (.inf)"),
-        ("replication: 4294967296", "line 1: the integer is out of range (4294967296)"),
+        ("replication: 2147483648", "line 1: the integer is out of range (2147483648)"),
+        ("replication: -2147483649", "line 1: the integer is out of range (-2147483649)"),
+        ("flags: 4294967296", "line 1: the integer is out of range (4294967296)"),
+        ("revision: -9223372036854775809", "line 1: the integer is out of range"),
         ("max_append_rate: 9223372036854775808", "line 1: the integer is out of range"),
         ("flags: -1", "line 1: the integer is out of range (-1)"),
         ("delete: maybe", "line 1: expected true or false (maybe)"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gazette import labels as well_known
@@ -20,6 +20,9 @@ from gazette.protocol.label_set import (
     validate_single_valued,
 )
 from gazette.protocol.pb import broker_pb2
+
+# The machine that tests run on may be busy: time is no reason to fail.
+PROPERTY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 NAMES = ("aa", "bb", "cc")
 VALUES = ("x", "xy", "xyz", "y")
@@ -76,11 +79,13 @@ def matches_by_brute_force(selector: LabelSelector, target: LabelSet) -> bool:
     return names_matched(selector.include) == wanted and not names_matched(selector.exclude)
 
 
+@PROPERTY
 @given(selectors, label_sets())
 def test_matching_is_what_enumeration_says(selector: LabelSelector, target: LabelSet) -> None:
     assert selector.matches(target) == matches_by_brute_force(selector, target)
 
 
+@PROPERTY
 @given(selectors)
 def test_selectors_round_trip_through_every_form(selector: LabelSelector) -> None:
     selector.validate()
@@ -89,6 +94,7 @@ def test_selectors_round_trip_through_every_form(selector: LabelSelector) -> Non
     assert LabelSelector.from_json(selector.to_json()) == selector
 
 
+@PROPERTY
 @given(label_sets(), label_sets())
 def test_algebra_is_that_of_dictionaries_of_whole_value_lists(a: LabelSet, b: LabelSet) -> None:
     left, right = groups_of(a), groups_of(b)
@@ -101,6 +107,7 @@ def test_algebra_is_that_of_dictionaries_of_whole_value_lists(a: LabelSet, b: La
         result.validate()
 
 
+@PROPERTY
 @given(label_sets(), label_sets())
 def test_what_is_shared_and_what_is_not_make_up_the_whole(a: LabelSet, b: LabelSet) -> None:
     assert union(subtract(a, b), intersect(a, b)) == a
@@ -109,6 +116,7 @@ def test_what_is_shared_and_what_is_not_make_up_the_whole(a: LabelSet, b: LabelS
     assert intersect(a, a) == a
 
 
+@PROPERTY
 @given(label_sets(), st.sampled_from(NAMES), st.sampled_from(("", *VALUES)))
 def test_single_labels_are_set_added_and_removed(labels: LabelSet, name: str, value: str) -> None:
     before = groups_of(labels)
@@ -124,6 +132,7 @@ def test_single_labels_are_set_added_and_removed(labels: LabelSet, name: str, va
     assert labels.value_of(name) == (before[name][0] if name in before else None)
 
 
+@PROPERTY
 @given(label_sets())
 def test_label_sets_round_trip_on_the_wire(labels: LabelSet) -> None:
     labels.validate()

@@ -6,7 +6,7 @@ import posixpath
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gazette.errors import Invalid
@@ -14,6 +14,9 @@ from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import FragmentSpec, JournalFlag, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.postfix_template import PostfixContext, parse
+
+# The machine that tests run on may be busy: time is no reason to fail.
+PROPERTY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 CONTEXT = PostfixContext(
     fragment=Fragment("frag/journal", 123, 456, codec=Codec.SNAPPY, mod_time=99),
@@ -111,6 +114,13 @@ def test_templates_outside_of_the_subset(template: str) -> None:
     assert "FirstAppendTime.Format" in caught.value.hint
 
 
+@pytest.mark.parametrize("flags", [*JournalFlag, 3])
+def test_flags_are_written_by_name_where_they_have_one(flags: int) -> None:
+    context = replace(CONTEXT, spec=replace(CONTEXT.spec, flags=flags))
+    name = JournalFlag(flags).name if flags != 3 else "3"
+    assert parse("{{ .Flags }}").evaluate(context) == name
+
+
 def test_a_value_cannot_leave_the_journal() -> None:
     with pytest.raises(Invalid, match="cannot traverse outside the journal"):
         parse('{{ .Spool.Registers.ValueOf "path" }}').evaluate(CONTEXT)
@@ -134,6 +144,7 @@ def test_a_layout_that_cannot_be_part_of_a_path_is_refused_with_the_specificatio
     assert str(caught.value) == "PathPostfixTemplate: not a valid token (0001 01)"
 
 
+@PROPERTY
 @given(st.text(st.sampled_from('{}-./ ab"`*=2006'), max_size=20))
 def test_any_text_either_is_a_safe_path_or_is_refused(text: str) -> None:
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gazette.errors import Invalid
@@ -20,6 +20,9 @@ from gazette.protocol.route import (
     validate_endpoint,
 )
 
+# The machine that tests run on may be busy: time is no reason to fail.
+PROPERTY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 A, B, C = (ProcessId("zone", f"member-{suffix}") for suffix in "abc")
 ROUTE = Route((A, B), 1, ("http://a:80", "http://b:80"))
 ETCD = EtcdHeader(12, 34, 56, 78)
@@ -33,6 +36,7 @@ def routes(draw: st.DrawFn) -> Route:
     return Route(members, primary, tuple("http://h:1" for _ in members) if endpoints else ())
 
 
+@PROPERTY
 @given(routes(), st.none() | st.sampled_from([A, B]))
 def test_routes_and_headers_round_trip_and_are_valid(
     route: Route, process_id: ProcessId | None

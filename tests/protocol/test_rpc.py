@@ -595,6 +595,7 @@ def test_shard_applies() -> None:
         rpc.validate_shard_apply_response,
         [
             (c.ApplyResponse(header=HEADER), ""),
+            (c.ApplyResponse(status=77, header=HEADER), "Status: invalid status (77)"),
             (c.ApplyResponse(header=BAD_HEADER), BAD_REVISION),
         ],
     )

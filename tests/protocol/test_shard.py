@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gazette.errors import Invalid
@@ -20,6 +20,9 @@ from gazette.protocol.shard import (
     subtract_shard_specs,
     union_shard_specs,
 )
+
+# The machine that tests run on may be busy: time is no reason to fail.
+PROPERTY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 SPEC = ShardSpec(
     id="shard-0001",
@@ -72,6 +75,8 @@ def changed(**fields: object) -> ShardSpec:
         # Case: a minimum above the maximum is not refused.
         changed(min_txn_duration_ns=10**10),
         changed(hint_backups=0),
+        changed(min_txn_duration_ns=0, max_txn_duration_ns=1),
+        changed(sources=(ShardSource("a/journal", 0),)),
     ],
 )
 def test_specifications_that_are_valid(spec: ShardSpec) -> None:
@@ -172,6 +177,7 @@ def test_disabling_and_the_process_limit_lower_replication() -> None:
     assert changed(disable=True).desired_replication(3) == 0
 
 
+@PROPERTY
 @given(specs)
 def test_the_wire_form_round_trips(spec: ShardSpec) -> None:
     wire = spec.to_pb().SerializeToString()
@@ -182,6 +188,7 @@ def test_sub_messages_are_on_the_wire_even_when_empty() -> None:
     assert ShardSpec("").to_pb().SerializeToString() == bytes.fromhex("32003a005200")
 
 
+@PROPERTY
 @given(specs, specs)
 def test_the_algebra_is_that_of_its_fields(a: ShardSpec, b: ShardSpec) -> None:
     for field in FIELDS:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gazette.errors import Invalid
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.protocol.shard_list import ShardEntry, ShardList
+
+# The machine that tests run on may be busy: time is no reason to fail.
+PROPERTY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 YAML = """\
 common:
@@ -132,6 +135,7 @@ def test_a_list_is_read_pushed_down_hoisted_and_written() -> None:
     assert pushed.hoist().to_yaml() == YAML
 
 
+@PROPERTY
 @given(lists)
 def test_hoisting_is_undone_and_yaml_round_trips(shards: ShardList) -> None:
     hoisted = shards.hoist()

@@ -1,0 +1,129 @@
+"""Recovery logs without brokers: record a store, cut its log anywhere, and play back what is left."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Final
+
+from gazette.client.appender import AppendParams, AppendResult
+from gazette.errors import Bug
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.hints import FSMHints
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.label_set import EMPTY_LABELS
+from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header
+from gazette.recoverylog.fsm import RecoveryFSM
+from gazette.recoverylog.playback import Playback
+from gazette.recoverylog.player import StagedFiles
+from gazette.recoverylog.recorder import Recorder, no_op
+from gazette.tasks import OpFuture
+
+LOG: Final = "recovery/test"
+_HEADER: Final = Header(ProcessId("local", "test-member"), EMPTY_ROUTE, EtcdHeader(1, 1, 1, 1))
+
+
+class MemoryLog:
+    """A recovery log in memory, with the part of an append service that recorders use.
+
+    ``data`` is the log, ``ends`` the offset at which each append ended: a real log is only ever cut
+    there, since appends are atomic. Appends take effect at once unless ``held``; then they do by
+    ``release_held``, in order.
+    """
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = bytearray(data)
+        self.ends: list[int] = [len(data)]
+        self.held = False
+        self._waiting: list[tuple[bytes, OpFuture[AppendResult]]] = []
+
+    def start_append(
+        self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
+    ) -> MemoryTxn:
+        for dependency in dependencies:
+            if not dependency.done():
+                raise Bug("a log in memory does not wait for dependencies")
+            dependency.result()
+        return MemoryTxn(self)
+
+    def release_held(self) -> None:
+        """Let appends that were held take effect."""
+        while self._waiting:
+            content, future = self._waiting.pop(0)
+            self._commit(content, future)
+
+    def enqueue(self, content: bytes) -> OpFuture[AppendResult]:
+        future: OpFuture[AppendResult] = OpFuture()
+        if self.held:
+            self._waiting.append((content, future))
+        else:
+            self._commit(content, future)
+        return future
+
+    def _commit(self, content: bytes, future: OpFuture[AppendResult]) -> None:
+        begin = len(self.data)
+        self.data += content
+        if content:
+            self.ends.append(len(self.data))
+        future.set_result(AppendResult(Fragment(LOG, begin, len(self.data)), EMPTY_LABELS, _HEADER))
+
+
+class MemoryTxn:
+    """An append in the making."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+        self._content = bytearray()
+
+    def write(self, content: bytes | bytearray | memoryview) -> None:
+        self._content += content
+
+    def release(self) -> OpFuture[AppendResult]:
+        return self._log.enqueue(bytes(self._content))
+
+    def roll_back(self) -> None:
+        self._content.clear()
+
+
+def replay(
+    data: bytes, directory: Path, *, hints: FSMHints | None = None, chunk_bytes: int = 1 << 16
+) -> RecoveryFSM:
+    """Play a log's bytes back into ``directory``, which is wiped; returns the FSM at their end.
+
+    An operation that is cut off at the end has the effect of what is there of it, as on a disk.
+    Raises ``Corrupt`` as a `Player` does.
+    """
+    playback = Playback(hints or FSMHints(log=LOG))
+    files = StagedFiles(directory)
+    files.prepare()
+    while True:
+        if (wanted := playback.wanted()) is not None:
+            playback.seek(*wanted)
+        begin = playback.read_offset
+        if begin >= len(data):
+            break
+        files.perform(playback.feed(data[begin : begin + chunk_bytes]))
+    if playback.fsm.has_hints:
+        raise playback.missing()
+    files.make_live(playback.fsm)
+    return playback.fsm
+
+
+def take_over(
+    log: MemoryLog, directory: Path, rng: random.Random, *, hints: FSMHints | None = None
+) -> Recorder:
+    """Recover a log as its next owner: play it back, hand it off to a new author, and go on."""
+    fsm = replay(bytes(log.data), directory, hints=hints)
+    author = rng.randrange(1, 1 << 32)
+    frame = no_op(fsm, author)
+    log.enqueue(frame).result()
+    playback = Playback(hints or FSMHints(log=LOG))
+    playback.expect_handoff(author)
+    while playback.read_offset < len(log.data):
+        if (wanted := playback.wanted()) is not None:
+            playback.seek(*wanted)
+        begin = playback.read_offset
+        playback.feed(bytes(log.data[begin : begin + (1 << 20)]))
+    assert playback.handoff_applied
+    return Recorder(playback.fsm, author, directory, log, LOG, len(log.data))  # type: ignore[arg-type]

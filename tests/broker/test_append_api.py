@@ -1,0 +1,609 @@
+"""The Append call, as clients see it, on brokers with real replicas and real gRPC between them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from gazette.auth import Capability, Claims
+from gazette.broker.append_driver import AppendCall, AppendDriver
+from gazette.broker.append_events import AppendTerms, Ending
+from gazette.broker.pipeline import Pipeline
+from gazette.broker.pulse import NoContent
+from gazette.client.wire import COMMIT, append_content, encode_append
+from gazette.clock import SystemClock
+from gazette.errors import Broken
+from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.journal import JournalFlag
+from gazette.protocol.label_set import LabelSelector, LabelSet
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.route import Header
+from gazette.protocol.rpc import validate_append_response
+from gazette.protocol.status import Status
+from gazette.testing.broker import journal_spec
+from gazette.testing.fixed_cluster import FixedBroker, FixedCluster
+
+JOURNAL = "a/journal"
+SPEC = journal_spec(JOURNAL, replication=3)
+
+
+class Append:
+    """An Append call to one broker, one message at a time."""
+
+    def __init__(self, broker: FixedBroker, via: FixedBroker | None = None) -> None:
+        channel = (via or broker).context.peers.grpc_channel(broker.endpoint)
+        method: Any = channel.stream_unary(
+            "/protocol.Journal/Append",
+            request_serializer=encode_append,
+            response_deserializer=broker_pb2.AppendResponse.FromString,
+        )
+        self.call: Any = method()
+
+    async def open(self, journal: str = JOURNAL, **fields: Any) -> Append:
+        await self.call.write(broker_pb2.AppendRequest(journal=journal, **fields))
+        return self
+
+    async def send(self, *contents: bytes) -> Append:
+        for content in contents:
+            await self.call.write(append_content(content))
+        return self
+
+    async def commit(self) -> broker_pb2.AppendResponse:
+        """Ask for the commit; the validated response."""
+        try:
+            await self.call.write(COMMIT)
+            await self.call.done_writing()
+        except asyncio.InvalidStateError:
+            pass  # It was answered already.
+        response: broker_pb2.AppendResponse = await self.call
+        validate_append_response(response)
+        return response
+
+    async def failed(self) -> grpc.aio.AioRpcError:
+        """The error with which the broker ended the call."""
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.call
+        return caught.value
+
+
+async def append(broker: FixedBroker, content: bytes, **fields: Any) -> Any:
+    one = await Append(broker).open(**fields)
+    if content:
+        await one.send(content)
+    return await one.commit()
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[FixedCluster]:
+    async with await FixedCluster.start(3, tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def ready(cluster: FixedCluster) -> FixedCluster:
+    """``b`` is primary of a journal with three replicas, all of them in step."""
+    cluster.create(SPEC, "b", "a", "c")
+    await in_step(cluster)
+    return cluster
+
+
+async def in_step(cluster: FixedCluster, journal: str = JOURNAL) -> None:
+    while not cluster.consistent(journal):
+        await cluster["a"].context.key_space.next_change()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the brokers run until it holds. Bounded by the test's timeout."""
+    while not condition():
+        await SystemClock().sleep(0)
+
+
+async def pipeline_of(broker: FixedBroker) -> Pipeline:
+    """The pipeline of a primary, once nobody holds it."""
+    pipeline = await broker.replica(JOURNAL).pipeline.take()
+    assert pipeline is not None
+    broker.replica(JOURNAL).pipeline.give(pipeline)
+    return pipeline
+
+
+def written(cluster: FixedCluster, name: str) -> bytes:
+    """What readers find at one broker."""
+    index = cluster[name].replica(JOURNAL).index
+    content = b""
+    while True:
+        at, found = index._set.longest_overlapping(len(content))
+        if not found:
+            return content
+        local = index._set[at]
+        content += local.pread(len(content), 1 << 30)  # type: ignore[union-attr]
+
+
+async def test_append_gets_to_all_replicas(ready: FixedCluster) -> None:
+    one = await Append(ready["b"]).open()
+    response = await (await one.send(b"hello, ", b"world")).commit()
+    assert response.status == Status.OK
+    assert Fragment.from_pb(response.commit) == Fragment(
+        JOURNAL, 0, 12, hashlib.sha1(b"hello, world").digest(), Codec.NONE
+    )
+    header = Header.from_pb(response.header)
+    assert header.process_id == ready["b"].id
+    assert header.etcd.revision == ready.etcd.revision
+    assert response.total_chunks == 3
+    assert response.delayed_chunks == 0
+    for name in "abc":
+        assert written(ready, name) == b"hello, world"
+
+
+async def test_sum_is_of_the_append_alone(ready: FixedCluster) -> None:
+    begin = 0
+    for content in (b"one", b"two", b"three"):
+        commit = Fragment.from_pb((await append(ready["b"], content)).commit)
+        assert (commit.begin, commit.end) == (begin, begin + len(content))
+        assert commit.sum == hashlib.sha1(content).digest()
+        begin = commit.end
+    # Case: a barrier is an append of nothing.
+    commit = Fragment.from_pb((await append(ready["b"], b"")).commit)
+    assert (commit.begin, commit.end, commit.sum) == (begin, begin, bytes(20))
+
+
+async def test_one_pipeline_serves_many_appends(ready: FixedCluster) -> None:
+    pipeline = await pipeline_of(ready["b"])
+    for _ in range(3):
+        await append(ready["b"], b"x")
+    assert await pipeline_of(ready["b"]) is pipeline
+    assert ready.etcd.transactions == [True]
+
+
+async def test_registers(ready: FixedCluster) -> None:
+    """Checked once there are any; subtracted, then united."""
+    check = LabelSelector.of(author="me").to_pb()
+    first = await append(
+        ready["b"],
+        b"x",
+        check_registers=check,
+        union_registers=LabelSet.of(("author", "you"), ("other", "one")).to_pb(),
+    )
+    assert LabelSet.from_pb(first.registers) == LabelSet.of(("author", "you"), ("other", "one"))
+    refused = await append(ready["b"], b"x", check_registers=check)
+    assert refused.status == Status.REGISTER_MISMATCH
+    assert LabelSet.from_pb(refused.registers) == LabelSet.of(("author", "you"), ("other", "one"))
+    assert not refused.HasField("commit")
+    third = await append(
+        ready["b"],
+        b"y",
+        check_registers=LabelSelector.of(author="you").to_pb(),
+        subtract_registers=LabelSet.of(("other", "one")).to_pb(),
+        union_registers=LabelSet.of(("author", "me")).to_pb(),
+    )
+    assert LabelSet.from_pb(third.registers) == LabelSet.of(("author", "me"))
+    assert written(ready, "c") == b"xy"
+
+
+@pytest.mark.parametrize("name", ["a", "c"])
+async def test_other_brokers_proxy_to_the_primary(ready: FixedCluster, name: str) -> None:
+    """Also of a journal with a metadata segment, which is no part of its name."""
+    response = await append(ready[name], b"hello", journal=f"{JOURNAL};meta/data")
+    assert Header.from_pb(response.header).process_id == ready["b"].id
+    assert response.commit.journal == JOURNAL
+    # Case: statuses, errors and early answers of the primary are passed on.
+    wrong = await append(ready[name], b"hello", offset=3)
+    assert wrong.status == Status.WRONG_APPEND_OFFSET
+    one = await (await Append(ready[name]).open()).send(b"never")
+    await one.call.done_writing()
+    error = await one.failed()
+    assert (error.code(), error.details()) == (
+        grpc.StatusCode.UNKNOWN,
+        "append stream: unexpected EOF",
+    )
+    assert written(ready, "a") == b"hello"
+    # Case: unless that is not wanted.
+    refused = await append(ready[name], b"x", do_not_proxy=True)
+    assert refused.status == Status.NOT_JOURNAL_PRIMARY_BROKER
+    assert Header.from_pb(refused.header).process_id == ready[name].id
+
+
+async def test_proxied_append_whose_caller_leaves_is_rolled_back(ready: FixedCluster) -> None:
+    spool = (await pipeline_of(ready["b"])).spool
+    one = await (await Append(ready["a"]).open()).send(b"never")
+    await until(lambda: spool.delta)
+    one.call.cancel()
+    assert (await append(ready["b"], b"x")).commit.begin == 0
+    assert written(ready, "c") == b"x"
+
+
+async def test_primary_that_cannot_be_reached(ready: FixedCluster) -> None:
+    await ready["b"].server.stop(0)
+    one = await Append(ready["a"]).open()
+    error = await one.failed()
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_statuses(ready: FixedCluster) -> None:
+    b = ready["b"]
+    missing = await append(b, b"x", journal="no/such")
+    assert missing.status == Status.JOURNAL_NOT_FOUND
+    assert Header.from_pb(missing.header).process_id == b.id
+    wrong = await append(b, b"x", offset=12)
+    assert wrong.status == Status.WRONG_APPEND_OFFSET
+    ready.put_spec(replace(SPEC, flags=JournalFlag.O_RDONLY))
+    assert (await append(b, b"x")).status == Status.NOT_ALLOWED
+    assert (await append(b, b"")).status == Status.OK
+    ready.put_spec(replace(SPEC, replication=5))
+    assert (await append(b, b"x")).status == Status.INSUFFICIENT_JOURNAL_BROKERS
+    # Case: none of them keeps the pipeline.
+    assert b.replica(JOURNAL).pipeline.idle
+
+
+async def test_index_has_a_greater_offset(cluster: FixedCluster, tmp_path: Path) -> None:
+    """All brokers that knew of a fragment are gone; an operator says where to go on."""
+    directory = tmp_path / "root" / "fragments" / JOURNAL
+    directory.mkdir(parents=True)
+    name = Fragment(JOURNAL, 0, 7, hashlib.sha1(b"content").digest(), Codec.NONE).content_name()
+    (directory / name).write_bytes(b"content")
+    cluster.create(SPEC, "a", "b", "c")
+    refused = await append(cluster["a"], b"x")
+    assert refused.status == Status.INDEX_HAS_GREATER_OFFSET
+    wrong = await append(cluster["a"], b"x", offset=6)
+    assert wrong.status == Status.WRONG_APPEND_OFFSET
+    # Case: the reset needs no content.
+    assert (await append(cluster["a"], b"", offset=7)).commit.begin == 7
+    assert (await append(cluster["b"], b"x")).commit.begin == 7
+
+
+async def test_store_that_cannot_be_used(tmp_path: Path) -> None:
+    async with await FixedCluster.start(1, tmp_path, store_check_timeout_s=0.2) as cluster:
+        cluster.create(journal_spec(JOURNAL, stores=("s3://no-such-bucket/",)), "a")
+        response = await append(cluster["a"], b"x")
+        assert response.status == Status.FRAGMENT_STORE_UNHEALTHY
+        assert response.store_health_error
+        # Case: the directory of the store is missing; listing it is no error, writing to it is.
+        spec = journal_spec("b/journal", stores=("file:///missing/",))
+        cluster.create(spec, "a")
+        response = await append(cluster["a"], b"x", journal="b/journal")
+        assert response.status == Status.FRAGMENT_STORE_UNHEALTHY
+
+
+async def test_journal_without_stores(cluster: FixedCluster) -> None:
+    cluster.create(journal_spec(JOURNAL, replication=1, stores=()), "a")
+    assert (await append(cluster["a"], b"x")).status == Status.OK
+
+
+async def test_first_append_becomes_a_fragment_of_its_own(ready: FixedCluster) -> None:
+    for content in (b"first", b"second", b"third"):
+        await append(ready["b"], content)
+    for name in "abc":
+        fragments = ready[name].replica(JOURNAL).index.fragments()
+        assert [(one.begin, one.end) for one in fragments] == [(0, 5), (5, 16)]
+
+
+BAD_STREAMS: list[tuple[list[Any], str]] = [
+    ([broker_pb2.AppendRequest()], "Journal: invalid length (0; expected 4 <= length <= 512)"),
+    ([append_content(b"x")], "Journal: invalid length"),
+    ([broker_pb2.AppendRequest(journal="bad name")], "Journal: not a valid token (bad name)"),
+    ([broker_pb2.AppendRequest(journal=JOURNAL, offset=-1)], "invalid Offset"),
+    ([broker_pb2.AppendRequest(journal=JOURNAL, suspend=99)], "Suspend"),  # type: ignore[arg-type]
+    ([broker_pb2.AppendRequest(journal=JOURNAL)] * 2, "append stream: unexpected Journal"),
+    (
+        [broker_pb2.AppendRequest(journal=JOURNAL), append_content(b"x"), COMMIT, COMMIT],
+        "append stream: expected EOF after empty Content chunk",
+    ),
+    (
+        [
+            broker_pb2.AppendRequest(journal=JOURNAL),
+            broker_pb2.AppendRequest(content=b"x", do_not_proxy=True),
+        ],
+        "append stream: unexpected DoNotProxy",
+    ),
+    (
+        [broker_pb2.AppendRequest(journal=JOURNAL), append_content(b"x"), b"\xff\xff"],
+        "append stream: ",
+    ),
+    ([b"\xff\xff"], ""),
+    (
+        [broker_pb2.AppendRequest(journal=JOURNAL), append_content(b"x")],
+        "append stream: unexpected EOF",
+    ),
+    ([broker_pb2.AppendRequest(journal=JOURNAL)], "append stream: unexpected EOF"),
+    ([], "unexpected EOF"),
+    (
+        [
+            broker_pb2.AppendRequest(
+                journal=JOURNAL, union_registers=LabelSet.of(("kk", "v")).to_pb()
+            ),
+            COMMIT,
+        ],
+        "register modification requires non-empty Append",
+    ),
+]
+
+
+@pytest.mark.parametrize(("messages", "text"), BAD_STREAMS)
+async def test_bad_streams(ready: FixedCluster, messages: list[Any], text: str) -> None:
+    one = Append(ready["b"])
+    for message in messages:
+        if message is not None:
+            await one.call.write(message)
+    await one.call.done_writing()
+    error = await one.failed()
+    assert error.code() is grpc.StatusCode.UNKNOWN
+    assert text in (error.details() or "")
+    # Case: nothing of it is anywhere, and the next append is as good as any.
+    assert (await append(ready["b"], b"after")).commit.begin == 0
+    for name in "abc":
+        assert written(ready, name) == b"after"
+
+
+async def test_bad_header(ready: FixedCluster) -> None:
+    """A broker that was meant for somebody else refuses."""
+    resolved = Header.from_pb((await append(ready["b"], b"")).header)
+    header = replace(resolved, process_id=ProcessId("zone", "other"))
+    one = await Append(ready["b"]).open(header=header.to_pb())
+    await one.call.done_writing()
+    assert "ProcessId doesn't match" in ((await one.failed()).details() or "")
+
+
+async def test_caller_that_leaves_is_rolled_back_on_all_replicas(ready: FixedCluster) -> None:
+    """In the middle of its content, when replicas hold a part of it."""
+    spool = (await pipeline_of(ready["b"])).spool
+    one = await (await Append(ready["b"]).open()).send(b"never", b"ever")
+    await until(lambda: spool.delta == len(b"neverever"))
+    one.call.cancel()
+    response = await append(ready["b"], b"x")
+    assert response.commit.begin == 0
+    # Case: the pipeline has survived it.
+    assert ready.etcd.transactions == [True]
+    for name in "abc":
+        assert written(ready, name) == b"x"
+
+
+async def test_caller_that_leaves_while_it_waits_for_its_turn(ready: FixedCluster) -> None:
+    replica = ready["b"].replica(JOURNAL)
+    pipeline = await replica.pipeline.take()
+    waiting = await Append(ready["b"]).open()
+    await until(lambda: replica.pipeline._waiters)
+    waiting.call.cancel()
+    await until(lambda: not replica.pipeline._waiters)
+    replica.pipeline.give(pipeline)
+    assert (await append(ready["b"], b"x")).status == Status.OK
+
+
+async def test_appends_of_one_journal_do_not_mix(ready: FixedCluster) -> None:
+    """Many at once, through all brokers: each is contiguous, and every replica has the same bytes."""
+    contents = [bytes([65 + i]) * (i + 1) * 100 for i in range(20)]
+
+    async def one(index: int) -> Fragment:
+        call = await Append(ready["abc"[index % 3]], via=ready["c"]).open()
+        half = len(contents[index]) // 2
+        await call.send(contents[index][:half], contents[index][half:])
+        return Fragment.from_pb((await call.commit()).commit)
+
+    commits = await asyncio.gather(*(one(index) for index in range(20)))
+    everything = written(ready, "a")
+    assert len(everything) == sum(map(len, contents))
+    for content, commit in zip(contents, commits, strict=True):
+        assert everything[commit.begin : commit.end] == content
+    assert written(ready, "b") == written(ready, "c") == everything
+
+
+async def test_append_streams_while_an_earlier_one_waits_for_its_acknowledgement(
+    ready: FixedCluster,
+) -> None:
+    """A replica that is slow to answer costs latency, not throughput."""
+    replica = ready["b"].replica(JOURNAL)
+    pipeline = await replica.pipeline.take()
+    assert pipeline is not None
+    hold = pipeline.take_turn()  # As of an append before, of which nobody has answered yet.
+    replica.pipeline.give(pipeline)
+    calls = []
+    for index in range(3):
+        one = await (await Append(ready["b"]).open()).send(b"x%d" % index)
+        calls.append(asyncio.gather(one.commit()))
+        await until(lambda end=2 * (index + 1): replica.index.end_offset == end)  # type: ignore[misc]
+    assert not any(call.done() for call in calls)
+    async with hold:
+        pass
+    begins = [(await call)[0].commit.begin for call in calls]
+    assert begins == [0, 2, 4]
+
+
+async def test_lost_acknowledgement_fails_the_append_and_those_behind_it(tmp_path: Path) -> None:
+    """A replica stops answering: the outcome is uncertain, the pipeline is given up."""
+    async with await FixedCluster.start(2, tmp_path, peer_timeout_s=0.3) as cluster:
+        spec = journal_spec(JOURNAL, replication=2)
+        cluster.create(spec, "a", "b")
+        await in_step(cluster)
+        await append(cluster["a"], b"before")
+        peer = (await pipeline_of(cluster["a"]))._peers[0]
+
+        class Lost(deque[Any]):
+            def append(self, item: Any) -> None:
+                """The answers of a peer, of which none arrives any more."""
+
+        peer._inbox = Lost()
+        first = await (await Append(cluster["a"]).open()).send(b"one")
+        second = await (await Append(cluster["a"]).open()).send(b"two")
+        outcomes = await asyncio.gather(first.commit(), second.commit(), return_exceptions=True)
+        for outcome in outcomes:
+            assert isinstance(outcome, grpc.aio.AioRpcError)
+            # Not UNAVAILABLE, which clients would blindly repeat.
+            assert outcome.code() is grpc.StatusCode.UNKNOWN
+            assert "does not answer" in (outcome.details() or "")
+        # Case: the next append builds a new pipeline. Nothing that anybody committed is reused.
+        response = await append(cluster["a"], b"after")
+        assert response.commit.begin == len(b"beforeonetwo")
+        assert written(cluster, "b").endswith(b"after")
+
+
+async def test_broken_replica_is_found_out_before_content_is_taken(ready: FixedCluster) -> None:
+    """The stream to it has ended while nobody appended: the next append just builds another."""
+    await append(ready["b"], b"x")
+    peer = (await pipeline_of(ready["b"]))._peers[0]
+    peer._call.cancel()
+    await peer.wait_end()
+    response = await append(ready["b"], b"y")
+    assert response.status == Status.OK
+    assert written(ready, "c") == b"xy"
+
+
+async def test_new_primary_continues_where_the_old_one_was(ready: FixedCluster) -> None:
+    """Appends go to whoever is asked; offsets never repeat; registers are kept."""
+    registers = LabelSet.of(("author", "me"))
+    await append(ready["b"], b"one ", union_registers=registers.to_pb())
+    for primary, others in (("a", "bc"), ("c", "ab"), ("c", "a"), ("b", "ac")):
+        spec = replace(SPEC, replication=1 + len(others))
+        ready.put_spec(spec)
+        ready.assign(JOURNAL, primary, *others)
+        response = await append(ready["a"], b"x")
+        assert response.status == Status.OK
+        assert Header.from_pb(response.header).process_id == ready[primary].id
+        assert LabelSet.from_pb(response.registers) == registers
+    assert response.commit.end == 8
+
+
+async def test_append_in_progress_ends_under_its_route(ready: FixedCluster) -> None:
+    """The journal is assigned anew in the middle of content: it commits, then the pipeline changes."""
+    spool = (await pipeline_of(ready["b"])).spool
+    one = await (await Append(ready["b"]).open()).send(b"first ")
+    await until(lambda: spool.delta)
+    ready.assign(JOURNAL, "a", "b", "c")
+    queued = asyncio.gather(append(ready["c"], b"second"))
+    await one.send(b"still ")
+    response = await one.commit()
+    assert (response.commit.begin, response.commit.end) == (0, 12)
+    after = (await queued)[0]
+    assert after.commit.begin == 12
+    assert Header.from_pb(after.header).process_id == ready["a"].id
+
+
+async def test_queued_append_follows_its_journal(ready: FixedCluster) -> None:
+    """It waits at a broker which loses the journal meanwhile, and is proxied to the new one."""
+    spool = (await pipeline_of(ready["b"])).spool
+    one = await (await Append(ready["b"]).open()).send(b"first")
+    await until(lambda: spool.delta)
+    queued = await (await Append(ready["b"]).open()).send(b"second")
+    await until(lambda: ready["b"].replica(JOURNAL).pipeline._waiters)
+    ready.put_spec(replace(SPEC, replication=2))
+    ready.assign(JOURNAL, "a", "c")
+    assert (await one.commit()).commit.end == 5
+    response = await queued.commit()
+    assert response.commit.begin == 5
+    assert Header.from_pb(response.header).process_id == ready["a"].id
+
+
+async def test_slow_client_is_aborted(tmp_path: Path) -> None:
+    async with await FixedCluster.start(1, tmp_path, min_append_rate=1 << 40) as cluster:
+        # So much patience is used up by a few milliseconds at most a thousand times.
+        cluster.create(journal_spec(JOURNAL), "a")
+        one = await (await Append(cluster["a"]).open()).send(b"x")
+        error = await one.failed()
+        assert error.code() is grpc.StatusCode.UNKNOWN
+        assert "didn't sustain the minimum append data rate" in (error.details() or "")
+    async with await FixedCluster.start(1, tmp_path, min_append_rate=0) as cluster:
+        cluster.create(journal_spec(JOURNAL), "a")
+        assert (await append(cluster["a"], b"x")).status == Status.OK
+
+
+async def test_fast_client_is_held_back(tmp_path: Path) -> None:
+    """The journal's rate, or that of the broker, whichever is lower."""
+    async with await FixedCluster.start(1, tmp_path, max_append_rate=1 << 20) as cluster:
+        cluster.create(journal_spec(JOURNAL, max_append_rate=100_000), "a")
+        one = await Append(cluster["a"]).open()
+        response = await (await one.send(bytes(100_000), bytes(2_000), bytes(1))).commit()
+        assert response.status == Status.OK
+        assert response.total_chunks == 4
+        assert response.delayed_chunks >= 1
+
+
+async def test_change_of_the_route_ends_throttling(tmp_path: Path) -> None:
+    """A minute of debt is forgiven, so that the pipeline comes free for the new route."""
+    async with await FixedCluster.start(2, tmp_path) as cluster:
+        cluster.create(journal_spec(JOURNAL, max_append_rate=1_000), "a")
+        one = await (await Append(cluster["a"]).open()).send(bytes(61_000), b"x")
+        await until(lambda: cluster["a"].replica(JOURNAL).rate.credit < 0)
+        cluster.put_spec(journal_spec(JOURNAL, max_append_rate=1_000, replication=2))
+        cluster.assign(JOURNAL, "a", "b")
+        assert (await one.commit()).commit.end == 61_001
+
+
+async def test_expired_claims_end_an_append(ready: FixedCluster) -> None:
+    b = ready["b"]
+
+    class Expiring:
+        def verify(self, authorization: str | None, require: int) -> Claims:
+            return Claims(require, expires_at=b.context.clock.now() + 0.05)
+
+    object.__setattr__(b.context, "verifier", Expiring())
+    one = await (await Append(b).open()).send(b"never")
+    error = await one.failed()
+    assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert "authorization expired" in (error.details() or "")
+    assert b.replica(JOURNAL).index.end_offset == 0
+
+
+async def test_claims_to_another_journal_do_not_help(ready: FixedCluster) -> None:
+    b = ready["b"]
+
+    class Other:
+        def verify(self, authorization: str | None, require: int) -> Claims:
+            return Claims.of_journal(require, "b/journal")
+
+    object.__setattr__(b.context, "verifier", Other())
+    assert (await append(b, b"x")).status == Status.JOURNAL_NOT_FOUND
+
+
+@pytest.mark.parametrize("steps", range(0, 60, 5))
+async def test_append_that_is_cut_short_pins_nothing(ready: FixedCluster, steps: int) -> None:
+    """Cancelled after any number of turns of the loop, as when the broker is torn down: whoever comes
+    next gets the pipeline, and no replica keeps what was not committed."""
+    b = ready["b"]
+    call = AppendCall(AppendTerms(JOURNAL), Claims.of_journal(Capability.APPEND, JOURNAL))
+    gate = asyncio.Event()
+
+    chunks = [b"ever", b"never"]
+
+    class Content:
+        async def next(self) -> bytes | None:
+            if not chunks:
+                await gate.wait()
+            return chunks.pop()
+
+    driver = AppendDriver(b.context, call, Content())
+    running = b.scope.spawn(driver.run(), name="cut short")
+    for _ in range(steps):
+        await SystemClock().sleep(0)
+    running.cancel()
+    await asyncio.wait({running})
+    response = await append(b, b"x")
+    assert response.commit.begin == 0
+    for name in "abc":
+        assert written(ready, name) == b"x"
+
+
+@pytest.mark.parametrize("steps", range(0, 40, 4))
+async def test_append_that_is_interrupted_ends_in_good_order(
+    cluster: FixedCluster, steps: int
+) -> None:
+    """After any number of turns of the loop, from the first resolution of a fresh journal on."""
+    cluster.create(SPEC, "b", "a", "c")
+    b = cluster["b"]
+    call = AppendCall(AppendTerms(JOURNAL), Claims.of_journal(Capability.APPEND, JOURNAL))
+    driver = AppendDriver(b.context, call, NoContent())
+    running = b.scope.spawn(driver.run(), name="interrupted")
+    for _ in range(steps):
+        await SystemClock().sleep(0)
+    driver.interrupt(Broken("gone"))
+    outcome = await running
+    assert outcome.ending in (Ending.FAILED, Ending.COMMITTED)
+    if outcome.ending is Ending.FAILED:
+        assert str(outcome.error) == "gone"
+    assert (await append(b, b"x")).status == Status.OK

@@ -1,0 +1,416 @@
+"""Journals over HTTP, against a real broker: verbs, headers, JSON, and the same tokens as gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from google.protobuf import json_format
+
+from gazette.auth import Capability, Claims, KeyedAuth
+from gazette.broker.http_gateway import route_token
+from gazette.broker.json_gateway import to_json
+from gazette.client.appender import AppendParams
+from gazette.clock import SystemClock
+from gazette.etcd import Etcd
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.journal import JournalFlag, Suspend, SuspendLevel
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.route import EMPTY_ROUTE, Route
+from gazette.tasks import TaskScope
+from gazette.testing.broker import BrokerFixture, journal_spec
+
+JOURNAL = "a/journal"
+MAX = (1 << 63) - 1
+ORIGIN = "https://console.example"
+
+
+@pytest.fixture
+async def broker(etcd: Etcd, tmp_path: Path) -> AsyncIterator[BrokerFixture]:
+    async with await BrokerFixture.start(etcd, tmp_path, allow_origins=(ORIGIN,)) as broker:
+        yield broker
+
+
+@pytest.fixture
+async def http(broker: BrokerFixture) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=broker.http) as client:
+        yield client
+
+
+async def append(broker: BrokerFixture, content: bytes) -> None:
+    await broker.client.append(AppendParams(JOURNAL), content)
+
+
+# --- PUT
+
+
+async def test_put_appends_the_body_as_one(broker: BrokerFixture, http: httpx.AsyncClient) -> None:
+    await broker.create(journal_spec(JOURNAL))
+    body = bytes(range(256)) * 2000
+    for begin, content in ((0, b"first"), (5, body)):
+        response = await http.put(f"/{JOURNAL}", content=content)
+        assert response.status_code == 204
+        assert response.headers["X-Commit-Begin"] == str(begin)
+        assert response.headers["X-Commit-End"] == str(begin + len(content))
+        assert response.headers["X-Commit-SHA1-Sum"] == hashlib.sha1(content).hexdigest()
+        assert response.headers["X-Write-Head"] == str(begin + len(content))
+        assert response.headers["Location"] == f"{broker.http}/{JOURNAL}"
+        assert 'suffix:"broker-one"' in response.headers["X-Route-Token"]
+    read = await http.get(f"/{JOURNAL}?offset=5")
+    assert read.content == body
+
+
+async def test_put_of_nothing_commits_nothing(broker: BrokerFixture, http: httpx.AsyncClient) -> None:
+    await broker.create(journal_spec(JOURNAL))
+    response = await http.put(f"/{JOURNAL}")
+    assert response.status_code == 204
+    assert response.headers["X-Commit-Begin"] == response.headers["X-Commit-End"] == "0"
+
+
+async def test_a_put_that_breaks_off_appends_nothing(broker: BrokerFixture) -> None:
+    await broker.create(journal_spec(JOURNAL))
+    host, _, port = broker.http.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"PUT /{JOURNAL} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf".encode())
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    del reader
+    # The journal is free for the next append, and has nothing of the broken one.
+    result = await broker.client.append(AppendParams(JOURNAL), b"whole")
+    assert (result.commit.begin, result.commit.end) == (0, 5)
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "text"),
+    [
+        ("/no/such", 404, "JOURNAL_NOT_FOUND"),
+        ("/read/only", 403, "NOT_ALLOWED"),
+        ("/abc", 400, "Journal: invalid length"),
+        ("/", 400, "Journal: invalid length"),
+        (f"/{JOURNAL}?offset=1", 400, "unexpected query"),
+        ("/two/replicas", 503, "INSUFFICIENT_JOURNAL_BROKERS"),
+    ],
+)
+async def test_refused_puts(
+    broker: BrokerFixture, http: httpx.AsyncClient, path: str, code: int, text: str
+) -> None:
+    await broker.create(journal_spec(JOURNAL), journal_spec("read/only", flags=JournalFlag.O_RDONLY))
+    if path == "/two/replicas":
+        await broker.client.apply_journals(
+            [change(journal_spec("two/replicas", replication=2))]
+        )
+        while not broker.service.context.state.assignments_of("two/replicas"):
+            await broker.service.context.key_space.next_change()
+    response = await http.put(path, content=b"content")
+    assert response.status_code == code
+    assert text in response.text
+
+
+def change(spec: Any) -> Any:
+    from gazette.client.journals import JournalChange
+
+    return JournalChange(upsert=spec)
+
+
+# --- GET and HEAD
+
+
+async def test_get_reads_to_the_head_and_tells_where_it_is(
+    broker: BrokerFixture, http: httpx.AsyncClient
+) -> None:
+    await broker.create(journal_spec(JOURNAL))
+    for part in (b"0123", b"456789"):
+        await append(broker, part)
+    for query, offset, content in (("", 0, b"0123456789"), ("?offset=3", 3, b"3456789")):
+        response = await http.get(f"/{JOURNAL}{query}")
+        assert (response.status_code, response.content) == (206, content)
+        assert response.headers["Content-Range"] == f"bytes {offset}-{MAX}/{MAX}"
+        assert response.headers["X-Write-Head"] == "10"
+        assert response.headers["X-Fragment-Name"].startswith("0000000000000000-0000000000000004-")
+        assert "X-Fragment-Location" not in response.headers
+        assert response.headers["Location"] == f"{broker.http}/{JOURNAL}"
+
+    head = await http.head(f"/{JOURNAL}?offset=7")
+    assert (head.status_code, head.content) == (206, b"")
+    assert head.headers["X-Fragment-Name"].startswith("0000000000000004-000000000000000a-")
+    # Case: at the head there is nothing, but what is known of it.
+    for method in ("GET", "HEAD"):
+        response = await http.request(method, f"/{JOURNAL}?offset=-1")
+        assert response.status_code == 416
+        assert response.headers["X-Write-Head"] == "10"
+        assert response.headers["Content-Range"] == f"bytes 10-{MAX}/{MAX}"
+
+
+async def test_stored_fragments_show_where_they_are(
+    broker: BrokerFixture, http: httpx.AsyncClient
+) -> None:
+    content = b"stored content"
+    digest = hashlib.sha1(content).hexdigest()
+    path = broker.file_root / "fragments" / JOURNAL / f"{7:016x}-{7 + len(content):016x}-{digest}.raw"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    await broker.create(journal_spec(JOURNAL))
+    # Case: the first jump of an offset is told by the range.
+    response = await http.get(f"/{JOURNAL}?offset=2")
+    assert response.content == content
+    assert response.headers["Content-Range"].startswith("bytes 7-")
+    assert response.headers["X-Fragment-Name"] == path.name
+    assert response.headers["X-Fragment-Location"] == f"file:///fragments/{JOURNAL}/{path.name}"
+    assert response.headers["X-Fragment-Last-Modified"].endswith(" GMT")
+
+
+async def test_a_body_ends_before_a_second_jump(
+    broker: BrokerFixture, http: httpx.AsyncClient
+) -> None:
+    for begin, content in ((5, b"one"), (100, b"two")):
+        digest = hashlib.sha1(content).hexdigest()
+        path = broker.file_root / f"fragments/{JOURNAL}/{begin:x}-{begin + 3:x}-{digest}.raw"
+        name = f"{begin:016x}-{begin + 3:016x}-{digest}.raw"
+        path = path.with_name(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        import os
+
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    await broker.create(journal_spec(JOURNAL))
+    response = await http.get(f"/{JOURNAL}")
+    assert response.content == b"one"
+    response = await http.get(f"/{JOURNAL}?offset=8")
+    assert (response.content, response.headers["Content-Range"][:10]) == (b"two", "bytes 100-")
+
+
+async def test_a_damaged_fragment_leaves_the_body_without_its_end(
+    broker: BrokerFixture, http: httpx.AsyncClient
+) -> None:
+    content = b"x" * 1_000_000
+    digest = hashlib.sha1(content).hexdigest()
+    path = broker.file_root / f"fragments/{JOURNAL}/{0:016x}-{len(content):016x}-{digest}.raw"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content[:-1])
+    await broker.create(journal_spec(JOURNAL))
+    with pytest.raises(httpx.RemoteProtocolError, match="without sending complete message body"):
+        await http.get(f"/{JOURNAL}")
+
+
+async def test_a_blocking_get_is_flushed_as_content_comes(
+    broker: BrokerFixture, http: httpx.AsyncClient
+) -> None:
+    await broker.create(journal_spec(JOURNAL))
+    await append(broker, b"first")
+    async with http.stream("GET", f"/{JOURNAL}?block=true") as response:
+        body = response.aiter_raw()
+        assert await anext(body) == b"first"
+        await append(broker, b"second")
+        assert await anext(body) == b"second"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "code", "text"),
+    [
+        ("GET", "/no/such", 404, "JOURNAL_NOT_FOUND"),
+        ("GET", "/write/only", 403, "NOT_ALLOWED"),
+        ("GET", "/fully/suspended", 500, "SUSPENDED"),
+        ("GET", f"/{JOURNAL}?ofset=1", 400, "unknown query argument ofset"),
+        ("GET", f"/{JOURNAL}?offset=x", 400, "invalid offset"),
+        ("GET", f"/{JOURNAL}?offset=-2", 400, "invalid Offset"),
+        ("GET", f"/{JOURNAL}?offset=99999999999999999999", 400, "invalid Offset"),
+        ("GET", f"/{JOURNAL}?block=perhaps", 400, "invalid block"),
+        ("DELETE", f"/{JOURNAL}", 400, "unknown method: DELETE"),
+        ("PATCH", f"/{JOURNAL}", 400, "unknown method: PATCH"),
+        ("GET", "/..%2fetc", 400, "Journal: "),
+    ],
+)
+async def test_refused_gets(
+    broker: BrokerFixture, http: httpx.AsyncClient, method: str, path: str, code: int, text: str
+) -> None:
+    await broker.create(
+        journal_spec(JOURNAL),
+        journal_spec("write/only", flags=JournalFlag.O_WRONLY),
+        journal_spec("fully/suspended", suspend=Suspend(SuspendLevel.FULL, 1)),
+    )
+    response = await http.request(method, path)
+    assert (response.status_code, text in response.text) == (code, True), response.text
+
+
+async def test_other_brokers_journals_are_served_too(etcd: Etcd, tmp_path: Path) -> None:
+    async with (
+        await BrokerFixture.start(etcd, tmp_path, id="broker-one") as one,
+        await BrokerFixture.start(etcd, tmp_path, id="broker-two", journal_limit=0) as two,
+        httpx.AsyncClient(base_url=two.http) as http,
+    ):
+        await one.create(journal_spec(JOURNAL))
+        await two.settled(JOURNAL)
+        response = await http.put(f"/{JOURNAL}", content=b"through another")
+        assert response.status_code == 204
+        # Only the advertised endpoint of another broker is known.
+        assert response.headers["Location"] == f"{one.endpoint}/{JOURNAL}"
+        assert (await http.get(f"/{JOURNAL}")).content == b"through another"
+
+
+# --- Tokens
+
+
+async def test_http_asks_for_the_same_tokens_as_grpc(etcd: Etcd, tmp_path: Path) -> None:
+    auth = KeyedAuth.parse(SystemClock(), base64.b64encode(b"k" * 32).decode())
+
+    def headers(claims: Claims) -> dict[str, str]:
+        return {"Authorization": f"Bearer {auth.sign(claims, 60)}"}
+
+    async with (
+        await BrokerFixture.start(etcd, tmp_path, auth=auth) as broker,
+        httpx.AsyncClient(base_url=broker.http) as http,
+    ):
+        await broker.create(journal_spec(JOURNAL))
+        reads = headers(Claims.of_journal(Capability.READ, JOURNAL))
+        appends = headers(Claims.of_journal(Capability.APPEND, JOURNAL))
+        elsewhere = headers(
+            Claims.of_journal(Capability.READ | Capability.APPEND | Capability.LIST, "b/other")
+        )
+        path = f"/{JOURNAL}"
+        for request, allowed in (
+            (http.build_request("PUT", path, content=b"secret"), appends),
+            (http.build_request("GET", path), reads),
+        ):
+            for given, code in (({}, 401), (elsewhere, 404), (allowed, (204, 206))):
+                request.headers.pop("Authorization", None)
+                request.headers.update(given)
+                response = await http.send(request)
+                assert response.status_code in (code if isinstance(code, tuple) else (code,))
+                assert "secret" not in response.text or given is reads
+        wrong = await http.get(path, headers=appends)
+        assert wrong.status_code == 401
+        assert "missing required READ capability" in wrong.text
+
+        for route in ("list", "read"):
+            response = await http.post(f"/v1/journals/{route}", json={"journal": JOURNAL} if route == "read" else {})
+            assert response.status_code == 401
+            assert "missing or empty Authorization token" in response.json()["error"]["message"]
+        (line,) = lines(await http.post("/v1/journals/list", json={}, headers=elsewhere))
+        assert line["result"]["journals"] == []
+
+
+# --- JSON
+
+
+def lines(response: httpx.Response) -> list[Any]:
+    assert response.status_code == 200, response.text
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+async def test_lists_are_lines_of_json(broker: BrokerFixture, http: httpx.AsyncClient) -> None:
+    await broker.create(journal_spec(JOURNAL), journal_spec("b/other"))
+    selector = {"include": {"labels": [{"name": "name", "value": JOURNAL}]}}
+    (line,) = lines(await http.post("/v1/journals/list", json={"selector": selector}))
+    result = line["result"]
+    assert result["status"] == "OK"
+    assert result["header"]["processId"] == {"zone": "local", "suffix": "broker-one"}
+    assert isinstance(result["header"]["etcd"]["revision"], str)
+    (journal,) = result["journals"]
+    assert journal["spec"]["name"] == JOURNAL
+    assert journal["spec"]["fragment"]["refreshInterval"] == "60s"
+    assert journal["spec"]["fragment"]["compressionCodec"] == "NONE"
+    # Zero values are there, and messages that are absent are null.
+    assert journal["spec"]["maxAppendRate"] == "0"
+    assert journal["spec"]["suspend"] is None
+    assert int(journal["modRevision"]) > 0
+    # Case: no body is an empty request.
+    (line,) = lines(await http.post("/v1/journals/list"))
+    assert [one["spec"]["name"] for one in line["result"]["journals"]] == [JOURNAL, "b/other"]
+
+
+async def test_reads_are_lines_of_json(broker: BrokerFixture, http: httpx.AsyncClient) -> None:
+    await broker.create(journal_spec(JOURNAL))
+    await append(broker, b"hello")
+    found = lines(await http.post("/v1/journals/read", json={"journal": JOURNAL, "offset": "1"}))
+    first, content, last = (line["result"] for line in found)
+    assert (first["offset"], first["writeHead"], first["content"]) == ("1", "5", "")
+    assert base64.b64decode(content["content"]) == b"ello"
+    assert content["header"] is None
+    assert last["status"] == "OFFSET_NOT_YET_AVAILABLE"
+
+
+async def test_a_json_stream_is_flushed_as_it_comes(
+    broker: BrokerFixture, http: httpx.AsyncClient
+) -> None:
+    await broker.create(journal_spec(JOURNAL))
+    body = {"journal": JOURNAL, "block": True}
+    async with TaskScope("test") as scope:
+        context = http.stream("POST", "/v1/journals/read", json=body)
+        opening = scope.spawn(context.__aenter__(), name="open")
+        await append(broker, b"hello")
+        stream = (await opening).aiter_lines()
+        assert json.loads(await anext(stream))["result"]["writeHead"] == "5"
+        assert json.loads(await anext(stream))["result"]["content"] == "aGVsbG8="
+        await context.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "text"),
+    [
+        (b"{", 400, "Expecting"),
+        (b'{"nonsense": 1}', 400, "nonsense"),
+        (b'{"journal": "x"}', 500, "Journal: invalid length"),
+        (b" " * ((1 << 20) + 1), 400, "too large"),
+    ],
+)
+async def test_what_is_wrong_with_a_json_request_is_an_error_object(
+    http: httpx.AsyncClient, body: bytes, code: int, text: str
+) -> None:
+    response = await http.post("/v1/journals/read", content=body)
+    assert response.status_code == code
+    error = response.json()["error"]
+    assert error["http_code"] == code
+    assert text in error["message"]
+
+
+async def test_only_known_origins_get_cors_headers(http: httpx.AsyncClient) -> None:
+    for method in ("OPTIONS", "POST"):
+        for origin in (ORIGIN, "https://evil.example", ""):
+            response = await http.request(
+                method, "/v1/journals/list", headers={"Origin": origin} if origin else {}
+            )
+            assert response.status_code == 200
+            allowed = response.headers.get("Access-Control-Allow-Origin")
+            assert allowed == (ORIGIN if origin == ORIGIN else None)
+            if allowed:
+                assert response.headers["Access-Control-Allow-Methods"] == "GET, POST, OPTIONS"
+                assert "Authorization" in response.headers["Access-Control-Allow-Headers"]
+            if method == "OPTIONS":
+                assert response.content == b""
+
+
+async def test_diagnostics_are_on_the_same_port(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/debug/ready")).text == "ready\n"
+    text = (await http.get("/metrics")).text
+    assert 'gazette_journal_server_started_totals{operation="' in text
+
+
+def test_every_message_has_a_json_form_that_reads_back() -> None:
+    response = broker_pb2.ReadResponse(status=6, offset=1, content=b"\xff")
+    response.header.route.primary = -1
+    value = to_json(response)
+    assert value["fragment"] is None
+    assert value["header"]["etcd"] is None
+    parsed = json_format.ParseDict(value, broker_pb2.ReadResponse())
+    assert parsed == response
+
+
+def test_routes_have_the_compact_text_form() -> None:
+    one, two = ProcessId("a", "one-broker"), ProcessId("b", 'two-"broker')
+    assert route_token(EMPTY_ROUTE) == "primary:-1"
+    assert route_token(Route((one, two), 1, ("http://x:1", ""))) == (
+        'members:<zone:"a" suffix:"one-broker" > members:<zone:"b" suffix:"two-\\"broker" > '
+        'primary:1 endpoints:"http://x:1" endpoints:""'
+    )
+    assert route_token(Route((one,), 0)) == 'members:<zone:"a" suffix:"one-broker" >'
+    assert route_token(Route((ProcessId("ä", "x"),), 0)) == (
+        'members:<zone:"\\303\\244" suffix:"x" >'
+    )

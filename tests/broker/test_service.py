@@ -1,0 +1,522 @@
+"""A broker as a whole: starting, being ready, leaving in stages, and breaking."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import httpx
+import pytest
+
+from gazette.allocator.model import member_key
+from gazette.broker.drain import can_take_over, patience_ends
+from gazette.broker.main import serve
+from gazette.broker.service import BrokerService
+from gazette.broker.settings import BrokerSettings
+from gazette.client.appender import AppendParams
+from gazette.client.client import Client
+from gazette.client.journals import JournalChange
+from gazette.client.reader import ReadParams
+from gazette.clock import SystemClock
+from gazette.errors import Broken, GazetteError, Unavailable
+from gazette.etcd import Etcd, EtcdSettings
+from gazette.etcd_startup import connect_patiently
+from gazette.http_server import bind_tcp
+from gazette.names import two_words
+from gazette.protocol.pb import broker_pb2
+from gazette.server import Server, ServerSettings
+from gazette.tasks import TaskScope
+from gazette.testing.broker import BrokerFixture, journal_spec
+from gazette.testing.clock import ManualClock
+from gazette.testing.etcd import EtcdServer
+
+JOURNAL = "a/journal"
+
+
+async def ready(url: str) -> tuple[int, str]:
+    async with httpx.AsyncClient() as http:
+        response = await http.get(f"{url}/debug/ready")
+    return response.status_code, response.text.strip()
+
+
+async def append(broker: BrokerFixture, content: bytes) -> int:
+    result = await broker.client.append(AppendParams(JOURNAL), content)
+    return result.commit.end
+
+
+async def content(client: Client, size: int) -> bytes:
+    reader = client.reader(ReadParams(JOURNAL, end_offset=size, block=True))
+    out = b""
+    while len(out) < size:
+        part = await reader.read(size)
+        if not part:
+            break
+        out += part
+    await reader.close()
+    return out
+
+
+# --- Starting
+
+
+async def test_http_answers_not_ready_until_the_broker_is_a_member(etcd: Etcd) -> None:
+    """What waits for etcd is alive, and says that it is not ready."""
+    with bind_tcp("127.0.0.1", 0) as nobody:
+        port = nobody.getsockname()[1]
+    server = Server(SystemClock(), ServerSettings("127.0.0.1", bind_host="127.0.0.1"))
+    server.bind()
+    service = BrokerService(
+        SystemClock(),
+        random.Random(1),
+        server,
+        EtcdSettings(endpoints=(f"http://127.0.0.1:{port}",)),
+        BrokerSettings(),
+    )
+    async with TaskScope("test") as scope:
+        starting = scope.spawn(service.start(), name="start")
+        await asyncio.sleep(0)
+        assert await ready(server.http_endpoint) == (503, "connecting to etcd")
+        async with httpx.AsyncClient(base_url=server.http_endpoint) as http:
+            for response in (
+                await http.get(f"/{JOURNAL}"),
+                await http.post("/v1/journals/list", json={}),
+            ):
+                assert response.status_code == 503
+                assert "not serving now: connecting to etcd" in response.text
+        starting.cancel()
+    await service.stop()
+
+
+async def test_waiting_for_etcd_names_its_endpoints_and_goes_on(
+    etcd_server: EtcdServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Clock(SystemClock):
+        """Time for the pauses between attempts passes at once; etcd comes up after two of them."""
+
+        pauses = 0
+
+        async def sleep(self, seconds: float) -> None:
+            await super().sleep(0)
+            Clock.pauses += seconds == 1.0
+            if Clock.pauses == 2:
+                settings.endpoints = (etcd_server.endpoint,)
+
+    class Settings:
+        """Etcd settings whose endpoint changes while it is waited for."""
+
+    with bind_tcp("127.0.0.1", 0) as nobody:
+        refused = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    settings: Any = Settings()
+    settings.endpoints = (refused,)
+    async with TaskScope("test") as scope:
+        waiting = scope.spawn(
+            connect_patiently(
+                EtcdSettings(endpoints=(refused,), request_timeout_s=0.05, dial_timeout_s=0.05),
+                Clock(),
+            ),
+            name="connect",
+        )
+        while Clock.pauses < 2:
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+    messages = [record.getMessage() for record in caplog.records if "trying again" in record.msg]
+    assert len(messages) >= 2
+    assert all(f"etcd at {refused} cannot be reached" in message for message in messages)
+
+
+async def test_a_ready_broker_says_so_until_its_key_is_gone(etcd: Etcd, tmp_path: Path) -> None:
+    broker = await BrokerFixture.start(etcd, tmp_path)
+    assert await ready(broker.http) == (200, "ready")
+    await etcd.delete(member_key("/gazette/cluster", "local", "broker-one"))
+    # Whoever else deletes it, or the end of the lease: nothing must be served any more.
+    await broker.service.wait()
+    assert isinstance(broker.service.failure, Broken)
+    code, text = await ready(broker.http)
+    assert code == 503
+    assert text.startswith("failed: member key not found in etcd")
+    with pytest.raises(Broken, match="member key not found"):
+        await broker.stop()
+
+
+def test_random_names_are_two_words() -> None:
+    names = {two_words(random.Random(seed)) for seed in range(200)}
+    assert len(names) > 150
+    assert all(len(name.split("-")) == 2 and name.isascii() for name in names)
+
+
+# --- Leaving
+
+
+async def test_a_broker_that_leaves_hands_over_and_everything_stays_readable(
+    etcd: Etcd, tmp_path: Path
+) -> None:
+    one = await BrokerFixture.start(etcd, tmp_path, id="broker-one", drain_timeout_s=30.0)
+    await one.create(journal_spec(JOURNAL))
+    end = await append(one, b"before ")
+    async with await BrokerFixture.start(etcd, tmp_path, id="broker-two") as two:
+        async with TaskScope("test") as scope:
+            stopping = scope.spawn(one.stop(), name="stop")
+            # Appends go on while the journal is handed over.
+            while not stopping.done():
+                end = await append(two, b"x")
+        await two.settled(JOURNAL)
+        assert two.service.context.resolver.journals == (JOURNAL,)
+        end = await append(two, b"after")
+        assert await content(two.client, end) == b"before " + b"x" * (end - 12) + b"after"
+        members = [kv.decoded.suffix for kv in two.service.context.state.members]
+        assert members == ["broker-two"]
+
+
+async def test_the_last_broker_leaves_in_bounded_time_and_persists_everything(
+    etcd: Etcd, tmp_path: Path
+) -> None:
+    broker = await BrokerFixture.start(etcd, tmp_path, drain_timeout_s=0.2)
+    await broker.create(journal_spec(JOURNAL))
+    parts = [os.urandom(1000) for _ in range(5)]
+    for part in parts:
+        await append(broker, part)
+    await broker.stop()
+    files = sorted((broker.file_root / "fragments" / "a" / "journal").iterdir())
+    assert b"".join(path.read_bytes() for path in files) == b"".join(parts)
+    # Its lease is released: the next one of the same id need not wait for it.
+    assert (await etcd.range("/gazette/cluster/members/")).kvs == ()
+    async with await BrokerFixture.start(etcd, tmp_path) as again:
+        await again.settled(JOURNAL)
+        assert await content(again.client, 5000) == b"".join(parts)
+
+
+async def test_asking_again_ends_the_wait_for_others(etcd: Etcd, tmp_path: Path) -> None:
+    broker = await BrokerFixture.start(etcd, tmp_path, drain_timeout_s=3600.0)
+    await broker.create(journal_spec(JOURNAL))
+    await append(broker, b"content")
+    broker.service.stop_soon()
+    async with TaskScope("test") as scope:
+        stopping = scope.spawn(broker.stop(), name="stop")
+        while (await ready(broker.http))[1] != "draining":
+            assert not stopping.done()
+        # While it drains it still serves.
+        assert await append(broker, b", more") == 13
+        broker.service.stop_soon()
+        await stopping
+    files = (broker.file_root / "fragments" / "a" / "journal").iterdir()
+    assert b"".join(path.read_bytes() for path in sorted(files)) == b"content, more"
+
+
+async def test_calls_that_hang_are_cut_off_after_the_grace(etcd: Etcd, tmp_path: Path) -> None:
+    """An append whose client stalls must not keep its broker from leaving."""
+    broker = await BrokerFixture.start(etcd, tmp_path, graceful_stop_s=0.2)
+    await broker.create(journal_spec(JOURNAL))
+    await append(broker, b"committed")
+    stub = broker.client.channels.journal(broker.endpoint)
+    stalled: Any = stub.Append()
+    await stalled.write(broker_pb2.AppendRequest(journal=JOURNAL))
+    await stalled.write(broker_pb2.AppendRequest(content=b"never committed"))
+    async with httpx.AsyncClient(base_url=broker.http) as http:
+        async with http.stream("GET", f"/{JOURNAL}?block=true") as response:
+            assert await anext(response.aiter_raw()) == b"committed"
+            await broker.service.stop()
+    with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+        await stalled
+    files = (broker.file_root / "fragments" / "a" / "journal").iterdir()
+    assert b"".join(path.read_bytes() for path in files) == b"committed"
+    await broker.crash()
+
+
+async def test_spools_that_cannot_be_persisted_are_named(etcd: Etcd, tmp_path: Path) -> None:
+    broker = await BrokerFixture.start(etcd, tmp_path, persist_timeout_s=0.3)
+    await broker.create(journal_spec(JOURNAL))
+    await append(broker, b"content")
+    (broker.file_root / "fragments").rename(broker.file_root / "moved")
+    with pytest.raises(Unavailable, match=rf"not persisted in time: {JOURNAL} \[0, 7\)"):
+        await broker.stop()
+    assert (await etcd.range("/gazette/cluster/members/")).kvs == ()
+
+
+async def test_a_broker_whose_lease_is_lost_breaks_but_persists(
+    etcd: Etcd, tmp_path: Path
+) -> None:
+    broker = await BrokerFixture.start(etcd, tmp_path)
+    await broker.create(journal_spec(JOURNAL))
+    await append(broker, b"content")
+    session = broker.service._parts.session  # type: ignore[union-attr]
+    assert session is not None
+    await session.lease.revoke()
+    await broker.service.wait()
+    with pytest.raises(GazetteError):
+        await broker.stop()
+    (path,) = (broker.file_root / "fragments" / "a" / "journal").iterdir()
+    assert path.read_bytes() == b"content"
+
+
+async def test_a_crashed_broker_leaves_its_key_until_the_lease_ends(
+    etcd: Etcd, tmp_path: Path
+) -> None:
+    broker = await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=1.0)
+    await broker.create(journal_spec(JOURNAL))
+    await append(broker, b"lost with its only replica")
+    await broker.crash()
+    assert len((await etcd.range("/gazette/cluster/members/")).kvs) == 1
+    assert not (broker.file_root / "fragments" / "a").exists()
+    # The next one of the same name comes once the lease is over.
+    while (await etcd.range("/gazette/cluster/members/")).kvs:
+        await asyncio.sleep(0.05)
+    async with await BrokerFixture.start(etcd, tmp_path) as again:
+        await again.settled(JOURNAL)
+        assert await append(again, b"anew") == 4
+
+
+async def test_replicas_of_a_crashed_broker_are_taken_over(etcd: Etcd, tmp_path: Path) -> None:
+    one = await BrokerFixture.start(etcd, tmp_path, id="broker-one", zone="a", lease_ttl_s=1.0)
+    two = await BrokerFixture.start(etcd, tmp_path, id="broker-two", zone="b", lease_ttl_s=1.0)
+    async with await BrokerFixture.start(etcd, tmp_path, id="broker-six", zone="b") as three:
+        await three.create(journal_spec(JOURNAL, replication=2))
+        end = await append(three, b"before")
+        (primary,) = [
+            broker
+            for broker in (one, two, three)
+            for at in [await at_broker(broker)]
+            if at.is_local
+        ]
+        victim = primary if primary is not three else one
+        await victim.crash()
+        await three.settled_without(victim, JOURNAL)
+        end = await append(three, b" and after")
+        assert await content(three.client, end) == b"before and after"
+        for broker in (one, two):
+            await broker.stop()
+
+
+async def at_broker(broker: BrokerFixture) -> Any:
+    from gazette.auth import Capability, Claims
+
+    await broker.settled(JOURNAL)
+    return await broker.service.context.resolver.resolve(
+        JOURNAL, claims=Claims(Capability.APPEND), may_proxy=True, require_primary=True
+    )
+
+
+# --- Patience
+
+
+class Members:
+    """As much of a state as draining looks at."""
+
+    local_key = "us"
+
+    def __init__(self, *members: tuple[str, bool, int]) -> None:
+        self.members = [Member(*one) for one in members]
+
+
+class Member:
+    def __init__(self, key: str, exiting: bool, limit: int) -> None:
+        self.key = key
+        self.decoded = self
+        self.value = self
+        self.exiting = lambda: exiting
+        self.item_limit = lambda: limit
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ([("us", True, 5)], False),
+        ([("us", False, 5)], False),
+        ([("us", True, 5), ("them", True, 5)], False),
+        ([("us", True, 5), ("them", False, 0)], False),
+        ([("us", True, 5), ("them", False, 1)], True),
+    ],
+)
+def test_only_others_that_stay_and_take_journals_can_take_over(
+    members: list[tuple[str, bool, int]], expected: bool
+) -> None:
+    assert can_take_over(Members(*members)) is expected  # type: ignore[arg-type]
+
+
+async def test_patience_is_short_while_nobody_could_take_over_and_long_otherwise() -> None:
+    settings = BrokerSettings(drain_timeout_s=30.0, drain_timeout_max_s=1000.0)
+    alone: Any = Members(("us", True, 5))
+    accompanied: Any = Members(("us", True, 5), ("them", False, 5))
+
+    async def patience(state: Any, change_at: float = -1, change_to: Any = None) -> tuple[float, str]:
+        clock = ManualClock()
+        begun = clock.monotonic()
+        async with TaskScope("test") as scope:
+            waiting = scope.spawn(patience_ends(clock, state, settings), name="patience")
+            while not waiting.done():
+                await asyncio.sleep(0)
+                if clock.sleepers:
+                    clock.advance(0.25)
+                if change_to is not None and clock.monotonic() - begun >= change_at:
+                    state.members = change_to.members
+            return clock.monotonic() - begun, waiting.result()
+
+    elapsed, reason = await patience(Members(("us", True, 5)))
+    assert (elapsed, reason) == (30.0, "no other broker could take over for 30 s")
+    elapsed, reason = await patience(Members(("us", True, 5), ("them", False, 5)))
+    assert (elapsed, reason) == (1000.0, "no other broker has taken over for 1000 s")
+    # A replacement that comes in time is waited for, and one that leaves again is not.
+    elapsed, _ = await patience(Members(("us", True, 5)), 20.0, accompanied)
+    assert elapsed == 1000.0
+    elapsed, _ = await patience(Members(("us", True, 5), ("them", False, 5)), 50.0, alone)
+    assert elapsed == pytest.approx(80.0, abs=0.3)
+
+
+# --- The process
+
+
+@pytest.fixture
+async def process(etcd_server: EtcdServer, tmp_path: Path) -> AsyncIterator[Any]:
+    """Starts ``gazette serve`` on free ports, below a directory of the test; kills what is left."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*flags: str, etcd: str = etcd_server.endpoint) -> subprocess.Popen[bytes]:
+        argv = [
+            *(sys.executable, "-m", "gazette.main", "serve"),
+            f"--etcd.address={etcd}",
+            f"--etcd.prefix=/process/{tmp_path.name}",
+            f"--broker.file-root={tmp_path}",
+            "--broker.host=127.0.0.1",
+            "--broker.bind-host=127.0.0.1",
+            "--broker.drain-timeout=0.1s",
+            "--log.level=info",
+            "--log.format=json",
+            *flags,
+        ]
+        root = str(Path(__file__).parents[2])
+        process = subprocess.Popen(
+            argv, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": root}, cwd=tmp_path
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def logged(process: subprocess.Popen[bytes], text: str) -> dict[str, Any]:
+    """Read the log until there is a line with that text."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if text in line.decode():
+            return json.loads(line)
+    raise AssertionError(f"{text!r} was not logged")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_serve_runs_until_a_signal_and_exits_with_zero(
+    process: Any, number: signal.Signals
+) -> None:
+    running = process("--broker.id=some-broker", "--broker.zone=zone-a")
+    line = logged(running, "serves at")
+    assert line["level"] == "info"
+    assert "broker zone-a#some-broker serves at http://127.0.0.1:" in line["msg"]
+    running.send_signal(number)
+    assert running.wait(20) == 0
+
+
+async def test_serve_waits_for_etcd_aloud_and_ends_cleanly_on_sigterm(process: Any) -> None:
+    with bind_tcp("127.0.0.1", 0) as nobody:
+        endpoint = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    running = process("--log.level=warn", etcd=endpoint)
+    line = logged(running, "cannot be reached")
+    assert endpoint in line["msg"]
+    assert line["level"] == "warning"
+    running.terminate()
+    assert running.wait(20) == 0
+
+
+async def test_a_port_in_use_is_one_line_and_exit_code_one(process: Any) -> None:
+    with bind_tcp("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        running = process(f"--broker.port={port}")
+        assert running.wait(20) == 1
+    (line,) = [json.loads(one) for one in running.stderr.read().splitlines()]
+    assert line["level"] == "fatal"
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in line["msg"]
+    assert "Choose another port" in line["msg"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--broker.limit=x"], '--broker.limit: invalid value "x"'),
+        (["--broker.file-only"], "--broker.file-only requires --broker.file-root"),
+        (["--broker.file-root=/no/such"], "/no/such is not a directory"),
+        (["--broker.max-replication=0"], "invalid max-replication"),
+        (["--broker.server-cert-file=x"], "go together"),
+        (["--broker.auth-keys=AA=="], "at least one key must be provided"),
+        (["--etcd.address=nonsense"], "nonsense"),
+        (["--workers=0"], "invalid workers"),
+        (["--broker.port=http"], 'invalid port "http"'),
+        (["--log.level=loud"], "expected one of"),
+    ],
+)
+def test_a_wrong_configuration_is_said_and_exit_code_two(
+    argv: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = __import__("logging").getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        assert serve(argv, {}) == 2
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    assert text in capsys.readouterr().err
+
+
+async def test_workers_are_members_of_their_own(
+    process: Any, etcd: Etcd, tmp_path: Path
+) -> None:
+    running = process("--workers=2", "--broker.id=host", "--log.level=info")
+    prefix = f"/process/{tmp_path.name}/members/"
+    clock = SystemClock()
+    while len(found := (await etcd.range(prefix)).kvs) < 2:
+        assert running.poll() is None
+        await clock.sleep(0.05)
+    names = [kv.key.decode().removeprefix(prefix) for kv in found]
+    assert names == ["local#host-0", "local#host-1"]
+    endpoints = {broker_pb2.BrokerSpec.FromString(kv.value).process_spec.endpoint for kv in found}
+    assert len(endpoints) == 2
+    running.terminate()
+    assert running.wait(20) == 0
+    assert (await etcd.range(prefix)).kvs == ()
+
+
+async def test_an_appended_journal_survives_the_process(
+    process: Any, etcd: Etcd, tmp_path: Path
+) -> None:
+    (tmp_path / "fragments").mkdir()
+    running = process("--broker.id=some-broker")
+    endpoint = logged(running, "serves at")["msg"].rpartition(" ")[2]
+    async with Client(endpoint) as client:
+        await client.apply_journals([JournalChange(upsert=journal_spec(JOURNAL))])
+        result = await client.append(AppendParams(JOURNAL), b"content")
+        assert result.commit.end == 7
+    running.terminate()
+    assert running.wait(20) == 0
+    (path,) = (tmp_path / "fragments" / "a" / "journal").iterdir()
+    assert path.read_bytes() == b"content"
+
+
+def test_settings_that_cannot_be_right_are_refused() -> None:
+    with pytest.raises(GazetteError):
+        BrokerSettings(journal_limit=1 << 18)
+    with pytest.raises(GazetteError):
+        BrokerSettings(min_append_rate=-1)
+    assert replace(BrokerSettings(), zone="b").zone == "b"

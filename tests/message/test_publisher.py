@@ -1,0 +1,354 @@
+"""Publishing: which bytes reach which journal, in which order, and what acknowledges them."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import defaultdict
+
+import pytest
+
+from gazette.client.append_service import AppendService
+from gazette.client.appender import AppendParams
+from gazette.client.client import Client
+from gazette.errors import Closed, Invalid, NotFound
+from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
+from gazette.message import publisher as publisher_module
+from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.framing import framing_of
+from gazette.message.mapping import Partition, Partitions, fixed_mapping, modulo_mapping
+from gazette.message.message import CSVRecord, Message
+from gazette.message.message_uuid import (
+    ACK_TXN,
+    CONTINUE_TXN,
+    OUTSIDE_TXN,
+    Clock,
+    clock_at,
+    clock_unix_ns,
+)
+from gazette.message.publisher import Publisher
+from gazette.message.sequencer import Sequencer
+from gazette.tasks import resolved, settled
+from gazette.testing.clock import ManualClock
+from gazette.testing.stub_broker import LoseReply, StubBroker
+
+PRODUCER = b"\x01abcde"
+START = clock_at(1_700_000_000 * 10**9)
+
+
+class Word(Message):
+    word: str
+
+
+class Checked(Message):
+    word: str
+
+    def validate(self) -> None:
+        if not self.word:
+            raise Invalid("a word is needed")
+
+
+class Refusing:
+    """An append service in memory. ``refuse`` fails the next write."""
+
+    def __init__(self):
+        self.journals = defaultdict(bytearray)
+        self.locks = defaultdict(threading.Lock)
+        self.released = []
+        self.refuse = False
+
+    def start_append(self, params, dependencies=()):
+        assert not dependencies
+        self.locks[params.journal].acquire()
+        return _Txn(self, params.journal)
+
+    async def begin_append(self, params, dependencies=()):
+        return self.start_append(params, dependencies)
+
+
+class _Txn:
+    def __init__(self, service, journal):
+        self.service, self.journal, self.content = service, journal, bytearray()
+
+    def write(self, content):
+        if self.service.refuse:
+            self.service.refuse = False
+            raise Closed("refused")
+        self.content += content
+
+    def release(self):
+        self.service.journals[self.journal] += self.content
+        self.service.released.append(self.journal)
+        self.service.locks[self.journal].release()
+        return resolved(None)
+
+    def roll_back(self):
+        self.service.locks[self.journal].release()
+
+
+@pytest.fixture
+def appends():
+    return Refusing()
+
+
+@pytest.fixture
+def publisher(appends):
+    return Publisher(appends, producer=PRODUCER, clock=Clock(START))
+
+
+def read(content, kind=Word, content_type=CONTENT_JSON_LINES):
+    decoder = EnvelopeDecoder("a/journal", framing_of(content_type, kind), 0)
+    decoder.feed(bytes(content))
+    envelopes = []
+    while batch := decoder.decode():
+        envelopes += batch
+    decoder.finish()
+    return envelopes
+
+
+def parts(envelopes):
+    return [((e.clock - START) // 160, e.flags) for e in envelopes]
+
+
+ONE = fixed_mapping("one/journal", CONTENT_JSON_LINES)
+TWO = fixed_mapping("two/journal", CONTENT_JSON_LINES)
+
+
+def test_committed_messages_are_appended_at_once(publisher, appends):
+    message = Word("a")
+    future = publisher.publish_committed(ONE, message)
+    assert future.done()
+    (envelope,) = read(appends.journals["one/journal"])
+    assert envelope.message == message
+    assert (envelope.producer, envelope.clock, envelope.flags) == (
+        PRODUCER,
+        START + 160,
+        OUTSIDE_TXN,
+    )
+
+
+def test_uncommitted_messages_are_gathered_and_ended_by_their_acknowledgement(publisher, appends):
+    publisher.publish_uncommitted(TWO, Word("a"))
+    publisher.publish_uncommitted(ONE, Word("b"))
+    publisher.publish_uncommitted(TWO, Word("c"))
+    assert appends.released == []
+    intents = publisher.build_ack_intents()
+    assert appends.released == ["two/journal", "one/journal"]
+    assert list(intents) == ["two/journal", "one/journal"]
+    two = read(appends.journals["two/journal"] + intents["two/journal"])
+    assert parts(two) == [(1, CONTINUE_TXN), (3, CONTINUE_TXN), (4, ACK_TXN)]
+    assert [e.message.word for e in two] == ["a", "c", ""]
+    one = read(appends.journals["one/journal"] + intents["one/journal"])
+    assert parts(one) == [(2, CONTINUE_TXN), (5, ACK_TXN)]
+    # Case: the next transaction begins with nothing.
+    assert publisher.build_ack_intents() == {}
+    publisher.publish_uncommitted(ONE, Word("d"))
+    assert list(publisher.build_ack_intents()) == ["one/journal"]
+
+
+def test_committed_messages_go_behind_uncommitted_ones(publisher, appends):
+    """Else the reader would take the ones with the smaller clocks for duplicates."""
+    publisher.publish_uncommitted(ONE, Word("a"))
+    publisher.publish_committed(ONE, Word("b"))
+    publisher.publish_uncommitted(ONE, Word("c"))
+    publisher.build_ack_intents()
+    envelopes = read(appends.journals["one/journal"])
+    assert parts(envelopes) == [(1, CONTINUE_TXN), (2, OUTSIDE_TXN), (3, CONTINUE_TXN)]
+
+
+def test_much_content_does_not_wait_for_the_end(publisher, appends, monkeypatch):
+    monkeypatch.setattr(publisher_module, "JOURNAL_BUFFER_BYTES", 500)
+    monkeypatch.setattr(publisher_module, "BUFFER_BYTES_MAX", 800)
+    while not appends.released:
+        publisher.publish_uncommitted(ONE, Word("x" * 50))
+    assert len(appends.journals["one/journal"]) < 700
+    appends.released.clear()
+    # Case: many journals, each with little.
+    for number in range(100):
+        mapping = fixed_mapping(f"journal/{number:03d}", CONTENT_JSON_LINES)
+        publisher.publish_uncommitted(mapping, Word("y"))
+        if appends.released:
+            break
+    assert 5 < number < 20
+    intents = publisher.build_ack_intents()
+    assert len(intents) == number + 2
+    assert all(parts(read(content)) for content in appends.journals.values())
+
+
+def test_a_batch_is_one_append_for_each_journal(publisher, appends):
+    current = Partitions([Partition("one/journal", CONTENT_JSON_LINES)] * 1 + [TWO(None)])
+    mapping = modulo_mapping(lambda: current, lambda message: message.word)
+    messages = [Word(f"w{number}") for number in range(50)]
+    futures = publisher.publish_committed_batch(mapping, messages)
+    assert sorted(futures) == sorted(appends.released) == ["one/journal", "two/journal"]
+    found = [read(content) for content in appends.journals.values()]
+    assert sorted(e.message.word for part in found for e in part) == sorted(
+        m.word for m in messages
+    )
+    for part in found:
+        clocks = [e.clock for e in part]
+        assert clocks == sorted(clocks)
+        words = [int(e.message.word[1:]) for e in part]
+        assert words == sorted(words)
+
+
+async def test_tasks_publish_without_waiting_for_threads(publisher, appends):
+    futures = await publisher.publish_from_loop(ONE, [Word("a"), Word("b")])
+    assert list(futures) == ["one/journal"]
+    assert len(read(appends.journals["one/journal"])) == 2
+
+
+class Refused(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("message", "mapping", "error"),
+    [
+        (Checked(""), ONE, Invalid),
+        (Word("a"), fixed_mapping("one/journal", "application/other"), Invalid),
+        (Word("a"), fixed_mapping("one/journal", CONTENT_PROTO_FIXED), Invalid),
+        (Word("a"), modulo_mapping(lambda: Partitions(()), lambda m: m.word), NotFound),
+        (Word(object()), ONE, Invalid),
+        (Word("x" * 3000), ONE, Invalid),
+    ],
+)
+def test_what_cannot_be_published_leaves_nothing(appends, message, mapping, error):
+    publisher = Publisher(appends, producer=PRODUCER, clock=Clock(START), frame_bytes_max=2000)
+    for publish in (publisher.publish_committed, publisher.publish_uncommitted):
+        with pytest.raises(error):
+            publish(mapping, message)
+    with pytest.raises(error):
+        publisher.publish_committed_batch(mapping, [message])
+    assert not any(appends.journals.values())
+    # Case: and does not keep what is right from being published.
+    publisher.publish_uncommitted(ONE, Word("good"))
+    with pytest.raises(error):
+        publisher.publish_uncommitted(mapping, message)
+    publisher.publish_uncommitted(ONE, Word("better"))
+    assert list(publisher.build_ack_intents()) == ["one/journal"]
+    assert [e.message.word for e in read(appends.journals["one/journal"])] == ["good", "better"]
+
+
+def test_types_without_a_uuid_are_published_outside_of_transactions(publisher, appends):
+    raw = fixed_mapping("raw/journal", CONTENT_PROTO_FIXED)
+    publisher.publish_committed(raw, b"raw")
+    with pytest.raises(Invalid, match="no uuid"):
+        publisher.publish_uncommitted(raw, b"raw")
+    assert publisher.build_ack_intents() == {}
+    assert len(read(appends.journals["raw/journal"], bytes, CONTENT_PROTO_FIXED)) == 1
+
+
+def test_rows_are_acknowledged_by_rows(publisher, appends):
+    rows = fixed_mapping("csv/journal", CONTENT_CSV)
+    publisher.publish_uncommitted(rows, CSVRecord(["", "a", "b"]))
+    intents = publisher.build_ack_intents()
+    content = appends.journals["csv/journal"] + intents["csv/journal"]
+    row, ack = read(content, CSVRecord, CONTENT_CSV)
+    assert (row.message[1:], ack.message[1:], ack.flags) == (["a", "b"], ["", ""], ACK_TXN)
+
+
+def test_an_append_that_fails_keeps_what_was_in_line(publisher, appends):
+    publisher.publish_uncommitted(ONE, Word("a"))
+    appends.refuse = True
+    with pytest.raises(Closed):
+        publisher.publish_committed(ONE, Word("lost"))
+    publisher.publish_uncommitted(ONE, Word("b"))
+    appends.refuse = True
+    with pytest.raises(Closed):
+        publisher.build_ack_intents()
+    intents = publisher.build_ack_intents()
+    assert list(intents) == ["one/journal"]
+    envelopes = read(appends.journals["one/journal"])
+    assert [e.message.word for e in envelopes] == ["a", "b"]
+    assert [e.clock for e in envelopes] == sorted(e.clock for e in envelopes)
+
+
+def test_a_standalone_publisher_follows_the_wall(appends):
+    clock = ManualClock()
+    publisher = Publisher.standalone(appends, clock, random.Random(5))
+    publisher.publish_committed(ONE, Word("a"))
+    clock.advance(60)
+    publisher.publish_committed_batch(ONE, [Word("b")])
+    clock.jump(-3600)
+    publisher.publish_committed(ONE, Word("c"))
+    first, second, third = read(appends.journals["one/journal"])
+    assert second.clock - first.clock == 60 * 10**7 << 4
+    assert third.clock == second.clock + 160
+    assert abs(clock_unix_ns(first.clock) / 1e9 - 1_700_000_000) < 0.001
+    assert first.producer[0] & 1
+
+
+def test_a_message_may_be_published_twice_and_after_it_was_read(publisher, appends):
+    message = Word("a")
+    publisher.publish_uncommitted(ONE, message)
+    publisher.publish_uncommitted(TWO, message)
+    message.word = "changed after"
+    publisher.build_ack_intents()
+    (one,), (two,) = map(read, appends.journals.values())
+    assert (one.message.word, two.message.word) == ("a", "a")
+    assert one.clock < two.clock
+
+
+def test_threads_that_publish_at_once_keep_clocks_in_order(publisher, appends):
+    """One runs a transaction, the others publish beside it to the same journals."""
+    stop = threading.Event()
+    intents = []
+
+    def beside():
+        while not stop.is_set():
+            publisher.publish_committed(ONE, Word("beside"))
+            publisher.publish_committed_batch(TWO, [Word("beside")] * 3)
+
+    threads = [threading.Thread(target=beside) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(300):
+        publisher.publish_uncommitted(ONE if number % 3 else TWO, Word(f"{number}"))
+        if number % 50 == 49:
+            before = {journal: len(content) for journal, content in appends.journals.items()}
+            built = publisher.build_ack_intents()
+            intents.append((before, built))
+            # Case: everything uncommitted is in the journals when the intents are given out.
+            for journal in built:
+                assert f'"{number}"'.encode() in bytes(appends.journals[journal]) or number % 3 == 0
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert len(intents) == 6
+    for content in appends.journals.values():
+        clocks = [envelope.clock for envelope in read(content)]
+        assert clocks == sorted(set(clocks))
+    words = {e.message.word for content in appends.journals.values() for e in read(content)}
+    assert words == {"beside", *map(str, range(300))}
+
+
+async def test_the_real_append_service_carries_transactions():
+    """With a broker that loses replies, so that batches are written twice, each message counts once."""
+    async with StubBroker() as broker, Client(broker.endpoint, zone="local") as client:
+        service = AppendService(client)
+        publisher = Publisher(service, producer=PRODUCER, clock=Clock(START))
+        expected = []
+        for transaction in range(6):
+            broker.on_append(LoseReply())
+            for number in range(20):
+                word = f"{transaction}/{number}"
+                expected.append(word)
+                publisher.publish_uncommitted(ONE, Word(word))
+            intents = publisher.build_ack_intents()
+            for future in service.pending_except(""):
+                await settled(future)
+            if transaction % 2:
+                broker.on_append(LoseReply())
+            for journal, intent in intents.items():
+                await settled(service.append(AppendParams(journal), intent))
+        await service.close()
+        content = broker.content_of("one/journal")
+    envelopes = read(content)
+    assert len(envelopes) > len(expected) + 6
+    sequencer, committed, index = Sequencer({}, 4096), [], 0
+    while index < len(envelopes):
+        index = sequencer.queue_batch(envelopes, index)
+        while batch := sequencer.dequeue(100):
+            committed += [e.message.word for e in batch if not e.is_ack]
+    assert committed == expected
