@@ -66,6 +66,7 @@ def grpc_options(max_recv_bytes: int) -> list[tuple[str, Any]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
         ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
         ("grpc.http2.max_pings_without_data", 0),
         # Clients may ping as often as they like: our own do, to notice a dead broker early.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),

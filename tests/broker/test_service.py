@@ -63,7 +63,7 @@ async def content(client: Client, size: int) -> bytes:
         if not part:
             break
         out += part
-    await reader.close()
+    reader.close()
     return out
 
 
@@ -202,13 +202,14 @@ async def test_asking_again_ends_the_wait_for_others(etcd: Etcd, tmp_path: Path)
     await append(broker, b"content")
     broker.service.stop_soon()
     async with TaskScope("test") as scope:
-        stopping = scope.spawn(broker.stop(), name="stop")
+        stopping = scope.spawn(broker.service.stop(), name="stop")
         while (await ready(broker.http))[1] != "draining":
             assert not stopping.done()
         # While it drains it still serves.
         assert await append(broker, b", more") == 13
         broker.service.stop_soon()
         await stopping
+    await broker.crash()
     files = (broker.file_root / "fragments" / "a" / "journal").iterdir()
     assert b"".join(path.read_bytes() for path in sorted(files)) == b"content, more"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,15 +51,13 @@ def written(content_type, count=30):
     return bytes(buffer), found, kind
 
 
-def drain(decoder, skipping=True):
+def drain(decoder):
     found = []
     while True:
         try:
             batch = decoder.decode()
         except MalformedMessage as error:
-            assert skipping
-            assert error.journal == decoder.journal
-            found.append((error.begin, error.end, None))
+            found.append((error.begin, error.end, None if error.journal == "a/journal" else error))
             decoder.skip(error)
             continue
         if not batch:
@@ -75,7 +75,7 @@ def test_chunks_may_be_cut_anywhere(content_type, cuts):
     decoder = EnvelopeDecoder("a/journal", framing_of(content_type, kind), 1000)
     found = []
     bounds = [0, *sorted(cut for cut in cuts if cut < len(buffer)), len(buffer)]
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in itertools.pairwise(bounds):
         decoder.feed(buffer[begin:end])
         assert decoder.end == 1000 + end
         found += drain(decoder)

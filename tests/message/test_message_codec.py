@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
@@ -45,11 +45,8 @@ def proto_class(uuid_type: int) -> Any:
     message.field.add(name="uuid", number=1, type=uuid_type, label=1)
     message.field.add(name="n", number=2, type=4, label=1)
     pool = descriptor_pool.DescriptorPool()
-    return message_factory.GetMessageClass(
-        pool.FindMessageTypeByName(f"m{uuid_type}.Counted")
-        if pool.Add(file) is not None
-        else pool.FindMessageTypeByName(f"m{uuid_type}.Counted")
-    )
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"m{uuid_type}.Counted"))
 
 
 Counted = proto_class(12)
@@ -242,7 +239,7 @@ def test_an_acknowledgement_has_whatever_its_type_requires():
         number=1.5,
         text="t",
         blob=b"b",
-        when=datetime(2024, 1, 1),
+        when=datetime(2024, 1, 1, tzinfo=UTC),
         price=Decimal("1.5"),
         many=[1],
         some=(1, "s"),

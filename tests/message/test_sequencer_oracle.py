@@ -6,6 +6,7 @@ The oracle knows nothing of rings, replays, batches or checkpoints: it folds a h
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -153,7 +154,7 @@ def test_batches_are_queued_as_single_messages_are(items, ring, limit, cuts, jou
     by_batch: list[Envelope] = []
     fast_ranges: list[object] = []
     bounds = [0, *sorted(cut for cut in cuts if cut < len(history)), len(history)]
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in itertools.pairwise(bounds):
         batch, index = history[begin:end], 0
         while index < len(batch):
             index = fast.queue_batch(batch, index)

@@ -1,0 +1,28 @@
+"""The application of the README and of docs/first-application.md."""
+
+from typing import Any
+
+from gazette import Application, Envelope, Message, Publisher, Shard, runconsumer
+from gazette.stores.sqlite import SQLiteStore
+
+
+class Word(Message):
+    word: str
+
+
+class WordCount(Application[SQLiteStore]):
+    message_type = Word
+
+    def new_store(self, shard: Shard, recorder: Any) -> SQLiteStore:
+        schema = "CREATE TABLE IF NOT EXISTS counts (word TEXT PRIMARY KEY, n INTEGER)"
+        return SQLiteStore(recorder, schema)
+
+    def consume_message(
+        self, shard: Shard, store: SQLiteStore, envelope: Envelope[Word], publisher: Publisher
+    ) -> None:
+        upsert = "INSERT INTO counts VALUES (?, 1) ON CONFLICT DO UPDATE SET n = n + 1"
+        store.execute(upsert, (envelope.message.word,))
+
+
+if __name__ == "__main__":
+    runconsumer.main(WordCount())

@@ -1,0 +1,330 @@
+"""What waits to be appended is bounded: memory, then a file, then the producers wait."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gazette.client.append_backlog import AppendServiceSettings, Backlog
+from gazette.client.append_content import MemoryBudget, Segment, SpillFile, segments_of
+from gazette.client.append_queue import BATCH_BYTES_MAX, JournalQueue
+from gazette.client.append_service import AppendService
+from gazette.client.appender import AppendParams
+from gazette.client.client import Client
+from gazette.errors import Closed
+from gazette.tasks import OpFuture, TaskScope, settled
+from gazette.testing.instant_clock import eventually
+from gazette.testing.stub_broker import Fail, StubBroker
+
+A, B = (AppendParams(f"journal/{name}") for name in "AB")
+NO_DEPS: frozenset[OpFuture] = frozenset()
+
+
+def put(service: AppendService, params: AppendParams, content: bytes, *deps: OpFuture) -> OpFuture:
+    with service.start_append(params, deps) as txn:
+        txn.write(content)
+        return txn.release()
+
+
+def backlog(**settings: int) -> tuple[Backlog, list[JournalQueue]]:
+    work: list[JournalQueue] = []
+    chosen = AppendServiceSettings(**settings)
+    return Backlog(chosen, MemoryBudget(chosen.memory_max), work.append, work.append), work
+
+
+def test_a_queue_crosses_to_the_loop_once_however_much_is_put_in() -> None:
+    """And again after the loop has found it empty."""
+    store, work = backlog()
+    queue = store.queue(A)
+    futures = {store.enqueue(queue, A, NO_DEPS, b"x", None) for _ in range(1000)}
+    assert len(work) == len(futures) == 1
+    batch = store.first(queue)
+    assert batch is not None
+    store.seal(queue, batch)
+    later = store.enqueue(queue, A, NO_DEPS, b"y", None)
+    assert later not in futures
+    store.succeed(queue, batch, None)  # type: ignore[arg-type]
+    assert len(work) == 1
+    batch = store.first(queue)
+    assert batch is not None
+    assert b"".join(bytes(one.load()) for one in store.seal(queue, batch)) == b"y"
+    store.succeed(queue, batch, None)  # type: ignore[arg-type]
+    assert store.first(queue) is None
+    store.enqueue(queue, A, NO_DEPS, b"z", None)
+    assert len(work) == 2
+
+
+def test_a_batch_that_grew_beyond_its_bound_is_not_joined() -> None:
+    store, _ = backlog()
+    queue = store.queue(A)
+    first = store.enqueue(queue, A, NO_DEPS, b"x", None)
+    assert queue.tail is not None
+    queue.tail.size = BATCH_BYTES_MAX
+    assert store.enqueue(queue, A, NO_DEPS, b"x", None) is first
+    assert store.enqueue(queue, A, NO_DEPS, b"x", None) is not first
+
+
+def test_a_spill_file_is_closed_once_it_is_retired_and_empty(tmp_path: Path) -> None:
+    file = SpillFile(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    descriptor = file._descriptor
+    segments = segments_of(bytes(range(200)) * 1000)
+    for segment in segments:
+        offset = file.reserve(segment.length)
+        data = segment.load()
+        file.write(offset, data)
+        segment.move(file, offset)
+        assert segment.load() == data
+    file.retire()
+    os.fstat(descriptor)
+    assert [segment.drop() for segment in segments] == [0, 0]
+    with pytest.raises(OSError):
+        os.fstat(descriptor)
+    assert segments[0].drop() == 0
+
+
+def test_an_empty_spill_file_is_written_from_its_start_again(tmp_path: Path) -> None:
+    file = SpillFile(tmp_path)
+    assert [file.reserve(10), file.reserve(10)] == [0, 10]
+    file.give_back()
+    file.give_back()
+    assert file.reserve(5) == 0
+    file.give_back()
+    file.retire()
+    file.retire()
+
+
+def test_a_segment_in_memory_frees_it_once() -> None:
+    segment = Segment(b"abc")
+    assert [segment.drop(), segment.drop()] == [3, 0]
+
+
+async def test_small_appends_are_put_into_the_file_too(
+    small: AppendService, broker: StubBroker
+) -> None:
+    """Piece by piece, as they fill segments; and with two services on one budget."""
+    gate: OpFuture[None] = OpFuture()
+    lines = [b"%099d\n" % i for i in range(20_000)]
+
+    def work() -> None:
+        for line in lines:
+            put(small, A, line, gate)
+
+    small._backlog.settings = AppendServiceSettings(
+        journal_memory_max=300_000,
+        headway_s=0.01,
+        spill_directory=small._backlog.settings.spill_directory,
+    )
+    await asyncio.to_thread(work)
+    assert small._backlog.queues[A.journal].memory <= 300_000 + 140_000
+    gate.set_result(None)
+    await small.flush()
+    assert broker.content_of(A.journal) == b"".join(lines)
+
+
+async def test_a_budget_is_shared_by_services(
+    client: Client, broker: StubBroker, tmp_path: Path
+) -> None:
+    budget = MemoryBudget(500_000)
+    chosen = AppendServiceSettings(headway_s=0.01, spill_directory=tmp_path)
+    one, two = (AppendService(client, settings=chosen, budget=budget) for _ in range(2))
+    gate: OpFuture[None] = OpFuture()
+    await asyncio.to_thread(put, one, A, bytes(450_000), gate)
+    assert one._backlog.queues[A.journal].spill is None
+    await asyncio.to_thread(put, two, B, bytes(450_000), gate)
+    assert two._backlog.queues[B.journal].spill is not None
+    assert budget.used <= 500_000 + 140_000
+    gate.set_result(None)
+    await one.flush()
+    await two.flush()
+    assert (budget.used, len(broker.content_of(B.journal))) == (0, 450_000)
+    await one.close()
+    await two.close()
+
+
+async def test_a_producer_that_is_ahead_waits_for_headway_before_it_writes_to_disk(
+    client: Client, broker: StubBroker, tmp_path: Path
+) -> None:
+    """While batches succeed, no file is ever made."""
+    service = AppendService(
+        client,
+        settings=AppendServiceSettings(
+            journal_memory_max=1 << 20, headway_s=30.0, spill_directory=tmp_path / "missing"
+        ),
+    )
+
+    def work() -> None:
+        for _ in range(100):
+            put(service, A, bytes(200_000))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    await eventually(lambda: not thread.is_alive())
+    await service.flush()
+    assert len(broker.content_of(A.journal)) == 20_000_000
+    await service.close()
+
+
+@pytest.fixture
+async def small(client: Client, tmp_path: object) -> AsyncIterator[AppendService]:
+    """A service with room for two segments per journal."""
+    service = AppendService(
+        client,
+        settings=AppendServiceSettings(
+            journal_memory_max=300_000,
+            backlog_max=2_000_000,
+            headway_s=0.01,
+            spill_directory=tmp_path,  # type: ignore[arg-type]
+        ),
+    )
+    yield service
+    await service.close()
+
+
+async def test_content_beyond_memory_waits_in_a_file(
+    small: AppendService, broker: StubBroker
+) -> None:
+    """While a dependency keeps a journal waiting: nothing is lost, little is in memory."""
+    gate: OpFuture[None] = OpFuture()
+    messages = [b"%06d" % i * 2_000 for i in range(100)]
+
+    def work() -> None:
+        for message in messages:
+            put(small, A, message, gate)
+
+    await asyncio.to_thread(work)
+    queue = small._backlog.queues[A.journal]
+    assert queue.spill is not None
+    assert queue.memory <= 300_000 + 140_000
+    assert small.backlog_bytes == 1_200_000
+    gate.set_result(None)
+    await small.flush()
+    assert broker.content_of(A.journal) == b"".join(messages)
+    await eventually(lambda: queue.spill is None)
+    assert (queue.memory, small.backlog_bytes, small._backlog.budget.used) == (0, 0, 0)
+
+
+async def test_one_large_append_is_spilled_while_it_is_written(
+    small: AppendService, broker: StubBroker
+) -> None:
+    content = bytes(range(250)) * 10_000
+
+    def work() -> OpFuture:
+        with small.start_append(A) as txn:
+            txn.write(b"head;")
+            txn.write(memoryview(content))
+            txn.write(b";tail")
+            queue = small._backlog.queues[A.journal]
+            assert queue.memory <= 300_000 + 140_000
+            return txn.release()
+
+    await settled(await asyncio.to_thread(work))
+    assert broker.content_of(A.journal) == b"head;" + content + b";tail"
+
+
+async def test_a_large_append_that_is_rolled_back_leaves_no_trace(
+    small: AppendService, broker: StubBroker
+) -> None:
+    def work() -> None:
+        txn = small.start_append(A)
+        txn.write(bytes(3_000_000))
+        txn.roll_back()
+
+    await asyncio.to_thread(work)
+    queue = small._backlog.queues[A.journal]
+    assert (queue.memory, small._backlog.budget.used) == (0, 0)
+    await settled(put(small, A, b"1"))
+    assert broker.content_of(A.journal) == b"1"
+
+
+async def test_the_loop_writes_to_the_file_rather_than_wait(
+    small: AppendService, broker: StubBroker
+) -> None:
+    content = bytes(range(250)) * 20_000
+    future = put(small, A, content)
+    future_2 = small.append(A, content)
+    await settled(future_2)
+    assert future.done()
+    assert broker.content_of(A.journal) == content * 2
+
+
+async def test_a_spilled_batch_is_retried_from_its_file(
+    small: AppendService, broker: StubBroker
+) -> None:
+    content = bytes(range(250)) * 10_000
+    broker.on_append(Fail(after_bytes=1_000_000), Fail())
+    await settled(put(small, A, content))
+    assert broker.content_of(A.journal) == content
+
+
+async def test_threads_wait_while_too_much_is_waiting(
+    small: AppendService, broker: StubBroker
+) -> None:
+    """The backlog is bounded, and the loop is free meanwhile."""
+    gate: OpFuture[None] = OpFuture()
+    written = 0
+
+    def work() -> None:
+        nonlocal written
+        for _ in range(100):
+            put(small, A, bytes(100_000), gate)
+            written += 1
+
+    async with TaskScope("test") as scope:
+        scope.spawn(asyncio.to_thread(work), name="work")
+        await eventually(lambda: small.backlog_bytes > 2_000_000)
+        stopped_at = written
+        await settled(put(small, B, b"the loop is not held up"))
+        assert written <= stopped_at + 1
+        gate.set_result(None)
+    await small.flush()
+    assert broker.content_of(A.journal) == bytes(10_000_000)
+
+
+async def test_a_full_disk_makes_threads_wait_for_the_brokers(
+    client: Client, broker: StubBroker, tmp_path: object
+) -> None:
+    service = AppendService(
+        client,
+        settings=AppendServiceSettings(
+            journal_memory_max=300_000,
+            headway_s=0.01,
+            spill_directory=tmp_path / "missing",  # type: ignore[operator]
+        ),
+    )
+    gate: OpFuture[None] = OpFuture()
+    content = bytes(range(250)) * 4_000
+    done = []
+
+    def work() -> None:
+        for _ in range(2):
+            done.append(put(service, A, content, gate))
+
+    async with TaskScope("test") as scope:
+        scope.spawn(asyncio.to_thread(work), name="work")
+        await eventually(lambda: len(done) == 1)
+        await settled(put(service, B, b"the loop is not held up"))
+        assert len(done) == 1
+        gate.set_result(None)
+    await service.flush()
+    assert broker.content_of(A.journal) == content * 2
+    await service.close()
+
+
+async def test_closing_lets_waiting_threads_go(small: AppendService, broker: StubBroker) -> None:
+    def work() -> OpFuture:
+        for _ in range(100):
+            future = put(small, A, bytes(100_000), OpFuture())
+        return future
+
+    async with TaskScope("test") as scope:
+        thread = scope.spawn(asyncio.to_thread(work), name="work")
+        await eventually(lambda: small.backlog_bytes > 2_000_000)
+        await small.close()
+        assert isinstance((await thread).exception(), Closed)
+    assert small._backlog.budget.used == 0

@@ -1,0 +1,253 @@
+"""Reading journals through the client: what is written, and what of it has committed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+
+from gazette.client.client import Client
+from gazette.client.reader import WRITE_HEAD, ReadParams
+from gazette.errors import Corrupt, Invalid, NotFound
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
+from gazette.message.envelope_reader import CommittedReader, UncommittedReader
+from gazette.message.framing import MalformedMessage, TruncatedFrame, framing_of
+from gazette.message.message import Message
+from gazette.message.message_uuid import (
+    ACK_TXN,
+    CONTINUE_TXN,
+    OUTSIDE_TXN,
+    Clock,
+    UuidMint,
+    clock_at,
+)
+from gazette.protocol.fragment import Codec
+from gazette.protocol.journal import FragmentSpec, JournalSpec
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.pb import broker_pb2
+from gazette.tasks import TaskScope
+from gazette.testing.instant_clock import InstantClock, eventually
+from gazette.testing.stub_broker import StubBroker
+
+JOURNAL = "a/journal"
+
+
+class Word(Message):
+    word: str
+
+
+class Writer:
+    """Writes words of two producers into a journal."""
+
+    def __init__(self, broker):
+        self.journal = broker.journal(JOURNAL)
+        clock = Clock(clock_at(10**18))
+        self.mints = [UuidMint(b"\x01aaaaa", clock), UuidMint(b"\x01bbbbb", clock)]
+        self.framing = framing_of(CONTENT_JSON_LINES, Word)
+
+    def write(self, word, flags=OUTSIDE_TXN, producer=0):
+        message = self.framing.codec.stamp(Word(word), self.mints[producer], flags)
+        self.journal.append(self.framing.encode(message))
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[StubBroker]:
+    async with StubBroker() as broker:
+        spec = JournalSpec(
+            JOURNAL,
+            1,
+            LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES)),
+            FragmentSpec(1024, Codec.NONE, (), 10**9, 0, 0, ""),
+        )
+
+        def list_journals(request):
+            (label,) = request.selector.include.labels
+            response = broker_pb2.ListResponse(header=broker.header().to_pb())
+            if label.value == JOURNAL:
+                response.journals.add(
+                    spec=spec.to_pb(),
+                    mod_revision=1,
+                    create_revision=1,
+                    route=broker.route_of(JOURNAL).to_pb(),
+                )
+            return [response]
+
+        broker.answers["List"] = list_journals
+        yield broker
+
+
+@pytest.fixture
+async def client(broker: StubBroker) -> AsyncIterator[Client]:
+    async with Client(broker.endpoint, zone="local", clock=InstantClock()) as client:
+        yield client
+
+
+@pytest.fixture
+def writer(broker: StubBroker) -> Writer:
+    return Writer(broker)
+
+
+async def words_of(reader):
+    return [envelope.message.word async for batch in reader.batches() for envelope in batch]
+
+
+async def test_uncommitted_reading_gives_everything_up_to_the_head(client, writer):
+    writer.write("a", CONTINUE_TXN)
+    writer.write("b", OUTSIDE_TXN, 1)
+    writer.write("", ACK_TXN)
+    reader = UncommittedReader(client, ReadParams(JOURNAL), Word)
+    assert await words_of(reader) == ["a", "b", ""]
+    # Case: between two offsets, and with the metadata segment of the read.
+    params = ReadParams(JOURNAL + ";meta", end_offset=writer.journal.end)
+    batches = [batch async for batch in UncommittedReader(client, params, Word).batches()]
+    envelopes = [envelope for batch in batches for envelope in batch]
+    assert [e.journal for e in envelopes] == [JOURNAL + ";meta"] * 3
+    assert envelopes[0].begin == 0
+    assert envelopes[-1].end == writer.journal.end
+
+
+async def test_reading_from_the_head_gives_what_is_written_later(client, broker, writer):
+    writer.write("before")
+    begin = writer.journal.end
+    reader = UncommittedReader(client, ReadParams(JOURNAL, WRITE_HEAD, block=True), Word)
+    async with TaskScope("test") as scope, aclosing(reader.batches()) as batches:
+        first = scope.spawn(_next(batches), name="read")
+        await eventually(lambda: broker.reads)
+        writer.write("after")
+        (envelope,) = await first
+    assert (envelope.message.word, envelope.begin) == ("after", begin)
+
+
+async def _next(batches):
+    return await anext(batches)
+
+
+async def test_committed_reading_gives_each_message_once_when_it_commits(client, writer):
+    writer.write("a1", CONTINUE_TXN)
+    writer.write("b1", CONTINUE_TXN, 1)
+    writer.write("a2", CONTINUE_TXN)
+    writer.write("out", OUTSIDE_TXN, 1)  # Rolls back b1.
+    writer.journal.append(bytes(writer.journal.content))  # As a retry would.
+    writer.write("", ACK_TXN)
+    writer.write("a3", CONTINUE_TXN)
+    reader = CommittedReader(client, ReadParams(JOURNAL), Word)
+    assert await words_of(reader) == ["out", "a1", "a2"]
+    reader = CommittedReader(client, ReadParams(JOURNAL), Word, acknowledgements=True)
+    assert await words_of(reader) == ["out", "a1", "a2", ""]
+
+
+@pytest.mark.parametrize("ring_size", [1, 3, 100])
+@pytest.mark.parametrize("batch_max", [1, 7, 1000])
+async def test_long_transactions_are_read_again(client, broker, writer, ring_size, batch_max):
+    words = [f"word-{number}" for number in range(50)]
+    writer.journal.append(b"poison\n")
+    for number, word in enumerate(words):
+        writer.write(word, CONTINUE_TXN)
+        if number % 10 == 5:
+            writer.write("other", CONTINUE_TXN, 1)
+            writer.journal.append(b"poison\n")
+    writer.write("", ACK_TXN)
+    writer.write("end")
+    malformed = []
+    reader = CommittedReader(
+        client,
+        ReadParams(JOURNAL),
+        Word,
+        ring_size=ring_size,
+        batch_max=batch_max,
+        on_malformed=malformed.append,
+    )
+    assert await words_of(reader) == [*words, "end"]
+    assert len(malformed) == 6
+    assert len(broker.reads) == (1 if ring_size == 100 else 2)
+
+
+async def test_a_reader_goes_on_where_another_stopped(client, writer):
+    for number in range(10):
+        writer.write(f"{number}", CONTINUE_TXN)
+    writer.write("", ACK_TXN)
+    writer.write("open", CONTINUE_TXN)
+    first = CommittedReader(client, ReadParams(JOURNAL), Word, batch_max=4)
+    async with aclosing(first.batches()) as batches:
+        taken = [e.message.word for e in await anext(batches)]
+        # Case: the batch that was given last has not taken effect, unless that is said.
+        assert first.checkpoint().producers[b"\x01aaaaa"].begin == 0
+        first.consumed()
+        checkpoint = first.checkpoint()
+    second = CommittedReader(client, ReadParams(JOURNAL), Word, source=checkpoint, ring_size=2)
+    taken += await words_of(second)
+    assert taken == [f"{number}" for number in range(10)]
+    second.consumed()
+    assert second.checkpoint().read_through == writer.journal.end
+
+
+async def test_malformed_messages_end_the_reading_unless_they_are_taken(client, writer):
+    writer.write("a")
+    begin = writer.journal.end
+    writer.journal.append(b'{"word":7}\n')
+    writer.write("b")
+    writer.journal.append(b"more\n")
+    for reader_type in (UncommittedReader, CommittedReader):
+        words = []
+        with pytest.raises(MalformedMessage) as caught:
+            async for batch in reader_type(client, ReadParams(JOURNAL), Word).batches():
+                words += [e.message.word for e in batch]
+        assert words == ["a"]
+        assert (caught.value.journal, caught.value.begin) == (JOURNAL, begin)
+        malformed = []
+        reader = reader_type(client, ReadParams(JOURNAL), Word, on_malformed=malformed.append)
+        assert await words_of(reader) == ["a", "b"]
+        assert [error.raw for error in malformed] == [b'{"word":7}\n', b"more\n"]
+    # Case: what was passed over at the end is not met again.
+    assert reader.checkpoint().read_through == writer.journal.end
+
+
+async def test_a_torn_message_at_the_head_is_truncated(client, writer):
+    writer.write("a")
+    writer.journal.append(b'{"word":')
+    words = []
+    with pytest.raises(TruncatedFrame):
+        async for batch in UncommittedReader(client, ReadParams(JOURNAL), Word).batches():
+            words += [e.message.word for e in batch]
+    assert words == ["a"]
+
+
+async def test_reading_goes_on_behind_bytes_that_are_gone(client, broker, writer):
+    writer.write("a")
+    writer.journal.begin = 1000
+    reader = UncommittedReader(client, ReadParams(JOURNAL), Word)
+    batches = [batch async for batch in reader.batches()]
+    assert [(e.begin, e.message.word) for e in batches[0]] == [(1000, "a")]
+
+
+async def test_a_transaction_whose_begin_is_gone_is_corrupt(client, broker, writer):
+    for number in range(6):
+        writer.write(f"{number}", CONTINUE_TXN)
+    writer.write("", ACK_TXN)
+    original = broker.journal(JOURNAL)
+    reader = CommittedReader(client, ReadParams(JOURNAL), Word, ring_size=2)
+
+    async def read():
+        async for _ in reader.batches():
+            pass
+
+    served = broker._served
+
+    def shortened(request):
+        if request.end_offset:
+            gone = original.content.index(b"\n") + 1
+            del original.content[:gone]
+            original.begin = gone
+        return served(request)
+
+    broker._served = shortened
+    with pytest.raises(Corrupt, match="wrong Begin"):
+        await read()
+
+
+async def test_the_journal_must_be_there_and_hold_the_type(client):
+    with pytest.raises(NotFound):
+        await words_of(UncommittedReader(client, ReadParams("other/journal"), Word))
+    with pytest.raises(Invalid, match="a/journal: int cannot be a type of message"):
+        await words_of(UncommittedReader(client, ReadParams(JOURNAL), int))
