@@ -16,8 +16,8 @@ USAGE: Final = f"""gazette {__version__}
 usage: gazette COMMAND [FLAGS]
 
   serve          run a broker
-  dev            run etcd, brokers and the console on this machine
-  demo           the word count, with fail-over, a query and a Spark backfill
+  dev            run etcd and brokers on this machine, to develop against
+  demo           count words exactly once while processes are killed
   bench          measure this machine
   print-config   print the effective configuration of `serve`
 

@@ -344,7 +344,7 @@ class AppendDriver:
         if not flow.waited(_ticks(clock.monotonic()) - _ticks(began)):
             return ev.StreamFailed(_too_slow(flow))
         if content is None:
-            return self._stream_ended()
+            return await self._stream_ended()
         flow.received(len(content))
         delayed = flow.delay(_ticks(clock.monotonic())) > 0
         if delayed:
@@ -375,17 +375,23 @@ class AppendDriver:
                 break
             await self._wait(clock.sleep(min(ticks / TICKS_PER_S, _QUANTUM_S)))
 
-    def _stream_ended(self) -> ev.Event:
+    async def _stream_ended(self) -> ev.Event:
+        try:
+            await self._held.local.flush()
+        except Bug:
+            raise
+        except GazetteError as error:
+            return ev.SendFailed(error)
         spool = self._held.spool
         proposal = spool.next()
-        # An append that begins its fragment has the fragment's sum.
         alone = not spool.fragment.length
         return ev.StreamEnded(proposal, proposal.sum if alone else self._sum.digest())
 
     async def _send_content(self, content: bytes, delta: int) -> ev.Event | None:
         pipeline = self._held
-        if pipeline.spool.fragment.length:
-            self._sum.update(content)
+        if not delta:
+            # An append that begins its fragment has the fragment's sum.
+            pipeline.local.begin(self._sum.update if pipeline.spool.fragment.length else None)
         try:
             await pipeline.content(content, delta)
         except Bug:

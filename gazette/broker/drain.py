@@ -12,21 +12,28 @@ _POLL_S: Final = 0.25
 
 
 def can_take_over(state: State) -> bool:
-    """Whether there is another broker that stays and takes journals."""
-    return any(
-        kv.key != state.local_key
-        and not kv.decoded.value.exiting()
-        and kv.decoded.value.item_limit() > 0
+    """Whether the brokers that stay could take everything that we have.
+
+    There must be as many of them as any of our journals wants replicas, and all of the cluster's
+    replicas must be within their limits: otherwise the allocator leaves us what does not fit.
+    """
+    staying = [
+        kv.decoded.value.item_limit()
         for kv in state.members
+        if kv.key != state.local_key and not kv.decoded.value.exiting()
+    ]
+    useful = sum(limit > 0 for limit in staying)
+    wanted = max(
+        (one.item.decoded.value.desired_replication() for one in state.local_items), default=0
     )
+    return 0 < useful >= wanted and sum(staying) >= state.demand.item_slots
 
 
 async def patience_ends(clock: Clock, state: State, settings: BrokerSettings) -> str:
     """Return, with the reason, once waiting for a hand-off is of no more use.
 
-    While no other broker could take over: ``drain_timeout_s`` from now, or from when the last one
-    left. While there is one: ``drain_timeout_max_s`` from now, because it may lack capacity, or a
-    journal may want as many replicas as there are brokers, until a replacement has started.
+    While the others could not take over: ``drain_timeout_s`` from now, or from when that became so.
+    It is time for a replacement to start. While they could: ``drain_timeout_max_s`` from now.
     """
     begun = clock.monotonic()
     alone_since: float | None = None
@@ -34,7 +41,7 @@ async def patience_ends(clock: Clock, state: State, settings: BrokerSettings) ->
         now = clock.monotonic()
         alone_since = None if can_take_over(state) else now if alone_since is None else alone_since
         if alone_since is not None and now - alone_since >= settings.drain_timeout_s:
-            return f"no other broker could take over for {settings.drain_timeout_s:g} s"
+            return f"no other brokers could take over for {settings.drain_timeout_s:g} s"
         if now - begun >= settings.drain_timeout_max_s:
-            return f"no other broker has taken over for {settings.drain_timeout_max_s:g} s"
+            return f"other brokers have not taken over in {settings.drain_timeout_max_s:g} s"
         await clock.sleep(min(_POLL_S, settings.drain_timeout_s or _POLL_S))

@@ -21,8 +21,9 @@ from gazette.broker.append_events import PeerAnswer, SpoolView
 from gazette.broker.append_rules import unexpected_answer
 from gazette.broker.append_wire import replicate_content
 from gazette.broker.peer_stream import PeerStream
+from gazette.broker.write_behind import WriteBehind
 from gazette.errors import Broken, Bug, Closed, GazetteError, Invalid, Unavailable
-from gazette.fragment.spool import Content, Proposal
+from gazette.fragment.spool import Proposal
 from gazette.fragment.spool_file import Spool
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import ProcessId
@@ -94,11 +95,11 @@ class Pipeline:
     """
 
     def __init__(
-        self, header: Header, spool: Spool, peers: Sequence[PeerStream], *, expires_at: float
+        self, header: Header, local: WriteBehind, peers: Sequence[PeerStream], *, expires_at: float
     ) -> None:
         self.header = header
         self._expires_at = expires_at
-        self._spool: Spool | None = spool
+        self._local: WriteBehind | None = local
         self._peers = tuple(peers)
         self._failure: GazetteError | None = None
         self._last_turn: asyncio.Future[None] | None = None
@@ -121,10 +122,15 @@ class Pipeline:
         return self.failure is None and now < self._expires_at
 
     @property
-    def spool(self) -> Spool:
-        if self._spool is None:
+    def local(self) -> WriteBehind:
+        """Our own spool, and what is written to it."""
+        if self._local is None:
             raise Bug("pipeline was used after its spool was released")
-        return self._spool
+        return self._local
+
+    @property
+    def spool(self) -> Spool:
+        return self.local.spool
 
     def view(self) -> SpoolView:
         """Our own spool as it is."""
@@ -160,9 +166,9 @@ class Pipeline:
     async def content(self, content: bytes, delta: int) -> None:
         """Send a chunk to all replicas, ``delta`` bytes into the append.
 
-        Returns when our own spool has it and every peer has room for more. Raises the failure of a
-        broken pipeline, or ``Unavailable`` if a peer takes nothing, or our disk none, any more; then,
-        and when cancelled, the pipeline must be torn down.
+        Returns when every peer and our own spool have room for more. Raises the failure of a broken
+        pipeline, or ``Unavailable`` if a peer, or our disk, takes nothing any more; then, and when
+        cancelled, the pipeline must be torn down.
         """
         if self._peers or self._failure is not None:
             self._raise_failure()
@@ -172,14 +178,14 @@ class Pipeline:
             for peer in self._peers:
                 if peer.crowded:
                     await peer.room()
-        await self.spool.apply(Content(content, delta), primary=True)
+        await self.local.content(content, delta)
 
     def _send(self, message: bytes) -> None:
         for peer in self._peers:
             peer.send(message)
 
     async def _apply(self, proposal: Proposal) -> None:
-        result = await self.spool.apply(proposal, primary=True)
+        result = await self.local.propose(proposal)
         if result.status is not Status.OK:
             raise Bug(
                 "the primary's own spool refused its proposal",
@@ -244,18 +250,19 @@ class Pipeline:
             for peer in self._peers:
                 peer.cancel(failure)
 
-    def release_spool(self) -> Spool:
+    async def release_spool(self) -> Spool:
         """Let go of our own spool, in which content may be pending. The pipeline can only be closed
-        after that."""
-        spool, self._spool = self.spool, None
-        return spool
+        after that. Cancellation: it is let go of, in ``released``."""
+        local, self._local = self.local, None
+        await local.settle()
+        return local.spool
 
     async def close(self) -> None:
         """End the streams once all turns have passed, and cut off peers that do not end theirs.
 
         Cancellation: streams are cut off at once.
         """
-        assert self._spool is None, "the spool is released before the pipeline is closed"
+        assert self._local is None, "the spool is released before the pipeline is closed"
         turn = self.take_turn()
         for peer in self._peers:
             peer.close_send()
@@ -297,7 +304,8 @@ def open_pipeline(context: BrokerContext, header: Header, journal: str, spool: S
         peers.append(
             PeerStream(member, call, context.scope, timeout_s=context.settings.peer_timeout_s)
         )
-    return Pipeline(header, spool, peers, expires_at=context.clock.monotonic() + _AGE_MAX_S)
+    local = WriteBehind(spool, context.scope, context.pools.spools, primary=True)
+    return Pipeline(header, local, peers, expires_at=context.clock.monotonic() + _AGE_MAX_S)
 
 
 def _endpoint(context: BrokerContext, header: Header, member: ProcessId) -> str:

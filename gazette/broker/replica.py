@@ -108,8 +108,9 @@ class Replica:
 
         The caller still has to give the pipeline's successor, or None. Cancellation: it is closed.
         """
-        spool = pipeline.release_spool()
+        spool = pipeline.spool
         try:
+            await pipeline.release_spool()
             await roll_back(spool, primary=True)
         except asyncio.CancelledError:
             pipeline.fail(Closed("the broker is torn down"))

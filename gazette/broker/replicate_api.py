@@ -20,8 +20,9 @@ from gazette.broker.edge import Outcome, authorize, counted, failing
 from gazette.broker.replica import Replica
 from gazette.broker.resolver import Resolution
 from gazette.broker.unless import Superseded, take_unless
+from gazette.broker.write_behind import WriteBehind
 from gazette.errors import Closed, Invalid, Moved
-from gazette.fragment.spool import Content, Proposal, SpoolResult
+from gazette.fragment.spool import Proposal, SpoolResult
 from gazette.fragment.spool_file import Spool
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.label_set import LabelSet
@@ -71,14 +72,16 @@ class ReplicateApi:
             await call.write(_response(status, at.header))
             return
         replica, spool = held
-        stream = _Stream(spool, requests, call, at.header)
+        context = self._context
+        local = WriteBehind(spool, context.scope, context.pools.spools, primary=False)
+        stream = _Stream(local, requests, call, at.header)
         try:
             async with TaskScope(f"replicate {at.journal}") as scope:
                 scope.spawn(self._watch(stream, claims, at, header), name="watch")
                 await stream.serve(proposal)
                 scope.cancel()
         finally:
-            await replica.give_back_spool(spool, primary=False)
+            await _give_back(replica, local)
         outcome.status = Status.OK
 
     async def _join(
@@ -131,7 +134,7 @@ class ReplicateApi:
 class _Stream:
     """A primary's messages, applied to the spool that is held for it."""
 
-    spool: Spool
+    local: WriteBehind
     requests: AsyncIterator[ReplicateMessage]
     call: Any
     header: Header | None
@@ -143,17 +146,16 @@ class _Stream:
         async for message in self.requests:
             self.messages += 1
             if isinstance(message, ReplicateContent):
-                await self.spool.apply(Content(message.content, message.delta), primary=False)
+                await self.local.content(message.content, message.delta)
                 continue
             validate_replicate_request(message)
             if message.HasField("proposal"):
                 await self._propose(_proposal_of(message), acknowledge=message.acknowledge)
             else:
-                content = Content(message.content, message.content_delta)
-                await self.spool.apply(content, primary=False)
+                await self.local.content(message.content, message.content_delta)
 
     async def _propose(self, proposal: Proposal, *, acknowledge: bool) -> None:
-        result = await self.spool.apply(proposal, primary=False)
+        result = await self.local.propose(proposal)
         if acknowledge:
             header, self.header = self.header, None
             await self.call.write(_answer(result, header))
@@ -165,6 +167,14 @@ class _Stream:
                 proposal=proposal.fragment.content_name(),
                 spool=result.fragment.content_name(),
             )
+
+
+async def _give_back(replica: Replica, local: WriteBehind) -> None:
+    """Cancellation: the spool is given back."""
+    try:
+        await local.settle()
+    finally:
+        await replica.give_back_spool(local.spool, primary=False)
 
 
 def _opening_of(message: ReplicateMessage) -> tuple[Header, Proposal]:

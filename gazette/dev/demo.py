@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gazette.clock import Clock, SystemClock
-from gazette.config import Schema, setting
+from gazette.config import Schema, exit_with, setting
 from gazette.dev.cluster import ClusterSettings, LocalCluster
 from gazette.dev.corpus import corpus_files, count_independently
 from gazette.dev.demo_load import Publishing, Queries, all_counts
@@ -79,9 +79,11 @@ def run(argv: Sequence[str]) -> int:
         flags = schema.load(argv, {}).group(DemoFlags)
         files = corpus_files(flags.corpus)
         examples_path()
+    except Invalid as error:
+        return exit_with(error, sys.stderr)
     except GazetteError as error:
         print(f"gazette demo: {error}\n  {error.hint}", file=sys.stderr)
-        return 2 if isinstance(error, Invalid) else 1
+        return 1
     console = Console(stderr=flags.json, highlight=False)
     try:
         if flags.dir is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gazette.clock import Clock, SystemClock
-from gazette.config import Schema, duration, setting
+from gazette.config import Schema, duration, exit_with, setting
 from gazette.dev.cluster import ClusterSettings, LocalCluster
 from gazette.errors import GazetteError, Invalid
 from gazette.tasks import TaskScope
@@ -39,11 +39,9 @@ def run(argv: Sequence[str]) -> int:
     try:
         flags = schema.load(argv, {}).group(DevFlags)
         settings = _settings(flags)
-    except Invalid as error:
-        print(f"gazette dev: {error}\n  {error.hint}", file=sys.stderr)
-        return 2
-    try:
         return asyncio.run(_serve(settings, flags.ready_file, SystemClock()))
+    except Invalid as error:
+        return exit_with(error, sys.stderr)
     except GazetteError as error:
         print(f"gazette dev: {error}\n  {error.hint}", file=sys.stderr)
         return 1

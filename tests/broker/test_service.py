@@ -310,44 +310,63 @@ async def at_broker(broker: BrokerFixture) -> Any:
 # --- Patience
 
 
-class Members:
-    """As much of a state as draining looks at."""
-
-    local_key = "us"
-
-    def __init__(self, *members: tuple[str, bool, int]) -> None:
-        self.members = [Member(*one) for one in members]
+class Stub:
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
 
 
-class Member:
-    def __init__(self, key: str, exiting: bool, limit: int) -> None:
-        self.key = key
-        self.decoded = self
-        self.value = self
-        self.exiting = lambda: exiting
-        self.item_limit = lambda: limit
+def drained(*members: tuple[str, bool, int], replication: int = 1, slots: int = 1) -> Any:
+    """As much of a state as draining looks at, from the seat of member ``us``."""
+    return Stub(
+        local_key="us",
+        members=[
+            Stub(
+                key=key,
+                decoded=Stub(
+                    value=Stub(
+                        exiting=lambda exiting=exiting: exiting,
+                        item_limit=lambda limit=limit: limit,
+                    )
+                ),
+            )
+            for key, exiting, limit in members
+        ],
+        local_items=[
+            Stub(item=Stub(decoded=Stub(value=Stub(desired_replication=lambda: replication))))
+        ],
+        demand=Stub(item_slots=slots),
+    )
+
+
+US = ("us", True, 5)
 
 
 @pytest.mark.parametrize(
-    ("members", "expected"),
+    ("members", "shape", "expected"),
     [
-        ([("us", True, 5)], False),
-        ([("us", False, 5)], False),
-        ([("us", True, 5), ("them", True, 5)], False),
-        ([("us", True, 5), ("them", False, 0)], False),
-        ([("us", True, 5), ("them", False, 1)], True),
+        ([US], {}, False),
+        ([("us", False, 5)], {}, False),
+        ([US, ("them", True, 5)], {}, False),
+        ([US, ("them", False, 0)], {}, False),
+        ([US, ("them", False, 1)], {}, True),
+        ([US, ("them", False, 5)], {"replication": 2, "slots": 2}, False),
+        ([US, ("them", False, 5), ("more", False, 1)], {"replication": 2, "slots": 2}, True),
+        ([US, ("them", False, 5), ("more", True, 1)], {"replication": 2, "slots": 2}, False),
+        ([US, ("them", False, 5)], {"slots": 6}, False),
+        ([US, ("them", False, 5)], {"slots": 5}, True),
+        ([US, ("them", False, 5)], {"replication": 0, "slots": 0}, True),
     ],
 )
-def test_only_others_that_stay_and_take_journals_can_take_over(
-    members: list[tuple[str, bool, int]], expected: bool
+def test_others_can_take_over_if_they_stay_and_there_are_enough_of_them(
+    members: list[tuple[str, bool, int]], shape: dict[str, int], expected: bool
 ) -> None:
-    assert can_take_over(Members(*members)) is expected  # type: ignore[arg-type]
+    assert can_take_over(drained(*members, **shape)) is expected
 
 
 async def test_patience_is_short_while_nobody_could_take_over_and_long_otherwise() -> None:
     settings = BrokerSettings(drain_timeout_s=30.0, drain_timeout_max_s=1000.0)
-    alone: Any = Members(("us", True, 5))
-    accompanied: Any = Members(("us", True, 5), ("them", False, 5))
+    alone = drained(US)
+    accompanied = drained(US, ("them", False, 5))
 
     async def patience(state: Any, change_at: float = -1, change_to: Any = None) -> tuple[float, str]:
         clock = ManualClock()
@@ -362,14 +381,14 @@ async def test_patience_is_short_while_nobody_could_take_over_and_long_otherwise
                     state.members = change_to.members
             return clock.monotonic() - begun, waiting.result()
 
-    elapsed, reason = await patience(Members(("us", True, 5)))
-    assert (elapsed, reason) == (30.0, "no other broker could take over for 30 s")
-    elapsed, reason = await patience(Members(("us", True, 5), ("them", False, 5)))
-    assert (elapsed, reason) == (1000.0, "no other broker has taken over for 1000 s")
+    elapsed, reason = await patience(drained(US))
+    assert (elapsed, reason) == (30.0, "no other brokers could take over for 30 s")
+    elapsed, reason = await patience(drained(US, ("them", False, 5)))
+    assert (elapsed, reason) == (1000.0, "other brokers have not taken over in 1000 s")
     # A replacement that comes in time is waited for, and one that leaves again is not.
-    elapsed, _ = await patience(Members(("us", True, 5)), 20.0, accompanied)
+    elapsed, _ = await patience(drained(US), 20.0, accompanied)
     assert elapsed == 1000.0
-    elapsed, _ = await patience(Members(("us", True, 5), ("them", False, 5)), 50.0, alone)
+    elapsed, _ = await patience(drained(US, ("them", False, 5)), 50.0, alone)
     assert elapsed == pytest.approx(80.0, abs=0.3)
 
 
