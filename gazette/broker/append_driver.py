@@ -377,14 +377,12 @@ class AppendDriver:
 
     async def _stream_ended(self) -> ev.Event:
         try:
-            await self._held.local.flush()
+            proposal = await self._held.next()
         except Bug:
             raise
         except GazetteError as error:
             return ev.SendFailed(error)
-        spool = self._held.spool
-        proposal = spool.next()
-        alone = not spool.fragment.length
+        alone = not self._held.spool.fragment.length
         return ev.StreamEnded(proposal, proposal.sum if alone else self._sum.digest())
 
     async def _send_content(self, content: bytes, delta: int) -> ev.Event | None:

@@ -180,6 +180,11 @@ class Pipeline:
                     await peer.room()
         await self.local.content(content, delta)
 
+    async def next(self) -> Fragment:
+        """What a commit of the content so far would make of the spool. Raises and cancels as ``content``."""
+        await self.local.flush()
+        return self.spool.next()
+
     def _send(self, message: bytes) -> None:
         for peer in self._peers:
             peer.send(message)
@@ -252,7 +257,7 @@ class Pipeline:
 
     async def release_spool(self) -> Spool:
         """Let go of our own spool, in which content may be pending. The pipeline can only be closed
-        after that. Cancellation: it is let go of, in ``released``."""
+        after that. Cancellation: the spool is let go of, and nothing writes to it any more."""
         local, self._local = self.local, None
         await local.settle()
         return local.spool

@@ -1,4 +1,4 @@
-"""Stages 5 and 6 of the byte path: takes content from `pipeline` (primary) or `replicate_api` (replica), gives
+"""Stage 5 of the byte path: takes content from `pipeline` (primary) or `replicate_api` (replica), gives
 it to `fragment/spool_file` in batches.
 
 Writing and hashing a chunk takes as long as receiving the next one. So a batch is written in a thread
@@ -39,10 +39,14 @@ class WriteBehind:
         self._gathered: list[bytes] = []
         self._length = 0
         """Of what is gathered."""
-        self._end = 0
-        """Delta behind everything that is gathered or being written."""
+        self._end = spool.delta
         self._writing: asyncio.Task[None] | None = None
         self._failure: GazetteError | None = None
+
+    @property
+    def delta(self) -> int:
+        """Bytes that are pending: in the spool, being written, or gathered."""
+        return self._end
 
     def begin(self, digest: Digest | None) -> None:
         """An append begins: nothing is pending. ``digest`` is to have its content, too."""

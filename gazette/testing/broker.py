@@ -37,7 +37,7 @@ def journal_spec(
 ) -> JournalSpec:
     """A valid specification; ``fields`` are further ones of ``JournalSpec``."""
     fragment = FragmentSpec(
-        length=length, codec=codec, stores=stores, refresh_interval_ns=duration.MINUTE
+        length=length, codec=codec, stores=stores, refresh_interval_ns=duration.SECOND
     )
     return JournalSpec(name, replication, labels, fragment, **fields)
 

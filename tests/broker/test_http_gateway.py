@@ -315,7 +315,7 @@ async def test_lists_are_lines_of_json(broker: BrokerFixture, http: httpx.AsyncC
     assert isinstance(result["header"]["etcd"]["revision"], str)
     (journal,) = result["journals"]
     assert journal["spec"]["name"] == JOURNAL
-    assert journal["spec"]["fragment"]["refreshInterval"] == "60s"
+    assert journal["spec"]["fragment"]["refreshInterval"] == "1s"
     assert journal["spec"]["fragment"]["compressionCodec"] == "NONE"
     # Zero values are there, and messages that are absent are null.
     assert journal["spec"]["maxAppendRate"] == "0"

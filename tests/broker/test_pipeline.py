@@ -168,7 +168,7 @@ class Bench:
     async def append(self, pipeline: Pipeline, content: bytes) -> Fragment:
         """Send content and its commit."""
         await pipeline.content(content, 0)
-        proposal = self.spool.next()
+        proposal = await pipeline.next()
         await pipeline.propose(proposal, EMPTY_LABELS, acknowledge=True)
         return proposal
 
@@ -220,7 +220,7 @@ async def test_what_replicas_are_sent(bench: Bench) -> None:
 
     await pipeline.content(b"hello ", 0)
     await pipeline.content(b"world", 6)
-    commit = bench.spool.next()
+    commit = await pipeline.next()
     await pipeline.propose(commit, LabelSet.of(("a", "b")), acknowledge=True)
     assert bench.spool.fragment == commit
     turn = pipeline.take_turn()
@@ -402,8 +402,7 @@ async def test_closing_ends_streams_and_releases_the_spool(bench: Bench) -> None
     await bench.append(pipeline, b"committed")
     turn = pipeline.take_turn()
     await pipeline.content(b"pending", 0)
-    spool = pipeline.release_spool()
-    assert spool.delta == len(b"pending")
+    assert await pipeline.release_spool() is bench.spool
     closing = bench.scope.spawn(pipeline.close(), name="close")
     # Case: the peer sees the end at once, but the turn of the append comes first.
     await peer.received.get()
@@ -420,7 +419,7 @@ async def test_peer_that_does_not_end_its_stream_is_cut_off(hasty: Bench) -> Non
     peer = await hasty.peer("one")
     pipeline = await hasty.in_step()
     peer.reads.clear()
-    pipeline.release_spool()
+    await pipeline.release_spool()
     await pipeline.close()
     await peer.ended.wait()
 
@@ -465,7 +464,7 @@ async def test_replication_without_peers(bench: Bench) -> None:
     async with pipeline.take_turn():
         assert await pipeline.gather_acks() == ()
     assert bench.commits[-1].fragment == commit
-    pipeline.release_spool()
+    await pipeline.release_spool()
     await pipeline.close()
 
 
@@ -493,11 +492,11 @@ async def test_real_replicas_end_up_equal(tmp_path: Path) -> None:
         await pipeline.propose(spool.fragment, spool.registers, acknowledge=True)
         await pipeline.content(b"content", 0)
         registers = LabelSet.of(("kk", "v"))
-        await pipeline.propose(spool.next(), registers, acknowledge=True)
+        await pipeline.propose(await pipeline.next(), registers, acknowledge=True)
         rolled = Fragment(JOURNAL, 7, 7, codec=Codec.GZIP)
         await pipeline.propose(rolled, registers, acknowledge=False)
         await pipeline.content(b"x", 0)
-        await pipeline.propose(spool.next(), registers, acknowledge=True)
+        await pipeline.propose(await pipeline.next(), registers, acknowledge=True)
         for _ in range(3):
             async with pipeline.take_turn():
                 answers = await pipeline.gather_acks()

@@ -56,15 +56,8 @@ async def append(broker: BrokerFixture, content: bytes) -> int:
 
 
 async def content(client: Client, size: int) -> bytes:
-    reader = client.reader(ReadParams(JOURNAL, end_offset=size, block=True))
-    out = b""
-    while len(out) < size:
-        part = await reader.read(size)
-        if not part:
-            break
-        out += part
-    reader.close()
-    return out
+    reader = client.retry_reader(ReadParams(JOURNAL, end_offset=size, block=True))
+    return b"".join([chunk async for chunk in reader.chunks()])
 
 
 # --- Starting

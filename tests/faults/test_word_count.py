@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import os
 import random
 from collections import Counter
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gazette.client.append_service import AppendService
 from gazette.client.client import Client
 from gazette.client.reader import ReadParams
@@ -159,7 +161,7 @@ class Run:
             assert len(held) == end - begin, f"acknowledged bytes are missing: {journal} {begin}"
             assert hashlib.sha1(held).digest() == digest, f"bytes changed: {journal} {begin}"
         ordered = sorted(spans)
-        for (journal, _, end), (other, begin, _) in zip(ordered, ordered[1:], strict=False):
+        for (journal, _, end), (other, begin, _) in itertools.pairwise(ordered):
             assert journal != other or end <= begin, f"appends share bytes: {journal} at {begin}"
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import apsw
 import pytest
+
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
-from gazette.recoverylog.fsm import RecoveryFSM
 from gazette.protocol.hints import FSMHints
+from gazette.recoverylog.fsm import RecoveryFSM
 from gazette.recoverylog.recorder import Recorder
 from gazette.stores.sqlite import SQLiteStore
 from gazette.stores.sqlite_redo import is_recorded, materialize

@@ -1,0 +1,190 @@
+"""`gazette dev` and local clusters: real processes, started, stopped in any order, started again."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gazette.client.appender import AppendParams
+from gazette.client.client import Client
+from gazette.client.journals import JournalChange
+from gazette.client.reader import ReadParams
+from gazette.clock import SystemClock
+from gazette.dev.cluster import ClusterSettings, LocalCluster
+from gazette.dev.processes import ChildProcess, free_port, python_module
+from gazette.dev.word_count import WordCountCluster, WordCountSettings
+from gazette.errors import GazetteError
+from gazette.testing.broker import journal_spec
+
+pytestmark = pytest.mark.timeout(120)
+
+LEASE_S = 2.0
+BOUND_S = 30.0
+
+
+class Dev:
+    """A running `gazette dev`."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.ready = directory / "ready.json"
+        self.process = ChildProcess(
+            "dev",
+            python_module(
+                "gazette.main",
+                "dev",
+                f"--dir={directory / 'state'}",
+                "--port=0",
+                "--etcd-port=0",
+                f"--ready-file={self.ready}",
+                *arguments,
+            ),
+            directory / "dev.log",
+            {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2])},
+            SystemClock(),
+        )
+
+    async def start(self) -> dict[str, object]:
+        await self.process.start()
+        while not self.ready.exists():
+            assert self.process.running, self.process.log_tail()
+            await SystemClock().sleep(0.05)
+        described: dict[str, object] = json.loads(self.ready.read_text())
+        return described
+
+
+async def test_a_restart_finds_its_data_again(tmp_path: Path) -> None:
+    """What was appended to a cluster that was stopped is there when it is started again."""
+    dev = Dev(tmp_path, "--brokers=2", "--zones=2")
+    described = await dev.start()
+    assert set(described) == {"etcd", "brokers"}
+    brokers = described["brokers"]
+    assert isinstance(brokers, list)
+    assert len(brokers) == 2
+    assert set(brokers[0]) == {"grpc", "http"}
+    async with Client(brokers[0]["grpc"]) as client:
+        spec = journal_spec("a/journal", replication=2, stores=("file:///",))
+        await client.apply_journals([JournalChange(upsert=spec)])
+        await client.append(AppendParams("a/journal"), b"kept")
+    assert await dev.process.stop(BOUND_S), "it had to be killed"
+    assert dev.process.exit_code == 0, dev.process.log_tail()
+    assert not dev.ready.exists()
+
+    described = await dev.start()
+    brokers = described["brokers"]
+    assert isinstance(brokers, list)
+    async with Client(brokers[1]["grpc"]) as client:
+        reader = client.retry_reader(ReadParams("a/journal", block=True))
+        assert await reader.read(4) == b"kept"
+        reader.close()
+    assert await dev.process.stop(BOUND_S)
+
+
+async def test_a_broker_that_dies_is_reported(tmp_path: Path) -> None:
+    """`gazette dev` ends with the reason, rather than go on with half a cluster."""
+    dev = Dev(tmp_path, "--brokers=1")
+    await dev.start()
+    children = subprocess.run(
+        ["pgrep", "-P", str(dev.process.pid), "-f", "gazette.main serve"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    subprocess.run(["kill", "-9", *children.stdout.split()], check=True)
+    async with asyncio.timeout(BOUND_S):
+        assert await dev.process.wait() == 1
+    assert "broker-1 ended" in dev.process.log_tail()
+
+
+def test_mistakes_in_flags_say_what_to_do(tmp_path: Path) -> None:
+    port = free_port()
+    taken = subprocess.Popen(
+        [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while True:
+            probe = subprocess.run(
+                [
+                    sys.executable,
+                    "-c",
+                    f"import socket; socket.create_connection(('127.0.0.1', {port}))",
+                ],
+                capture_output=True,
+            )
+            if probe.returncode == 0:
+                break
+        for arguments, words in (
+            (["--brokerz=2"], "did you mean --brokers"),
+            (["--brokers=0"], "expected 1 to 20"),
+            (["--lease=soon"], "invalid value"),
+            ([f"--port={port}", "--etcd-port=0", f"--dir={tmp_path}"], "is in use"),
+        ):
+            result = subprocess.run(
+                python_module("gazette.main", "dev", *arguments), capture_output=True, text=True
+            )
+            assert result.returncode == 2, result.stderr
+            assert words in result.stderr
+            assert "Traceback" not in result.stderr
+    finally:
+        taken.kill()
+        taken.wait()
+
+
+async def wait_all(processes: list[ChildProcess]) -> None:
+    async with asyncio.timeout(BOUND_S):
+        for process in processes:
+            await process.wait()
+
+
+ORDERS = random.Random("orders").sample(
+    list(itertools.permutations(("etcd", "brokers", "members"))), 3
+)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+async def test_sigterm_in_any_order_ends_everything(order: tuple[str, ...], tmp_path: Path) -> None:
+    """Every process ends by itself, in bounded time and without a traceback, whoever goes first."""
+    clock = SystemClock()
+    cluster = LocalCluster(
+        ClusterSettings(tmp_path, brokers=2, zones=2, lease_ttl_s=LEASE_S), clock
+    )
+    await cluster.start()
+    words = WordCountCluster(cluster, WordCountSettings(partitions=2, lease_ttl_s=LEASE_S), clock)
+    try:
+        await words.apply_journals()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(words.start_member())
+            group.create_task(words.start_member())
+        await words.apply_shards()
+        await words.await_shards(standbys=True)
+        brokers = [one.process for one in cluster.brokers]
+        members = [one.process for one in words.members]
+        for name in order:
+            if name == "etcd":
+                if name == order[-1]:
+                    # Left in peace, they say good-bye properly.
+                    await wait_all([*brokers, *members])
+                    assert all(one.exit_code == 0 for one in [*brokers, *members])
+                await asyncio.to_thread(cluster.etcd.stop)
+            for process in {"brokers": brokers, "members": members}.get(name, []):
+                process.signal(signal.SIGTERM)
+        await wait_all([*brokers, *members])
+        for process in [*brokers, *members]:
+            log = process.log_path.read_text()
+            assert "Traceback" not in log, f"{process.name}:\n{log}"
+            assert process.exit_code in (0, 1), f"{process.name}: {process.exit_code}"
+    finally:
+        await words.stop()
+        try:
+            await cluster.stop()
+        except GazetteError as error:
+            pytest.fail(str(error))
