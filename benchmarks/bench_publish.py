@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import msgspec
 
 from gazette.client.append_service import AppendService
 from gazette.client.client import Client
+from gazette.clock import SystemClock
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.mapping import Mapping, Partition, Partitions, modulo_mapping
 from gazette.message.message import Message
@@ -113,7 +113,7 @@ async def serve() -> None:
     async with StubBroker() as broker:
         print(broker.endpoint, flush=True)
         while True:
-            await asyncio.sleep(1)
+            await SystemClock().sleep(1)
             for journal in broker.journals.values():
                 # Keep memory flat.
                 journal.begin, length = journal.end, len(journal.content)
@@ -124,30 +124,32 @@ async def serve() -> None:
 
 async def through_broker(arguments: argparse.Namespace, messages: list[Word]) -> dict[str, float]:
     """Seconds until everything is in the journals, by way of publishing."""
-    command = [sys.executable, __file__, "--serve"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
-        assert broker.stdout is not None
-        endpoint = (await asyncio.to_thread(broker.stdout.readline)).strip()
-        pool = BlockingPool("bench", 1)
-        seconds = {}
-        try:
-            async with Client(endpoint) as client:
-                for name, way in WAYS.items():
-                    service = AppendService(client)
-                    publisher = publisher_of(service)
-                    mapping = mapping_of(arguments.partitions)
+    broker = await asyncio.create_subprocess_exec(
+        sys.executable, __file__, "--serve", stdout=asyncio.subprocess.PIPE
+    )
+    assert broker.stdout is not None
+    endpoint = (await broker.stdout.readline()).decode().strip()
+    pool = BlockingPool("bench", 1)
+    seconds = {}
+    try:
+        async with Client(endpoint) as client:
+            for name, way in WAYS.items():
+                service = AppendService(client)
+                publisher = publisher_of(service)
+                mapping = mapping_of(arguments.partitions)
 
-                    def work(way=way, service=service, publisher=publisher, mapping=mapping):
-                        way(publisher, mapping, messages)
-                        for future in service.pending_except(""):
-                            future.result(120)
+                def work(way=way, service=service, publisher=publisher, mapping=mapping):
+                    way(publisher, mapping, messages)
+                    for future in service.pending_except(""):
+                        future.result(120)
 
-                    seconds[name] = await pool.run(best, arguments.repeat, work)
-                    await service.close()
-        finally:
-            broker.terminate()
-            pool.close()
-        return seconds
+                seconds[name] = await pool.run(best, arguments.repeat, work)
+                await service.close()
+    finally:
+        broker.terminate()
+        await broker.wait()
+        pool.close()
+    return seconds
 
 
 def main() -> None:

@@ -13,6 +13,9 @@ A group is a frozen dataclass whose fields are made by ``setting`` or ``duration
 Its flags are ``--etcd.address`` and ``--etcd.lease``, its environment names ``ETCD_ADDRESS`` and
 ``ETCD_LEASE_TTL``, and a file says ``[etcd] address = …`` (INI) or ``etcd: {address: …}`` (YAML).
 Nothing that is given may be unknown: a typing error is an error, with the nearest name.
+
+A setting may have a one-letter ``short`` flag, and may be ``flag_only``: neither the environment nor
+a file says it. A program of several commands has a schema for each, and one file for all of them.
 """
 
 from __future__ import annotations
@@ -46,6 +49,8 @@ class _Meta:
     choices: tuple[str, ...]
     secret: bool
     is_duration: bool
+    short: str
+    flag_only: bool
 
 
 def setting(
@@ -56,19 +61,34 @@ def setting(
     env: str = "",
     choices: Sequence[str] = (),
     secret: bool = False,
+    short: str = "",
+    flag_only: bool = False,
 ) -> Any:
     """A field of a group: str, int, float, bool, ``Path | None`` or ``tuple[str, ...]``.
 
     ``name`` and ``env`` replace the names that follow from the field's name. A ``secret`` is never
-    printed.
+    printed. ``short`` is a letter for ``-x``; ``flag_only`` keeps it out of environment and files.
     """
-    meta = _Meta(help_text, name, env, tuple(choices), secret, is_duration=False)
+    meta = _Meta(
+        help_text,
+        name,
+        env,
+        tuple(choices),
+        secret,
+        is_duration=False,
+        short=short,
+        flag_only=flag_only,
+    )
     return dataclasses.field(default=default, metadata={_META: meta})
 
 
-def duration(default: str, help_text: str, *, name: str = "", env: str = "") -> Any:
+def duration(
+    default: str, help_text: str, *, name: str = "", env: str = "", flag_only: bool = False
+) -> Any:
     """A field of a group that holds seconds and is written as ``20s``, ``1m30s`` or ``0``."""
-    meta = _Meta(help_text, name, env, (), secret=False, is_duration=True)
+    meta = _Meta(
+        help_text, name, env, (), secret=False, is_duration=True, short="", flag_only=flag_only
+    )
     return dataclasses.field(default=_parse_duration(default), metadata={_META: meta})
 
 
@@ -86,6 +106,9 @@ class Option:
     kind: str
     choices: tuple[str, ...]
     secret: bool
+    short: str = ""
+    """A letter: the flag has a second form, ``-x``."""
+    flag_only: bool = False
 
     @property
     def flag(self) -> str:
@@ -174,6 +197,8 @@ def options_of(group: str, cls: type) -> Iterator[Option]:
             kind="duration" if meta.is_duration else _KINDS[hints[one.name]],
             choices=meta.choices,
             secret=meta.secret,
+            short=meta.short,
+            flag_only=meta.flag_only,
         )
 
 
@@ -185,6 +210,8 @@ class Loaded:
     sources: Mapping[str, str]
     """Option key → "flag", "env NAME", "file PATH" or "default"."""
     file: Path | None
+    arguments: tuple[str, ...] = ()
+    """Words that are no flags, where the program takes such."""
 
     def group(self, cls: type[T]) -> T:
         for value in self.groups.values():
@@ -201,16 +228,38 @@ class _Parser(argparse.ArgumentParser):
 
 
 class Schema:
-    """The groups of one program. ``file_stem`` names its configuration file, None: it has none."""
+    """The groups of one program. ``file_stem`` names its configuration file, None: it has none.
+
+    ``arguments`` says what words without dashes are, as in ``[FILE...]``; by default there must be
+    none. ``description`` and ``examples`` are for ``--help``. ``also_in_file`` are groups that other
+    programs read from the same file.
+    """
 
     def __init__(
-        self, program: str, groups: Mapping[str, type], *, file_stem: str | None = None
+        self,
+        program: str,
+        groups: Mapping[str, type],
+        *,
+        file_stem: str | None = None,
+        arguments: str = "",
+        description: str = "",
+        examples: str = "",
+        also_in_file: Mapping[str, type] | None = None,
     ) -> None:
         self.program = program
         self.groups = dict(groups)
         self.file_stem = file_stem
+        self.arguments = arguments
+        self.description = description
+        self.examples = examples
         self.options = tuple(
             option for group, cls in self.groups.items() for option in options_of(group, cls)
+        )
+        self._others = tuple(
+            option
+            for group, cls in (also_in_file or {}).items()
+            if group not in self.groups
+            for option in options_of(group, cls)
         )
 
     def load(
@@ -220,7 +269,7 @@ class Schema:
 
         ``directory`` stands for the working directory, where a file is searched first.
         """
-        given = self._parse_flags(argv)
+        given, arguments = self._parse_flags(argv)
         path = self._find_file(given.pop("config", None), environ, directory)
         from_file = self._read_file(path) if path is not None else {}
         values: dict[str, dict[str, Any]] = {group: {} for group in self.groups}
@@ -229,7 +278,7 @@ class Schema:
             sources[option.key], value = self._settle(option, given, environ, from_file, path)
             values[option.group][option.field] = value
         built = {group: cls(**values[group]) for group, cls in self.groups.items()}
-        return Loaded(built, sources, path)
+        return Loaded(built, sources, path, arguments)
 
     def _settle(
         self,
@@ -242,6 +291,8 @@ class Schema:
         if (texts := given.get(option.key)) is not None:
             text = ",".join(texts) if option.kind == "list" else texts[-1]
             return "flag", option.parse(text, option.flag)
+        if option.flag_only:
+            return "default", option.default
         if text_or_none := environ.get(option.env):  # set but empty is as good as not set
             return f"env {option.env}", option.parse(text_or_none, option.env)
         if (text_or_none := from_file.get(option.key)) is not None:
@@ -250,7 +301,16 @@ class Schema:
 
     def parser(self) -> argparse.ArgumentParser:
         """The flags, for ``--help`` and for generated reference pages."""
-        parser = _Parser(prog=self.program, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+        usage = f"{self.program} [FLAGS] {self.arguments}".rstrip()
+        parser = _Parser(
+            prog=self.program,
+            usage=usage if self.description else None,
+            description=self.description or None,
+            epilog=self.examples or None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+        )
         if self.file_stem is not None:
             where = f"./{self.file_stem}.ini or .yaml, then the same in ~/.config/gazette"
             parser.add_argument("--config", metavar="FILE", help=f"INI or YAML file [{where}]")
@@ -264,6 +324,7 @@ class Schema:
                 {"nargs": "?", "const": "true"} if option.kind == "bool" else {}
             )
             section.add_argument(
+                *([f"-{option.short}"] if option.short else []),
                 option.flag,
                 dest=option.key,
                 action="append",
@@ -273,19 +334,45 @@ class Schema:
             )
         return parser
 
-    def _parse_flags(self, argv: Sequence[str]) -> dict[str, Any]:
-        namespace, rest = self.parser().parse_known_args(list(argv))
-        if rest:
-            word = next((one for one in rest if one.startswith("-")), rest[0])
-            if not word.startswith("-"):
-                raise Invalid(
-                    f'unexpected argument "{word}"', path=self.program, hint="Flags start with --."
-                )
-            flag = word.partition("=")[0]
-            raise self._unknown(
-                f"unknown flag {flag}", self.program, flag, [option.flag for option in self.options]
+    def _parse_flags(self, argv: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """What was given for each option, and the words that are no flags."""
+        words = self._spelled_out(argv)
+        end = words.index("--") if "--" in words else len(words)
+        namespace, rest = self.parser().parse_known_args(words[:end])
+        flags = [word for word in rest if word.startswith("-") and word != "-"]
+        if flags:
+            flag = flags[0].partition("=")[0]
+            names = [option.flag for option in self.options]
+            raise self._unknown(f"unknown flag {flag}", self.program, flag, names)
+        arguments = (*rest, *words[end + 1 :])
+        if arguments and not self.arguments:
+            raise Invalid(
+                f'unexpected argument "{arguments[0]}"',
+                path=self.program,
+                hint="Flags start with --.",
             )
-        return dict(vars(namespace))
+        return dict(vars(namespace)), arguments
+
+    def _spelled_out(self, argv: Sequence[str]) -> list[str]:
+        """The words with every switch as ``--switch=true``, so that it does not take what follows it
+        for its value; unless that is one, as in ``--switch false``."""
+        switches = {one.flag: one.flag for one in self.options if one.kind == "bool"}
+        switches |= {
+            f"-{one.short}": one.flag for one in self.options if one.kind == "bool" and one.short
+        }
+        words: list[str] = []
+        for at, word in enumerate(argv):
+            if word == "--":
+                words.extend(argv[at:])
+                break
+            value = argv[at + 1].lower() if at + 1 < len(argv) else ""
+            if word in switches and (self.arguments or value not in _TRUE | _FALSE):
+                words.append(f"{switches[word]}=true")
+            elif _is_cluster(word) and all(f"-{letter}" in switches for letter in word[1:]):
+                words.extend(f"{switches[f'-{letter}']}=true" for letter in word[1:])
+            else:
+                words.append(word)
+        return words
 
     def _unknown(self, message: str, path: str, word: str, names: Sequence[str]) -> Invalid:
         near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
@@ -318,13 +405,14 @@ class Schema:
             entries = list(_ini_entries(text) if path.suffix == ".ini" else _yaml_entries(text))
         except (OSError, UnicodeDecodeError, configparser.Error, yaml.YAMLError) as error:
             raise Invalid(f"configuration file cannot be read: {error}", path=str(path)) from error
-        known = {_folded(option.key): option for option in self.options}
-        known |= {_folded(f"{one.group}.{one.field}"): one for one in self.options}
+        options = [one for one in (*self.options, *self._others) if not one.flag_only]
+        known = {_folded(option.key): option for option in options}
+        known |= {_folded(f"{one.group}.{one.field}"): one for one in options}
         found: dict[str, str] = {}
         for key, value in entries:
             option = known.get(_folded(key))
             if option is None:
-                names = [one.key for one in self.options]
+                names = [one.key for one in options]
                 raise self._unknown(f"unknown key {key}", str(path), key.lower(), names)
             found[option.key] = value
         return found
@@ -334,7 +422,9 @@ class Schema:
         lines: list[str] = []
         for group in self.groups:
             lines.append(f"[{group or 'options'}]")
-            for option in (one for one in self.options if one.group == group):
+            for option in self.options:
+                if option.group != group or option.flag_only:
+                    continue
                 value = getattr(loaded.groups[group], option.field)
                 lines.append(f"; {option.help} [{option.env}, {loaded.sources[option.key]}]")
                 if option.secret:
@@ -347,9 +437,16 @@ class Schema:
 
 def _help_text(option: Option) -> str:
     default = option.render(option.default)
-    about = f"env {option.env}" + (f", default {default}" if default and not option.secret else "")
+    facts = [] if option.flag_only else [f"env {option.env}"]
+    if default and not option.secret and not (option.flag_only and option.default is False):
+        facts.append(f"default {default}")
     choices = f" One of {', '.join(option.choices)}." if option.choices else ""
-    return f"{option.help}.{choices} [{about}]".replace("%", "%%")
+    about = f" [{', '.join(facts)}]" if facts else ""
+    return f"{option.help}.{choices}{about}".replace("%", "%%")
+
+
+def _is_cluster(word: str) -> bool:
+    return len(word) > 2 and word[0] == "-" and word[1:].isalpha()
 
 
 def _folded(key: str) -> str:

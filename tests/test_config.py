@@ -157,7 +157,7 @@ def test_files_are_searched_in_the_directory_and_then_below_home(
 @pytest.mark.parametrize("text", ["broker: [", "- a\n", "broker:\n\t- x"])
 def test_a_file_that_cannot_be_read_is_named(cache: Schema, tmp_path: Path, text: str) -> None:
     (tmp_path / "prog.yaml").write_text(text)
-    with pytest.raises(Invalid, match="prog.yaml: configuration file cannot be read"):
+    with pytest.raises(Invalid, match=r"prog.yaml: configuration file cannot be read"):
         load(cache, directory=tmp_path)
 
 

@@ -9,7 +9,7 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import grpc.aio
@@ -97,7 +97,7 @@ class Running:
         self.echo = Echo()
         self.scope = TaskScope("test")
 
-    async def __aenter__(self) -> Running:
+    async def __aenter__(self) -> Self:
         self.server.grpc.add_generic_rpc_handlers((self.echo.handler(),))
         self.server.start_http(self.scope, app())
         await self.server.start_grpc()
@@ -266,7 +266,7 @@ async def test_accepted_calls_end_and_new_ones_are_refused_while_stopping() -> N
             await running.echo.entered.wait()
             stopping = scope.spawn(running.server.stop(30.0), name="stop")
             # A call that races with the stop may be CANCELLED by gRPC itself.
-            with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE|CANCELLED"):
+            with pytest.raises(grpc.aio.AioRpcError, match=r"UNAVAILABLE|CANCELLED"):
                 while True:
                     await running.call(channel)
             assert not stopping.done()

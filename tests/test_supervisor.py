@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -122,7 +121,7 @@ async def test_a_program_that_cannot_be_started_is_named_and_nobody_is_left(
     tmp_path: Path,
 ) -> None:
     running = supervisor(waiting(tmp_path, "a"), Worker("b", ["/no/such/program"]))
-    with pytest.raises(Broken, match="cannot start worker b: .*No such file"):
+    with pytest.raises(Broken, match=r"cannot start worker b: .*No such file"):
         await running.run()
     pid = running.pids["a"]
     with pytest.raises(ChildProcessError):

@@ -23,10 +23,11 @@ def can_take_over(state: State) -> bool:
         if kv.key != state.local_key and not kv.decoded.value.exiting()
     ]
     useful = sum(limit > 0 for limit in staying)
-    wanted = max(
+    wanted: int = max(
         (one.item.decoded.value.desired_replication() for one in state.local_items), default=0
     )
-    return 0 < useful >= wanted and sum(staying) >= state.demand.item_slots
+    enough: bool = sum(staying) >= state.demand.item_slots
+    return enough and useful > 0 and useful >= wanted
 
 
 async def patience_ends(clock: Clock, state: State, settings: BrokerSettings) -> str:

@@ -101,6 +101,7 @@ class FragmentsApi:
         peers = self._context.peers
         forwarded = broker_pb2.FragmentsRequest()
         forwarded.CopyFrom(request)
+        forwarded.journal = resolution.journal  # Nobody else needs a metadata segment.
         forwarded.header.CopyFrom(resolution.header.to_pb())
         stub = peers.journal(reachable_endpoint(self._context, resolution))
         metadata = peers.credentials.metadata(journal_claims(Capability.READ, resolution.journal))

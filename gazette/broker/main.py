@@ -63,6 +63,9 @@ def serve(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         log_flags = loaded.group(LogFlags)
         log_setup.setup(log_flags.level, log_flags.format)
         supervisor.die_with_parent(environ)
+        debug = loaded.group(DebugFlags)
+        if debug.private and not debug.port:
+            raise Invalid("--debug.private requires --debug.port", path="debug.private")
         workers = loaded.group(ProcessFlags).workers
         if workers < 1:
             raise Invalid(f"invalid workers ({workers}; expected >= 1)", path="--workers")

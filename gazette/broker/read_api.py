@@ -286,6 +286,7 @@ class ReadApi:
         endpoint = reachable_endpoint(self._context, resolution)
         forwarded = broker_pb2.ReadRequest()
         forwarded.CopyFrom(request)
+        forwarded.journal = resolution.journal  # Nobody else needs a metadata segment.
         forwarded.header.CopyFrom(resolution.header.to_pb())
         method = peers.grpc_channel(endpoint).unary_stream(
             METHOD,

@@ -106,7 +106,7 @@ class Resolver:
         self._new_replica = new_replica
         self._open_store = open_store
         self._held: dict[str, _Held] = {}
-        self._found: dict[str, _Found | None] = {}
+        self._found: dict[str, _Found] = {}
         self._torn_down: dict[asyncio.Task[None], str] = {}
         self.stopped = asyncio.Event()
         """Set once local replicas are no longer served: streams that we proxy end then, too."""
@@ -204,15 +204,16 @@ class Resolver:
 
     def _find(self, journal: str) -> _Found | None:
         """The journal in the key space; remembered until that changes."""
-        if journal in self._found:
-            return self._found[journal]
-        found: _Found | None = None
+        found = self._found.get(journal)
+        if found is not None:
+            return found
         item = self._state.item(journal)
-        if item is not None:
-            assignments = tuple(self._state.assignments_of(journal))
-            value: JournalItem = item.decoded.value
-            route = self.with_endpoints(route_of(assignments))
-            found = _Found(item, value, value.spec.labels_with_name(), assignments, route)
+        if item is None:
+            return None
+        assignments = tuple(self._state.assignments_of(journal))
+        value: JournalItem = item.decoded.value
+        route = self.with_endpoints(route_of(assignments))
+        found = _Found(item, value, value.spec.labels_with_name(), assignments, route)
         self._found[journal] = found
         return found
 

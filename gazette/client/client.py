@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from gazette.auth import Signer
 from gazette.client import appender, journals
+from gazette.client.addresses import Addresses
 from gazette.client.appender import AppendParams, AppendResult, Content
 from gazette.client.channel import BytePath, Channels, ChannelSettings, TlsSettings
 from gazette.client.credentials import Credentials
@@ -18,7 +19,7 @@ from gazette.clock import Clock, SystemClock
 from gazette.protocol.ids import ProcessId, split_journal_meta
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
-from gazette.protocol.route import Header, Route, validate_endpoint
+from gazette.protocol.route import Header, Route
 
 if TYPE_CHECKING:
     from gazette.client.journals import (
@@ -34,7 +35,8 @@ class Client:
     """A client of one broker cluster. Loop-bound: made and used on one event loop.
 
     ``address`` is the endpoint of any broker, or of a balancer before them (``http://host:port``,
-    ``https://…``, ``unix://…``); whichever broker is reached proxies to those that serve a journal.
+    ``https://…``, ``unix://…``), or several of them separated by commas, of which one that answers is
+    used; whichever broker is reached proxies to those that serve a journal.
     With a route cache, calls go to these directly, preferring ``zone``. Set ``route_cache_size`` to
     zero where the endpoints that brokers advertise cannot be dialed from here.
 
@@ -57,8 +59,6 @@ class Client:
         channel_settings: ChannelSettings | None = None,
         clock: Clock | None = None,
     ) -> None:
-        validate_endpoint(address)
-        self.address = address
         self.clock: Clock = SystemClock() if clock is None else clock
         self._own_channels = channels is None
         self.channels = (
@@ -66,7 +66,7 @@ class Client:
             if channels is None
             else channels
         )
-        self.channels.pin(address)
+        self._addresses = Addresses(address, self.channels)
         self._own_fragments = fragments is None
         self.fragments = FragmentAccess() if fragments is None else fragments
         self._routes = RouteCache(route_cache_size, route_ttl_s)
@@ -85,6 +85,12 @@ class Client:
             await self.channels.close()
 
     # Where calls go.
+
+    @property
+    def address(self) -> str:
+        """The endpoint to call where no route says better: of those given, one that is not known to
+        fail."""
+        return self._addresses.pick()
 
     @property
     def credentials(self) -> Credentials:

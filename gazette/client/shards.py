@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from gazette.auth import Capability, Claims, Signer
+from gazette.client.addresses import Addresses
 from gazette.client.channel import Channels, ChannelSettings, TlsSettings
 from gazette.client.credentials import (
     SHORT_LIFETIME_S,
@@ -24,7 +25,7 @@ from gazette.protocol.ids import JournalName, Offset, Revision, ShardId
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.pb.consumer_pb2_grpc import ShardStub
-from gazette.protocol.route import Header, Route, validate_endpoint
+from gazette.protocol.route import Header, Route
 from gazette.protocol.rpc import (
     validate_get_hints_request,
     validate_get_hints_response,
@@ -117,8 +118,6 @@ class ShardClient:
         channel_settings: ChannelSettings | None = None,
         clock: Clock | None = None,
     ) -> None:
-        validate_endpoint(address)
-        self.address = address
         self.clock: Clock = SystemClock() if clock is None else clock
         self._own_channels = channels is None
         self.channels = (
@@ -126,8 +125,14 @@ class ShardClient:
             if channels is None
             else channels
         )
-        self.channels.pin(address)
+        self._addresses = Addresses(address, self.channels)
         self._routes = RouteCache(route_cache_size, route_ttl_s)
+
+    @property
+    def address(self) -> str:
+        """The member to call where no route says better: of those given, one that is not known to
+        fail."""
+        return self._addresses.pick()
 
     async def __aenter__(self) -> Self:
         return self

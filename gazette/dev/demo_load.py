@@ -63,7 +63,8 @@ class Publishing:
         from word_count.ngram_pb2 import NGramCount
 
         began = self._clock.monotonic()
-        client = Client(self._words.cluster.brokers[0].grpc_url, clock=self._clock)
+        brokers = ",".join(one.grpc_url for one in self._words.cluster.brokers)
+        client = Client(brokers, clock=self._clock)
         appends = AppendService(client)
         selector = LabelSelector.parse(f"{MESSAGE_TYPE} = {NGRAM_TYPE}")
         async with client, TaskScope("publishing") as scope:

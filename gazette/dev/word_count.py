@@ -14,7 +14,7 @@ from gazette.client.client import Client
 from gazette.client.journals import JournalChange
 from gazette.client.shards import ListedShard, ShardChange, ShardClient
 from gazette.clock import Clock
-from gazette.dev.cluster import Broker, LocalCluster
+from gazette.dev.cluster import LocalCluster
 from gazette.dev.processes import ChildProcess, await_ready, free_port, python_module
 from gazette.errors import GazetteError, NotFound, Unavailable
 from gazette.labels import CONTENT_PROTO_FIXED, CONTENT_RECOVERY_LOG, CONTENT_TYPE, MESSAGE_TYPE
@@ -94,7 +94,7 @@ class WordCountCluster:
         self.cluster = cluster
         self.settings = settings
         self.members: list[Member] = []
-        self.client = Client(cluster.brokers[0].grpc_url, clock=clock)
+        self.client = Client(",".join(one.grpc_url for one in cluster.brokers), clock=clock)
         self._clock = clock
         self._started = 0
 
@@ -176,7 +176,7 @@ class WordCountCluster:
         grpc_port, http_port = free_port(), free_port()
         scratch = cluster.directory / "scratch" / name
         scratch.mkdir(parents=True, exist_ok=True)
-        broker = next(one for one in cluster.brokers if one.process.running)
+        brokers = ",".join(one.grpc_url for one in cluster.brokers)
         argv = python_module(
             "word_count",
             "serve",
@@ -188,7 +188,7 @@ class WordCountCluster:
             f"--consumer.scratch-dir={scratch}",
             f"--consumer.hints-interval={settings.hints_interval_s}s",
             "--consumer.drain-timeout=0s",
-            f"--broker.address={broker.grpc_url}",
+            f"--broker.address={brokers}",
             f"--broker.file-root={cluster.directory / 'fragments'}",
             f"--etcd.address={cluster.etcd.endpoint}",
             f"--etcd.prefix={PREFIX}",
@@ -274,7 +274,3 @@ class WordCountCluster:
         ended: list[Any] = await asyncio.gather(*(one.stop(timeout_s) for one in running))
         await self.client.close()
         return [process.name for process, ok in zip(running, ended, strict=True) if not ok]
-
-    def use_broker(self, broker: Broker) -> None:
-        """Speak to the cluster by way of another broker."""
-        self.client = Client(broker.grpc_url, clock=self._clock)

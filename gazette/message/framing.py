@@ -135,9 +135,7 @@ def _one_on_each_line(lines: bytes, count: int) -> bool:
     then no value spans lines; and if there are as many values as lines, no line has two.
     """
     closing = _CLOSING.get(lines[0])
-    if closing is None or lines[-2:] != closing + b"\n":
-        return False
-    return lines.count(closing + b"\n" + lines[:1]) == count - 1
+    return closing is not None and lines.count(closing + b"\n" + lines[:1]) == count - 1
 
 
 class FixedFraming(Framing[M]):

@@ -29,7 +29,7 @@ from gazette.message.message_uuid import (
     new_producer_id,
 )
 from gazette.message.message_uuid import Clock as MessageClock
-from gazette.protocol.ids import JournalName
+from gazette.protocol.ids import JournalName, split_journal_meta
 from gazette.tasks import OpFuture
 
 M = TypeVar("M")
@@ -87,7 +87,8 @@ class Publisher:
     uncommitted messages are those of one transaction: call them from the thread that runs it.
 
     The ``uuid`` of a published message is set (a frozen message is left as it was). The type of a
-    message, and the content type of the journal it is mapped to, decide how it is framed.
+    message, and the content type of the journal it is mapped to, decide how it is framed. A journal
+    is always written to by the spelling, as to metadata, that was first used for it.
     """
 
     def __init__(
@@ -309,7 +310,8 @@ class Publisher:
             framing = framing_of(content_type, kind, frame_bytes_max=self._frame_bytes_max)
         # Whichever thread comes first: the lines of a journal must be one.
         framing = self._framings.setdefault((kind, content_type), framing)
-        line = self._lines.setdefault(journal, _Line(journal))
+        # By its name alone: with metadata it is the same journal, in which clocks must ascend.
+        line = self._lines.setdefault(split_journal_meta(journal)[0], _Line(journal))
         return self._routes.setdefault((kind, partition), _Route(framing, line))
 
     def _observe_time(self) -> None:

@@ -112,29 +112,3 @@ class ConsumerFlags:
             return None
         ca, cert, key = (Path(one) if one else None for one in files)
         return TlsSettings(ca_file=ca, cert_file=cert, key_file=key)
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerClientFlags:
-    """Group ``broker``: how to reach the brokers."""
-
-    address: str = setting("http://localhost:8080", "endpoint of a broker, or of a balancer")
-    cert_file: str = setting("", "client certificate for brokers (PEM)")
-    cert_key_file: str = setting("", "key of the client certificate (PEM)")
-    trusted_ca_file: str = setting("", "certificates to verify brokers with (PEM)")
-    auth_keys: str = setting("", "base64 keys to sign tokens for brokers with", secret=True)
-    auth_token: str = setting("", "a token for brokers, used as it is", secret=True)
-    cache_size: int = setting(
-        1024, "how many routes are remembered; 0: always by way of the address", name="cache.size"
-    )
-    cache_ttl: float = duration("1m", "how long a route is remembered", name="cache.ttl")
-    file_root: Path | None = setting(
-        None, "directory of file:// stores, to read fragments without a broker"
-    )
-
-    def tls(self) -> TlsSettings | None:
-        files = (self.trusted_ca_file, self.cert_file, self.cert_key_file)
-        if not any(files):
-            return None
-        ca, cert, key = (Path(one) if one else None for one in files)
-        return TlsSettings(ca_file=ca, cert_file=cert, key_file=key)

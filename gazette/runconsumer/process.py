@@ -21,9 +21,8 @@ from typing import Any, Final, NoReturn
 from starlette.applications import Starlette
 
 from gazette import log_setup, supervisor
-from gazette.auth import KeyedAuth, NoAuth, Signer, StaticToken
-from gazette.client.client import Client
-from gazette.client.fragment_reader import FragmentAccess
+from gazette.auth import KeyedAuth, NoAuth
+from gazette.client.flags import BrokerClientFlags
 from gazette.clock import Clock, SystemClock
 from gazette.config import Loaded, Schema, exit_with
 from gazette.consumer.application import Application
@@ -33,7 +32,7 @@ from gazette.errors import GazetteError, Invalid
 from gazette.flags import DebugFlags, EtcdFlags, LogFlags
 from gazette.http_server import HttpServer, bind_tcp
 from gazette.names import two_words
-from gazette.runconsumer.flags import BrokerClientFlags, ConsumerFlags, ProcessFlags
+from gazette.runconsumer.flags import ConsumerFlags, ProcessFlags
 from gazette.server import Server
 from gazette.tasks import TaskScope
 
@@ -142,25 +141,6 @@ def root_of(application: Application[Any], loaded: Loaded) -> str:
     return f"{PREFIX_DEFAULT}{name}"
 
 
-def broker_client(flags: BrokerClientFlags, zone: str, clock: Clock) -> Client:
-    """A client of the brokers. Raises ``Invalid``."""
-    signer: Signer = NoAuth()
-    if flags.auth_token:
-        signer = StaticToken(flags.auth_token)
-    elif flags.auth_keys:
-        signer = KeyedAuth.parse(clock, flags.auth_keys)
-    return Client(
-        flags.address,
-        zone=zone,
-        tls=flags.tls(),
-        signer=signer,
-        route_cache_size=flags.cache_size,
-        route_ttl_s=flags.cache_ttl,
-        fragments=FragmentAccess(file_root=flags.file_root),
-        clock=clock,
-    )
-
-
 def build(application: Application[Any], loaded: Loaded, clock: Clock) -> ConsumerService:
     """The service of a configuration, its ports taken. Call it on the event loop. Raises ``Invalid``
     and ``Unavailable`` (a port is in use)."""
@@ -172,7 +152,7 @@ def build(application: Application[Any], loaded: Loaded, clock: Clock) -> Consum
     # A query has to outlast the lease of a primary that is gone.
     settings = replace(settings, query_timeout_s=max(settings.query_timeout_s, 2 * etcd.lease))
     auth = KeyedAuth.parse(clock, flags.auth_keys) if flags.auth_keys else NoAuth()
-    client = broker_client(loaded.group(BrokerClientFlags), flags.zone, clock)
+    client = loaded.group(BrokerClientFlags).client(flags.zone, clock)
     server = Server(clock, flags.server_settings(socket.gethostname()))
     server.bind()
     return ConsumerService(

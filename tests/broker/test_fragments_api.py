@@ -134,7 +134,9 @@ async def test_requests_are_proxied_and_authorized(etcd: Etcd, tmp_path: Path) -
     auth = KeyedAuth.parse(SystemClock(), base64.b64encode(b"k" * 32).decode())
     async with (
         await BrokerFixture.start(etcd, tmp_path, id="broker-one", auth=auth) as one,
-        await BrokerFixture.start(etcd, tmp_path, id="broker-two", auth=auth, journal_limit=0) as two,
+        await BrokerFixture.start(
+            etcd, tmp_path, id="broker-two", auth=auth, journal_limit=0
+        ) as two,
     ):
         store(one, 0, 10, 100)
         await one.create(journal_spec(JOURNAL))
@@ -153,9 +155,7 @@ async def test_requests_are_proxied_and_authorized(etcd: Etcd, tmp_path: Path) -
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-fragment_lists = st.lists(
-    st.tuples(st.integers(1, 5), st.sampled_from([0, 1, 2, 3])), max_size=12
-)
+fragment_lists = st.lists(st.tuples(st.integers(1, 5), st.sampled_from([0, 1, 2, 3])), max_size=12)
 
 
 @given(

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gazette.auth import Capability, Claims, KeyedAuth
 from gazette.broker.http_gateway import route_token
 from gazette.broker.json_gateway import to_json
 from gazette.client.appender import AppendParams
+from gazette.client.journals import JournalChange
 from gazette.clock import SystemClock
 from gazette.etcd import Etcd
 from gazette.protocol.ids import ProcessId
@@ -67,7 +69,9 @@ async def test_put_appends_the_body_as_one(broker: BrokerFixture, http: httpx.As
     assert read.content == body
 
 
-async def test_put_of_nothing_commits_nothing(broker: BrokerFixture, http: httpx.AsyncClient) -> None:
+async def test_put_of_nothing_commits_nothing(
+    broker: BrokerFixture, http: httpx.AsyncClient
+) -> None:
     await broker.create(journal_spec(JOURNAL))
     response = await http.put(f"/{JOURNAL}")
     assert response.status_code == 204
@@ -102,22 +106,18 @@ async def test_a_put_that_breaks_off_appends_nothing(broker: BrokerFixture) -> N
 async def test_refused_puts(
     broker: BrokerFixture, http: httpx.AsyncClient, path: str, code: int, text: str
 ) -> None:
-    await broker.create(journal_spec(JOURNAL), journal_spec("read/only", flags=JournalFlag.O_RDONLY))
+    await broker.create(
+        journal_spec(JOURNAL), journal_spec("read/only", flags=JournalFlag.O_RDONLY)
+    )
     if path == "/two/replicas":
         await broker.client.apply_journals(
-            [change(journal_spec("two/replicas", replication=2))]
+            [JournalChange(upsert=journal_spec("two/replicas", replication=2))]
         )
         while not broker.service.context.state.assignments_of("two/replicas"):
             await broker.service.context.key_space.next_change()
     response = await http.put(path, content=b"content")
     assert response.status_code == code
     assert text in response.text
-
-
-def change(spec: Any) -> Any:
-    from gazette.client.journals import JournalChange
-
-    return JournalChange(upsert=spec)
 
 
 # --- GET and HEAD
@@ -154,7 +154,9 @@ async def test_stored_fragments_show_where_they_are(
 ) -> None:
     content = b"stored content"
     digest = hashlib.sha1(content).hexdigest()
-    path = broker.file_root / "fragments" / JOURNAL / f"{7:016x}-{7 + len(content):016x}-{digest}.raw"
+    path = (
+        broker.file_root / "fragments" / JOURNAL / f"{7:016x}-{7 + len(content):016x}-{digest}.raw"
+    )
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     await broker.create(journal_spec(JOURNAL))
@@ -177,8 +179,6 @@ async def test_a_body_ends_before_a_second_jump(
         path = path.with_name(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        import os
-
         os.utime(path, (1_000_000_000, 1_000_000_000))
     await broker.create(journal_spec(JOURNAL))
     response = await http.get(f"/{JOURNAL}")
@@ -290,7 +290,8 @@ async def test_http_asks_for_the_same_tokens_as_grpc(etcd: Etcd, tmp_path: Path)
         assert "missing required READ capability" in wrong.text
 
         for route in ("list", "read"):
-            response = await http.post(f"/v1/journals/{route}", json={"journal": JOURNAL} if route == "read" else {})
+            body = {"journal": JOURNAL} if route == "read" else {}
+            response = await http.post(f"/v1/journals/{route}", json=body)
             assert response.status_code == 401
             assert "missing or empty Authorization token" in response.json()["error"]["message"]
         (line,) = lines(await http.post("/v1/journals/list", json={}, headers=elsewhere))

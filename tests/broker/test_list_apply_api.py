@@ -83,7 +83,9 @@ async def snapshot(stream: Any) -> tuple[int, list[str]]:
 
 async def test_selectors_choose_by_labels_and_names(broker: BrokerFixture) -> None:
     await broker.create(
-        labelled("a/one", env="prod"), labelled("a/two", env="test"), labelled("b/three", env="prod")
+        labelled("a/one", env="prod"),
+        labelled("a/two", env="test"),
+        labelled("b/three", env="prod"),
     )
     for selector, expected in (
         ("", ["a/one", "a/two", "b/three"]),
@@ -257,7 +259,10 @@ async def test_no_change_at_all_is_fine(broker: BrokerFixture) -> None:
     ("changes", "text"),
     [
         ([Change()], r"Changes\[0\]: neither Upsert nor Delete are set"),
-        ([upsert(journal_spec("a/one", replication=9))], r"Changes\[0\].Upsert: invalid Replication"),
+        (
+            [upsert(journal_spec("a/one", replication=9))],
+            r"Changes\[0\].Upsert: invalid Replication",
+        ),
         ([upsert(journal_spec("../a/one"))], r"Changes\[0\].Upsert.Name: "),
         ([Change(delete="a/one")], r"Changes\[0\]"),
         (

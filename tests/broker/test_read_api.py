@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import os
@@ -73,9 +72,7 @@ def store_fragment(
     damage: Any = None,
 ) -> Path:
     """Write a fragment's file as another broker would have; ``damage`` is done to its bytes."""
-    fragment = Fragment(
-        journal, begin, begin + len(content), hashlib.sha1(content).digest(), codec
-    )
+    fragment = Fragment(journal, begin, begin + len(content), hashlib.sha1(content).digest(), codec)
     path = broker_root / "fragments" / fragment.content_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     compressor = new_compressor(codec)
@@ -182,7 +179,7 @@ async def waiting_at(broker: BrokerFixture, count: int) -> None:
     ).replica
     assert replica is not None
     while replica.index.waiting != count:
-        await asyncio.sleep(0.002)
+        await SystemClock().sleep(0.002)
 
 
 async def test_a_thousand_waiting_reads_all_get_the_same_append(broker: BrokerFixture) -> None:
@@ -383,7 +380,7 @@ async def test_a_reader_that_goes_away_leaves_no_open_file(
         return [fd.name for fd in links.iterdir() if fd.exists() and fd.resolve() == path]
 
     while open_files():
-        await asyncio.sleep(0.002)
+        await SystemClock().sleep(0.002)
 
 
 # --- Proxied reads, and the end of brokers
@@ -420,7 +417,9 @@ async def test_a_proxied_read_is_signed_for_by_the_proxy(etcd: Etcd, tmp_path: P
     auth = KeyedAuth.parse(SystemClock(), base64.b64encode(b"k" * 32).decode())
     async with (
         await BrokerFixture.start(etcd, tmp_path, id="broker-one", auth=auth) as one,
-        await BrokerFixture.start(etcd, tmp_path, id="broker-two", auth=auth, journal_limit=0) as two,
+        await BrokerFixture.start(
+            etcd, tmp_path, id="broker-two", auth=auth, journal_limit=0
+        ) as two,
     ):
         await one.create(journal_spec(JOURNAL))
         await two.settled(JOURNAL)

@@ -13,6 +13,7 @@ from gazette.allocator.state import State
 from gazette.auth import Capability, Claims
 from gazette.broker.key_space import broker_decoder, is_consistent
 from gazette.broker.resolver import MISSING_ID, Resolver
+from gazette.clock import SystemClock
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.etcd_values import KeyValue, ResponseHeader, WatchEvent, WatchResponse
 from gazette.keyspace.key_space import KeySpace
@@ -287,7 +288,7 @@ async def test_a_future_revision_is_waited_for(world: World, by_header: bool) ->
         options = {"proxy_header": proxied(revision=wanted)}
     async with TaskScope("waiting") as scope:
         waiting = scope.spawn(world.resolve(**options), name="resolve")
-        await asyncio.sleep(0)
+        await SystemClock().sleep(0)
         assert not waiting.done()
         world.write(item(SPEC), assigned(US, 0))
         at = await waiting

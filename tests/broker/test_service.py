@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import random
 import signal
@@ -20,6 +21,7 @@ import httpx
 import pytest
 
 from gazette.allocator.model import member_key
+from gazette.auth import Capability, Claims
 from gazette.broker.drain import can_take_over, patience_ends
 from gazette.broker.main import serve
 from gazette.broker.service import BrokerService
@@ -78,7 +80,7 @@ async def test_http_answers_not_ready_until_the_broker_is_a_member(etcd: Etcd) -
     )
     async with TaskScope("test") as scope:
         starting = scope.spawn(service.start(), name="start")
-        await asyncio.sleep(0)
+        await SystemClock().sleep(0)
         assert await ready(server.http_endpoint) == (503, "connecting to etcd")
         async with httpx.AsyncClient(base_url=server.http_endpoint) as http:
             for response in (
@@ -92,40 +94,52 @@ async def test_http_answers_not_ready_until_the_broker_is_a_member(etcd: Etcd) -
 
 
 async def test_waiting_for_etcd_names_its_endpoints_and_goes_on(
-    etcd_server: EtcdServer, caplog: pytest.LogCaptureFixture
+    etcd_server: EtcdServer, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     class Clock(SystemClock):
-        """Time for the pauses between attempts passes at once; etcd comes up after two of them."""
-
-        pauses = 0
+        """Pauses between attempts pass at once."""
 
         async def sleep(self, seconds: float) -> None:
-            await super().sleep(0)
-            Clock.pauses += seconds == 1.0
-            if Clock.pauses == 2:
-                settings.endpoints = (etcd_server.endpoint,)
+            await super().sleep(0.001)
 
-    class Settings:
-        """Etcd settings whose endpoint changes while it is waited for."""
-
-    with bind_tcp("127.0.0.1", 0) as nobody:
-        refused = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-    settings: Any = Settings()
-    settings.endpoints = (refused,)
+    sock = tmp_path / "etcd.sock"
+    settings = EtcdSettings(
+        endpoints=(f"unix://{sock}",), request_timeout_s=0.05, dial_timeout_s=0.05
+    )
     async with TaskScope("test") as scope:
-        waiting = scope.spawn(
-            connect_patiently(
-                EtcdSettings(endpoints=(refused,), request_timeout_s=0.05, dial_timeout_s=0.05),
-                Clock(),
-            ),
-            name="connect",
-        )
-        while Clock.pauses < 2:
-            await asyncio.sleep(0.01)
-        waiting.cancel()
-    messages = [record.getMessage() for record in caplog.records if "trying again" in record.msg]
-    assert len(messages) >= 2
-    assert all(f"etcd at {refused} cannot be reached" in message for message in messages)
+        waiting = scope.spawn(connect_patiently(settings, Clock()), name="connect")
+        while sum("trying again" in record.msg for record in caplog.records) < 2:
+            assert not waiting.done()
+            await SystemClock().sleep(0.01)
+        assert f"etcd at unix://{sock} cannot be reached" in caplog.text
+        # Etcd comes up at last.
+        host, _, port = etcd_server.endpoint.removeprefix("http://").partition(":")
+        relay = await asyncio.start_unix_server(relay_to(host, int(port)), path=str(sock))
+        async with await waiting as client:
+            assert (await client.status()).version
+        relay.close()
+        await relay.wait_closed()
+
+
+def relay_to(host: str, port: int) -> Any:
+    """A server that passes connections on."""
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65_536):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(host, port)
+        async with TaskScope("relay") as scope:
+            scope.spawn(pump(reader, back), name="there")
+            scope.spawn(pump(there, writer), name="back")
+
+    return relay
 
 
 async def test_a_ready_broker_says_so_until_its_key_is_gone(etcd: Etcd, tmp_path: Path) -> None:
@@ -237,9 +251,7 @@ async def test_spools_that_cannot_be_persisted_are_named(etcd: Etcd, tmp_path: P
     assert (await etcd.range("/gazette/cluster/members/")).kvs == ()
 
 
-async def test_a_broker_whose_lease_is_lost_breaks_but_persists(
-    etcd: Etcd, tmp_path: Path
-) -> None:
+async def test_a_broker_whose_lease_is_lost_breaks_but_persists(etcd: Etcd, tmp_path: Path) -> None:
     broker = await BrokerFixture.start(etcd, tmp_path)
     await broker.create(journal_spec(JOURNAL))
     await append(broker, b"content")
@@ -264,7 +276,7 @@ async def test_a_crashed_broker_leaves_its_key_until_the_lease_ends(
     assert not (broker.file_root / "fragments" / "a").exists()
     # The next one of the same name comes once the lease is over.
     while (await etcd.range("/gazette/cluster/members/")).kvs:
-        await asyncio.sleep(0.05)
+        await SystemClock().sleep(0.05)
     async with await BrokerFixture.start(etcd, tmp_path) as again:
         await again.settled(JOURNAL)
         assert await append(again, b"anew") == 4
@@ -292,8 +304,6 @@ async def test_replicas_of_a_crashed_broker_are_taken_over(etcd: Etcd, tmp_path:
 
 
 async def at_broker(broker: BrokerFixture) -> Any:
-    from gazette.auth import Capability, Claims
-
     await broker.settled(JOURNAL)
     return await broker.service.context.resolver.resolve(
         JOURNAL, claims=Claims(Capability.APPEND), may_proxy=True, require_primary=True
@@ -361,13 +371,15 @@ async def test_patience_is_short_while_nobody_could_take_over_and_long_otherwise
     alone = drained(US)
     accompanied = drained(US, ("them", False, 5))
 
-    async def patience(state: Any, change_at: float = -1, change_to: Any = None) -> tuple[float, str]:
+    async def patience(
+        state: Any, change_at: float = -1, change_to: Any = None
+    ) -> tuple[float, str]:
         clock = ManualClock()
         begun = clock.monotonic()
         async with TaskScope("test") as scope:
             waiting = scope.spawn(patience_ends(clock, state, settings), name="patience")
             while not waiting.done():
-                await asyncio.sleep(0)
+                await SystemClock().sleep(0)
                 if clock.sleepers:
                     clock.advance(0.25)
                 if change_to is not None and clock.monotonic() - begun >= change_at:
@@ -478,12 +490,13 @@ async def test_a_port_in_use_is_one_line_and_exit_code_one(process: Any) -> None
         (["--workers=0"], "invalid workers"),
         (["--broker.port=http"], 'invalid port "http"'),
         (["--log.level=loud"], "expected one of"),
+        (["--debug.private"], "--debug.private requires --debug.port"),
     ],
 )
 def test_a_wrong_configuration_is_said_and_exit_code_two(
     argv: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = __import__("logging").getLogger()
+    root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
         assert serve(argv, {}) == 2
@@ -493,9 +506,7 @@ def test_a_wrong_configuration_is_said_and_exit_code_two(
     assert text in capsys.readouterr().err
 
 
-async def test_workers_are_members_of_their_own(
-    process: Any, etcd: Etcd, tmp_path: Path
-) -> None:
+async def test_workers_are_members_of_their_own(process: Any, etcd: Etcd, tmp_path: Path) -> None:
     running = process("--workers=2", "--broker.id=host", "--log.level=info")
     prefix = f"/process/{tmp_path.name}/members/"
     clock = SystemClock()

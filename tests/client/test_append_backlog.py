@@ -147,6 +147,19 @@ async def test_a_budget_is_shared_by_services(
     await two.close()
 
 
+async def test_a_producer_does_not_wait_for_memory_that_others_hold(tmp_path: Path) -> None:
+    """Its own batches make headway, but they free too little."""
+    store, _ = backlog(headway_s=30.0, spill_directory=tmp_path)  # type: ignore[arg-type]
+    queue = store.queue(A)
+    queue.flowing = True
+    store.budget.add(store.budget.bytes_max)
+    async with asyncio.timeout(5):
+        await asyncio.to_thread(store.enqueue, queue, A, NO_DEPS, bytes(200_000), None)
+    assert queue.spill is not None
+    queue.close_spill()
+    queue.fail(Closed("the test has ended"))
+
+
 async def test_a_producer_that_is_ahead_waits_for_headway_before_it_writes_to_disk(
     client: Client, broker: StubBroker, tmp_path: Path
 ) -> None:

@@ -223,6 +223,16 @@ async def test_appends_go_to_the_primary_that_a_broker_named(
     assert broker.content_of("a/journal") == b"123"
 
 
+async def test_a_failed_call_makes_the_next_go_to_the_default_address(
+    client: Client, broker: StubBroker
+) -> None:
+    async with StubBroker("another-broker", journals=broker.journals) as primary:
+        client.observe_route("a/journal", Route((primary.id,), 0, (primary.endpoint,)))
+        primary.on_append(Fail())
+        await client.append(JOURNAL, b"1")
+        assert [len(primary.appends), len(broker.appends)] == [1, 1]
+
+
 async def test_without_route_cache_the_default_address_is_always_called(
     broker: StubBroker,
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gazette.client.fragment_reader import FragmentAccess
+from gazette.client.fragment_reader import AHEAD_BYTES, FragmentAccess
 from gazette.codecs import new_compressor
 from gazette.errors import Broken, Corrupt, GazetteError, Invalid, NotAllowed, NotFound, Unavailable
 from gazette.protocol.fragment import Codec, Fragment
@@ -158,10 +158,11 @@ async def test_a_store_that_ignores_ranges_is_understood(
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
 @pytest.mark.parametrize("damage", ["short", "long", "cut", "changed"])
+@pytest.mark.parametrize("length", [300_000, AHEAD_BYTES])
 async def test_a_file_that_is_not_what_its_name_says_is_corrupt(
-    access: FragmentAccess, tmp_path: Path, codec: Codec, damage: str
+    access: FragmentAccess, tmp_path: Path, codec: Codec, damage: str, length: int
 ) -> None:
-    content = CONTENT[:300_000]
+    content = CONTENT[:length]
     fragment = fragment_of(content, codec)
     if damage == "cut":
         data = encode(content, codec)[:-5]

@@ -95,7 +95,6 @@ class Run:
     async def kill(self) -> None:
         """SIGKILL somebody at some moment while messages are published and consumed."""
         await self.clock.sleep(self.rng.uniform(0.0, BATCHES * PAUSE_S))
-        # The publisher speaks to the first broker; others are reached by the routes it learns.
         processes: list[ChildProcess] = [one.process for one in self.cluster.brokers]
         processes += [one.process for one in self.words.members]
         victim = self.rng.choice(processes)
@@ -110,7 +109,7 @@ class Run:
             f"{chr(97 + i % 26)}{chr(97 + i // 26 % 26)}{'x' * (i % 5)}" for i in range(300)
         ]
         brokers = self.cluster.brokers
-        client = Client(brokers[0].grpc_url, clock=self.clock)
+        client = Client(",".join(one.grpc_url for one in brokers), clock=self.clock)
         appends = AppendService(client)
         futures: list[Any] = []
         async with TaskScope("publishing") as scope:
@@ -127,9 +126,6 @@ class Run:
                 messages = [NGramCount(n_gram=word, count=1) for word in words]
                 futures += (await publisher.publish_from_loop(mapping, messages)).values()
                 await self.clock.sleep(PAUSE_S)
-                if not brokers[0].process.running and client.address == brokers[0].grpc_url:
-                    # A balancer before the brokers would send new connections to one that lives.
-                    client.address = brokers[1].grpc_url
             for future in futures:
                 self.acknowledged.append(await settled(future))
             scope.cancel()

@@ -156,6 +156,17 @@ def test_committed_messages_go_behind_uncommitted_ones(publisher, appends):
     assert parts(envelopes) == [(1, CONTINUE_TXN), (2, OUTSIDE_TXN), (3, CONTINUE_TXN)]
 
 
+def test_a_journal_with_metadata_is_the_same_journal(publisher, appends):
+    """Two lines for it, and two acknowledgements, could arrive with their clocks out of order."""
+    with_meta = fixed_mapping("one/journal;meta", CONTENT_JSON_LINES)
+    publisher.publish_uncommitted(ONE, Word("a"))
+    publisher.publish_committed(with_meta, Word("b"))
+    publisher.publish_uncommitted(with_meta, Word("c"))
+    assert list(publisher.build_ack_intents()) == ["one/journal"]
+    assert list(appends.journals) == ["one/journal"]
+    assert [e.message.word for e in read(appends.journals["one/journal"])] == ["a", "b", "c"]
+
+
 def test_much_content_does_not_wait_for_the_end(publisher, appends, monkeypatch):
     monkeypatch.setattr(publisher_module, "JOURNAL_BUFFER_BYTES", 500)
     monkeypatch.setattr(publisher_module, "BUFFER_BYTES_MAX", 800)

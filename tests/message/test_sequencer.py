@@ -236,6 +236,29 @@ def test_duplicates_in_a_replay_are_dropped():
     assert story.drain() == [5, 6, 7, 8]
 
 
+def test_messages_without_a_clock_are_not_repeated_by_a_replay():
+    """They took effect when they were read, whosever producer they name."""
+    story = Story(ring=1)
+    story.cont(5)
+    story.outside(0)
+    assert story.drain() == [0]
+    story.cont(6)
+    story.ack(7)
+    story.replay()
+    assert story.drain() == [5, 6, 7]
+
+
+def test_a_replay_drops_what_queueing_dropped():
+    """A smaller clock behind a greater one is a duplicate, even if the greater is not covered."""
+    story = Story(ring=1)
+    story.cont(5)
+    story.cont(9)
+    assert story.cont(7) == "CONTINUE_TXN_CLOCK_LARGER"
+    story.ack(8)
+    story.replay()
+    assert story.drain() == [5, 8]
+
+
 def test_a_replay_may_be_fed_piece_by_piece():
     story = Story(ring=1)
     for clock in (5, 6, 7):
@@ -249,6 +272,7 @@ def test_a_replay_may_be_fed_piece_by_piece():
     assert sequencer.draining
     sequencer.feed_replay(pieces[2:])
     assert [e.clock for e in sequencer.dequeue(9)] == [7]
+    assert story.state() == (6, 20)
     assert sequencer.dequeue(9) == []
     sequencer.end_replay()
     assert story.drain() == [8]
@@ -432,6 +456,20 @@ def test_a_producer_is_as_young_as_its_newest_message_even_if_pending():
     story.outside(now)
     story.drain()
     assert set(story.sequencer.checkpoint(24 * HOUR_NS)[JOURNAL].producers) == {A, B}
+
+
+def test_a_producer_whose_messages_are_being_delivered_is_not_forgotten():
+    now = clock_at(1_700_000_000 * 10**9)
+    old = now - clock_span(30 * HOUR_NS)
+    story = Story()
+    story.outside(now)
+    story.drain()
+    story.cont(old, B)
+    story.ack(old + 160, B)
+    assert story.sequencer.step().clock == old
+    assert story.sequencer.step().clock == old + 160
+    assert story.sequencer.checkpoint(24 * HOUR_NS)[JOURNAL].producers[B].begin == 20
+    assert story.drain() == []
 
 
 def test_small_clocks_do_not_make_every_producer_old():

@@ -105,9 +105,53 @@ any_item = st.builds(
 )
 
 
+def published(rng: random.Random) -> list[Item]:
+    """What real publishers write: clocks ascend, batches are repeated whole and at once by retries,
+    and who dies is acknowledged once more (or less) by his successor."""
+    streams = [_stream(rng, producer) for producer in range(rng.randint(1, 3))]
+    items: list[Item] = []
+    while streams := [stream for stream in streams if stream]:
+        items += rng.choice(streams).pop(0)
+    return items
+
+
+def _stream(rng: random.Random, producer: int) -> list[list[Item]]:
+    batches: list[list[Item]] = [[]]
+    clock, acked = 100, 0
+    for _ in range(rng.randint(1, 5)):
+        kind = rng.choice(["transaction", "transaction", "outside", "outside", "rollback"])
+        if kind == "outside":
+            for _ in range(rng.randint(1, 6)):
+                clock += rng.randint(1, 2)
+                batches[-1].append(Item(producer, clock, OUTSIDE_TXN))
+            acked = clock
+        else:
+            for _ in range(rng.randint(0, 6)):
+                clock += rng.randint(1, 2)
+                batches[-1].append(Item(producer, clock, CONTINUE_TXN))
+                if rng.random() < 0.4:
+                    batches.append([])
+            if kind == "transaction":
+                clock += 1
+                acked = clock
+            if acked:
+                batches[-1].append(Item(producer, acked, ACK_TXN))
+        if rng.random() < 0.5:
+            batches.append([])
+    if acked > 101 and rng.random() < 0.5:
+        batches.append([Item(producer, acked - rng.randint(0, 2), ACK_TXN)])
+    return [batch * rng.choice([1, 1, 2, 3]) for batch in batches if batch]
+
+
+histories = st.one_of(
+    st.lists(any_item, max_size=40),
+    st.integers(0, 2**32).map(lambda seed: published(random.Random(seed))),
+)
+
+
 @settings(max_examples=600, deadline=None)
 @given(
-    items=st.lists(any_item, max_size=40),
+    items=histories,
     ring=st.integers(1, 12),
     piece=st.integers(1, 5),
     limit=st.integers(1, 5),
@@ -129,7 +173,7 @@ def test_any_history_is_delivered_as_it_means(items, ring, piece, limit):
 
 @settings(max_examples=600, deadline=None)
 @given(
-    items=st.lists(any_item, max_size=60),
+    items=histories,
     ring=st.integers(1, 12),
     limit=st.integers(1, 7),
     cuts=st.sets(st.integers(0, 60)),
@@ -172,43 +216,6 @@ def test_batches_are_queued_as_single_messages_are(items, ring, limit, cuts, jou
 
 def _uuid(envelope: Envelope) -> tuple[bytes, int, int]:
     return envelope.producer, envelope.clock, envelope.flags
-
-
-def published(rng: random.Random) -> list[Item]:
-    """What real publishers write: clocks ascend, batches are repeated whole and at once by retries,
-    and who dies is acknowledged once more (or less) by his successor."""
-    streams = [_stream(rng, producer) for producer in range(rng.randint(1, 3))]
-    items: list[Item] = []
-    while streams := [stream for stream in streams if stream]:
-        items += rng.choice(streams).pop(0)
-    return items
-
-
-def _stream(rng: random.Random, producer: int) -> list[list[Item]]:
-    batches: list[list[Item]] = [[]]
-    clock, acked = 100, 0
-    for _ in range(rng.randint(1, 5)):
-        kind = rng.choice(["transaction", "transaction", "outside", "rollback"])
-        if kind == "outside":
-            clock += rng.randint(1, 2)
-            batches[-1].append(Item(producer, clock, OUTSIDE_TXN))
-            acked = clock
-        else:
-            for _ in range(rng.randint(0, 6)):
-                clock += rng.randint(1, 2)
-                batches[-1].append(Item(producer, clock, CONTINUE_TXN))
-                if rng.random() < 0.4:
-                    batches.append([])
-            if kind == "transaction":
-                clock += 1
-                acked = clock
-            if acked:
-                batches[-1].append(Item(producer, acked, ACK_TXN))
-        if rng.random() < 0.5:
-            batches.append([])
-    if acked > 101 and rng.random() < 0.5:
-        batches.append([Item(producer, acked - rng.randint(0, 2), ACK_TXN)])
-    return [batch * rng.choice([1, 1, 2, 3]) for batch in batches if batch]
 
 
 @settings(max_examples=1500, deadline=None)

@@ -1,0 +1,82 @@
+"""The settings of clients: how programs are told to reach brokers and consumers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gazette.auth import KeyedAuth, NoAuth, Signer, StaticToken
+from gazette.client.channel import TlsSettings
+from gazette.client.client import Client
+from gazette.client.fragment_reader import FragmentAccess
+from gazette.client.shards import ShardClient
+from gazette.clock import Clock
+from gazette.config import duration, setting
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFlags:
+    """What every group of a client has."""
+
+    address: str = setting("http://localhost:8080", "endpoint of a member, or of a balancer")
+    cert_file: str = setting("", "certificate to present to servers (PEM)")
+    cert_key_file: str = setting("", "key of that certificate (PEM)")
+    trusted_ca_file: str = setting("", "certificates to verify servers with (PEM)")
+    auth_keys: str = setting("", "base64 keys to sign tokens with", secret=True)
+    auth_token: str = setting("", "a token to present, used as it is", secret=True)
+    cache_size: int = setting(
+        1024, "how many routes are remembered; 0: always by way of the address", name="cache.size"
+    )
+    cache_ttl: float = duration("1m", "how long a route is remembered", name="cache.ttl")
+
+    def tls(self) -> TlsSettings | None:
+        files = (self.trusted_ca_file, self.cert_file, self.cert_key_file)
+        if not any(files):
+            return None
+        ca, cert, key = (Path(one) if one else None for one in files)
+        return TlsSettings(ca_file=ca, cert_file=cert, key_file=key)
+
+    def signer(self, clock: Clock) -> Signer:
+        """Raises ``Invalid`` for keys that are none."""
+        if self.auth_token:
+            return StaticToken(self.auth_token)
+        return KeyedAuth.parse(clock, self.auth_keys) if self.auth_keys else NoAuth()
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerClientFlags(ClientFlags):
+    """Group ``broker``: how to reach the brokers."""
+
+    file_root: Path | None = setting(
+        None, "directory of file:// stores, to read fragments without a broker"
+    )
+
+    def client(self, zone: str, clock: Clock) -> Client:
+        """A client of the brokers. On the event loop. Raises ``Invalid``."""
+        return Client(
+            self.address,
+            zone=zone,
+            tls=self.tls(),
+            signer=self.signer(clock),
+            route_cache_size=self.cache_size,
+            route_ttl_s=self.cache_ttl,
+            fragments=FragmentAccess(file_root=self.file_root),
+            clock=clock,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerClientFlags(ClientFlags):
+    """Group ``consumer``, of programs that are none themselves: how to reach the members of one."""
+
+    def client(self, zone: str, clock: Clock) -> ShardClient:
+        """A client of the consumers. On the event loop. Raises ``Invalid``."""
+        return ShardClient(
+            self.address,
+            zone=zone,
+            tls=self.tls(),
+            signer=self.signer(clock),
+            route_cache_size=self.cache_size,
+            route_ttl_s=self.cache_ttl,
+            clock=clock,
+        )

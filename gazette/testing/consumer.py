@@ -1,0 +1,326 @@
+"""A consumer in the test's own process, on a real etcd and a `BrokerFixture`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from gazette.allocator.model import ASSIGNMENTS, Assignment, DecodedKV
+from gazette.auth import KeyedAuth, NoAuth
+from gazette.client.client import Client
+from gazette.client.fragment_reader import FragmentAccess
+from gazette.client.reader import ReadParams
+from gazette.client.shards import ShardChange, ShardClient
+from gazette.clock import Clock, SystemClock
+from gazette.consumer.application import Application
+from gazette.consumer.service import ConsumerService
+from gazette.consumer.settings import ConsumerSettings
+from gazette.consumer.shard import Shard
+from gazette.errors import Bug, Conflict, GazetteError, NotFound
+from gazette.etcd import Etcd
+from gazette.etcd_values import Compare, Op
+from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
+from gazette.protocol import duration
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSource, ShardSpec
+from gazette.server import Server, ServerSettings
+from gazette.testing.broker import BrokerFixture, journal_spec
+
+LOGS = "recovery/test"
+HINTS = "/gazette/hints/test"
+
+
+def log_spec(shard_id: str, **fields: Any) -> JournalSpec:
+    """The journal that `shard_spec` of that id names as its recovery log."""
+    labels = LabelSet.of((CONTENT_TYPE, CONTENT_RECOVERY_LOG))
+    return journal_spec(f"{LOGS}/{shard_id}", labels=labels, **fields)
+
+
+def shard_spec(shard_id: str, *sources: str, log: bool = True, **fields: Any) -> ShardSpec:
+    """A valid specification that reads ``sources``; ``fields`` are further ones of ``ShardSpec``.
+
+    Without ``log``, its store is durable by itself.
+    """
+    defaults: dict[str, Any] = {"max_txn_duration_ns": duration.SECOND}
+    if log:
+        defaults |= {"recovery_log_prefix": LOGS, "hint_prefix": HINTS, "hint_backups": 2}
+    read = tuple(ShardSource(journal) for journal in sorted(sources))
+    return ShardSpec(shard_id, **{"sources": read, **defaults, **fields})
+
+
+class ConsumerFixture:
+    """A running member of a consumer cluster. ``shards`` is a client of it, ``etcd`` the test's own.
+
+    Members on the same ``etcd`` and ``root`` are one cluster::
+
+        async with await BrokerFixture.start(etcd, tmp_path) as broker:
+            await broker.create(journal_spec("a/source", labels=…), log_spec("a-shard"))
+            async with await ConsumerFixture.start(etcd, broker, App(), tmp_path) as consumer:
+                await consumer.create(shard_spec("a-shard", "a/source"))
+                await broker.client.append(AppendParams("a/source"), b"…")
+                await consumer.read_to_heads("a-shard")
+
+    Waits have no bound of their own: that is the test's timeout.
+    """
+
+    def __init__(self, service: ConsumerService, shards: ShardClient, etcd: Etcd) -> None:
+        self.service = service
+        self.shards = shards
+        self.etcd = etcd
+        self._ended = False
+
+    @classmethod
+    async def start(
+        cls,
+        etcd: Etcd,
+        broker: BrokerFixture,
+        application: Application[Any],
+        tmp_path: Path,
+        *,
+        zone: str = "local",
+        id: str = "consumer-one",
+        root: str = "/gazette/consumers/test",
+        clock: Clock | None = None,
+        auth: KeyedAuth | NoAuth | None = None,
+        lease_ttl_s: float = 5.0,
+        config: Mapping[str, Any] | None = None,
+        server: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Start a member, and return once it serves. ``settings`` are fields of ``ConsumerSettings``,
+        ``server`` those of ``ServerSettings``, ``config`` the application's groups of settings.
+
+        Scratch files are below ``tmp_path``. The member has its own connection to etcd.
+        """
+        clock = SystemClock() if clock is None else clock
+        scratch = tmp_path / "scratch" / f"{zone}-{id}"
+        scratch.mkdir(parents=True, exist_ok=True)
+        listener = Server(
+            clock, replace(ServerSettings("127.0.0.1", bind_host="127.0.0.1"), **(server or {}))
+        )
+        listener.bind()
+        defaults = ConsumerSettings(
+            zone=zone,
+            id=id,
+            root=root,
+            lease_ttl_s=lease_ttl_s,
+            watch_delay_s=0.002,
+            scratch_directory=scratch,
+            query_timeout_s=20.0,
+            graceful_stop_s=2.0,
+            drain_timeout_s=0.0,
+        )
+        client = Client(
+            broker.endpoint,
+            zone=zone,
+            fragments=FragmentAccess(file_root=broker.file_root),
+            clock=clock,
+        )
+        service = ConsumerService(
+            application,
+            clock,
+            random.Random(id),
+            listener,
+            etcd.settings,
+            replace(defaults, **settings),
+            client,
+            auth=auth,
+            config=config,
+        )
+        try:
+            await service.start()
+        except BaseException:
+            await service.crash()
+            raise
+        shards = ShardClient(listener.endpoint, zone=zone, signer=auth, clock=clock)
+        return cls(service, shards, etcd)
+
+    @property
+    def endpoint(self) -> str:
+        """The URL of its gRPC server."""
+        return self.service.server.endpoint
+
+    @property
+    def http(self) -> str:
+        """The URL of its HTTP server."""
+        return self.service.server.http_endpoint
+
+    # -- shards
+
+    async def create(self, *specs: ShardSpec) -> None:
+        """Create shards, and return once each has a primary that serves. Raises ``GazetteError`` with
+        the text of its status when one fails instead."""
+        await self.shards.apply_shards([ShardChange(upsert=spec) for spec in specs])
+        for spec in specs:
+            await self.await_primary(spec.id)
+
+    async def update(self, spec: ShardSpec) -> None:
+        """Put a specification, whatever was there."""
+        await self.shards.apply_shards([ShardChange(upsert=spec, expect_mod_revision=-1)])
+
+    async def delete(self, shard_id: str) -> None:
+        """Delete a shard; its log and hints stay."""
+        await self.shards.apply_shards([ShardChange(delete=shard_id, expect_mod_revision=-1)])
+
+    def assignments(self, shard_id: str) -> list[DecodedKV]:
+        """The shard's assignments as this member knows them, in key order."""
+        key_space = self.service.key_space
+        return list(key_space.prefixed(f"{key_space.root}{ASSIGNMENTS}{shard_id}#"))
+
+    def status_of(self, shard_id: str, *, of_primary: bool = True) -> ReplicaStatus | None:
+        """The status of its primary (else: of this member's replica), if there is one."""
+        for kv in self.assignments(shard_id):
+            assignment: Assignment = kv.decoded
+            ours = (assignment.zone, assignment.suffix) == (
+                self.service.process_id.zone,
+                self.service.process_id.suffix,
+            )
+            if assignment.slot == 0 if of_primary else ours:
+                status: ReplicaStatus = assignment.value
+                return status
+        return None
+
+    async def until(self, predicate: Callable[[], object]) -> None:
+        """Return once something holds that depends on etcd."""
+        while not predicate():
+            await self.service.key_space.next_change()
+
+    async def await_status(
+        self, shard_id: str, code: ReplicaCode, *, of_primary: bool = True
+    ) -> ReplicaStatus:
+        """Return once a replica has that status; see `status_of`. Raises ``GazetteError`` with its text
+        when it failed and something else was awaited."""
+        found: ReplicaStatus | None = None
+
+        def reached() -> bool:
+            nonlocal found
+            found = self.status_of(shard_id, of_primary=of_primary)
+            return found is not None and found.code in (code, ReplicaCode.FAILED)
+
+        await self.until(reached)
+        assert found is not None
+        if found.code is not code:
+            raise GazetteError("; ".join(found.errors), shard=shard_id)
+        return found
+
+    async def await_primary(self, shard_id: str) -> None:
+        """Return once the shard's primary, whichever member that is, serves."""
+        await self.await_status(shard_id, ReplicaCode.PRIMARY)
+
+    async def await_failed(self, shard_id: str, *, of_primary: bool = True) -> str:
+        """Return the error once the shard has failed."""
+        status = await self.await_status(shard_id, ReplicaCode.FAILED, of_primary=of_primary)
+        return "; ".join(status.errors)
+
+    async def await_standby(self, shard_id: str) -> None:
+        """Return once this member is a standby of the shard that has played its log back."""
+        await self.await_status(shard_id, ReplicaCode.STANDBY, of_primary=False)
+
+    async def await_replicas(self, shard_id: str, count: int) -> None:
+        """Return once the shard has that many replicas, all of which are ready."""
+
+        def ready() -> bool:
+            codes = [kv.decoded.value.code for kv in self.assignments(shard_id)]
+            return len(codes) == count and all(code >= ReplicaCode.STANDBY for code in codes)
+
+        await self.until(ready)
+
+    def shard(self, shard_id: str) -> Shard:
+        """The replica that this member holds. Raises ``NotFound``."""
+        shard = self.service.resolver.local_shards.get(shard_id)
+        if shard is None:
+            raise NotFound("this member does not hold the shard", shard=shard_id)
+        return shard
+
+    def store(self, shard_id: str) -> Any:
+        """The store of a shard of which this member is the primary. Raises ``NotFound``."""
+        store = self.shard(shard_id).store
+        if store is None:
+            raise NotFound("this member is not the shard's primary", shard=shard_id)
+        return store
+
+    async def promote(self, shard_id: str) -> None:
+        """Make this member's standby the primary at once, without its primary's consent: that one's
+        assignment is deleted. Returns once this one serves. Raises ``Conflict`` if the assignments
+        change meanwhile, ``Bug`` if it is no standby."""
+        primary = standby = None
+        for kv in self.assignments(shard_id):
+            if kv.decoded.slot == 0:
+                primary = kv
+            elif kv.decoded.suffix == self.service.process_id.suffix:
+                standby = kv
+        if primary is None or standby is None:
+            raise Bug("promotion needs a primary elsewhere and a standby here", shard=shard_id)
+        target = standby.key.rpartition("#")[0] + "#0"
+        result = await self.etcd.txn(
+            (
+                Compare.mod_revision(primary.key, "=", primary.raw.mod_revision),
+                Compare.mod_revision(standby.key, "=", standby.raw.mod_revision),
+            ),
+            (
+                Op.delete(primary.key),
+                Op.delete(standby.key),
+                Op.put(target, standby.raw.value, lease=standby.raw.lease),
+            ),
+        )
+        if not result.succeeded:
+            raise Conflict("assignments changed during the promotion", shard=shard_id)
+        await self.until(lambda: self.service.key_space.get(target) is not None)
+        await self.await_primary(shard_id)
+
+    async def read_through(self, shard_id: str, offsets: Mapping[str, int]) -> Mapping[str, int]:
+        """Return the shard's offsets once its transactions have read through these."""
+        return (await self.shards.stat(shard_id, read_through=dict(offsets))).read_through
+
+    async def read_to_heads(self, shard_id: str) -> Mapping[str, int]:
+        """``read_through`` what its sources hold now."""
+        item = self.service.key_space.get(f"{self.service.key_space.root}/items/{shard_id}")
+        if item is None:
+            raise NotFound("shard does not exist", shard=shard_id)
+        heads: dict[str, int] = {}
+        for source in item.decoded.value.spec.sources:
+            reader = self.service.client.reader(
+                ReadParams(source.journal, offset=-1, block=False, metadata_only=True)
+            )
+            heads[source.journal] = await _head(reader)
+        return await self.read_through(shard_id, heads)
+
+    # -- its end
+
+    async def stop(self) -> None:
+        """Stop it gracefully: others take its shards over, if there are any. May be called again."""
+        await self._end(self.service.stop)
+
+    async def crash(self) -> None:
+        """Stop it as SIGKILL would: its lease runs out, its shards' appends end wherever they are."""
+        await self._end(self.service.crash)
+
+    async def _end(self, end: Callable[[], Awaitable[None]]) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        await self.shards.close()
+        await end()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+
+async def _head(reader: Any) -> int:
+    """The write head of the journal that ``reader`` reads."""
+    try:
+        await reader.read()
+    except GazetteError:
+        if reader.write_head < 0:
+            raise
+    finally:
+        reader.close()
+    head: int = reader.write_head
+    return head

@@ -1,0 +1,435 @@
+"""Replicas: their daemons, and how they end. With pulses, and the waits that may be overtaken."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gazette.auth import Capability, Claims
+from gazette.baton import Baton
+from gazette.broker.append_driver import AppendCall, AppendDriver
+from gazette.broker.append_events import AppendTerms, Ending, Outcome, SuspendControl
+from gazette.broker.pulse import Heartbeat
+from gazette.broker.unless import Superseded, changed, take_unless
+from gazette.clock import SystemClock
+from gazette.errors import Broken, Closed, Unavailable
+from gazette.protocol import duration
+from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.journal import JournalSpec, SuspendLevel
+from gazette.protocol.status import Status
+from gazette.tasks import TaskScope
+from gazette.testing.broker import journal_spec
+from gazette.testing.clock import ManualClock
+from gazette.testing.fixed_cluster import FixedBroker, FixedCluster
+
+JOURNAL = "a/journal"
+
+
+class Chunks:
+    """Content of an append, with its commit."""
+
+    def __init__(self, *chunks: bytes) -> None:
+        self._chunks = [*chunks, b""]
+
+    async def next(self) -> bytes | None:
+        return self._chunks.pop(0) if self._chunks else None
+
+
+async def append(broker: FixedBroker, *chunks: bytes, **terms: Any) -> Outcome:
+    call = AppendCall(
+        AppendTerms(JOURNAL, **terms),
+        Claims.of_journal(Capability.APPEND, JOURNAL),
+        may_proxy=False,
+    )
+    return await AppendDriver(broker.context, call, Chunks(*chunks)).run()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the brokers run until it holds. Bounded by the test's timeout."""
+    while not condition():
+        await SystemClock().sleep(0)
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[FixedCluster]:
+    async with await FixedCluster.start(3, tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def timed(tmp_path: Path, clock: ManualClock) -> AsyncIterator[FixedCluster]:
+    """The time of the brokers is ``clock``; journals are put to rest after two idle pulses."""
+    async with await FixedCluster.start(
+        3, tmp_path, clock=clock, auto_suspend=True, suspend_after_idle_ticks=2
+    ) as cluster:
+        yield cluster
+
+
+async def pass_time(clock: ManualClock, seconds: float, condition: Callable[[], object]) -> None:
+    """Let time pass in steps of a second, until it holds."""
+    for _ in range(int(seconds)):
+        clock.advance(1.0)
+        for _ in range(20):
+            await clock.sleep(0)
+        if condition():
+            return
+    await until(condition)
+
+
+def stored(tmp_path: Path) -> list[str]:
+    directory = tmp_path / "root" / "fragments" / JOURNAL
+    names = (path.name for path in directory.iterdir()) if directory.exists() else ()
+    return sorted(name for name in names if not name.startswith("."))
+
+
+def name_of(begin: int, content: bytes) -> str:
+    sum = hashlib.sha1(content).digest()
+    return Fragment(JOURNAL, begin, begin + len(content), sum, Codec.NONE).content_name()
+
+
+# Pulses.
+
+
+async def test_pulses_alone_bring_replicas_into_step(cluster: FixedCluster) -> None:
+    """At once, and whenever the route changes: brokers come and go without any client."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    await until(lambda: cluster.consistent(JOURNAL))
+    for names in ("ab", "abc", "cab", "bc", "b"):
+        cluster.put_spec(journal_spec(JOURNAL, replication=len(names)))
+        cluster.assign(JOURNAL, *names)
+        assert not cluster.consistent(JOURNAL)
+        await until(lambda: cluster.consistent(JOURNAL))
+
+
+async def test_pulse_is_retried_when_a_peer_could_not_be_reached(
+    timed: FixedCluster, clock: ManualClock
+) -> None:
+    """Soon, and not only on the next minute."""
+    await timed["b"].server.stop(0)
+    timed.create(journal_spec(JOURNAL, replication=2), "a", "b")
+    replica = timed["a"].replica(JOURNAL)
+    await until(lambda: replica.pipeline.idle and clock.sleepers)
+    assert not timed.consistent(JOURNAL)
+    # Case: the route leaves it out.
+    timed.assign(JOURNAL, "a", "c")
+    await until(lambda: timed.consistent(JOURNAL))
+
+
+def test_heartbeat() -> None:
+    heartbeat = Heartbeat(60.0, 2)
+    assert heartbeat.next_s(succeeded=True) == 60.0
+    # Case: failures are retried soon, then later and later.
+    assert [heartbeat.next_s(succeeded=False) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert heartbeat.next_s(succeeded=True) == 60.0
+    assert heartbeat.next_s(succeeded=False) == 1.0
+    heartbeat.on_route_change()
+    assert heartbeat.next_s(succeeded=False) == 1.0
+    # Case: a journal is put to rest after enough ticks without a change of the route.
+    controls = []
+    for _ in range(3):
+        controls.append(heartbeat.control)
+        heartbeat.on_timer()
+    assert controls == [
+        SuspendControl.NO_RESUME,
+        SuspendControl.NO_RESUME,
+        SuspendControl.IF_FLUSHED,
+    ]
+    heartbeat.on_route_change()
+    assert heartbeat.control is SuspendControl.NO_RESUME
+    # Case: unless that is not wanted.
+    never = Heartbeat(60.0, None)
+    never.idle_ticks = 1_000
+    assert never.control is SuspendControl.NO_RESUME
+
+
+def spec_of(cluster: FixedCluster) -> JournalSpec:
+    item = cluster["a"].context.state.item(JOURNAL)
+    assert item is not None
+    spec: JournalSpec = item.decoded.value.spec
+    return spec
+
+
+async def test_idle_journal_is_put_to_rest(timed: FixedCluster, clock: ManualClock) -> None:
+    """One that is empty entirely."""
+    timed.create(journal_spec(JOURNAL, replication=2), "a", "b")
+    await until(lambda: timed.consistent(JOURNAL))
+    assert spec_of(timed).suspend_level is SuspendLevel.NONE
+    await pass_time(clock, 200, lambda: spec_of(timed).suspend_level is SuspendLevel.FULL)
+
+
+async def test_flushed_journal_is_put_to_rest_and_resumed(
+    timed: FixedCluster, clock: ManualClock, tmp_path: Path
+) -> None:
+    """One replica is left, which holds nothing that is not in the store; and the next append wakes it."""
+    clock.jump(SystemClock().now() - clock.now())  # Files have the machine's time.
+    spec = journal_spec(JOURNAL, replication=1)
+    fragment = replace(spec.fragment, flush_interval_ns=duration.MINUTE)
+    timed.create(replace(spec, fragment=fragment), "a")
+    assert (await append(timed["a"], b"content")).status is Status.OK
+    # Case: the pulse of the next minute flushes; two idle ones later the journal is suspended.
+    await pass_time(clock, 200, lambda: stored(tmp_path))
+    assert stored(tmp_path) == [name_of(0, b"content")]
+    await pass_time(clock, 400, lambda: spec_of(timed).suspend_level is SuspendLevel.PARTIAL)
+    suspend = spec_of(timed).suspend
+    assert suspend is not None
+    assert suspend.offset == 7
+    # Case: pulses leave it at rest, and other controls say so.
+    outcome = await append(timed["a"], suspend=SuspendControl.NO_RESUME)
+    assert outcome.status is Status.SUSPENDED
+    outcome = await append(timed["a"], b"more")
+    assert (outcome.ending, outcome.status) == (Ending.COMMITTED, Status.OK)
+    assert outcome.commit is not None
+    assert outcome.commit.begin == 7
+    assert spec_of(timed).suspend_level is SuspendLevel.NONE
+
+
+async def test_resumed_journal_keeps_its_offsets(cluster: FixedCluster) -> None:
+    """Although no broker has a spool of it, and its store is empty."""
+    cluster.create(journal_spec(JOURNAL, stores=()), "a")
+    assert (await append(cluster["a"], b"content")).status is Status.OK
+    outcome = await append(cluster["a"], suspend=SuspendControl.NOW)
+    assert outcome.status is Status.SUSPENDED
+    assert spec_of(cluster).suspend_level is SuspendLevel.PARTIAL
+    cluster.assign(JOURNAL)
+    cluster.assign(JOURNAL, "b")
+    outcome = await append(cluster["b"], b"x")
+    assert outcome.commit is not None
+    assert outcome.commit.begin == 7
+
+
+async def test_suspension_of_a_spec_keeps_fields_of_newer_versions(cluster: FixedCluster) -> None:
+    spec = journal_spec(JOURNAL, stores=())
+    unknown = b"\xfa\x3f\x03new"  # field 1023
+    key = f"{cluster['a'].context.settings.root}/items/{JOURNAL}"
+    cluster.etcd.change({key: spec.to_pb().SerializeToString() + unknown})
+    cluster.assign(JOURNAL, "a")
+    await append(cluster["a"], suspend=SuspendControl.IF_FLUSHED)
+    assert spec_of(cluster).suspend_level is SuspendLevel.FULL
+    assert unknown in cluster.etcd.kvs[key.encode()].value
+
+
+# Refreshes.
+
+
+async def test_stores_are_listed_again_until_it_succeeds(
+    timed: FixedCluster, clock: ManualClock, tmp_path: Path
+) -> None:
+    directory = tmp_path / "root" / "fragments" / JOURNAL
+    directory.mkdir(parents=True)
+    (directory / name_of(0, b"content")).write_bytes(b"content")
+    (tmp_path / "root" / "fragments" / f"{JOURNAL}/below").mkdir()
+    timed.put_spec(journal_spec(f"{JOURNAL}/below"))
+    timed.create(journal_spec(JOURNAL, stores=("s3://not-installed/",)), "a")
+    replica = timed["a"].replica(JOURNAL)
+    await until(lambda: replica.refresh_error)
+    assert "s3://" in str(replica.refresh_error)
+    assert not replica.index.first_refreshed
+    timed.put_spec(journal_spec(JOURNAL))
+    await pass_time(clock, 3, lambda: replica.index.first_refreshed)
+    assert replica.refresh_error is None
+    assert replica.index.end_offset == 7
+    # Case: from then on at the refresh interval, which here is a minute; a failure keeps what we know.
+    timed.put_spec(journal_spec(JOURNAL, stores=("s3://not-installed/",)))
+    for _ in range(50):
+        clock.advance(1.0)
+        await clock.sleep(0)
+    assert replica.refresh_error is None
+    await pass_time(clock, 20, lambda: replica.refresh_error)
+    assert replica.index.end_offset == 7
+
+
+# Shutting down.
+
+
+async def test_primary_that_is_shut_down_uploads_at_once(
+    cluster: FixedCluster, tmp_path: Path
+) -> None:
+    """So that a journal with one replica is readable at its next broker."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"], b"content")
+    cluster.assign(JOURNAL, "b")
+    await cluster["a"].context.resolver.wait_torn_down(10.0)
+    await until(lambda: not cluster["a"].context.persister.unpersisted)
+    assert stored(tmp_path) == [name_of(0, b"content")]
+
+
+async def test_replica_that_is_shut_down_leaves_the_upload_to_the_primary(
+    timed: FixedCluster, clock: ManualClock, tmp_path: Path
+) -> None:
+    timed.create(journal_spec(JOURNAL, replication=2), "a", "b")
+    await append(timed["a"], b"content")
+    timed.put_spec(journal_spec(JOURNAL, replication=1))
+    timed.assign(JOURNAL, "a")
+    await timed["b"].context.resolver.wait_torn_down(10.0)
+    persister = timed["b"].context.persister
+    await until(lambda: stored(tmp_path))
+    assert persister.unpersisted == 1
+    # Case: it looks after it some minutes later.
+    await pass_time(clock, 200, lambda: not persister.unpersisted)
+    assert stored(tmp_path) == [name_of(0, b"content")]
+
+
+async def test_what_is_not_committed_is_not_handed_over(cluster: FixedCluster) -> None:
+    cluster.create(journal_spec(JOURNAL), "a")
+    replica = cluster["a"].replica(JOURNAL)
+    await append(cluster["a"], b"content")
+    pipeline = await replica.pipeline.take()
+    assert pipeline is not None
+    await pipeline.content(bytes(1 << 20), 0)
+    await pipeline.content(b"more", 1 << 20)
+    replica.pipeline.give(pipeline)
+    spool = pipeline.spool
+    await replica.shut_down()
+    assert (spool.fragment.begin, spool.fragment.end, spool.delta) == (7, 7, 0)
+
+
+async def test_waiters_of_a_replica_that_is_shut_down(cluster: FixedCluster) -> None:
+    cluster.create(journal_spec(JOURNAL), "a")
+    replica = cluster["a"].replica(JOURNAL)
+    pipeline = await replica.pipeline.take()
+    async with TaskScope("waiters") as scope:
+        shutting_down = scope.spawn(replica.shut_down(), name="shut down")
+        await until(lambda: len(replica.pipeline._waiters) == 1)
+        late = scope.spawn(_outcome(replica.pipeline.take()), name="late")
+        await until(lambda: len(replica.pipeline._waiters) == 2)
+        replica.pipeline.give(pipeline)
+        await shutting_down
+        assert isinstance(await late, Closed)
+    with pytest.raises(Closed):
+        await replica.spool.take()
+    with pytest.raises(Closed):
+        await replica.index.query(0, block=True)
+
+
+async def test_append_finds_out_that_its_replica_is_gone(cluster: FixedCluster) -> None:
+    """Also if nothing says that the resolution is superseded: it must not try again for ever."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"], b"content")
+    await cluster["a"].replica(JOURNAL).shut_down()
+    outcome = await append(cluster["a"], b"x")
+    assert isinstance(outcome.error, Closed)
+
+
+async def test_broken_pipeline_does_not_keep_spools(tmp_path: Path) -> None:
+    """An append lost its acknowledgement and nobody appends after it: all spools come free."""
+    async with await FixedCluster.start(2, tmp_path, peer_timeout_s=0.2) as cluster:
+        cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
+        await until(lambda: cluster.consistent(JOURNAL))
+        replica = cluster["a"].replica(JOURNAL)
+        pipeline = await replica.pipeline.take()
+        assert pipeline is not None
+        peer = pipeline._peers[0]
+        replica.pipeline.give(pipeline)
+        peer._inbox = _Lossy()  # type: ignore[assignment]
+        outcome = await append(cluster["a"], b"x")
+        assert outcome.uncertain
+        assert isinstance(outcome.error, Unavailable)
+        async with replica.spool.hold() as spool:
+            assert spool.fragment.end == 1
+        async with cluster["b"].replica(JOURNAL).spool.hold():
+            pass
+
+
+class _Lossy(list[Any]):
+    """The answers of a peer, of which none arrives any more."""
+
+    def append(self, item: Any) -> None:
+        pass
+
+
+async def test_disk_of_the_primary_is_full(cluster: FixedCluster, tmp_path: Path) -> None:
+    """The append fails on all replicas, and the next one finds everything in order."""
+    cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
+    await until(lambda: cluster.consistent(JOURNAL))
+    replica = cluster["a"].replica(JOURNAL)
+    pipeline = await replica.pipeline.take()
+    assert pipeline is not None
+    spool, directory = pipeline.spool, pipeline.spool._directory
+    replica.pipeline.give(pipeline)
+    spool._directory = tmp_path / "does" / "not" / "exist"
+    for chunk in (b"small", bytes(1 << 20)):
+        outcome = await append(cluster["a"], chunk, b"x")
+        assert isinstance(outcome.error, Unavailable)
+        assert "create a spool file" in str(outcome.error)
+        assert not outcome.uncertain
+    spool._directory = directory
+    outcome = await append(cluster["a"], b"x")
+    assert outcome.commit is not None
+    assert outcome.commit.begin == 0
+
+
+# Waits that may be overtaken.
+
+
+async def test_take_unless() -> None:
+    baton, invalidated = Baton("thing", 1), asyncio.Event()
+    assert await take_unless(baton, invalidated) == 1
+    async with TaskScope("test") as scope:
+        # Case: it comes.
+        waiting = scope.spawn(take_unless(baton, invalidated), name="waiting")
+        await until(lambda: baton._waiters)
+        baton.give(2)
+        assert await waiting == 2
+        # Case: the wait is cancelled.
+        waiting = scope.spawn(take_unless(baton, invalidated), name="waiting")
+        await until(lambda: baton._waiters)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert not baton._waiters
+        # Case: it is cancelled just when the thing comes.
+        waiting = scope.spawn(take_unless(baton, invalidated), name="waiting")
+        await until(lambda: baton._waiters)
+        baton.give(3)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert baton.idle
+        assert await baton.take() == 3
+        # Case: it is overtaken, just when the thing comes.
+        waiting = scope.spawn(_outcome(take_unless(baton, invalidated)), name="waiting")
+        await until(lambda: baton._waiters)
+        baton.give(4)
+        invalidated.set()
+        assert isinstance(await waiting, Superseded)
+        assert baton.idle
+        # Case: it was overtaken before.
+        assert isinstance(await _outcome(take_unless(baton, invalidated)), Superseded)
+        # Case: the baton is closed.
+        await baton.take()
+        waiting = scope.spawn(_outcome(take_unless(baton, asyncio.Event())), name="waiting")
+        await until(lambda: baton._waiters)
+        baton.close()
+        assert isinstance(await waiting, Closed)
+
+
+async def test_changed() -> None:
+    invalidated, event = asyncio.Event(), asyncio.Event()
+    never = asyncio.Event()
+    async with TaskScope("test") as scope:
+        waiting = scope.spawn(
+            _outcome(changed(invalidated, event.wait(), never.wait())), name="waiting"
+        )
+        await SystemClock().sleep(0)
+        event.set()
+        assert await waiting is None
+
+        async def fails() -> None:
+            raise Broken("failed")
+
+        assert isinstance(await _outcome(changed(invalidated, fails())), Broken)
+        waiting = scope.spawn(_outcome(changed(invalidated, never.wait())), name="waiting")
+        await SystemClock().sleep(0)
+        invalidated.set()
+        assert isinstance(await waiting, Superseded)
+
+
+async def _outcome(awaitable: Any) -> Any:
+    try:
+        return await awaitable
+    except (Superseded, Broken, Closed) as error:
+        return error
