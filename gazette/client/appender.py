@@ -60,6 +60,7 @@ class SuspendControl(IntEnum):
 class AppendParams:
     """What an append asks for, beside its content.
 
+    ``journal`` may have a metadata segment, which does not matter to an append.
     ``offset`` zero: wherever the head is; else the append is refused unless it is there. Registers
     change only with content, are subtracted before they are united, and are checked only if the
     journal has any.
@@ -94,8 +95,9 @@ class AppendParams:
             self.union_registers,
             self.subtract_registers,
         )
+        # Without the metadata segment: a Go broker that has to proxy such a name crashes.
         return broker_pb2.AppendRequest(
-            journal=self.journal,
+            journal=split_journal_meta(self.journal)[0],
             offset=self.offset,
             check_registers=None if check is None else check.to_pb(),
             union_registers=None if union is None else union.to_pb(),

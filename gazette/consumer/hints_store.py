@@ -127,7 +127,7 @@ async def store_recovered_hints(
         except Unavailable as error:
             log.warning("recovered hints of shard %s are stored again: %s", spec.id, error)
         attempt += 1
-        await clock.sleep(min(5.0, 0.05 * 2**attempt))
+        await clock.sleep(min(5.0, 0.05 * 2 ** min(attempt, 10)))
         if await _moved(etcd, assignment_key, create_revision):
             raise GazetteError(
                 "the shard was assigned to somebody else during its recovery", shard=spec.id

@@ -66,7 +66,8 @@ class Inbox:
         self._chunks = 0
         self._changed = threading.Condition()
         self._woken = False
-        self._stopped = False
+        self.stopped = False
+        """Set once and for all. Any thread may look."""
         self._room = asyncio.Event()
         self._room.set()
 
@@ -79,7 +80,7 @@ class Inbox:
         """
         while True:
             with self._changed:
-                if self._stopped:
+                if self.stopped:
                     raise Closed("the shard has stopped")
                 if self._bytes == 0 or self._bytes + len(chunk.data) <= self._bytes_max:
                     self._events.append(chunk)
@@ -95,7 +96,7 @@ class Inbox:
     def put(self, event: Event) -> None:
         """Hand over an event that is not bounded. After a stop, calls fail and the rest is dropped."""
         with self._changed:
-            if not self._stopped:
+            if not self.stopped:
                 self._events.append(event)
                 if isinstance(event, Jump | SourceFailed):
                     self._chunks += 1
@@ -113,7 +114,7 @@ class Inbox:
     def stop(self) -> None:
         """End the thread's next ``get`` with ``Closed``; what waits is dropped, calls fail."""
         with self._changed:
-            self._stopped = True
+            self.stopped = True
             dropped = list(self._events)
             self._events.clear()
             self._bytes = self._chunks = 0
@@ -132,17 +133,17 @@ class Inbox:
 
     def check(self) -> None:
         """Raise ``Closed`` once stopped: for work that takes long without ``get``."""
-        if self._stopped:
+        if self.stopped:
             raise Closed("the shard has stopped")
 
     def get_call(self, timeout_s: float | None) -> Call | None:
         """``get``, but events of sources stay: for a transaction that takes no more of them."""
         with self._changed:
             call = self._take_call()
-            if call is None and not self._woken and not self._stopped:
+            if call is None and not self._woken and not self.stopped:
                 self._changed.wait(timeout_s)
                 call = self._take_call()
-            if self._stopped:
+            if self.stopped:
                 raise Closed("the shard has stopped")
             self._woken = False
             return call
@@ -157,9 +158,9 @@ class Inbox:
     def get(self, timeout_s: float | None) -> Event | None:
         """The next event; None when woken, or after ``timeout_s``. Raises ``Closed`` once stopped."""
         with self._changed:
-            if not self._events and not self._woken and not self._stopped:
+            if not self._events and not self._woken and not self.stopped:
                 self._changed.wait(timeout_s)
-            if self._stopped:
+            if self.stopped:
                 raise Closed("the shard has stopped")
             self._woken = False
             if not self._events:

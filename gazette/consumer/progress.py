@@ -19,7 +19,8 @@ class Progress:
 
     def update(self, read_through: Mapping[str, int], publish_at: Mapping[str, int]) -> None:
         """Note that a transaction was acknowledged, or that bytes without effect were read."""
-        self.read_through.update(read_through)
+        for journal, offset in read_through.items():
+            self.read_through[journal] = max(offset, self.read_through.get(journal, 0))
         self.publish_at.update(publish_at)
         self._changed.set()
         self._changed = asyncio.Event()

@@ -14,6 +14,7 @@ from gazette.auth import Claims
 from gazette.client.channel import Channels
 from gazette.clock import Clock
 from gazette.consumer.resolver import Resolution, Resolver
+from gazette.consumer.shard_thread import portable
 from gazette.errors import (
     Closed,
     GazetteError,
@@ -27,7 +28,7 @@ from gazette.errors import (
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.route import Header
 from gazette.protocol.status import ShardStatus
-from gazette.tasks import BlockingPool, TaskScope
+from gazette.tasks import BlockingPool, TaskScope, settled
 
 T = TypeVar("T")
 
@@ -154,8 +155,28 @@ class _Attempt:
             raise Moved(str(error), shard=self._shard_id) from error
 
     async def _local(self, resolution: Resolution) -> Any:
+        shard, store = resolution.shard, resolution.store
+        assert shard is not None
+        loop = asyncio.get_running_loop()
+
+        def serve() -> Any:
+            try:
+                return self._serve(store)
+            except BaseException as error:
+                other = portable(error)
+                if other is error:
+                    raise
+                raise other from error
+
+        # Not ended by a cancellation of ours: the thread goes on, and with it its use of the store.
+        shard.begin_use()
+        answer = self._pool.submit(serve)
+        answer.add_done_callback(lambda _: loop.call_soon_threadsafe(shard.end_use))
         try:
-            return await self._pool.run(self._serve, resolution.store)
+            return await settled(answer)
+        except asyncio.CancelledError:
+            answer.cancel()
+            raise
         except Closed as error:
             raise Moved("its store was closed", shard=self._shard_id) from error
 

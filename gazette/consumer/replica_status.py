@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from gazette.allocator.model import DecodedKV
 from gazette.clock import Clock
-from gazette.errors import Unavailable
+from gazette.errors import GazetteError
 from gazette.etcd import Etcd
 from gazette.etcd_values import Compare, Op
 from gazette.keyspace.key_space import KeySpace
@@ -19,41 +20,54 @@ ERROR_CHARS_MAX = 2048
 
 
 def error_text(error: BaseException) -> str:
-    """What operators read of a failure."""
-    text = str(error) or type(error).__name__
+    """What operators read of a failure: text that can be stored, whatever the error is."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - somebody else's __str__
+        text = ""
+    text = text or type(error).__name__
     hint = getattr(error, "hint", "")
     text = f"{text}\n{hint}" if hint else text
+    # Names of files may hold surrogates, which protobuf takes for an error.
+    text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= ERROR_CHARS_MAX else text[:ERROR_CHARS_MAX] + " ...[truncated]"
 
 
 async def update_status(
-    etcd: Etcd, key_space: KeySpace, clock: Clock, assignment_key: str, status: ReplicaStatus
+    etcd: Etcd,
+    key_space: KeySpace,
+    clock: Clock,
+    key_of: Callable[[], str],
+    status: ReplicaStatus,
 ) -> None:
     """Raise the status at an assignment key, and wait until the key space shows it.
 
     A status never goes down, and a failure stays until the assignment is deleted: the new value is
-    the greater of both. Retried until it is done; returns when the assignment is gone.
+    the greater of both. ``key_of`` gives the key, which a promotion may change meanwhile. Retried
+    until it is done, whatever etcd answers: a status that nobody sees would leave the shard silent,
+    and the lease ends all this if etcd stays away. Returns when the assignment is gone.
     Cancellation: it may have been written.
     """
     attempt = 0
     while True:
-        kv: DecodedKV | None = key_space.get(assignment_key)
+        key = key_of()
+        kv: DecodedKV | None = key_space.get(key)
         if kv is None:
             return
         present: ReplicaStatus = kv.decoded.value
+        if status.code <= present.code and set(status.errors) <= set(present.errors):
+            return  # By an attempt whose answer was lost, possibly.
         reduced = present.reduce(status)
-        if reduced == present:
-            return
         try:
             result = await etcd.txn(
-                (Compare.mod_revision(assignment_key, "=", kv.raw.mod_revision),),
-                (Op.put(assignment_key, reduced.to_pb().SerializeToString(), ignore_lease=True),),
+                (Compare.mod_revision(key, "=", kv.raw.mod_revision),),
+                (Op.put(key, reduced.to_pb().SerializeToString(), ignore_lease=True),),
             )
-        except Unavailable as error:
-            log.warning("status of %s is written again: %s", assignment_key, error)
+        except GazetteError as error:
+            log.warning("status of %s is written again: %s", key, error)
         else:
             if result.succeeded:
                 await key_space.wait_for_revision(result.header.revision)
                 return
         attempt += 1
-        await clock.sleep(min(5.0, 0.025 * 2**attempt))
+        await clock.sleep(min(5.0, 0.025 * 2 ** min(attempt, 10)))

@@ -24,7 +24,7 @@ from gazette.keyspace.key_space import KeySpace
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header, Route
-from gazette.protocol.shard import ShardSpec
+from gazette.protocol.shard import ReplicaCode, ShardSpec
 from gazette.protocol.status import ShardStatus
 from gazette.tasks import TaskScope
 
@@ -263,6 +263,10 @@ class Resolver:
         if held is not None:
             moved_up = slot < held.slot
             same = moved_up or create_revision == held.create_revision
+            if moved_up and held.shard.failure is not None:
+                # A promotion takes the status along. If that is not one of a failure, the failed
+                # assignment was deleted, or could not say so any more: this is a new attempt.
+                same = assignment.decoded.value.code is ReplicaCode.FAILED
             if not same or item_revision != held.item_revision:
                 self._stop(local.item.decoded.id, held)
                 held = None

@@ -12,11 +12,12 @@ of the store runs on the shard's own thread.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -39,9 +40,23 @@ from gazette.consumer.hints_store import (
 from gazette.consumer.inbox import Call, Chunk, Inbox, Jump, SourceFailed
 from gazette.consumer.progress import Progress
 from gazette.consumer.replica_status import error_text, update_status
-from gazette.consumer.shard_thread import ShardThread
-from gazette.consumer.transactor import FinishedTransaction, Transactor
-from gazette.errors import Closed, GazetteError, Invalid, NotFound, Unavailable
+from gazette.consumer.shard_thread import ShardThread, portable
+from gazette.consumer.transactor import (
+    ApplicationFailed,
+    FinishedTransaction,
+    Transactor,
+    application_code,
+)
+from gazette.errors import (
+    Broken,
+    Closed,
+    Corrupt,
+    GazetteError,
+    Invalid,
+    NotFound,
+    Retryable,
+    Unavailable,
+)
 from gazette.etcd import Etcd
 from gazette.keyspace.key_space import KeySpace
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
@@ -51,6 +66,7 @@ from gazette.message.framing import framing_of
 from gazette.message.publisher import Publisher
 from gazette.message.sequencer import ReplayRange
 from gazette.protocol.checkpoint import Checkpoint
+from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import split_journal_meta
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSpec
@@ -62,7 +78,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_NOT_FOUND_MAX: Final = 5
+"""How often a journal may be unknown before it is taken not to exist: the broker that was asked may
+not have heard of it yet."""
 READ_BYTES: Final = 1 << 20
+_REPLAY_POLL_S: Final = 1.0
 INBOX_BYTES: Final = 4 << 20
 STOP_TIMEOUT_S: Final = 10.0
 """How long a shard that is stopped waits for a callback that runs; after that it ends by itself."""
@@ -102,7 +122,10 @@ class Shard:
         self.ended = asyncio.Event()
         """Set when the shard failed, or was stopped."""
         self.failure: BaseException | None = None
-        self._scope = TaskScope(f"shard {self.id}", on_failure=self._on_failure)
+        self._spec: ShardSpec = item.decoded.value.spec
+        """As of the creation: the log and its hints stay what they are until the shard is made anew."""
+        self._scope = TaskScope(f"shard {self.id}", on_failure=self._fail)
+        self._reports = TaskScope(f"status of shard {self.id}")
         self._thread: ShardThread | None = None
         self._inbox: Inbox | None = None
         self._appends: AppendService | None = None
@@ -117,6 +140,9 @@ class Shard:
         self._playing = asyncio.Event()
         self._started_primary = False
         self._stopping = False
+        self._uses = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
 
     # -- what callbacks see
 
@@ -152,7 +178,7 @@ class Shard:
     def promote(self, assignment: DecodedKV) -> None:
         """The shard's assignment is now that of the primary."""
         self.assignment = assignment
-        if not self._started_primary:
+        if self.failure is None and not self._started_primary:
             self._started_primary = True
             self._scope.spawn(self._guard(self._primary()), name="primary")
 
@@ -171,25 +197,34 @@ class Shard:
         self.store_ready.set()
         if self._inbox is not None:
             self._inbox.stop()
+        await self._quietly(self._reports.stop(STOP_TIMEOUT_S), "stopping its reports")
         if self._appends is not None:
             await self._quietly(self._appends.close(), "closing its appends")
         await self._quietly(self._scope.stop(STOP_TIMEOUT_S), "stopping its tasks")
-        await self._release()
+        await self._quietly(self._release(), "releasing its store")
 
     async def _release(self) -> None:
         thread, self._thread = self._thread, None
-        directory, store = self._directory, self.store
-
-        def destroy() -> None:
-            if store is not None:
-                store.destroy()
-            if directory is not None:
-                shutil.rmtree(directory, ignore_errors=True)
-
+        directory = self._directory
         if thread is None:
             if directory is not None:
-                await self._context.player_pool.run(destroy)
+                await self._context.player_pool.run(shutil.rmtree, directory, ignore_errors=True)
             return
+
+        def destroy() -> None:
+            # Looked up only now: the store may have been in the making when the stop was asked for.
+            try:
+                if self.store is not None:
+                    self.store.destroy()
+            finally:
+                if directory is not None:
+                    shutil.rmtree(directory, ignore_errors=True)
+
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._unused.wait()
+        except TimeoutError:
+            log.warning("the store of shard %s is released although a query uses it", self.id)
         done = thread.submit(destroy)
         thread.close()
         try:
@@ -197,35 +232,41 @@ class Shard:
                 await settled(done)
         except TimeoutError:
             log.warning("a callback of shard %s still runs; its store is released later", self.id)
-        except Exception as error:  # noqa: BLE001 - stores are the application's
-            log.warning("store of shard %s was not released: %s", self.id, error)
 
-    async def _quietly(self, work: Any, what: str) -> None:
+    def begin_use(self) -> None:
+        """Keep the store from being released; pair it with ``end_use``."""
+        self._uses += 1
+        self._unused.clear()
+
+    def end_use(self) -> None:
+        self._uses -= 1
+        if self._uses == 0:
+            self._unused.set()
+
+    async def _quietly(self, work: Awaitable[None], what: str) -> None:
         try:
             await work
-        except GazetteError as error:
-            log.warning("%s of shard %s: %s", what, self.id, error)
+        except Exception as error:  # noqa: BLE001 - what follows releases more
+            log.warning("%s, of shard %s: %s", what, self.id, error)
 
-    async def _guard(self, work: Any) -> None:
-        """Run a part of the life cycle; its error makes the shard FAILED, once."""
+    async def _guard(self, work: Awaitable[None]) -> None:
+        """Run a part of the life cycle; its error makes the shard FAILED, whatever it is."""
+        task = asyncio.current_task()
         try:
             await work
-        except asyncio.CancelledError:
+        except GeneratorExit:
             raise
-        except BaseException as error:
-            if self._stopping or isinstance(error, Closed):
-                return
-            await self._fail(error)
-            if not isinstance(error, Exception):
+        except asyncio.CancelledError as error:
+            if task is None or task.cancelling():
                 raise
+            # Nobody cancelled us: something that we waited for was cancelled, and must not pass for it.
+            self._fail(Broken(f"something was cancelled unasked: {error!r}"))
+        except BaseException as error:  # noqa: BLE001 - a silent shard would be worse
+            self._fail(error)
 
-    def _on_failure(self, error: BaseException) -> None:
-        """A task failed that nothing guards: a defect, which must not leave the shard silent."""
-        if not self._stopping:
-            self._scope.spawn(self._fail(error), name="fail")
-
-    async def _fail(self, error: BaseException) -> None:
-        if self.failure is not None:
+    def _fail(self, error: BaseException) -> None:
+        """The shard is FAILED, for the first reason that there is."""
+        if self.failure is not None or self._stopping:
             return
         self.failure = error
         self._playing.set()
@@ -236,19 +277,21 @@ class Shard:
         self.store_ready.set()
         if self._inbox is not None:
             self._inbox.stop()
+        # Appends go on: a transaction that is committed is acknowledged, too.
+        self._scope.cancel()
         status = ReplicaStatus(ReplicaCode.FAILED, (error_text(error),))
-        await self._update_status(status)
+        self._reports.spawn(self._quietly(self._update_status(status), "its status"), name="failed")
 
     async def _update_status(self, status: ReplicaStatus) -> None:
         context = self._context
         await update_status(
-            context.etcd, context.key_space, context.clock, self.assignment.key, status
+            context.etcd, context.key_space, context.clock, lambda: self.assignment.key, status
         )
 
     # -- standby
 
     async def _standby(self) -> None:
-        spec = self.spec
+        spec = self._spec
         if not spec.recovery_log:
             await self._update_status(ReplicaStatus(ReplicaCode.STANDBY, ()))
             return
@@ -279,13 +322,11 @@ class Shard:
         await self._update_status(ReplicaStatus(ReplicaCode.STANDBY, ()))
 
     async def _check_recovery_log(self, spec: ShardSpec) -> None:
-        try:
-            journal = (await self._context.client.get_journal(spec.recovery_log)).spec
-        except NotFound as error:
-            raise NotFound(
-                f"recovery log {spec.recovery_log} does not exist",
-                hint=f"Create the journal, with the label {CONTENT_TYPE}={CONTENT_RECOVERY_LOG}.",
-            ) from error
+        journal = await self._journal(
+            spec.recovery_log,
+            "recovery log",
+            f"Create the journal, with the label {CONTENT_TYPE}={CONTENT_RECOVERY_LOG}.",
+        )
         actual = journal.labels.value_of(CONTENT_TYPE)
         if actual != CONTENT_RECOVERY_LOG:
             raise Invalid(
@@ -293,14 +334,33 @@ class Shard:
                 journal=spec.recovery_log,
             )
 
-    async def _retried(self, call: Callable[[], Any], what: str) -> Any:
-        """Call until etcd answers; our lease ends the process if it does not for long."""
+    async def _journal(self, name: str, what: str, hint: str) -> JournalSpec:
+        """The specification of a journal that the shard needs. Raises ``NotFound`` with that hint."""
+        unknown = 0
+        client = self._context.client
+        while True:
+            try:
+                found = await self._retried(lambda: client.get_journal(name), f"looking up {name}")
+                return found.spec
+            except NotFound as error:
+                unknown += 1
+                if unknown == _NOT_FOUND_MAX:
+                    raise NotFound(
+                        f"{what} {name} does not exist",
+                        hint=f"{hint} Then: gazctl shards unassign --failed.",
+                    ) from error
+            await self._context.clock.sleep(0.025 * 2**unknown)
+
+    async def _retried(self, call: Callable[[], Awaitable[T]], what: str) -> T:
+        """Call until somebody answers; our lease ends the process if etcd does not for long."""
+        attempt = 0
         while True:
             try:
                 return await call()
-            except Unavailable as error:
-                log.warning("%s of shard %s is tried again: %s", what, self.id, error)
-                await self._context.clock.sleep(1.0)
+            except Retryable as error:
+                log.warning("%s, for shard %s, is tried again: %s", what, self.id, error)
+            attempt += 1
+            await self._context.clock.sleep(min(5.0, 0.05 * 2 ** min(attempt, 10)))
 
     # -- primary
 
@@ -316,7 +376,7 @@ class Shard:
             await store_recovered_hints(
                 context.etcd,
                 context.clock,
-                self.spec,
+                self._spec,
                 recovered_hints,
                 self.assignment.key,
                 self.assignment.raw.create_revision,
@@ -326,6 +386,8 @@ class Shard:
         )
         self._inbox = Inbox(INBOX_BYTES, self._loop)
         decoders = await self._open_sources(checkpoint)
+        # Of a source that has a minimum, nothing before it is going to be read.
+        self.progress.update({decoder.journal: decoder.begin for decoder in decoders.values()}, {})
         self._transactor = self._new_transactor(decoders)
         self.store_ready.set()
         self._scope.spawn(
@@ -350,10 +412,10 @@ class Shard:
 
     async def _take_over(self) -> RecoveredState | None:
         """Finish play-back as the log's new owner; None for a shard without a log."""
-        if not self.spec.recovery_log:
+        if not self._spec.recovery_log:
             return None
         await self._playing.wait()
-        if self._player is None:
+        if self._player is None or self.failure is not None:
             raise Closed("the shard failed before it could be promoted")
         self._player.hand_off(self._context.rng.randrange(1, (1 << 32) - 1))
         return await self._recovered
@@ -364,21 +426,31 @@ class Shard:
         if recovered is not None:
             assert recovered.author is not None
             self._recorder = Recorder.open(
-                self.spec.recovery_log,
+                self._spec.recovery_log,
                 recovered.fsm,
                 recovered.author,
                 recovered.directory,
                 self._appends,
             )
         application = self._context.application
-        self.store = application.new_store(self, self._recorder)
-        return self.store.restore_checkpoint(self)
+        with application_code("new_store"):
+            self.store = application.new_store(self, self._recorder)
+        if not isinstance(self.store, Store):
+            kind, self.store = type(self.store).__name__, None
+            raise ApplicationFailed(f"new_store returned {kind}, which is no Store")
+        with application_code("Store.restore_checkpoint"):
+            checkpoint = self.store.restore_checkpoint(self)
+        if not isinstance(checkpoint, Checkpoint):
+            raise ApplicationFailed("Store.restore_checkpoint did not return a Checkpoint")
+        return checkpoint
 
     async def _open_sources(self, checkpoint: Checkpoint) -> dict[str, EnvelopeDecoder[Any]]:
         decoders: dict[str, EnvelopeDecoder[Any]] = {}
         for source in self.spec.sources:
             name = split_journal_meta(source.journal)[0]
-            self._specs[source.journal] = (await self._context.client.get_journal(name)).spec
+            self._specs[source.journal] = await self._journal(
+                name, "source journal", "Create the journal, or remove it from the shard's sources."
+            )
             state = checkpoint.sources.get(source.journal)
             offset = max(source.min_offset, 0 if state is None else state.read_through)
             decoders[source.journal] = self._new_decoder(source.journal, offset)
@@ -405,7 +477,7 @@ class Shard:
             self._context.clock,
             decoders,
             spec_of=lambda: self.spec,
-            recovery_log=self.spec.recovery_log,
+            recovery_log=self._spec.recovery_log,
         )
 
     async def _read_source(self, journal: str, offset: int) -> None:
@@ -440,19 +512,23 @@ class Shard:
         context = self._context
         recorder = self._recorder
         assert recorder is not None
+        stored: FSMHints | None = None
         while True:
             await context.clock.sleep(context.hints_interval_s)
             hints, flushed = await self.call(recorder.snapshot_hints)
+            if hints == stored:
+                continue  # An idle shard writes nothing to etcd.
             await settled(flushed)
             metrics.HORIZON_BYTES.labels(self.fqn).set(recorder.horizon_bytes)
             try:
-                await store_recorded_hints(
+                if await store_recorded_hints(
                     context.etcd,
-                    self.spec,
+                    self._spec,
                     hints,
                     self.assignment.key,
                     self.assignment.raw.create_revision,
-                )
+                ):
+                    stored = hints
             except Unavailable as error:
                 log.warning("hints of shard %s are stored next time: %s", self.id, error)
 
@@ -495,11 +571,39 @@ class _Outside:
                 log.warning("journal %s of a recovered acknowledgement is gone", journal)
                 return None
 
-        return asyncio.run_coroutine_threadsafe(append(), self._shard._loop)
+        return self._start(append, f"acknowledge {journal}")
+
+    def _start(self, work: Callable[[], Awaitable[T]], name: str) -> OpFuture[T]:
+        """Have a task of the shard do something; if the shard ends before, it fails with ``Closed``."""
+        future: OpFuture[T] = OpFuture()
+
+        async def run() -> None:
+            try:
+                result = await work()
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+                future.set_exception(portable(error))
+            else:
+                future.set_result(result)
+
+        def closed(_: object = None) -> None:
+            if not future.done():
+                future.set_exception(Closed("the shard has ended"))
+
+        def start() -> None:
+            if self._shard.ended.is_set():
+                closed()
+            else:
+                # Also if it is cancelled before it began.
+                self._shard._scope.spawn(run(), name=name).add_done_callback(closed)
+
+        self._shard._loop.call_soon_threadsafe(start)
+        return future
 
     def replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
         shard = self._shard
-        loop, inbox = shard._loop, shard._inbox
+        inbox = shard._inbox
         assert inbox is not None
         decoder = shard._new_decoder(wanted.journal, wanted.begin)
         params = ReadParams(wanted.journal, wanted.begin, block=True, end_offset=wanted.end)
@@ -507,24 +611,29 @@ class _Outside:
         async def open_reader() -> RetryReader:
             return RetryReader(shard._context.client, params, clock=shard._context.clock)
 
-        def wait(coro: Any) -> Any:
-            future = asyncio.run_coroutine_threadsafe(coro, loop)
-            while True:
+        def wait(work: Callable[[], Awaitable[T]]) -> T:
+            future = self._start(work, f"replay {wanted.journal}")
+            while not concurrent.futures.wait((future,), timeout=_REPLAY_POLL_S).done:
                 inbox.check()
-                try:
-                    return future.result(timeout=1.0)
-                except TimeoutError:
-                    if future.done():
-                        raise
+            inbox.check()
+            return future.result()
 
-        reader = wait(open_reader())
+        reader = wait(open_reader)
         try:
-            while data := wait(reader.read(READ_BYTES)):
+            while data := wait(lambda: reader.read(READ_BYTES)):
                 decoder.feed(data)
                 while batch := decoder.decode():
                     yield batch
+        except OffsetJump as jump:
+            raise Corrupt(
+                f"a transaction of source {wanted.journal} cannot be read again: the journal has no"
+                f" bytes before offset {jump.offset} any more",
+                hint="Keep fragments for longer than transactions of producers take.",
+                begin=wanted.begin,
+                end=wanted.end,
+            ) from jump
         finally:
-            loop.call_soon_threadsafe(reader.close)
+            self._on_loop(reader.close)
 
     def progress(self, read_through: dict[str, int]) -> None:
         self._on_loop(self._shard.progress.update, read_through, {})

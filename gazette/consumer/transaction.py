@@ -55,6 +55,11 @@ class Policy:
     max_duration_s: float = 1.0
     wait_for_ack: bool = True
 
+    @property
+    def consume_s(self) -> float:
+        """How long messages are consumed. A minimum above the maximum is the maximum."""
+        return max(self.min_duration_s, self.max_duration_s)
+
 
 class Prior(enum.Enum):
     """How far the transaction before this one is."""
@@ -139,7 +144,7 @@ class Transaction:
     def _observe_time(self, now: float) -> None:
         if self.began_at is None or self._max_reached:
             return
-        if now >= self.began_at + self.policy.max_duration_s:
+        if now >= self.began_at + self.policy.consume_s:
             self._max_reached = True
             self.closed = True
             if self.prior is not Prior.DONE:
@@ -167,7 +172,7 @@ class Transaction:
             tick
             for tick in (
                 self.began_at + self.policy.min_duration_s,
-                self.began_at + self.policy.max_duration_s,
+                self.began_at + self.policy.consume_s,
             )
             if tick > now
         ]

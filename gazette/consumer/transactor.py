@@ -6,7 +6,8 @@ decodes, sequences, calls the application, commits and acknowledges.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -15,18 +16,24 @@ from gazette.client.appender import AppendParams
 from gazette.clock import Clock
 from gazette.consumer.application import Application, DeferToNextTransaction, Shard, Store
 from gazette.consumer.inbox import Call, Chunk, Event, Inbox, Jump, SourceFailed
+from gazette.consumer.replica_status import error_text
+from gazette.consumer.shard_thread import portable
 from gazette.consumer.transaction import NANOS, Phases, Policy, Prior, Step, Transaction
-from gazette.errors import Bug, GazetteError
+from gazette.errors import Broken, Bug, GazetteError
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.publisher import Publisher
 from gazette.message.sequencer import ReplayRange, Sequencer
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.shard import ShardSpec
-from gazette.tasks import OpFuture, first_failure, resolved
+from gazette.tasks import OpFuture, failed, resolved
+
+log = logging.getLogger(__name__)
 
 CONSUME_MAX: Final = 1024
-"""Messages consumed between two looks at the clock and the inbox."""
+"""Messages consumed between two looks at the clock and the inbox, at most …"""
+CONSUME_S: Final = 0.02
+"""… and as few as take about this long, so that slow callbacks keep to the maximum duration."""
 PRUNE_HORIZON_NS: Final = 24 * 3600 * NANOS
 """How long a silent producer is remembered: the window of deduplication (consumer facts 1.3)."""
 
@@ -138,6 +145,9 @@ class Transactor:
         self._recovery_log = recovery_log
         self._consumes_singly = type(application).consume_messages is Application.consume_messages
         self._backlog = _Backlog()
+        self._limit = 1
+        self._begun = False
+        """Whether the application began a transaction whose end it was not told yet."""
         self._bytes = 0
         self._extra_waits: list[OpFuture[Any]] = []
         self._stall_reported = False
@@ -173,6 +183,21 @@ class Transactor:
         """One transaction, up to the start of its commit. False when the input has ended."""
         transaction = Transaction(self._policy(), self._clock.monotonic(), prior=Prior.COMMITTING)
         self._stall_reported = False
+        try:
+            return self._run_to_commit(transaction)
+        except BaseException as error:
+            if self._begun:
+                # What it holds for the transaction, a semaphore for one, is not to be lost.
+                self._abandon(error)
+            raise
+
+    def _abandon(self, error: BaseException) -> None:
+        try:
+            self._finished(failed(error))
+        except GazetteError as another:
+            log.warning("shard %s, after it failed: %s", self._shard.id, another)
+
+    def _run_to_commit(self, transaction: Transaction) -> bool:
         while True:
             self._poll_prior(transaction)
             decision = transaction.decide(
@@ -208,13 +233,13 @@ class Transactor:
     def _poll_prior(self, transaction: Transaction) -> None:
         prior = self._prior
         if transaction.prior is Prior.COMMITTING and prior.commit.done():
-            if (error := prior.commit.exception()) is not None:
+            if (error := _failure((prior.commit,))) is not None:
                 raise _because("the store's commit failed", error)
             transaction.prior_committed()
             if prior.transaction is not None:
                 prior.transaction.committed_at = self._clock.monotonic()
         if transaction.prior is Prior.ACKNOWLEDGING:
-            if (error := first_failure(list(prior.acks.values()))) is not None:
+            if (error := _failure(prior.acks.values())) is not None:
                 what = "a recovered acknowledgement" if prior.recovered else "an acknowledgement"
                 raise _because(f"{what} could not be appended", error)
             if all(future.done() for future in prior.acks.values()):
@@ -274,6 +299,9 @@ class Transactor:
                 self._queue(transaction)
             case Jump(journal=journal, offset=offset):
                 self._decoders[journal].jump(offset)
+                self._sequencer.skip(journal, offset)
+                if transaction.consumed == 0:
+                    self._read_through()
             case SourceFailed(journal=journal, error=error):
                 raise _because(f"source {journal} cannot be read", error)
             case Call(fn=fn, future=future):
@@ -303,13 +331,15 @@ class Transactor:
     # -- consuming
 
     def _consume(self, transaction: Transaction) -> None:
-        batch: Sequence[Envelope[Any]] = self._sequencer.dequeue(CONSUME_MAX)
+        limit = self._limit
+        batch: Sequence[Envelope[Any]] = self._sequencer.dequeue(limit)
         if not batch:
             if transaction.consumed == 0:
                 self._read_through()
             return
         if transaction.began_at is None:
             self._begin(transaction)
+        began_at = self._clock.monotonic()
         self._bytes += batch[-1].end - batch[0].begin
         delivered = batch
         if not self._application.deliver_acks and any(one.is_ack for one in batch):
@@ -317,10 +347,12 @@ class Transactor:
         if not delivered or self._deliver(transaction, batch, delivered):
             transaction.note_consumed(len(batch))
             self._sequencer.consumed()
+        self._limit = _next_limit(limit, len(batch), self._clock.monotonic() - began_at)
 
     def _begin(self, transaction: Transaction) -> None:
-        with _application_code("begin_transaction"):
+        with application_code("begin_transaction"):
             self._application.begin_transaction(self._shard, self._store)
+        self._begun = True
         # Once a transaction: its messages are of one moment.
         self._publisher.clock.update(int(self._clock.now() * NANOS))
         transaction.begin(self._clock.monotonic())
@@ -333,16 +365,18 @@ class Transactor:
     ) -> bool:
         """Have the application consume messages; False when it deferred some of them."""
         application, shard, store = self._application, self._shard, self._store
-        publisher = self._publisher
-        position = 0
+        publisher, inbox = self._publisher, self._inbox
+        position, last = 0, len(delivered) - 1
         try:
-            with _application_code("consume_message"):
-                if self._consumes_singly:
-                    consume = application.consume_message
-                    for position, envelope in enumerate(delivered):  # noqa: B007
-                        consume(shard, store, envelope, publisher)
-                else:
-                    application.consume_messages(shard, store, delivered, publisher)
+            if self._consumes_singly:
+                last = 0
+                consume = application.consume_message
+                for position, envelope in enumerate(delivered):  # noqa: B007
+                    if inbox.stopped:
+                        inbox.check()
+                    consume(shard, store, envelope, publisher)
+            else:
+                application.consume_messages(shard, store, delivered, publisher)
         except DeferToNextTransaction as deferral:
             done = batch.index(delivered[position])
             if transaction.consumed + done == 0:
@@ -353,6 +387,17 @@ class Transactor:
             self._sequencer.consumed(done)
             transaction.defer()
             return False
+        except GazetteError:
+            raise
+        except BaseException as error:
+            callback = "consume_message" if self._consumes_singly else "consume_messages"
+            raise _application_failed(
+                callback,
+                error,
+                journal=delivered[position].journal,
+                begin=delivered[position].begin,
+                end=delivered[position + last].end,
+            ) from error
         return True
 
     # -- committing
@@ -360,7 +405,7 @@ class Transactor:
     def _commit(self, transaction: Transaction) -> None:
         application, shard, store = self._application, self._shard, self._store
         transaction.prepared_at = self._clock.monotonic()
-        with _application_code("finalize_transaction"):
+        with application_code("finalize_transaction"):
             application.finalize_transaction(shard, store, self._publisher)
         checkpoint = Checkpoint(
             sources=self._sequencer.checkpoint(PRUNE_HORIZON_NS),
@@ -390,21 +435,42 @@ class Transactor:
         waits: Collection[OpFuture[Any]] = self._appends.pending_except(self._recovery_log)
         waits = [*waits, *self._extra_waits]
         self._extra_waits.clear()
-        try:
+        with application_code("Store.start_commit"):
             commit = self._store.start_commit(self._shard, checkpoint, waits)
-        except Exception as error:
-            failure: OpFuture[Any] = OpFuture()
-            failure.set_exception(error)
-            self._finished(failure)
-            raise
+        if not isinstance(commit, OpFuture):
+            raise ApplicationFailed(
+                f"Store.start_commit returned {type(commit).__name__}, not a future"
+            )
         self._finished(commit)
-        if (failed := first_failure((commit,))) is not None:
-            raise _because("the store's commit failed", failed)
+        if (error := _failure((commit,))) is not None:
+            raise _because("the store's commit failed", error)
         return commit
 
     def _finished(self, commit: OpFuture[Any]) -> None:
-        with _application_code("finished_transaction"):
+        self._begun = False
+        with application_code("finished_transaction"):
             self._application.finished_transaction(self._shard, self._store, commit)
+
+
+def _next_limit(limit: int, count: int, elapsed_s: float) -> int:
+    """How many messages to consume at once, after ``count`` of at most ``limit`` took so long."""
+    if elapsed_s > CONSUME_S:
+        return max(1, min(limit, int(count * CONSUME_S / elapsed_s)))
+    if count == limit and elapsed_s < CONSUME_S / 2:
+        return min(CONSUME_MAX, 2 * limit)
+    return limit
+
+
+def _failure(futures: Iterable[OpFuture[Any]]) -> BaseException | None:
+    """The error of some future that is done and has failed, or was cancelled."""
+    for future in futures:
+        if not future.done():
+            continue
+        if future.cancelled():
+            return Broken("it was cancelled")
+        if (error := future.exception()) is not None:
+            return error
+    return None
 
 
 def _because(what: str, error: BaseException) -> GazetteError:
@@ -415,7 +481,8 @@ def _because(what: str, error: BaseException) -> GazetteError:
         if wrapped is not None:
             wrapped.__cause__ = error
             return wrapped
-    failure = GazetteError(f"{what}: {error}", hint=getattr(error, "hint", None))
+    text = error_text(error) if not isinstance(error, GazetteError) else str(error)
+    failure = GazetteError(f"{what}: {text}", hint=getattr(error, "hint", None))
     failure.__cause__ = error
     return failure
 
@@ -429,12 +496,12 @@ def _perform(fn: Callable[[], Any], future: OpFuture[Any]) -> None:
     try:
         result = fn()
     except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
-        future.set_exception(error)
+        future.set_exception(portable(error))
     else:
         future.set_result(result)
 
 
-class _application_code:
+class application_code:
     """Errors of callbacks, told from our own."""
 
     def __init__(self, callback: str) -> None:
@@ -446,8 +513,14 @@ class _application_code:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: object
     ) -> None:
-        if error is None or isinstance(error, GazetteError) or not isinstance(error, Exception):
+        if error is None or isinstance(error, GazetteError):
             return
-        raise ApplicationFailed(
-            f"{self._callback} raised {type(error).__name__}: {error}"
-        ) from error
+        raise _application_failed(self._callback, error) from error
+
+
+def _application_failed(callback: str, error: BaseException, **facts: Any) -> ApplicationFailed:
+    text = f"{callback} raised {type(error).__name__}"
+    detail = error_text(error)
+    if detail != type(error).__name__:
+        text = f"{text}: {detail}"
+    return ApplicationFailed(text, **facts)

@@ -160,7 +160,7 @@ class CSVFraming(Framing[M]):
         text = lines.decode("utf-8", "surrogateescape")
         rows = [line.split(",") for line in text[:-1].split("\n")]
         width = self._width or len(rows[0])
-        if set(map(len, rows)) != {width} or not all(map(any, rows)):
+        if set(map(len, rows)) != {width}:
             return None
         try:
             messages = list(map(codec.decode_fields, rows))

@@ -50,7 +50,7 @@ class Outcome(enum.Enum):
 class Fnode:
     """A live file: its paths, and the runs of operations that made it what it is.
 
-    Invariant: ``links`` is not empty; ``segments`` has one entry per contiguous (author, log).
+    Invariant: neither is empty; ``segments`` has one entry per contiguous (author, log).
     """
 
     links: set[str] = field(default_factory=set)
@@ -61,7 +61,8 @@ class RecoveryFSM:
     """Sequences operations; see the module.
 
     Invariants: ``links`` maps each path to the node that has it, both ways; a path is never a link
-    and a property; a node's id is the sequence number of the operation that created it.
+    and a property (once the hints are used up); a node's id is the sequence number of the operation
+    that created it, and ``nodes`` is in the order of ids.
     """
 
     def __init__(self, hints: FSMHints) -> None:
@@ -146,19 +147,21 @@ class RecoveryFSM:
     def _path_in_use(self, path: str) -> Outcome | None:
         if path in self.links:
             return Outcome.LINK_EXISTS
-        if path in self.properties:
+        # Properties of hints are those of the hinted range's end: within it, a path may still have
+        # been a file's.
+        if path in self.properties and not self.hinted_segments:
             return Outcome.PROPERTY_EXISTS
         return None
 
     def _create(self, op: RecordedOp, action: Create) -> Outcome:
-        if (conflict := self._path_in_use(action.path)) is not None:
-            return conflict
         hinted = bool(self.hinted_fnodes) and self.hinted_fnodes[0] == op.seq_no
         # A file created within the hinted range that lived when the hints were taken is hinted. Any
         # other was gone by then, and its unlink may stand in a gap that we jump: tracking it would
         # bring a deleted file back (and wedge the log when its path is created again).
         if self.hinted_segments and not hinted:
             return Outcome.NOT_TRACKED
+        if (conflict := self._path_in_use(action.path)) is not None:
+            return conflict
         if hinted:
             self.hinted_fnodes.popleft()
         node = Fnode(links={action.path})
@@ -202,7 +205,10 @@ class RecoveryFSM:
     def _property(self, action: SetProperty) -> Outcome:
         if action.path in self.links:
             return Outcome.LINK_EXISTS
-        self.properties[action.path] = action.content
+        # The hints say already what became of every property within their range, and what set it
+        # last may stand in a gap that we jump.
+        if not self.hinted_segments:
+            self.properties[action.path] = action.content
         return Outcome.APPLIED
 
     def build_hints(self, log: str) -> FSMHints:
@@ -231,12 +237,11 @@ class RecoveryFSM:
 
         Offsets of different logs are not compared: only segments of ``last_log`` count.
         """
-        offsets = [
-            node.segments[0].first_offset
-            for node in self.nodes.values()
-            if node.segments and node.segments[0].log == self.last_log
-        ]
-        return min(offsets, default=None)
+        # Nodes are in the order of their creation, and offsets grow with it: the first one is it.
+        for node in self.nodes.values():
+            if node.segments[0].log == self.last_log:
+                return node.segments[0].first_offset
+        return None
 
 
 def _extend(node: Fnode, op: RecordedOp) -> None:

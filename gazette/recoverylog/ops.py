@@ -100,9 +100,9 @@ def encode_op(op: RecordedOp) -> tuple[bytes, bytes]:
     return _HEADER.pack(MAGIC, len(payload)) + payload, payload
 
 
-def frame_length(header: bytes | bytearray | memoryview) -> int | None:
-    """The payload's length that a frame header of 8 bytes announces; None when it is no header."""
-    magic, length = _HEADER.unpack_from(header)
+def frame_length(data: bytes | bytearray | memoryview, at: int = 0) -> int | None:
+    """The payload's length that the 8 bytes of a frame header announce; None for anything else."""
+    magic, length = _HEADER.unpack_from(data, at)
     if magic != MAGIC or length > OP_LENGTH_MAX:
         return None
     return int(length)

@@ -77,6 +77,15 @@ class _RawBytes:
     remaining: int
 
 
+_CONTRADICTIONS: Final = frozenset(
+    {
+        Outcome.EXPECTED_HINTED_FNODE,
+        Outcome.LINK_EXISTS,
+        Outcome.PROPERTY_EXISTS,
+        Outcome.NO_SUCH_LINK,
+    }
+)
+
 JUNK_MAX: Final = 64 << 20
 """More than this without a frame is not a recovery log."""
 
@@ -98,8 +107,11 @@ class Playback:
         """Who wrote the last operation that applied: the owner of the log, as far as it was read."""
         self._handoff: int | None = None
         self._handoff_outcome: bool | None = None
-        self._buffer = bytearray()
+        self._buffer = b""
         self._raw: _RawBytes | None = None
+        self._junk_run = 0
+        self._jumped = False
+        """Whether bytes were missing since the last operation that applied."""
 
     @property
     def read_offset(self) -> int:
@@ -113,6 +125,8 @@ class Playback:
         """
         if not self.fsm.hinted_segments:
             return None
+        if self._raw is not None and self._raw.fnode is not None:
+            return None  # The last operation of a segment is a write, whose bytes come first.
         segment = self.fsm.hinted_segments[0]
         if segment.log != self.log or self.read_offset < segment.first_offset:
             return segment.log, segment.first_offset
@@ -122,8 +136,13 @@ class Playback:
         """Go on at another place. Undecoded bytes and the rest of a write are given up."""
         self.log = log
         self.offset = offset
-        self._buffer.clear()
+        self._buffer = b""
         self._raw = None
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether what was fed ends within an operation. A log never does, at an append's end."""
+        return self._raw is not None or len(self._buffer) >= HEADER_LENGTH
 
     def jump(self, offset: int) -> None:
         """The log's bytes up to ``offset`` no longer exist. Raises ``Corrupt`` if they are needed."""
@@ -145,9 +164,13 @@ class Playback:
             )
         if self._raw is not None and self._raw.fnode is not None:
             raise Corrupt(
-                "the recovery log ends within a write", log=self.log, offset=self.read_offset
+                "the recovery log no longer holds the bytes of a write",
+                log=self.log,
+                offset=self.read_offset,
+                jumped_to=offset,
             )
         self.seek(self.log, offset)
+        self._jumped = True
 
     def expect_handoff(self, author: int) -> None:
         """Watch for the operation of a new author: see ``handoff_applied``."""
@@ -163,21 +186,23 @@ class Playback:
     def feed(self, data: bytes) -> list[FileAction]:
         """Decode more bytes. Raises ``Corrupt`` when the log's own owner wrote what cannot apply."""
         actions: list[FileAction] = []
+        if self._buffer:
+            data = self._buffer + data
+            self._buffer = b""
         view = memoryview(data)
+        begin, at = self.offset, 0
         while True:
             if self._raw is not None:
-                view = self._take_raw(view, actions)
-                if self._raw is not None:
-                    return actions
-            self._buffer += view
-            view = memoryview(b"")
-            rest = self._decode_frames(actions)
-            if rest is None:
-                return actions
-            # A write began: what follows its frame are raw bytes, which bypass the buffer.
-            view = memoryview(rest)
+                at += self._take_raw(view[at:], actions)
+            following = at if self._raw is not None else self._take_frame(data, at, actions)
+            self.offset = begin + following
+            if following == at or self._handoff_outcome:
+                break  # No whole frame is left; or what is left is not ours to play.
+            at = following
+        self._buffer = data[following:]
+        return actions
 
-    def _take_raw(self, view: memoryview, actions: list[FileAction]) -> memoryview:
+    def _take_raw(self, view: memoryview, actions: list[FileAction]) -> int:
         raw = self._raw
         assert raw is not None
         taken = view[: raw.remaining]
@@ -188,56 +213,42 @@ class Playback:
         self.offset += len(taken)
         if raw.remaining == 0:
             self._raw = None
-        return view[len(taken) :]
+        return len(taken)
 
-    def _decode_frames(self, actions: list[FileAction]) -> bytes | None:
-        """Decode whole frames of the buffer. Returns the bytes behind the frame of a write that has
-        raw bytes to come, or None when the buffer holds no whole frame any more."""
-        buffer = self._buffer
-        at = 0
-        while len(buffer) - at >= HEADER_LENGTH:
-            length = frame_length(memoryview(buffer)[at : at + HEADER_LENGTH])
-            if length is None:
-                at = self._skip_junk(at)
-                continue
-            frame_end = at + HEADER_LENGTH + length
-            if len(buffer) < frame_end:
-                break
-            payload = bytes(memoryview(buffer)[at + HEADER_LENGTH : frame_end])
-            try:
-                op = decode_op(
-                    payload,
-                    log=self.log,
-                    first_offset=self.offset + at,
-                    frame_end=self.offset + frame_end,
-                )
-            except Corrupt:
-                at = self._skip_junk(at)
-                continue
-            at = frame_end
-            self._apply(op, payload, actions)
-            if self._handoff_outcome:
-                break  # Nothing behind the hand-off is ours to play.
-            if isinstance(op.action, Write) and op.action.length:
-                rest = bytes(memoryview(buffer)[at:])
-                buffer.clear()
-                self.offset += at
-                return rest
-        if at:
-            del buffer[:at]
-            self.offset += at
-        return None
-
-    def _skip_junk(self, at: int) -> int:
-        """The next place after ``at`` where a frame may begin."""
-        found = self._buffer.find(MAGIC, at + 1)
-        # Without a magic word the last three bytes may be the beginning of one.
-        following = found if found >= 0 else max(at + 1, len(self._buffer) - len(MAGIC) + 1)
-        self.junk_bytes += following - at
-        if self.junk_bytes > JUNK_MAX:
-            raise Corrupt(
-                "journal does not hold a recovery log", log=self.log, offset=self.offset + at
+    def _take_frame(self, data: bytes, at: int, actions: list[FileAction]) -> int:
+        """Apply the frame at ``at``, or skip junk; where to go on. ``at``: bytes are missing."""
+        if len(data) - at < HEADER_LENGTH:
+            return at
+        length = frame_length(data, at)
+        if length is None:
+            return self._skip_junk(data, at)
+        end = at + HEADER_LENGTH + length
+        if len(data) < end:
+            return at
+        payload = data[at + HEADER_LENGTH : end]
+        first_offset = self.offset
+        try:
+            op = decode_op(
+                payload,
+                log=self.log,
+                first_offset=first_offset,
+                frame_end=first_offset + end - at,
             )
+        except Corrupt:
+            return self._skip_junk(data, at)
+        self._junk_run = 0
+        self._apply(op, payload, actions)
+        return end
+
+    def _skip_junk(self, data: bytes, at: int) -> int:
+        """The next place after ``at`` where a frame may begin."""
+        found = data.find(MAGIC, at + 1)
+        # Without a magic word the last three bytes may be the beginning of one.
+        following = found if found >= 0 else max(at + 1, len(data) - len(MAGIC) + 1)
+        self.junk_bytes += following - at
+        self._junk_run += following - at
+        if self._junk_run > JUNK_MAX:
+            raise Corrupt("journal does not hold a recovery log", log=self.log, offset=self.offset)
         return following
 
     def _apply(self, op: RecordedOp, payload: bytes, actions: list[FileAction]) -> None:
@@ -248,9 +259,8 @@ class Playback:
         applied = outcome is Outcome.APPLIED
         if outcome.advances:
             self.last_author = op.author
-        elif not had_hints and op.author == self.last_author and op.seq_no >= self.fsm.next_seq_no:
-            # A stranger's operations are ignored, and a repeated append is of the past. But what the
-            # log's owner wrote next must apply, or all that follows would be dropped in silence.
+            self._jumped = False
+        elif self._is_wedged(op, outcome, had_hints):
             raise Corrupt(
                 f"recovery log cannot be played further: {outcome.value}",
                 log=op.log,
@@ -258,6 +268,8 @@ class Playback:
                 seq_no=op.seq_no,
                 expected_seq_no=self.fsm.next_seq_no,
                 author=op.author,
+                hint="Recover from other hints, or restore the log's fragments: going on here would"
+                " drop everything behind this operation.",
             )
         if op.author == self._handoff and self._handoff_outcome is None:
             self._handoff_outcome = applied
@@ -270,6 +282,21 @@ class Playback:
                 self._raw = _RawBytes(fnode if applied else None, offset, length)
             case _:
                 pass
+
+    def _is_wedged(self, op: RecordedOp, outcome: Outcome, had_hints: bool) -> bool:
+        """Whether an operation that did not apply should have.
+
+        A stranger's operations are ignored, and those of the past are repetitions. But what the log's
+        owner wrote next must apply, or all that follows would be dropped in silence.
+        """
+        if outcome in _CONTRADICTIONS:
+            return True  # Number and checksum say that it is the next operation, whoever wrote it.
+        if had_hints or op.seq_no < self.fsm.next_seq_no:
+            return False
+        if op.author == self.last_author:
+            return True
+        # The operations before this one are not here: they were pruned or lost.
+        return op.seq_no > self.fsm.next_seq_no and (self._jumped or self.last_author is None)
 
     def missing(self) -> Corrupt:
         """The error of a log that ended before all hinted operations were read."""

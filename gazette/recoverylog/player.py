@@ -17,11 +17,13 @@ append, so that the old author is refused from then on whether or not the operat
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 import os
 import shutil
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +32,7 @@ from gazette.client.appender import AppendParams
 from gazette.client.reader import OffsetJump, ReadParams
 from gazette.client.retry_reader import RetryReader
 from gazette.clock import Clock
-from gazette.errors import Bug, Corrupt, GazetteError, Unavailable
+from gazette.errors import Bug, Closed, Corrupt, GazetteError, Unavailable
 from gazette.metrics import RECOVERED_BYTES
 from gazette.protocol.hints import FSMHints
 from gazette.recoverylog.fsm import RecoveryFSM
@@ -52,6 +54,11 @@ log = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 20
 STAGING = ".fnodes"
+DESCRIPTORS_MAX = 128
+
+CATCH_UPS_MAX = 3
+"""How often the end waits for what was appended meanwhile. A hand-off against an owner that never
+pauses then goes ahead: it loses that race, but its fence stops the owner, and the next one is won."""
 
 
 class PlayerState(enum.Enum):
@@ -132,18 +139,22 @@ class Player:
         self._finish = False
         self._requested = asyncio.Event()
         self._read_through = 0
+        self._catch_ups = 0
         self._bytes_read = 0
         self._started = clock.monotonic()
         self._reader: RetryReader | None = None
-        self._pending: asyncio.Task[bytes] | None = None
+        self._pending: asyncio.Task[bytes | OffsetJump] | None = None
 
     @property
     def progress(self) -> PlayProgress:
+        offset = self._playback.read_offset
+        # While a standby tails, its reader hears from the broker how far the log goes.
+        head = 0 if self._reader is None else self._reader.write_head
         return PlayProgress(
             state=self.state,
             log=self._playback.log,
-            offset=self._playback.read_offset,
-            read_through=max(self._read_through, self._playback.read_offset),
+            offset=offset,
+            read_through=max(self._read_through, head, offset),
             bytes_read=self._bytes_read,
             seconds=self._clock.monotonic() - self._started,
         )
@@ -183,7 +194,10 @@ class Player:
             if not done:
                 self.state = PlayerState.FAILED
                 # In a thread of its own accord: a cancelled task must not await.
-                self._pool.submit(self._files.abandon)
+                try:
+                    self._pool.submit(self._files.abandon)
+                except RuntimeError:  # The pool was closed, and the process is about to end.
+                    self._files.abandon()
 
     async def _play(self, scope: TaskScope) -> RecoveredState:
         playback = self._playback
@@ -195,29 +209,54 @@ class Player:
                 self._close_reader()
                 playback.seek(*wanted)
                 self._read_through = heads[wanted[0]]
-            elif playback.fsm.has_hints and playback.read_offset >= self._read_through:
-                raise playback.missing()
             at_head = playback.read_offset >= self._read_through
-            if at_head and playback.log == self.hints.log:
-                if not self.tailing.is_set():
-                    self.state = PlayerState.TAILING
-                    self.tailing.set()
-                if self._requested.is_set() and not injected:
-                    if self._finish:
-                        break
-                    injected = await self._advance_handoff()
-                    continue
-            await self._read_some(scope, at_head=at_head)
+            if at_head and playback.fsm.has_hints:
+                raise playback.missing()
+            if at_head and injected:
+                # Our own operation is behind us, and neither applied nor lost a race.
+                raise self._torn()
+            if at_head and not self.tailing.is_set():
+                self.state = PlayerState.TAILING
+                self.tailing.set()
+            if at_head and self._requested.is_set() and not await self._must_catch_up():
+                if self._finish:
+                    break
+                await self._inject()
+                injected = True
+            await self._read_some(scope, at_head=playback.read_offset >= self._read_through)
             if playback.handoff_applied:
                 break
             if injected and playback.handoff_applied is False:
                 log.info("hand-off of %s lost a race; injecting it again", playback.log)
                 injected = False
         self._close_reader()
-        if playback.fsm.has_hints:
-            raise playback.missing()
         await self._pool.run(self._files.make_live, playback.fsm)
         return RecoveredState(self.hints.log, playback.fsm, self.directory, self._author)
+
+    async def _must_catch_up(self) -> bool:
+        """Whether to read more before the log is ended, or taken over."""
+        playback = self._playback
+        head = await self._write_head(playback.log)
+        if playback.incomplete and playback.read_offset == head:
+            raise self._torn()
+        if playback.read_offset < head and self._catch_ups < CATCH_UPS_MAX:
+            self._catch_ups += 1
+            self._read_through = head
+            return True
+        if playback.incomplete and self._finish:
+            # What was read ends within an operation, whose rest has been appended.
+            self._read_through = max(head, playback.read_offset + 1)
+            return True
+        return False
+
+    def _torn(self) -> Corrupt:
+        return Corrupt(
+            "the recovery log ends within an operation, so that nobody can continue it",
+            log=self._playback.log,
+            offset=self._playback.offset,
+            hint="Something that is no recorder appended to this journal. Recover from a copy of the"
+            " log up to that offset, or from older hints into another log.",
+        )
 
     async def _check_heads(self) -> dict[str, int]:
         """The write head of every log to be read; raises ``Corrupt`` if hints reach beyond one."""
@@ -241,23 +280,24 @@ class Player:
         result = await self._client.append(AppendParams(journal=name), b"")
         return result.commit.end
 
-    async def _advance_handoff(self) -> bool:
-        """Read up to the present head first, then inject; whether it was injected."""
+    async def _inject(self) -> None:
+        """Append the operation of the hand-off, and read through it from here on."""
         playback = self._playback
-        name = playback.log
-        head = await self._write_head(name)
-        if head > playback.read_offset:
-            self._read_through = head
-            return False
         author = self._author
         assert author is not None
         playback.expect_handoff(author)
         result = await self._client.append(
-            AppendParams(journal=name, union_registers=fence(author)),
+            AppendParams(journal=playback.log, union_registers=fence(author)),
             no_op(playback.fsm, author),
         )
         self._read_through = result.commit.end
-        return True
+
+    async def _read(self, reader: RetryReader) -> bytes | OffsetJump:
+        # A jump is no failure of the task, which would end the whole scope.
+        try:
+            return await reader.read(READ_BYTES)
+        except OffsetJump as jump:
+            return jump
 
     async def _read_some(self, scope: TaskScope, *, at_head: bool) -> None:
         """Feed one chunk, or return when something was asked for while there was none."""
@@ -272,7 +312,7 @@ class Player:
                     ),
                     clock=self._clock,
                 )
-            self._pending = scope.spawn(self._reader.read(READ_BYTES), name="read")
+            self._pending = scope.spawn(self._read(self._reader), name="read")
         waits: set[asyncio.Task[object]] = {self._pending}
         request: asyncio.Task[object] | None = None
         if at_head and not self._requested.is_set():
@@ -299,13 +339,12 @@ class Player:
         if self._pending in done:
             await self._feed(self._pending)
 
-    async def _feed(self, task: asyncio.Task[bytes]) -> None:
+    async def _feed(self, task: asyncio.Task[bytes | OffsetJump]) -> None:
         self._pending = None
-        try:
-            data = task.result()
-        except OffsetJump as jump:
-            log.warning("recovery log %s jumps to offset %d", self._playback.log, jump.offset)
-            self._playback.jump(jump.offset)
+        data = task.result()
+        if isinstance(data, OffsetJump):
+            log.warning("recovery log %s jumps to offset %d", self._playback.log, data.offset)
+            self._playback.jump(data.offset)
             self._close_reader()
             return
         if not data:
@@ -331,17 +370,34 @@ class StagedFiles:
     which the lock makes sure of.
 
     A cancelled play leaves a running call behind; cleaning up must come after it, or a descriptor
-    could be closed, and be reused by somebody else, while it is written to.
+    could be closed, and be reused by somebody else, while it is written to. A call that begins later
+    still finds the files abandoned and does nothing.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._files: dict[int, int] = {}
         self._lock = threading.Lock()
+        self._abandoned = False
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        with self._lock:
+            if self._abandoned:
+                raise Closed("play-back was given up", directory=str(self.directory))
+            try:
+                yield
+            except OSError as error:
+                raise GazetteError(
+                    f"cannot {what}: {error.strerror or error}",
+                    hint="Free space in the directory for recovered files, or choose another.",
+                    directory=str(self.directory),
+                    errno=error.errno,
+                ) from error
 
     def prepare(self) -> None:
         """Begin with an empty directory: whatever it held is removed."""
-        with self._lock:
+        with self._guarded("prepare the directory of a play-back"):
             if self.directory.exists():
                 shutil.rmtree(self.directory)
             (self.directory / STAGING).mkdir(parents=True)
@@ -350,33 +406,56 @@ class StagedFiles:
         return self.directory / STAGING / str(fnode)
 
     def perform(self, actions: list[FileAction]) -> None:
-        with self._lock:
+        """Do what the log says. Raises ``GazetteError`` when the disk is full or fails."""
+        with self._guarded("write a played-back file"):
             for action in actions:
                 match action:
                     case WriteNode(fnode=fnode, offset=offset, data=data):
-                        _write_all(self._files[fnode], data, offset)
+                        _write_all(self._open(fnode), data, offset)
                     case OpenNode(fnode=fnode):
-                        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                        self._files[fnode] = os.open(self._staged(fnode), flags, 0o600)
+                        self._open(fnode, os.O_CREAT | os.O_EXCL)
                     case DropNode(fnode=fnode):
-                        os.close(self._files.pop(fnode))
+                        if (descriptor := self._files.pop(fnode, None)) is not None:
+                            os.close(descriptor)
                         self._staged(fnode).unlink()
 
+    def _open(self, fnode: int, flags: int = 0) -> int:
+        """The descriptor of a staged file. As few are open as a log has files that are written now:
+        a database of a hundred gigabytes has more files than a process may have open."""
+        descriptor = self._files.pop(fnode, None)
+        if descriptor is None:
+            if len(self._files) >= DESCRIPTORS_MAX:
+                os.close(self._files.pop(next(iter(self._files))))
+            descriptor = os.open(self._staged(fnode), os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+        self._files[fnode] = descriptor  # The last used one is the last of the dict.
+        return descriptor
+
     def make_live(self, fsm: RecoveryFSM) -> None:
-        """Give every file its paths. Raises ``Corrupt`` for a path that leaves the directory."""
-        with self._lock:
+        """Give every file its paths. Raises ``Corrupt`` for a path that leaves the directory, and
+        where the log has a file and a directory of one name."""
+        with self._guarded("put played-back files in place"):
+            self._close()
             for fnode, node in fsm.nodes.items():
-                for path in sorted(node.links):
-                    os.link(self._staged(fnode), self._target(path))
+                first, *others = sorted(node.links)
+                target = self._target(first)
+                self._staged(fnode).rename(target)
+                for path in others:
+                    os.link(target, self._target(path))
             for path, content in fsm.properties.items():
                 with self._target(path).open("x") as file:
                     file.write(content)
-            self._close()
             shutil.rmtree(self.directory / STAGING)
 
     def _target(self, path: str) -> Path:
         target = self.directory / local_path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise Corrupt(
+                "recovery log has a file where another needs a directory", path=path
+            ) from error
+        if os.path.lexists(target):
+            raise Corrupt("recovery log has two things of one path", path=path)
         return target
 
     def _close(self) -> None:
@@ -385,21 +464,16 @@ class StagedFiles:
             os.close(descriptor)
 
     def abandon(self) -> None:
-        """Remove everything."""
+        """Remove everything, for good."""
         with self._lock:
+            self._abandoned = True
             self._close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+            shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     view = memoryview(data)
     while len(view):
-        try:
-            written = os.pwrite(descriptor, view, offset)
-        except OSError as error:
-            raise GazetteError(
-                f"cannot write a played-back file: {error.strerror}",
-                hint="Free space in the directory for recovered files, or choose another.",
-            ) from error
+        written = os.pwrite(descriptor, view, offset)
         view = view[written:]
         offset += written

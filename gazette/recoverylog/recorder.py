@@ -87,7 +87,7 @@ class Group:
 
     def fnode_of(self, path: str) -> int | None:
         """The live file at a path."""
-        return self._recorder.fsm.links.get(path)
+        return self._recorder.fsm.links.get(clean_path(path))
 
     def create(self, path: str) -> int:
         """A new, empty file at ``path``; whatever was there is unlinked first. Its fnode."""
@@ -126,12 +126,20 @@ class Group:
         self._record(Link(fnode, target))
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file over ``target``, as ``os.replace`` does."""
+        """Move a file over ``target``, as ``os.replace`` does; the local file has been moved already.
+
+        A file that is moved to a property's path becomes one, and must be UTF-8 text.
+        """
         source, target = clean_path(source), clean_path(target)
         if self.fnode_of(source) is None:
             raise Bug("rename of a path that is not recorded", source=source, target=target)
+        if source == target:
+            return
         self.unlink(target, missing_ok=True)
-        self.link(source, target)
+        if target in PROPERTY_PATHS:
+            self.property(target, (self._recorder.directory / target[1:]).read_text("utf-8"))
+        else:
+            self.link(source, target)
         self.unlink(source)
 
     def property(self, path: str, content: str) -> None:
@@ -269,15 +277,18 @@ class Recorder:
         chunks: Collection[bytes | bytearray | memoryview],
         wait_for: Collection[OpFuture[Any]],
     ) -> OpFuture[AppendResult]:
-        txn = self._appends.start_append(self._params, wait_for)
         try:
-            for chunk in chunks:
-                txn.write(chunk)
+            txn = self._appends.start_append(self._params, wait_for)
+            try:
+                for chunk in chunks:
+                    txn.write(chunk)
+                future = txn.release()
+            except BaseException:
+                txn.roll_back()
+                raise
         except BaseException as error:
-            txn.roll_back()
             self._broken = error
             raise
-        future = txn.release()
         if self._recent is None:
             self._recent = future
         return future

@@ -69,29 +69,31 @@ def _merge(first: Segment, second: Segment) -> Segment:
     return merged
 
 
+def _fold(segments: Iterable[Segment]) -> list[Segment]:
+    """Segments ordered, checked against each other, and merged where they touch."""
+    ordered = sorted(segments, key=lambda item: (item.first_seq_no, item.last_seq_no))
+    folded: list[Segment] = []
+    for item in ordered:
+        item.validate()
+        if folded:
+            _check(folded[-1], item)
+            if _adjacent(folded[-1], item):
+                folded[-1] = _merge(folded[-1], item)
+                continue
+        folded.append(item)
+    return folded
+
+
 class SegmentSet:
     """Segments of one history, ordered, disjoint, and merged where they touch."""
 
     def __init__(self, segments: Iterable[Segment] = ()) -> None:
-        self._segments: list[Segment] = []
-        for segment in segments:
-            self.add(segment)
+        """A set of ``segments``, whose order does not matter. Raises ``Invalid``."""
+        self._segments = _fold(segments)
 
     def add(self, segment: Segment) -> None:
         """Add a segment. Raises ``Invalid``, and changes nothing, when it contradicts the others."""
-        segment.validate()
-        ordered = sorted(
-            [*self._segments, segment], key=lambda item: (item.first_seq_no, item.last_seq_no)
-        )
-        folded: list[Segment] = []
-        for item in ordered:
-            if folded:
-                _check(folded[-1], item)
-                if _adjacent(folded[-1], item):
-                    folded[-1] = _merge(folded[-1], item)
-                    continue
-            folded.append(item)
-        self._segments = folded
+        self._segments = _fold([*self._segments, segment])
 
     def intersects(self, log: str, first_offset: int, last_offset: int) -> bool:
         """Whether any segment needs bytes of ``log`` in [first_offset, last_offset).
@@ -117,8 +119,8 @@ class SegmentSet:
 
 def fold_hinted_segments(nodes: Iterable[Iterable[Segment]], default_log: str) -> SegmentSet:
     """All segments of all nodes as one set, an absent log being the hints' own."""
-    folded = SegmentSet()
-    for segments in nodes:
-        for segment in segments:
-            folded.add(segment if segment.log else replace(segment, log=default_log))
-    return folded
+    return SegmentSet(
+        segment if segment.log else replace(segment, log=default_log)
+        for segments in nodes
+        for segment in segments
+    )

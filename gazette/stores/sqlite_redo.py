@@ -35,7 +35,7 @@ from typing import Final
 
 import numpy as np
 
-from gazette.errors import Corrupt, Invalid
+from gazette.errors import Corrupt, GazetteError, Invalid
 
 _HEADER: Final = struct.Struct("<8sIIQI")  # magic, page size, index, end of the predecessor, crc
 _MAGIC: Final = b"GZREDO01"
@@ -86,9 +86,6 @@ class ImageFrame:
     count: int
     crc: int
     pages: int
-
-
-Frame = CommitFrame | ImageFrame
 
 
 def image_name(database: str, group: int, serial: int) -> str:
@@ -196,16 +193,6 @@ def diff_page(
     return PageChange(page, ranges, whole=False)
 
 
-@dataclass(frozen=True, slots=True)
-class RedoFile:
-    """One redo file as found: its index, page size, and where valid frames end."""
-
-    path: Path
-    index: int
-    page_size: int
-    end: int
-
-
 @dataclass(slots=True)
 class GroupImage:
     """The image that a group starts from, and the redo file in which that was announced."""
@@ -237,10 +224,8 @@ class RedoState:
         )
 
 
-def read_frames(
-    data: memoryview, page_size: int, end: int | None, name: str
-) -> Iterator[tuple[int, Frame]]:
-    """(end offset, frame) of a redo file's frames.
+def read_frames(data: memoryview, end: int | None, name: str) -> Iterator[tuple[int, memoryview]]:
+    """(kind, payload) of a redo file's frames; a payload ends where its frame does.
 
     ``end`` is where a successor says that this file ends: everything before must be whole. Without a
     successor the file ends at its first incomplete frame. Raises ``Corrupt``.
@@ -254,9 +239,7 @@ def read_frames(
             expected=limit,
             length=len(data),
         )
-    while at < limit:
-        if limit - at < _FRAME.size:
-            break
+    while limit - at >= _FRAME.size:
         length, crc, kind = _FRAME.unpack_from(data, at)
         begin = at + _FRAME.size
         if begin + length > limit:
@@ -264,33 +247,52 @@ def read_frames(
         payload = data[begin : begin + length]
         if zlib.crc32(payload, zlib.crc32(bytes((kind,)))) != crc:
             raise Corrupt("redo frame fails its checksum", file=name, offset=at)
-        at = begin + length
-        if kind == KIND_COMMIT:
-            yield at, _decode_commit(payload, page_size)
-        elif kind == KIND_IMAGE:
-            yield at, ImageFrame(*_IMAGE.unpack(payload))
-        else:
+        if kind not in (KIND_COMMIT, KIND_IMAGE):
             raise Corrupt("redo frame is of an unknown kind", file=name, kind=kind)
+        at = begin + length
+        yield kind, payload
     if end is not None and at != end:
         raise Corrupt(
             "redo file is torn before its successor begins", file=name, offset=at, end=end
         )
 
 
-def _redo_files(directory: Path, database: str) -> list[tuple[int, Path, bytes]]:
+@dataclass(frozen=True, slots=True)
+class _RedoFile:
+    """A redo file of a directory. ``end`` is where its successor says that it ends."""
+
+    path: Path
+    index: int
+    page_size: int
+    end: int | None
+
+    def frames(self) -> Iterator[tuple[int, memoryview]]:
+        """Its frames. The file is in memory for as long: never two of them are."""
+        return read_frames(memoryview(self.path.read_bytes()), self.end, self.path.name)
+
+
+def _redo_files(directory: Path, database: str) -> list[_RedoFile]:
+    """The redo files of a database, in order. Raises ``Corrupt`` when one is missing."""
     pattern = re.compile(re.escape(database) + r"\.redo-(\d{8})$")
-    found: list[tuple[int, Path, bytes]] = []
+    found: list[tuple[int, Path, tuple[int, int, int]]] = []
     for path in directory.iterdir():
         if match := pattern.match(path.name):
-            data = path.read_bytes()
+            with path.open("rb") as file:
+                header = _decode_header(file.read(HEADER_LENGTH))
             # A header that is not whole was cut off: the file had not begun to count.
-            if _decode_header(data) is not None:
-                found.append((int(match.group(1)), path, data))
+            if header is not None:
+                found.append((int(match.group(1)), path, header))
     found.sort(key=lambda item: item[0])
-    for (before, _, _), (after, path, _) in itertools.pairwise(found):
+    for (before, _, first), (after, path, second) in itertools.pairwise(found):
         if after != before + 1:
             raise Corrupt("a redo file is missing", before=path.name, expected_index=before + 1)
-    return found
+        if first[0] != second[0]:
+            raise Corrupt("redo files differ in page size", file=path.name)
+    ends: list[int | None] = [*(header[2] for _, _, header in found[1:]), None][: len(found)]
+    return [
+        _RedoFile(path, index, header[0], end)
+        for (index, path, header), end in zip(found, ends, strict=True)
+    ]
 
 
 def is_recorded(directory: Path, database: str) -> bool:
@@ -312,13 +314,23 @@ def materialize(directory: Path, database: str) -> RedoState:
         )
     state = _read_state(files)
     target = directory / (database + ".materialize")
-    descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        _write_images(descriptor, directory, database, state)
-        _replay(descriptor, files, state)
-        os.ftruncate(descriptor, state.pages * state.page_size)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            _write_images(descriptor, directory, database, state)
+            _replay(descriptor, files, state)
+            os.ftruncate(descriptor, state.pages * state.page_size)
+        finally:
+            os.close(descriptor)
+    except (OSError, GazetteError) as error:
+        target.unlink(missing_ok=True)
+        if isinstance(error, GazetteError):
+            raise
+        raise GazetteError(
+            f"cannot build the database from its log: {error.strerror or error}",
+            hint="Free space in the directory for recovered files, or choose another.",
+            directory=str(directory),
+        ) from error
     target.replace(directory / database)
     pattern = re.compile(re.escape(database) + r"\.(image-\d{6}-\d{8}|redo-\d{8})$")
     for path in list(directory.iterdir()):
@@ -327,34 +339,22 @@ def materialize(directory: Path, database: str) -> RedoState:
     return state
 
 
-def _ends(files: list[tuple[int, Path, bytes]]) -> list[int | None]:
-    """For each file, where its successor says that it ends."""
-    ends: list[int | None] = []
-    for position in range(len(files)):
-        if position + 1 == len(files):
-            ends.append(None)
-            continue
-        header = _decode_header(files[position + 1][2])
-        assert header is not None
-        ends.append(header[2])
-    return ends
-
-
-def _read_state(files: list[tuple[int, Path, bytes]]) -> RedoState:
+def _read_state(files: list[_RedoFile]) -> RedoState:
     """First pass: the last image of each group, the database's size, and where files end."""
-    header = _decode_header(files[0][2])
-    assert header is not None
-    state = RedoState(page_size=header[0], pages=0)
-    for (index, path, data), end in zip(files, _ends(files), strict=True):
-        state.redo[index] = HEADER_LENGTH
-        for at, frame in read_frames(memoryview(data), state.page_size, end, path.name):
-            state.redo[index] = at
-            state.pages = frame.pages
-            if isinstance(frame, CommitFrame):
-                for group in [g for g, image in state.groups.items() if image.first > frame.pages]:
+    state = RedoState(page_size=files[0].page_size, pages=0)
+    for file in files:
+        at = HEADER_LENGTH
+        for kind, payload in file.frames():
+            at += _FRAME.size + len(payload)
+            if kind == KIND_COMMIT:
+                state.pages = _COMMIT.unpack_from(payload)[0]
+                for group in [g for g, image in state.groups.items() if image.first > state.pages]:
                     del state.groups[group]
             else:
-                state.note_image(frame, index)
+                frame = ImageFrame(*_IMAGE.unpack(payload))
+                state.pages = frame.pages
+                state.note_image(frame, file.index)
+        state.redo[file.index] = at
     return state
 
 
@@ -371,19 +371,20 @@ def _write_images(descriptor: int, directory: Path, database: str, state: RedoSt
         _pwrite(descriptor, data[:expected], (image.first - 1) * state.page_size)
 
 
-def _replay(descriptor: int, files: list[tuple[int, Path, bytes]], state: RedoState) -> None:
+def _replay(descriptor: int, files: list[_RedoFile], state: RedoState) -> None:
     """Second pass: apply every change that is later than its page's image."""
     images = sorted((image.first, image.count, group) for group, image in state.groups.items())
     firsts = [first for first, _, _ in images]
     announced: set[int] = set()
-    for (_, path, data), end in zip(files, _ends(files), strict=True):
-        for _, frame in read_frames(memoryview(data), state.page_size, end, path.name):
-            if isinstance(frame, ImageFrame):
+    for file in files:
+        for kind, payload in file.frames():
+            if kind == KIND_IMAGE:
+                frame = ImageFrame(*_IMAGE.unpack(payload))
                 final = state.groups.get(frame.group)
                 if final is not None and final.serial == frame.serial:
                     announced.add(frame.group)
                 continue
-            for change in frame.changes:
+            for change in _decode_commit(payload, state.page_size).changes:
                 position = bisect.bisect_right(firsts, change.page) - 1
                 if position >= 0:
                     first, count, group = images[position]

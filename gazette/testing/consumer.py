@@ -19,7 +19,7 @@ from gazette.consumer.application import Application
 from gazette.consumer.service import ConsumerService
 from gazette.consumer.settings import ConsumerSettings
 from gazette.consumer.shard import Shard
-from gazette.errors import Bug, Conflict, GazetteError, NotFound
+from gazette.errors import Bug, Conflict, GazetteError, NotFound, NotYet
 from gazette.etcd import Etcd
 from gazette.etcd_values import Compare, Op
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
@@ -180,7 +180,8 @@ class ConsumerFixture:
                 self.service.process_id.suffix,
             )
             if assignment.slot == 0 if of_primary else ours:
-                status: ReplicaStatus = assignment.value
+                status: Any = kv.decoded.value
+                assert isinstance(status, ReplicaStatus)
                 return status
         return None
 
@@ -317,9 +318,8 @@ async def _head(reader: Any) -> int:
     """The write head of the journal that ``reader`` reads."""
     try:
         await reader.read()
-    except GazetteError:
-        if reader.write_head < 0:
-            raise
+    except NotYet:
+        pass  # There is nothing behind the head, of course.
     finally:
         reader.close()
     head: int = reader.write_head

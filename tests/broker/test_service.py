@@ -38,10 +38,10 @@ from gazette.http_server import bind_tcp
 from gazette.names import two_words
 from gazette.protocol.pb import broker_pb2
 from gazette.server import Server, ServerSettings
-from gazette.tasks import TaskScope
+from gazette.tasks import BlockingPool, TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.clock import ManualClock
-from gazette.testing.etcd import EtcdServer
+from gazette.testing.etcd import EtcdServer, etcd_for_tests
 
 JOURNAL = "a/journal"
 
@@ -94,52 +94,32 @@ async def test_http_answers_not_ready_until_the_broker_is_a_member(etcd: Etcd) -
 
 
 async def test_waiting_for_etcd_names_its_endpoints_and_goes_on(
-    etcd_server: EtcdServer, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     class Clock(SystemClock):
         """Pauses between attempts pass at once."""
 
         async def sleep(self, seconds: float) -> None:
-            await super().sleep(0.001)
+            await super().sleep(min(seconds, 0.01))
 
-    sock = tmp_path / "etcd.sock"
-    settings = EtcdSettings(
-        endpoints=(f"unix://{sock}",), request_timeout_s=0.05, dial_timeout_s=0.05
-    )
+    with bind_tcp("127.0.0.1", 0) as nobody:
+        endpoint = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    settings = EtcdSettings((endpoint,), request_timeout_s=0.2, dial_timeout_s=0.2)
+    late = etcd_for_tests(tmp_path / "etcd", listen=endpoint)
+    pool = BlockingPool("etcd", 1)
     async with TaskScope("test") as scope:
         waiting = scope.spawn(connect_patiently(settings, Clock()), name="connect")
         while sum("trying again" in record.msg for record in caplog.records) < 2:
             assert not waiting.done()
             await SystemClock().sleep(0.01)
-        assert f"etcd at unix://{sock} cannot be reached" in caplog.text
-        # Etcd comes up at last.
-        host, _, port = etcd_server.endpoint.removeprefix("http://").partition(":")
-        relay = await asyncio.start_unix_server(relay_to(host, int(port)), path=str(sock))
-        async with await waiting as client:
-            assert (await client.status()).version
-        relay.close()
-        await relay.wait_closed()
-
-
-def relay_to(host: str, port: int) -> Any:
-    """A server that passes connections on."""
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert f"etcd at {endpoint} cannot be reached" in caplog.text
         try:
-            while data := await reader.read(65_536):
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
-        writer.close()
-
-    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(host, port)
-        async with TaskScope("relay") as scope:
-            scope.spawn(pump(reader, back), name="there")
-            scope.spawn(pump(there, writer), name="back")
-
-    return relay
+            await pool.run(late.start)
+            async with await waiting as client:
+                assert (await client.status()).version
+        finally:
+            late.stop()
+            pool.close()
 
 
 async def test_a_ready_broker_says_so_until_its_key_is_gone(etcd: Etcd, tmp_path: Path) -> None:

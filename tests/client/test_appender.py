@@ -67,7 +67,7 @@ async def test_the_request_carries_every_parameter(client: Client, broker: StubB
     )
     result = await client.append(params, b"x")
     opening = broker.appends[0].opening
-    assert opening.journal == "a/journal;meta/data"
+    assert opening.journal == "a/journal"
     assert opening.suspend == broker_pb2.AppendRequest.SUSPEND_NO_RESUME
     assert result.registers == LabelSet.of(("owner", "me"))
     assert result.commit.journal == "a/journal"

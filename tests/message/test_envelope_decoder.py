@@ -148,6 +148,16 @@ def test_a_frame_in_many_chunks_is_not_decoded_again_with_each():
     assert calls == [10_008]
 
 
+def test_a_quoted_field_may_end_before_the_chunk_with_its_newline():
+    uuid = uuid_text(build_uuid(PRODUCER, 5, 0)).encode()
+    decoder = EnvelopeDecoder("a/journal", framing_of(CONTENT_CSV, CSVRecord), 0)
+    found = []
+    for chunk in (uuid + b',"a\nb', b"c\nd", b'"', b"\n"):
+        decoder.feed(chunk)
+        found += drain(decoder)
+    assert [message[1] for _, _, message in found] == ["a\nbc\nd"]
+
+
 @pytest.mark.parametrize("chunk", [1, 5, 64])
 def test_a_line_that_is_too_long_is_malformed_and_passed_over(chunk):
     framing = framing_of(CONTENT_JSON_LINES, Word, frame_bytes_max=50)

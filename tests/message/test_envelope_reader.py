@@ -8,10 +8,10 @@ from contextlib import aclosing
 import pytest
 
 from gazette.client.client import Client
-from gazette.client.reader import WRITE_HEAD, ReadParams
-from gazette.errors import Corrupt, Invalid, NotFound
+from gazette.client.reader import WRITE_HEAD, OffsetJump, ReadParams
+from gazette.errors import Corrupt, Invalid, NotFound, NotYet
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
-from gazette.message.envelope_reader import CommittedReader, UncommittedReader
+from gazette.message.envelope_reader import CommittedReader, UncommittedReader, read_batches
 from gazette.message.framing import MalformedMessage, TruncatedFrame, framing_of
 from gazette.message.message import Message
 from gazette.message.message_uuid import (
@@ -219,6 +219,52 @@ async def test_reading_goes_on_behind_bytes_that_are_gone(client, broker, writer
     reader = UncommittedReader(client, ReadParams(JOURNAL), Word)
     batches = [batch async for batch in reader.batches()]
     assert [(e.begin, e.message.word) for e in batches[0]] == [(1000, "a")]
+
+
+class Source:
+    """Bytes, jumps and failures, as told."""
+
+    def __init__(self, offset, *steps):
+        self.offset, self.steps, self.closed = offset, list(steps), False
+
+    async def read(self, max_bytes=0):
+        step = self.steps.pop(0) if self.steps else b""
+        if isinstance(step, OffsetJump):
+            self.offset = step.offset
+        if isinstance(step, Exception):
+            raise step
+        self.offset += len(step)
+        return step
+
+    def close(self):
+        self.closed = True
+
+
+async def test_a_jump_within_a_message_gives_up_its_begin():
+    def source():
+        return Source(
+            100,
+            b'{"word":"a"}\n{"wo',
+            OffsetJump(JOURNAL, 117, 500),
+            b'{"word":"b"}\n',
+            NotYet("the head"),
+        )
+
+    framing = framing_of(CONTENT_JSON_LINES, Word)
+    malformed, read = [], source()
+    batches = [
+        batch async for batch in read_batches(read, JOURNAL, framing, on_malformed=malformed.append)
+    ]
+    assert [(e.begin, e.message.word) for batch in batches for e in batch] == [
+        (100, "a"),
+        (500, "b"),
+    ]
+    assert [(e.begin, e.end) for e in malformed] == [(113, 117)]
+    assert read.closed
+    read = source()
+    with pytest.raises(MalformedMessage, match="goes on at offset 500"):
+        [batch async for batch in read_batches(read, JOURNAL, framing)]
+    assert read.closed
 
 
 async def test_a_transaction_whose_begin_is_gone_is_corrupt(client, broker, writer):

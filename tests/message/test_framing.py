@@ -321,6 +321,13 @@ def test_csv_records_may_be_cut_anywhere(rows, data):
     ]
 
 
+def test_a_quote_at_the_end_of_what_was_read_may_be_half_of_a_doubled_one():
+    record = (UUID + ',"""\n"\n').encode()
+    for cut in range(len(UUID) + 1, len(record)):
+        assert decode_all(csv_framing(), record[:cut]) == ([], record[:cut])
+    assert csv_framing().decode(record, 0).messages == [CSVRecord([UUID, '"\n'])]
+
+
 def test_fields_are_quoted_as_go_quotes_them():
     assert format_record(["", "a b", " a", "a,b", 'a"b', "a\nb", "a\rb", "\\.", "\\.x"]) == (
         ',a b," a","a,b","a""b","a\nb","a\rb","\\.",\\.x\n'

@@ -56,6 +56,7 @@ class Refusing:
         self.locks = defaultdict(threading.Lock)
         self.released = []
         self.refuse = False
+        self.on_write = lambda: None
 
     def start_append(self, params, dependencies=()):
         assert not dependencies
@@ -74,6 +75,7 @@ class _Txn:
         if self.service.refuse:
             self.service.refuse = False
             raise Closed("refused")
+        self.service.on_write()
         self.content += content
 
     def release(self):
@@ -325,6 +327,29 @@ def test_threads_that_publish_at_once_keep_clocks_in_order(publisher, appends):
     for content in appends.journals.values():
         clocks = [envelope.clock for envelope in read(content)]
         assert clocks == sorted(set(clocks))
+
+
+def test_intents_wait_for_another_thread_that_took_what_was_in_line(publisher, appends):
+    """Else the commit might not wait for these messages, since nobody knows yet of their append."""
+    publisher.publish_uncommitted(ONE, Word("a"))
+    taken, go_on = threading.Event(), threading.Event()
+    appends.on_write = lambda: (taken.set(), go_on.wait(10))
+    beside = threading.Thread(target=publisher.publish_committed, args=(ONE, Word("b")))
+    beside.start()
+    assert taken.wait(10)
+    seen = []
+
+    def build():
+        publisher.build_ack_intents()
+        seen.append(bytes(appends.journals["one/journal"]))
+
+    building = threading.Thread(target=build)
+    building.start()
+    building.join(0.02)  # It cannot end, however long we wait.
+    go_on.set()
+    beside.join()
+    building.join()
+    assert [e.message.word for e in read(seen[0])] == ["a", "b"]
 
 
 async def test_the_real_append_service_carries_transactions():

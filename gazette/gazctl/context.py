@@ -1,0 +1,163 @@
+"""What a running command has: its settings, its streams, and clients that are known to be reachable."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar, cast
+
+import grpc
+import grpc.aio
+
+from gazette.client.channel import Channels
+from gazette.client.client import Client
+from gazette.client.shards import ShardClient
+from gazette.clock import Clock
+from gazette.config import Loaded
+from gazette.errors import GazetteError, Invalid, Unavailable
+from gazette.gazctl.flags import BrokerFlags, ConsumerFlags, SharedFlags
+from gazette.gazctl.terminal import Terminal
+from gazette.protocol.label_set import EVERYTHING, LabelSelector
+from gazette.tasks import TaskScope
+
+F = TypeVar("F", bound=SharedFlags)
+A = TypeVar("A")
+R = TypeVar("R")
+
+CALLS_MAX: Final = 32
+"""Calls in flight of a command that makes one for each of many journals or shards."""
+_CONNECT_S: Final = 10.0
+
+
+class Context:
+    """One run of one command. Loop-bound; close it."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        environ: Mapping[str, str],
+        terminal: Terminal,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self.loaded = loaded
+        self.environ = environ
+        self.terminal = terminal
+        self.clock = clock
+        self.rng = rng
+        self.stop_requested = asyncio.Event()
+        """Set by the first signal, of a command that is ``patient``."""
+        self.patient = False
+        """Whether a signal asks the command to end, instead of cancelling it."""
+        self._broker: Client | None = None
+        self._consumer: ShardClient | None = None
+
+    def flags(self, kind: type[F]) -> F:
+        """The flags of the command."""
+        return self.loaded.group(kind)
+
+    @property
+    def timeout_s(self) -> float:
+        return self.loaded.group(SharedFlags).timeout
+
+    async def broker(self) -> Client:
+        """A client of the brokers. Raises ``Unavailable`` if there is none at the address."""
+        if self._broker is None:
+            client = self.loaded.group(BrokerFlags).client(self._zone, self.clock)
+            self._broker = client
+            await self._reach(client.channels, "broker", client.address, "--broker.address")
+        return self._broker
+
+    async def consumer(self) -> ShardClient:
+        """A client of the consumers. Raises ``Unavailable`` if there is none at the address."""
+        if self._consumer is None:
+            client = self.loaded.group(ConsumerFlags).client(self._zone, self.clock)
+            self._consumer = client
+            await self._reach(client.channels, "consumer", client.address, "--consumer.address")
+        return self._consumer
+
+    @property
+    def _zone(self) -> str:
+        return self.loaded.group(SharedFlags).zone
+
+    async def _reach(self, channels: Channels, what: str, address: str, option: str) -> None:
+        """Connect, so that an address at which nobody listens is told at once.
+
+        The call is of a method that no server has: to be refused it must have arrived.
+        """
+        probe = cast("Any", channels.grpc_channel(address)).unary_unary("/gazctl.Probe/Probe")
+        try:
+            await probe(b"", timeout=min(_CONNECT_S, self.timeout_s))
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise Unavailable(
+                    f"cannot reach the {what} at {address}: {_reason(error)}",
+                    hint=f"Check that it runs there, or name another with {option}.",
+                ) from error
+
+    @asynccontextmanager
+    async def answering(self, address: str, seconds: float | None = None) -> AsyncIterator[None]:
+        """Around calls that would wait for ever: bounds them by ``--timeout``.
+
+        Raises ``Unavailable`` that names the address.
+        """
+        limit_s = self.timeout_s if seconds is None else seconds
+        try:
+            async with asyncio.timeout(limit_s):
+                yield
+        except TimeoutError as error:
+            raise Unavailable(
+                f"no answer from {address} within {limit_s:g} s",
+                hint="Look at its log; --timeout sets how long to wait.",
+            ) from error
+
+    async def close(self) -> None:
+        for client in (self._broker, self._consumer):
+            if client is not None:
+                await client.close()
+
+
+def _reason(error: grpc.aio.AioRpcError) -> str:
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "it does not answer"
+    # gRPC's own text nests: what the operating system said comes last.
+    return (error.details() or error.code().name).rpartition("last error: ")[2]
+
+
+def parse_selector(text: str, *, required: bool) -> LabelSelector:
+    """A selector as given by ``--selector``. Raises ``Invalid``."""
+    if not text.strip():
+        if required:
+            raise Invalid(
+                "a selector is required",
+                path="--selector",
+                hint="For one by its name: -l name=… of journals, -l id=… of shards.",
+            )
+        return EVERYTHING
+    try:
+        return LabelSelector.parse(text)
+    except Invalid as error:
+        raise error.within("--selector") from error
+
+
+async def each(
+    name: str, items: Iterable[A], work: Callable[[A], Awaitable[R]]
+) -> list[R | GazetteError]:
+    """Work on all items, some at a time; results in their order, or the errors instead.
+
+    Cancellation: the work of all is cancelled.
+    """
+    gate = asyncio.Semaphore(CALLS_MAX)
+
+    async def one(item: A) -> R | GazetteError:
+        async with gate:
+            try:
+                return await work(item)
+            except GazetteError as error:
+                return error
+
+    async with TaskScope(name) as scope:
+        tasks = [scope.spawn(one(item), name=str(item)[:80]) for item in items]
+    return [task.result() for task in tasks]

@@ -1,0 +1,233 @@
+"""The settings of ``gazctl``: what all commands share, and what each has of its own.
+
+Shared ones come from flags, the environment, ``gazctl.ini`` or ``gazctl.yaml``, and defaults. Those of
+a command come from flags alone: neither ``$FORMAT`` nor a file should change what a command does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from gazette.client.flags import BrokerClientFlags, ConsumerClientFlags
+from gazette.config import duration, setting
+from gazette.log_setup import LEVELS
+
+flag: Any = partial(setting, flag_only=True)
+"""A setting of one command."""
+
+FORMATS: Final = ("table", "yaml", "json", "proto")
+_SELECTOR: Final = "label selector of {}"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFlags:
+    """Flags without a group."""
+
+    zone: str = setting("local", "zone of this process: servers of it are preferred")
+    timeout: float = duration(
+        "60s", "how long a server may take to answer", env="GAZCTL_TIMEOUT"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFlags(BrokerClientFlags):
+    """Group ``broker``. By default every call goes by way of ``address``, which is all that can be
+    reached through a tunnel."""
+
+    cache_size: int = setting(
+        0, "how many routes are remembered; 0: always by way of the address", name="cache.size"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerFlags(ConsumerClientFlags):
+    """Group ``consumer``."""
+
+    cache_size: int = setting(
+        0, "how many routes are remembered; 0: always by way of the address", name="cache.size"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogFlags:
+    """Group ``log``. Not that of `gazette.flags`, whose module knows of etcd."""
+
+    level: str = setting("warn", "least severity that is logged", choices=tuple(LEVELS))
+    format: str = setting("text", "form of log lines", choices=("text", "json", "color"))
+
+
+@dataclass(frozen=True, slots=True)
+class NoFlags(SharedFlags):
+    """Of commands that have none of their own."""
+
+
+# journals
+
+
+@dataclass(frozen=True, slots=True)
+class JournalsListFlags(SharedFlags):
+    selector: str = flag("", _SELECTOR.format("journals to list (empty: all)"), short="l")
+    format: str = flag("table", "form of the output", choices=FORMATS, short="o")
+    label_columns: tuple[str, ...] = flag(
+        (), "labels to show as columns, separated by commas; may be repeated", short="L"
+    )
+    primary: bool = flag(False, "show the primary broker", short="p")
+    replicas: bool = flag(False, "show all brokers of the journal", short="r")
+    rf: bool = flag(False, "show the replication factor")
+    stores: bool = flag(False, "show fragment stores")
+    watch: bool = flag(False, "go on, and list again whenever a specification changes")
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyFlags(SharedFlags):
+    specs: str = flag("-", "YAML file of specifications (-: stdin)")
+    dry_run: bool = flag(False, "print the request instead of sending it")
+    max_txn_size: int = flag(
+        0, "most changes in one transaction of etcd; 0: all of them in one"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EditFlags(SharedFlags):
+    selector: str = flag("", _SELECTOR.format("what to edit (required)"), short="l")
+    max_txn_size: int = flag(
+        0, "most changes in one transaction of etcd; 0: all of them in one"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFlags(SharedFlags):
+    selector: str = flag("", _SELECTOR.format("journals to read (required)"), short="l")
+    block: bool = flag(False, "at the write head wait for more, until interrupted", short="b")
+    tail: bool = flag(False, "begin at the write head instead of the first byte")
+    output: str = flag("-", "file to write to (-: stdout)", short="o")
+    offsets: Path | None = flag(None, "JSON file of the offsets to begin at, by journal")
+    offsets_out: Path | None = flag(None, "JSON file to write the final offsets to")
+    file_root: Path | None = flag(None, "directory of file:// stores (as --broker.file-root)")
+    since: str = flag(
+        "",
+        "skip fragments that were persisted before: Unix seconds, a time, or a duration ago",
+        name="from",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AppendFlags(SharedFlags):
+    selector: str = flag("", _SELECTOR.format("journals to append to (required)"), short="l")
+    input: str = flag("-", "file to read (-: stdin)", short="i")
+    framing: str = flag(
+        "none", "what a record of the input is", choices=("none", "lines", "fixed"), short="f"
+    )
+    mapping: str = flag(
+        "random",
+        "which journal a record goes to",
+        choices=("random", "modulo", "rendezvous", "direct"),
+        short="m",
+    )
+    base64: bool = flag(False, "keys of lines are base64")
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentsFlags(SharedFlags):
+    selector: str = flag(
+        "", _SELECTOR.format("journals to list fragments of (empty: all)"), short="l"
+    )
+    format: str = flag("table", "form of the output", choices=("table", "json", "proto"), short="o")
+    since: str = flag(
+        "",
+        "only fragments persisted at or after: Unix seconds, a time, or a duration ago",
+        name="from",
+    )
+    until: str = flag("", "only fragments persisted at or before", name="to")
+    url_ttl: float = duration(
+        "0s", "sign a URL for each fragment, good for this long; 0: no URLs", flag_only=True
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JournalsPruneFlags(SharedFlags):
+    selector: str = flag("", _SELECTOR.format("journals to prune (required)"), short="l")
+    dry_run: bool = flag(False, "tell what would be removed, and remove nothing")
+
+
+@dataclass(frozen=True, slots=True)
+class ResetHeadFlags(SharedFlags):
+    selector: str = flag("", _SELECTOR.format("journals to reset (required)"), short="l")
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendFlags(SharedFlags):
+    selector: str = flag("", _SELECTOR.format("journals to suspend (required)"), short="l")
+    force: bool = flag(False, "suspend journals that have fragments which are not persisted", short="f")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHealthFlags(SharedFlags):
+    check_delete_prefix: str = flag(
+        "", "also check that objects below this path can be removed (may be empty: the root)"
+    )
+
+
+# shards
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsListFlags(SharedFlags):
+    selector: str = flag("", _SELECTOR.format("shards to list (empty: all)"), short="l")
+    format: str = flag("table", "form of the output", choices=FORMATS, short="o")
+    label_columns: tuple[str, ...] = flag(
+        (), "labels to show as columns, separated by commas; may be repeated", short="L"
+    )
+    primary: bool = flag(False, "show the primary member", short="p")
+    replicas: bool = flag(False, "show all members of the shard, with their status", short="r")
+    rf: bool = flag(False, "show the replication factor: one, and hot standbys")
+    lag: bool = flag(False, "show how many bytes of its sources the shard has not consumed")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsApplyFlags(ApplyFlags):
+    verify: bool = flag(
+        True, "require that journals which specifications refer to exist and are labeled as needed"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsEditFlags(EditFlags):
+    verify: bool = flag(
+        True, "require that journals which specifications refer to exist and are labeled as needed"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsPruneFlags(SharedFlags):
+    selector: str = flag("", _SELECTOR.format("shards whose logs to prune (required)"), short="l")
+    dry_run: bool = flag(False, "tell what would be removed, and remove nothing")
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverFlags(SharedFlags):
+    id: str = flag("", "the shard to recover (required)")
+    dir: Path | None = flag(None, "directory to recover into (required)", short="d")
+    force: bool = flag(False, "replace what the directory holds")
+
+
+@dataclass(frozen=True, slots=True)
+class UnassignFlags(SharedFlags):
+    selector: str = flag("", _SELECTOR.format("shards to unassign (required)"), short="l")
+    failed: bool = flag(False, "only replicas that have FAILED")
+    dry_run: bool = flag(False, "tell which shards would be unassigned")
+
+
+# others
+
+
+@dataclass(frozen=True, slots=True)
+class AttachUuidsFlags(SharedFlags):
+    template: str = flag(
+        "{{.UUID}},{{.Line}}\n", "what is written for a line, with these two actions"
+    )
+    max_length: int = flag(4_194_304, "longest line that is accepted, in bytes")
+    skip_header: bool = flag(False, "leave out the first line of each file")

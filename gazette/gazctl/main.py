@@ -1,0 +1,278 @@
+"""``gazctl``: what operators do to journals and shards.
+
+Exit codes: 0 done; 1 it failed, or was done in part (stderr says what); 2 the command line, the
+configuration or a specification is wrong; 128 and the signal's number if interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import importlib
+import os
+import random
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from gazette import log_setup
+from gazette.clock import SystemClock
+from gazette.config import Loaded, options_of
+from gazette.errors import GazetteError, Invalid
+from gazette.gazctl.commands import COMMANDS, GROUPS, Command
+from gazette.gazctl.context import Context
+from gazette.gazctl.flags import LogFlags, SharedFlags
+from gazette.gazctl.terminal import Terminal
+from gazette.version import __version__
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_SIGNAL: Final = 128
+
+_GROUP_SUMMARIES: Final = {"journals": "Journals", "shards": "Shards of consumers"}
+
+
+def usage(group: str = "") -> str:
+    """What there is: all, or the commands of a group."""
+    if group:
+        rows = [(one.words[1], one.summary) for one in COMMANDS if one.words[0] == group]
+    else:
+        rows = [
+            (name, f"{summary}: {', '.join(_commands_of(name))}")
+            for name, summary in _GROUP_SUMMARIES.items()
+        ]
+        rows += [(one.name, one.summary) for one in COMMANDS if len(one.words) == 1]
+    width = max(len(name) for name, _ in rows)
+    lines = "\n".join(f"  {name.ljust(width)}  {text}" for name, text in rows)
+    program = f"gazctl {group}".rstrip()
+    return (
+        f"gazctl {__version__}\n\nusage: {program} COMMAND [FLAGS]\n\n{lines}\n\n"
+        f"`{program} COMMAND --help` lists the flags of a command.\n"
+    )
+
+
+def _commands_of(group: str) -> list[str]:
+    return [command.words[1] for command in COMMANDS if command.words[0] == group]
+
+
+def find_command(argv: Sequence[str]) -> tuple[Command | str, list[str]]:
+    """The command that is named, or the text to show instead, and the words that are left.
+
+    Shared flags may precede the command. Raises ``Invalid`` for a command that there is not.
+    """
+    rest = list(argv)
+    before = _take_leading_flags(rest)
+    words: list[str] = []
+    names = {command.words: command for command in COMMANDS}
+    while rest and tuple(words) not in names:
+        word = rest[0]
+        if word in ("-h", "--help", "help") and not words[1:]:
+            rest.pop(0)
+            if word == "help" and rest:
+                return find_command([*rest, "--help"])
+            return usage(words[0] if words else ""), []
+        if word.startswith("-"):
+            break
+        candidates = sorted(
+            {one.words[len(words)] for one in COMMANDS if _begins(one.words, words)}
+        )
+        if word not in candidates:
+            near = difflib.get_close_matches(word, candidates, n=1)
+            guess = f" (did you mean {near[0]}?)" if near else ""
+            path = " ".join(["gazctl", *words])
+            raise Invalid(
+                f"unknown command {word}{guess}", path=path, hint=f"See `{path} --help`."
+            )
+        words.append(rest.pop(0))
+    command = names.get(tuple(words))
+    if command is not None:
+        return command, [*before, *rest]
+    if rest:
+        path = " ".join(["gazctl", *words])
+        raise Invalid(f"expected a command, not {rest[0]}", path=path, hint=f"See `{path} --help`.")
+    return "", words
+
+
+def _begins(words: tuple[str, ...], begin: Sequence[str]) -> bool:
+    return len(words) > len(begin) and list(words[: len(begin)]) == list(begin)
+
+
+def _take_leading_flags(words: list[str]) -> list[str]:
+    """Take shared flags, with their values, from the front of ``words``."""
+    shared = {
+        option.flag: option
+        for group, cls in {"": SharedFlags, **GROUPS}.items()
+        for option in options_of(group, cls)
+    }
+    taken: list[str] = []
+    while words and words[0].startswith("--"):
+        flag, equals, _ = words[0].partition("=")
+        if flag not in shared and flag != "--config":
+            break
+        taken.append(words.pop(0))
+        if not equals and words:
+            taken.append(words.pop(0))
+    return taken
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal) -> int:
+    """Run one command as a process of its own would. Returns the exit code."""
+    prepared = _prepare(argv, environ, terminal)
+    if isinstance(prepared, int):
+        return prepared
+    command, loaded = prepared
+    try:
+        if command.offline:
+            return _run_offline(command, loaded, environ, terminal)
+        return asyncio.run(_perform(command, loaded, environ, terminal, own_process=True))
+    except KeyboardInterrupt:
+        return EXIT_SIGNAL + signal.SIGINT
+
+
+async def run_in_loop(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal) -> int:
+    """``run`` for those who have an event loop already: signals are theirs."""
+    prepared = _prepare(argv, environ, terminal)
+    if isinstance(prepared, int):
+        return prepared
+    command, loaded = prepared
+    if command.offline:
+        return _run_offline(command, loaded, environ, terminal)
+    return await _perform(command, loaded, environ, terminal, own_process=False)
+
+
+def _prepare(
+    argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal
+) -> tuple[Command, Loaded] | int:
+    """The command and its settings, or the exit code if that is all."""
+    try:
+        if argv and argv[0] in ("-V", "--version", "version"):
+            terminal.write(f"{__version__}\n")
+            return EXIT_OK
+        command, rest = find_command(argv)
+        if isinstance(command, str):
+            if not command:
+                terminal.stderr.write(usage(rest[0] if rest else ""))
+                return EXIT_FAILED
+            terminal.write(command)
+            return EXIT_OK
+        schema = command.schema()
+        flags = rest[: rest.index("--")] if "--" in rest else rest
+        if "-h" in flags or "--help" in flags:
+            terminal.write(schema.parser().format_help())
+            return EXIT_OK
+        loaded = schema.load(rest, environ)
+        if "log" in command.groups:
+            log = loaded.group(LogFlags)
+            log_setup.setup(log.level, log.format, stream=terminal.stderr)
+    except Invalid as error:
+        return tell(error, terminal)
+    except BrokenPipeError:
+        return EXIT_SIGNAL + signal.SIGPIPE
+    return command, loaded
+
+
+def _run_offline(
+    command: Command, loaded: Loaded, environ: Mapping[str, str], terminal: Terminal
+) -> int:
+    context = _context(loaded, environ, terminal)
+    function: Callable[[Context, Command], int] = _target(command)
+    try:
+        return function(context, command)
+    except GazetteError as error:
+        return tell(error, terminal)
+    except OSError as error:
+        return _tell_os_error(error, terminal)
+
+
+async def _perform(
+    command: Command,
+    loaded: Loaded,
+    environ: Mapping[str, str],
+    terminal: Terminal,
+    *,
+    own_process: bool,
+) -> int:
+    context = _context(loaded, environ, terminal)
+    function: Callable[[Context], Awaitable[int]] = _target(command)
+    received = _handle_signals(context) if own_process else []
+    try:
+        return await function(context)
+    except GazetteError as error:
+        return tell(error, terminal)
+    except OSError as error:
+        return _tell_os_error(error, terminal)
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        return EXIT_SIGNAL + received[-1]
+    finally:
+        await context.close()
+
+
+def _context(loaded: Loaded, environ: Mapping[str, str], terminal: Terminal) -> Context:
+    return Context(loaded, environ, terminal, SystemClock(), random.SystemRandom())
+
+
+def _target(command: Command) -> Callable[..., object]:
+    module, _, name = command.target.partition(":")
+    # On demand: completing a command line, for one, needs no client of anything.
+    function: Callable[..., object] = getattr(
+        importlib.import_module(f"gazette.gazctl.{module}"), name
+    )
+    return function
+
+
+def _handle_signals(context: Context) -> list[int]:
+    """Have SIGINT and SIGTERM end the command; the list gets those that came."""
+    task = asyncio.current_task()
+    assert task is not None
+    received: list[int] = []
+
+    def on_signal(number: int) -> None:
+        received.append(number)
+        if context.patient and not context.stop_requested.is_set():
+            context.stop_requested.set()
+        else:
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    return received
+
+
+def tell(error: GazetteError, terminal: Terminal) -> int:
+    """Say what went wrong and what to do; the exit code."""
+    with suppress(BrokenPipeError):
+        terminal.note(f"gazctl: {error}")
+        if error.hint and error.hint != type(error).default_hint:
+            terminal.note(error.hint)
+    return EXIT_USAGE if isinstance(error, Invalid) else EXIT_FAILED
+
+
+def _tell_os_error(error: OSError, terminal: Terminal) -> int:
+    """A file or stream of the user's failed; who reads no further wants no message."""
+    if isinstance(error, BrokenPipeError):
+        return EXIT_SIGNAL + signal.SIGPIPE
+    return tell(GazetteError(str(error)), terminal)
+
+
+def main() -> None:
+    # What gRPC's core has to say of every connection that fails is not for people.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    code = run(sys.argv[1:], os.environ, Terminal.system())
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        code = EXIT_SIGNAL + signal.SIGPIPE
+    if code >= EXIT_SIGNAL:
+        # A thread may wait for a pipe that nobody writes or reads: do not wait for it.
+        os._exit(code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

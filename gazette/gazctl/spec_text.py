@@ -1,0 +1,101 @@
+"""Specifications as text: read from files, and edited by people."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from gazette.errors import GazetteError, Invalid
+from gazette.gazctl.context import Context
+
+_TIP: Final = "#⚙ "
+_PROBLEM: Final = "#⚠ "
+_HEADER: Final = f"{_TIP}Change what you like, save, and leave the editor. Without changes nothing is done.\n"
+_EDITOR_DEFAULT: Final = "vi"
+
+
+def read_specs(path: str, context: Context) -> str:
+    """The text of a file, or of stdin for ``-``. Raises ``Invalid``."""
+    try:
+        data = context.terminal.stdin.read() if path == "-" else Path(path).read_bytes()
+        return data.decode()
+    except OSError as error:
+        raise Invalid(f"cannot read {path}: {error.strerror}", path="--specs") from error
+    except UnicodeDecodeError as error:
+        raise Invalid(f"{path} is not UTF-8 text", path="--specs") from error
+
+
+async def edit_specs(
+    text: str, apply: Callable[[str], Awaitable[None]], context: Context
+) -> bool:
+    """Have the user edit specifications, and apply them; whether he changed anything.
+
+    What ``apply`` finds ``Invalid`` is opened again, with the error above it, until it is right or was
+    not changed any more. After any other error the text is kept, in a file that the error names.
+    """
+    shown, problem = _HEADER + text, ""
+    while True:
+        edited = await _run_editor(shown, context)
+        if _content(edited) == _content(shown):
+            if problem:
+                raise Invalid(f"gave up: {problem}", hint=_keep(edited, context))
+            return False
+        try:
+            await apply(_content(edited))
+        except Invalid as error:
+            problem = str(error)
+            lines = "".join(f"{_PROBLEM}{line}\n" for line in problem.splitlines())
+            shown = _HEADER + lines + _content(edited)
+        except GazetteError as error:
+            error.hint = f"{error.hint}\n{_keep(edited, context)}"
+            raise
+        else:
+            return True
+
+
+def _content(text: str) -> str:
+    """What is not of ours."""
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith((_TIP.strip(), _PROBLEM.strip())))
+
+
+def _keep(text: str, context: Context) -> str:
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="gazctl-edit-", suffix=".yaml", delete=False, encoding="utf-8"
+    ) as file:
+        file.write(_content(text))
+    return f"What you wrote is kept in {file.name}."
+
+
+async def _run_editor(text: str, context: Context) -> str:
+    command = context.environ.get("GAZ_EDITOR") or context.environ.get("EDITOR") or _EDITOR_DEFAULT
+    with tempfile.TemporaryDirectory(prefix="gazctl-") as directory:
+        path = Path(directory, "specs.yaml")
+        path.write_text(text, encoding="utf-8")
+        # Ctrl-C belongs to the editor while it runs.
+        context.patient = True
+        try:
+            words = shlex.split(command)
+            process = await asyncio.create_subprocess_exec(*words, str(path))
+            code = await process.wait()
+        except (OSError, ValueError) as error:
+            raise Invalid(
+                f"cannot run the editor {command!r}: {error}",
+                path="EDITOR",
+                hint="Set GAZ_EDITOR or EDITOR to a command that takes a file.",
+            ) from error
+        finally:
+            context.patient = False
+            context.stop_requested.clear()
+        if code != 0:
+            raise GazetteError(f"the editor {command!r} ended with exit code {code}")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise Invalid(f"what the editor left cannot be read: {error}") from error
+
+

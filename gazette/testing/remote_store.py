@@ -1,0 +1,122 @@
+"""A store of the kind that lives in a database elsewhere: state in memory, shared by all members."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from gazette.consumer.application import Shard, Store
+from gazette.errors import Fenced
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.tasks import OpFuture, first_failure
+
+
+@dataclass
+class RemoteRow:
+    """What the database holds of one shard."""
+
+    state: dict[str, int] = field(default_factory=dict)
+    checkpoint: bytes = b""
+    fence: int = 0
+    commits: int = 0
+
+
+class RemoteDatabase:
+    """The database: a row for each shard, by its fully qualified name. Any thread.
+
+    While ``held`` is set, commits wait; ``failing`` makes them fail with that error.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.rows: dict[str, RemoteRow] = {}
+        self.failing: BaseException | None = None
+        self.held = False
+        self._waiting: list[tuple[RemoteStore, dict[str, int], bytes, OpFuture[None]]] = []
+
+    def row(self, fqn: str) -> RemoteRow:
+        return self.rows.setdefault(fqn, RemoteRow())
+
+    @property
+    def waiting(self) -> int:
+        """How many commits are held."""
+        return len(self._waiting)
+
+    def commit(
+        self, store: RemoteStore, state: dict[str, int], checkpoint: bytes, done: OpFuture[None]
+    ) -> None:
+        """Commit for ``store``, which must not have been fenced. ``done`` tells how it went."""
+        with self.lock:
+            if self.held:
+                self._waiting.append((store, state, checkpoint, done))
+                return
+            row = self.row(store.fqn)
+            error = self.failing
+            if error is None and row.fence != store.fence:
+                error = Fenced("another member has taken the shard over", shard=store.fqn)
+            if error is None:
+                row.state, row.checkpoint = state, checkpoint
+                row.commits += 1
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def release(self) -> None:
+        """Let commits that were held take place."""
+        self.held = False
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            self.commit(*one)
+
+
+class RemoteStore(Store):
+    """Counters by name, kept in a `RemoteDatabase`. ``state`` belongs to the shard's thread."""
+
+    def __init__(self, database: RemoteDatabase, shard: Shard) -> None:
+        self.database = database
+        self.fqn = shard.fqn
+        self.fence = 0
+        self.state: dict[str, int] = {}
+        self.destroyed = False
+
+    def read(self) -> dict[str, int]:
+        """What is committed. Any thread."""
+        with self.database.lock:
+            return dict(self.database.row(self.fqn).state)
+
+    def restore_checkpoint(self, shard: Shard) -> Checkpoint:
+        with self.database.lock:
+            row = self.database.row(self.fqn)
+            row.fence += 1
+            self.fence, self.state = row.fence, dict(row.state)
+            return Checkpoint.from_bytes(row.checkpoint)
+
+    def start_commit(
+        self, shard: Shard, checkpoint: Checkpoint, wait_for: Collection[OpFuture[Any]]
+    ) -> OpFuture[None]:
+        done: OpFuture[None] = OpFuture()
+        state, encoded = dict(self.state), checkpoint.to_bytes()
+        waits = tuple(wait_for)
+        left = [len(waits) + 1]
+        guard = threading.Lock()
+
+        def settled(_: object = None) -> None:
+            with guard:
+                left[0] -= 1
+                if left[0]:
+                    return
+            if (error := first_failure(waits)) is not None:
+                done.set_exception(error)
+            else:
+                self.database.commit(self, state, encoded, done)
+
+        for future in waits:
+            future.add_done_callback(settled)
+        settled()
+        return done
+
+    def destroy(self) -> None:
+        self.destroyed = True
