@@ -227,6 +227,16 @@ class _Parser(argparse.ArgumentParser):
         raise Invalid(message, path=self.prog, hint=f"See `{self.prog} --help`.")
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """``-s, --selector STR``, and switches without the value that they may have."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = ", ".join(action.option_strings)
+        if action.nargs in (0, "?") or not action.metavar:
+            return names
+        return f"{names} {action.metavar}"
+
+
 class Schema:
     """The groups of one program. ``file_stem`` names its configuration file, None: it has none.
 
@@ -304,22 +314,22 @@ class Schema:
         usage = f"{self.program} [FLAGS] {self.arguments}".rstrip()
         parser = _Parser(
             prog=self.program,
-            usage=usage if self.description else None,
+            usage=usage,
             description=self.description or None,
             epilog=self.examples or None,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Help,
             allow_abbrev=False,
             argument_default=argparse.SUPPRESS,
         )
         if self.file_stem is not None:
             where = f"./{self.file_stem}.ini or .yaml, then the same in ~/.config/gazette"
             parser.add_argument("--config", metavar="FILE", help=f"INI or YAML file [{where}]")
-        sections: dict[str, Any] = {}
-        for option in self.options:
+        sections: dict[str, Any] = {"": parser}
+        # What a command has of its own is what people look for.
+        for option in sorted(self.options, key=lambda one: not one.flag_only):
             section = sections.get(option.group)
             if section is None:
-                section = parser.add_argument_group(option.group or "options")
-                sections[option.group] = section
+                section = sections[option.group] = parser.add_argument_group(option.group)
             kwargs: dict[str, Any] = (
                 {"nargs": "?", "const": "true"} if option.kind == "bool" else {}
             )

@@ -134,7 +134,7 @@ class Supervisor:
             loop.add_signal_handler(number, self.signal_all, number)
         try:
             async with TaskScope("supervisor") as scope:
-                watches = [await self._start(scope, worker) for worker in self._workers]
+                watches = await self._start_all(scope)
                 late = scope.spawn(self._kill_late(), name="deadline")
                 await asyncio.wait(watches)
                 late.cancel()
@@ -143,6 +143,18 @@ class Supervisor:
                 loop.remove_signal_handler(number)
             self.signal_all(signal.SIGTERM)
         return self._exit_code()
+
+    async def _start_all(self, scope: TaskScope) -> list[asyncio.Task[None]]:
+        watches: list[asyncio.Task[None]] = []
+        try:
+            for worker in self._workers:
+                watches.append(await self._start(scope, worker))
+        except Broken:
+            self.signal_all(signal.SIGTERM)
+            if watches:
+                await asyncio.wait(watches)
+            raise
+        return watches
 
     async def _start(self, scope: TaskScope, worker: Worker) -> asyncio.Task[None]:
         environ = {**self._environ, **worker.environ, PARENT_ENV: str(os.getpid())}

@@ -24,7 +24,7 @@ from gazette.broker.peer_stream import PeerStream
 from gazette.broker.write_behind import WriteBehind
 from gazette.errors import Broken, Bug, Closed, GazetteError, Invalid, Unavailable
 from gazette.fragment.spool import Proposal
-from gazette.fragment.spool_file import Spool
+from gazette.fragment.spool_file import INLINE_BYTES, Spool
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.label_set import LabelSet
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 _TOKEN_LIFETIME_S: Final = 24 * 3600.0
 _AGE_MAX_S: Final = 11 * 3600.0
 """A peer may end a stream whose token has expired; tokens are used until they are half as old."""
+_MESSAGE_BYTES_MAX: Final = 1 << 20
+"""Content of one ReplicateRequest; brokers may be set to refuse messages of more than 4 MiB.
+Large ones cost gRPC in Python half as much per byte as those of 128 KiB."""
 _METHOD: Final = "/protocol.Journal/Replicate"
 
 
@@ -101,6 +104,10 @@ class Pipeline:
         self._expires_at = expires_at
         self._local: WriteBehind | None = local
         self._peers = tuple(peers)
+        self._gathered: list[bytes] = []
+        """Content that was not sent yet, from delta ``_begin`` on, ``_length`` bytes."""
+        self._begin = 0
+        self._length = 0
         self._failure: GazetteError | None = None
         self._last_turn: asyncio.Future[None] | None = None
 
@@ -132,6 +139,11 @@ class Pipeline:
     def spool(self) -> Spool:
         return self.local.spool
 
+    @property
+    def delta(self) -> int:
+        """Bytes of the present append so far, sent or not."""
+        return self._begin + self._length if self._gathered else self.local.delta
+
     def view(self) -> SpoolView:
         """Our own spool as it is."""
         spool = self.spool
@@ -160,30 +172,56 @@ class Pipeline:
         """Propose to all replicas. Raises the failure of a broken pipeline, and ``Bug`` if our own spool
         disagrees. Cancellation: some replicas may have got it; the pipeline must be torn down."""
         self._raise_failure()
+        self._forget_gathered()  # What is proposed does not have it, or it was sent by ``next``.
         self._send(_proposal(proposal, registers, acknowledge=acknowledge).SerializeToString())
         await self._apply(Proposal(proposal, registers))
 
     async def content(self, content: bytes, delta: int) -> None:
         """Send a chunk to all replicas, ``delta`` bytes into the append.
 
-        Returns when every peer and our own spool have room for more. Raises the failure of a broken
-        pipeline, or ``Unavailable`` if a peer, or our disk, takes nothing any more; then, and when
-        cancelled, the pipeline must be torn down.
+        Behind the first, chunks travel in batches, and the last of them once ``next`` is asked for. Returns when every
+        peer and our own spool have room for more. Raises the failure of a broken pipeline, or
+        ``Unavailable`` if a peer, or our disk, takes nothing any more; then, and when cancelled, the
+        pipeline must be torn down.
         """
-        if self._peers or self._failure is not None:
-            self._raise_failure()
-            message = replicate_content(content, delta)
-            for peer in self._peers:
-                peer.send(message)
-            for peer in self._peers:
-                if peer.crowded:
-                    await peer.room()
-        await self.local.content(content, delta)
+        self._raise_failure()
+        length = len(content)
+        if self._gathered and self._length + length > _MESSAGE_BYTES_MAX:
+            await self._send_gathered()
+        if not self._gathered:
+            self._begin = delta
+        self._gathered.append(content)
+        self._length += length
+        if not delta or self._length > INLINE_BYTES:
+            # The first one at once: it is all of a short append, and travels while its end comes in.
+            await self._send_gathered()
 
     async def next(self) -> Fragment:
         """What a commit of the content so far would make of the spool. Raises and cancels as ``content``."""
+        self._raise_failure()
+        if self._gathered:
+            await self._send_gathered()
         await self.local.flush()
         return self.spool.next()
+
+    async def _send_gathered(self) -> None:
+        batch = self._gathered[0] if len(self._gathered) == 1 else b"".join(self._gathered)
+        self._forget_gathered()
+        for at in range(0, len(batch), _MESSAGE_BYTES_MAX):
+            part = (
+                batch if len(batch) <= _MESSAGE_BYTES_MAX else batch[at : at + _MESSAGE_BYTES_MAX]
+            )
+            if self._peers:
+                message = replicate_content(part, self._begin + at)
+                for peer in self._peers:
+                    peer.send(message)
+                for peer in self._peers:
+                    if peer.crowded:
+                        await peer.room()
+            await self.local.content(part, self._begin + at)
+
+    def _forget_gathered(self) -> None:
+        self._gathered, self._length = [], 0
 
     def _send(self, message: bytes) -> None:
         for peer in self._peers:

@@ -113,7 +113,6 @@ class WriteBehind:
             self._writing = None
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            self._gathered, self._length, self._end = [], 0, self.spool.delta
             raise failure
 
     async def _write(self, batch: bytes, begin: int) -> None:
@@ -131,6 +130,9 @@ class WriteBehind:
                 self._digest(batch)
         try:
             await self.spool.apply(Content(batch, begin), primary=self._primary)
+        except GazetteError:
+            self._gathered, self._length, self._end = [], 0, self.spool.delta
+            raise
         finally:
             if hashing is not None:
                 await settled(hashing)

@@ -98,8 +98,10 @@ class Inbox:
         with self._changed:
             if not self.stopped:
                 self._events.append(event)
-                if isinstance(event, Jump | SourceFailed):
+                if not isinstance(event, Call):
                     self._chunks += 1
+                if isinstance(event, Chunk):
+                    self._bytes += len(event.data)
                 self._changed.notify()
                 return
         if isinstance(event, Call):

@@ -38,6 +38,12 @@ _PAUSE_MAX_S: Final = 0.5
 _RETRIED_CODES: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED}
 )
+_KINDS: Final[dict[grpc.StatusCode, type[GazetteError]]] = {
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.INVALID_ARGUMENT: Invalid,
+    grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
+}
+"""What `rpc_errors` makes of errors, turned back: an answer is the same whoever is asked."""
 
 
 async def call_shard(
@@ -217,9 +223,8 @@ class _Attempt:
                     shard=self._shard_id,
                     endpoint=endpoint,
                 )
-            return GazetteError(
-                error.details() or str(error.code()), hint="See the log of the peer.", peer=endpoint
-            )
+            kind = _KINDS.get(error.code(), GazetteError)
+            return kind(error.details() or str(error.code()), hint="See the log of the peer.")
 
 
 @asynccontextmanager

@@ -400,10 +400,18 @@ class ConsumerService:
             await self._parts.session.close()
 
     async def _cancel(self) -> None:
+        late: list[GazetteError] = []
         try:
-            await self.append_service.close()
-            for scope in (self._daemons, self._shards, self._servers):
-                await scope.stop(_CANCEL_S)
+            for stopping in (
+                self.append_service.close(_CANCEL_S),
+                *(scope.stop(_CANCEL_S) for scope in (self._daemons, self._shards, self._servers)),
+            ):
+                try:
+                    await stopping
+                except GazetteError as error:
+                    late.append(error)  # One that does not end must not keep the others.
+            if late:
+                raise late[0]
         finally:
             if self._up is not None:
                 REGISTRY.unregister(self._up)

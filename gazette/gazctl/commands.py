@@ -127,8 +127,9 @@ to match are read too.
 --tail at the write head. --offsets-out is written at the end, an interrupt included, with the offsets
 of what was written to the output. If both are one file, the former is kept with the suffix ".previous".
 
-With --broker.cache.size brokers are asked directly, and persisted fragments are read from their
-store, if its URLs can be opened from here; for file:// stores that takes --file-root.
+Persisted fragments are read from their store where URLs of it can be opened from here; of file:// stores
+that takes --file-root. All else comes from brokers: by way of the one at --broker.address, or with
+--broker.cache.size from those that have it.
 
 {SELECTORS}""",
         """\
@@ -221,8 +222,8 @@ left as it is, and suspended journals stay so.
         _BROKER,
         f"""\
 A suspended journal has one broker (PARTIAL), or none if it has no fragments either (FULL). The next
-append resumes it. Journals with fragments that are not persisted yet are left alone, unless --force,
-which persists them.
+append resumes it. Journals with fragments that are not persisted, or were within the flush interval (24
+hours if there is none), are left alone. With --force they are persisted and suspended now.
 
 {SELECTORS}""",
         """\

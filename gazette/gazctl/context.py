@@ -6,6 +6,8 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import grpc
@@ -47,10 +49,8 @@ class Context:
         self.terminal = terminal
         self.clock = clock
         self.rng = rng
-        self.stop_requested = asyncio.Event()
-        """Set by the first signal, of a command that is ``patient``."""
-        self.patient = False
-        """Whether a signal asks the command to end, instead of cancelling it."""
+        self.on_signal: Callable[[], bool] = lambda: False
+        """Called for SIGINT and SIGTERM; unless it gives True, the command is cancelled."""
         self._broker: Client | None = None
         self._consumer: ShardClient | None = None
 
@@ -62,11 +62,16 @@ class Context:
     def timeout_s(self) -> float:
         return self.loaded.group(SharedFlags).timeout
 
-    async def broker(self) -> Client:
-        """A client of the brokers. Raises ``Unavailable`` if there is none at the address."""
+    async def broker(self, file_root: Path | None = None) -> Client:
+        """A client of the brokers. Raises ``Unavailable`` if there is none at the address.
+
+        ``file_root`` of the first call goes before that of the settings.
+        """
         if self._broker is None:
-            client = self.loaded.group(BrokerFlags).client(self._zone, self.clock)
-            self._broker = client
+            flags = self.loaded.group(BrokerFlags)
+            if file_root is not None:
+                flags = replace(flags, file_root=file_root)
+            client = self._broker = flags.client(self._zone, self.clock)
             await self._reach(client.channels, "broker", client.address, "--broker.address")
         return self._broker
 
@@ -123,7 +128,8 @@ def _reason(error: grpc.aio.AioRpcError) -> str:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "it does not answer"
     # gRPC's own text nests: what the operating system said comes last.
-    return (error.details() or error.code().name).rpartition("last error: ")[2]
+    reason = (error.details() or error.code().name).rpartition("last error: ")[2]
+    return reason.removeprefix("UNKNOWN: ")
 
 
 def parse_selector(text: str, *, required: bool) -> LabelSelector:

@@ -27,9 +27,7 @@ class SharedFlags:
     """Flags without a group."""
 
     zone: str = setting("local", "zone of this process: servers of it are preferred")
-    timeout: float = duration(
-        "60s", "how long a server may take to answer", env="GAZCTL_TIMEOUT"
-    )
+    timeout: float = duration("60s", "how long a server may take to answer", env="GAZCTL_TIMEOUT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +83,13 @@ class JournalsListFlags(SharedFlags):
 class ApplyFlags(SharedFlags):
     specs: str = flag("-", "YAML file of specifications (-: stdin)")
     dry_run: bool = flag(False, "print the request instead of sending it")
-    max_txn_size: int = flag(
-        0, "most changes in one transaction of etcd; 0: all of them in one"
-    )
+    max_txn_size: int = flag(0, "most changes in one transaction of etcd; 0: all of them in one")
 
 
 @dataclass(frozen=True, slots=True)
 class EditFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("what to edit (required)"), short="l")
-    max_txn_size: int = flag(
-        0, "most changes in one transaction of etcd; 0: all of them in one"
-    )
+    max_txn_size: int = flag(0, "most changes in one transaction of etcd; 0: all of them in one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +155,9 @@ class ResetHeadFlags(SharedFlags):
 @dataclass(frozen=True, slots=True)
 class SuspendFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("journals to suspend (required)"), short="l")
-    force: bool = flag(False, "suspend journals that have fragments which are not persisted", short="f")
+    force: bool = flag(
+        False, "suspend journals that have fragments which are not persisted", short="f"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from gazette import log_setup
 from gazette.clock import SystemClock
@@ -83,9 +83,7 @@ def find_command(argv: Sequence[str]) -> tuple[Command | str, list[str]]:
             near = difflib.get_close_matches(word, candidates, n=1)
             guess = f" (did you mean {near[0]}?)" if near else ""
             path = " ".join(["gazctl", *words])
-            raise Invalid(
-                f"unknown command {word}{guess}", path=path, hint=f"See `{path} --help`."
-            )
+            raise Invalid(f"unknown command {word}{guess}", path=path, hint=f"See `{path} --help`.")
         words.append(rest.pop(0))
     command = names.get(tuple(words))
     if command is not None:
@@ -216,26 +214,21 @@ def _context(loaded: Loaded, environ: Mapping[str, str], terminal: Terminal) -> 
     return Context(loaded, environ, terminal, SystemClock(), random.SystemRandom())
 
 
-def _target(command: Command) -> Callable[..., object]:
+def _target(command: Command) -> Any:
     module, _, name = command.target.partition(":")
     # On demand: completing a command line, for one, needs no client of anything.
-    function: Callable[..., object] = getattr(
-        importlib.import_module(f"gazette.gazctl.{module}"), name
-    )
-    return function
+    return getattr(importlib.import_module(f"gazette.gazctl.{module}"), name)
 
 
 def _handle_signals(context: Context) -> list[int]:
-    """Have SIGINT and SIGTERM end the command; the list gets those that came."""
+    """Have SIGINT and SIGTERM end the command; the list gets what it was cancelled by."""
     task = asyncio.current_task()
     assert task is not None
     received: list[int] = []
 
     def on_signal(number: int) -> None:
-        received.append(number)
-        if context.patient and not context.stop_requested.is_set():
-            context.stop_requested.set()
-        else:
+        if not context.on_signal():
+            received.append(number)
             task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -246,7 +239,8 @@ def _handle_signals(context: Context) -> list[int]:
 def tell(error: GazetteError, terminal: Terminal) -> int:
     """Say what went wrong and what to do; the exit code."""
     with suppress(BrokenPipeError):
-        terminal.note(f"gazctl: {error}")
+        text = str(error)
+        terminal.note(text if text.startswith("gazctl ") else f"gazctl: {text}")
         if error.hint and error.hint != type(error).default_hint:
             terminal.note(error.hint)
     return EXIT_USAGE if isinstance(error, Invalid) else EXIT_FAILED
@@ -268,10 +262,8 @@ def main() -> None:
         sys.stderr.flush()
     except BrokenPipeError:
         code = EXIT_SIGNAL + signal.SIGPIPE
-    if code >= EXIT_SIGNAL:
-        # A thread may wait for a pipe that nobody writes or reads: do not wait for it.
-        os._exit(code)
-    sys.exit(code)
+    # Not sys.exit: that would wait for a thread which waits for a pipe that nobody writes or reads.
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ from gazette.gazctl.context import Context
 
 _TIP: Final = "#⚙ "
 _PROBLEM: Final = "#⚠ "
-_HEADER: Final = f"{_TIP}Change what you like, save, and leave the editor. Without changes nothing is done.\n"
+_HEADER: Final = (
+    f"{_TIP}Change what you like, save, and leave the editor. Without changes nothing is done.\n"
+)
 _EDITOR_DEFAULT: Final = "vi"
 
 
@@ -29,9 +31,7 @@ def read_specs(path: str, context: Context) -> str:
         raise Invalid(f"{path} is not UTF-8 text", path="--specs") from error
 
 
-async def edit_specs(
-    text: str, apply: Callable[[str], Awaitable[None]], context: Context
-) -> bool:
+async def edit_specs(text: str, apply: Callable[[str], Awaitable[None]], context: Context) -> bool:
     """Have the user edit specifications, and apply them; whether he changed anything.
 
     What ``apply`` finds ``Invalid`` is opened again, with the error above it, until it is right or was
@@ -51,7 +51,8 @@ async def edit_specs(
             lines = "".join(f"{_PROBLEM}{line}\n" for line in problem.splitlines())
             shown = _HEADER + lines + _content(edited)
         except GazetteError as error:
-            error.hint = f"{error.hint}\n{_keep(edited, context)}"
+            advice = [] if error.hint == type(error).default_hint else [error.hint]
+            error.hint = "\n".join([*advice, _keep(edited, context)])
             raise
         else:
             return True
@@ -75,9 +76,9 @@ async def _run_editor(text: str, context: Context) -> str:
     command = context.environ.get("GAZ_EDITOR") or context.environ.get("EDITOR") or _EDITOR_DEFAULT
     with tempfile.TemporaryDirectory(prefix="gazctl-") as directory:
         path = Path(directory, "specs.yaml")
-        path.write_text(text, encoding="utf-8")
-        # Ctrl-C belongs to the editor while it runs.
-        context.patient = True
+        _write(path, text)
+        # Ctrl-C is the editor's while it runs.
+        former, context.on_signal = context.on_signal, lambda: True
         try:
             words = shlex.split(command)
             process = await asyncio.create_subprocess_exec(*words, str(path))
@@ -89,13 +90,18 @@ async def _run_editor(text: str, context: Context) -> str:
                 hint="Set GAZ_EDITOR or EDITOR to a command that takes a file.",
             ) from error
         finally:
-            context.patient = False
-            context.stop_requested.clear()
+            context.on_signal = former
         if code != 0:
             raise GazetteError(f"the editor {command!r} ended with exit code {code}")
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise Invalid(f"what the editor left cannot be read: {error}") from error
+        return _read(path)
 
 
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise GazetteError(f"what the editor left cannot be read: {error}") from error

@@ -207,16 +207,15 @@ class SpanDrain(Drain[M]):
                 begin=begin,
                 end=end,
             )
-        # Messages without a clock took effect when they were first read.
         producer = self._partial.producer
-        mine = [e for e in envelopes if e.producer == producer and e.clock]
-        self._ready.extend(self._committed(mine))
+        self._ready.extend(self._committed([e for e in envelopes if e.producer == producer]))
 
     def _committed(self, envelopes: Iterable[Envelope[M]]) -> Iterator[Envelope[M]]:
         """Without duplicates, and without what the acknowledgement does not cover by its clock.
 
         A clock that is not above all before it is a duplicate here because it was one when it was
-        queued, whether or not the greater one is covered.
+        queued, whether or not the greater one is covered. That includes no clock, whose messages
+        took effect when they were first read.
         """
         newest, seen, given = self._partial.max_clock, self._seen, self._given
         for envelope in envelopes:

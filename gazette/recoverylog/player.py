@@ -191,6 +191,7 @@ class Player:
             done = True
             return state
         finally:
+            self._close_reader()
             if not done:
                 self.state = PlayerState.FAILED
                 # In a thread of its own accord: a cancelled task must not await.
@@ -229,7 +230,6 @@ class Player:
             if injected and playback.handoff_applied is False:
                 log.info("hand-off of %s lost a race; injecting it again", playback.log)
                 injected = False
-        self._close_reader()
         await self._pool.run(self._files.make_live, playback.fsm)
         return RecoveredState(self.hints.log, playback.fsm, self.directory, self._author)
 
@@ -446,8 +446,23 @@ class StagedFiles:
                     file.write(content)
             shutil.rmtree(self.directory / STAGING)
 
-    def _target(self, path: str) -> Path:
-        target = self.directory / local_path(path)
+    def copy_live(self, fsm: RecoveryFSM, directory: Path) -> None:
+        """Copy the files as they are now to their paths below ``directory``, which is wiped first.
+
+        What it holds is what a recovery would give that ended here; play-back goes on undisturbed.
+        """
+        with self._guarded("copy played-back files"):
+            if directory.exists():
+                shutil.rmtree(directory)
+            directory.mkdir(parents=True)
+            for fnode, node in fsm.nodes.items():
+                for path in node.links:
+                    shutil.copyfile(self._staged(fnode), self._target(path, directory))
+            for path, content in fsm.properties.items():
+                self._target(path, directory).write_text(content)
+
+    def _target(self, path: str, directory: Path | None = None) -> Path:
+        target = (directory or self.directory) / local_path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:

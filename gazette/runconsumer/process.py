@@ -14,6 +14,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NoReturn
@@ -43,6 +44,7 @@ EXIT_FAILED: Final = 1
 PREFIX_DEFAULT: Final = "/gazette/consumers/"
 _PORTS_PER_WORKER: Final = 2
 _STOP_S: Final = 15.0
+_THREADS_S: Final = 2.0
 
 USAGE: Final = """usage: {program} [serve | print-config] [FLAGS]
 
@@ -75,7 +77,26 @@ def main(application: Application[Any]) -> NoReturn:
     The command line is ``[serve] FLAGS`` or ``print-config FLAGS``; settings come from flags, the
     environment, ``gazette.ini`` or ``gazette.yaml``, and defaults, in this order.
     """
-    sys.exit(run(application, sys.argv[1:], os.environ))
+    code = run(application, sys.argv[1:], os.environ)
+    if (left := await_threads(_THREADS_S)) is not None:
+        # A query of the application, for one. The interpreter would wait for it without end.
+        log.error("thread %s does not end; leaving without it", left)
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def await_threads(timeout_s: float) -> str | None:
+    """Wait for threads that the interpreter's exit would wait for; the name of one that is left."""
+    for thread in threading.enumerate():
+        if thread is threading.main_thread() or thread.daemon:
+            continue
+        thread.join(timeout_s)
+        if thread.is_alive():
+            return thread.name
+    return None
 
 
 def run(application: Application[Any], argv: Sequence[str], environ: Mapping[str, str]) -> int:

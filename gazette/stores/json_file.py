@@ -39,7 +39,10 @@ class JSONFileStore(Store, Generic[StateT]):
         state_type: type[StateT],
         new_state: Callable[[], StateT] | None = None,
     ) -> None:
-        """Open the played-back state; without one, ``new_state()`` (default: ``state_type()``)."""
+        """Open the played-back state; without one, ``new_state()`` (default: ``state_type()``).
+
+        Raises ``Invalid`` for a state that JSON cannot hold, ``Corrupt`` for a file that does not decode.
+        """
         if recorder is None:
             raise Invalid(
                 "JSONFileStore needs a recovery log",
@@ -49,21 +52,35 @@ class JSONFileStore(Store, Generic[StateT]):
         self._directory = recorder.directory
         self._lock = threading.Lock()
         self._checkpoint = Checkpoint()
+        try:
+            self._decoder = msgspec.json.Decoder(state_type)
+        except TypeError as error:
+            raise _unfit(error) from error
         path = self._directory / STATE_PATH.lstrip("/")
         if path.exists():
-            self.state: StateT = self._load(path.read_bytes(), state_type)
+            self.state: StateT = self._load(path.read_bytes())
         else:
             self.state = (new_state or state_type)()
-        self._committed = msgspec.json.encode(self.state)
-        self._decoder = msgspec.json.Decoder(state_type)
+        self._committed = self._encode()
 
-    def _load(self, data: bytes, state_type: type[StateT]) -> StateT:
-        lines = data.splitlines()
+    def _encode(self) -> bytes:
+        """The state as JSON, which is known to decode again: what is committed must be readable."""
+        try:
+            data = msgspec.json.encode(self.state)
+            self._decoder.decode(data)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise _unfit(error) from error
+        return data
+
+    def _load(self, data: bytes) -> StateT:
+        *lines, rest = data.split(b"\n")
+        if rest:
+            lines = []  # It was cut off.
         if len(lines) < 2:
             raise Corrupt("state.json does not hold offsets and state", lines=len(lines))
         try:
             offsets = msgspec.json.decode(lines[0], type=dict[str, int])
-            state = msgspec.json.decode(lines[1], type=state_type)
+            state = self._decoder.decode(lines[1])
         except msgspec.MsgspecError as error:
             raise Corrupt(
                 f"state.json does not decode: {error}",
@@ -87,7 +104,7 @@ class JSONFileStore(Store, Generic[StateT]):
     def start_commit(
         self, shard: Shard, checkpoint: Checkpoint, wait_for: Collection[OpFuture[Any]]
     ) -> OpFuture[Any]:
-        state = msgspec.json.encode(self.state)
+        state = self._encode()
         offsets = {name: source.read_through for name, source in checkpoint.sources.items()}
         documents = (msgspec.json.encode(offsets), state, checkpoint.to_json())
         data = b"".join(document + b"\n" for document in documents)
@@ -106,3 +123,10 @@ class JSONFileStore(Store, Generic[StateT]):
 
     def destroy(self) -> None:
         """Nothing is held open."""
+
+
+def _unfit(error: Exception) -> Invalid:
+    return Invalid(
+        f"the store's state is not what its type says, or no JSON: {error}",
+        hint="Keep only what state_type names in the state, and only types that msgspec knows.",
+    )

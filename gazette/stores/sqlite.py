@@ -11,12 +11,12 @@ import contextlib
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Final, Literal, Protocol, cast
 
 import apsw
 
 from gazette.consumer.application import Shard, Store
-from gazette.errors import Closed, Invalid, NotAllowed
+from gazette.errors import Closed, GazetteError, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.recoverylog.recorder import Recorder
 from gazette.stores.sqlite_redo_recording import RedoRecording
@@ -48,6 +48,43 @@ class Recording(Protocol):
     def close(self) -> None: ...
 
 
+_READING: Final = frozenset(
+    {apsw.SQLITE_SELECT, apsw.SQLITE_READ, apsw.SQLITE_FUNCTION, apsw.SQLITE_RECURSIVE}
+)
+_READING_PRAGMAS: Final = frozenset(
+    {
+        "application_id",
+        "collation_list",
+        "compile_options",
+        "data_version",
+        "database_list",
+        "encoding",
+        "foreign_key_check",
+        "foreign_key_list",
+        "freelist_count",
+        "function_list",
+        "index_info",
+        "index_list",
+        "index_xinfo",
+        "integrity_check",
+        "page_count",
+        "page_size",
+        "quick_check",
+        "schema_version",
+        "table_info",
+        "table_list",
+        "table_xinfo",
+        "user_version",
+    }
+)
+_SETTINGS: Final = frozenset({"application_id", "encoding", "page_size", "user_version"})
+"""Pragmas that read without an argument, and write with one."""
+_RECORDED_PRAGMAS: Final = frozenset(
+    {"journal_mode", "locking_mode", "wal_autocheckpoint", "wal_checkpoint"}
+)
+"""What these set is what recording rests on."""
+
+
 class SQLiteStore(Store):
     """A store whose state is a SQLite database.
 
@@ -56,7 +93,9 @@ class SQLiteStore(Store):
     every write through a VFS of our own and is the plain specification of the other, slower.
 
     ``execute`` and ``executemany`` belong to the shard's thread and to its running transaction, which
-    the first statement begins and the runtime commits: an application never says BEGIN or COMMIT.
+    the first statement begins and the runtime commits: an application never says BEGIN, COMMIT or
+    ROLLBACK (``NotAllowed``), and uses SAVEPOINT for what it may want to undo. ATTACH is refused as
+    well, since only this database is recorded.
     ``query`` may be called from any thread at any time and sees the last local commit.
     """
 
@@ -70,11 +109,18 @@ class SQLiteStore(Store):
         cache_bytes: int = 64 << 20,
         readers: int = 4,
     ) -> None:
-        """Open the played-back database, or a new one. Raises ``Invalid`` and ``Corrupt``."""
+        """Open the played-back database, or a new one, of which ``page_size`` is then the page size.
+
+        Raises ``Invalid``, among others when the log was recorded in another mode, and ``Corrupt``.
+        """
         if recorder is None:
             raise Invalid(
                 "SQLiteStore needs a recovery log",
                 hint="Set recovery_log_prefix in the shard's specification.",
+            )
+        if not 512 <= page_size <= 65536 or page_size & (page_size - 1):
+            raise Invalid(
+                f"invalid page_size ({page_size})", hint="Use a power of two from 512 to 65536."
             )
         if mode == "redo":
             self._recording: Recording = RedoRecording(recorder, page_size=page_size)
@@ -82,31 +128,77 @@ class SQLiteStore(Store):
             self._recording = VfsRecording(recorder, page_size=page_size)
         else:
             raise Invalid(f"unknown recording mode {mode!r}", hint="Use 'redo' or 'vfs'.")
+        self._ours = False
+        self._rolled_back = False
         self._readers = _ReadPool(self._recording.path, readers)
-        self.connection = self._recording.open()
-        """The writing connection, for what this class does not offer (functions, tracing …)."""
-        self.connection.execute(f"PRAGMA cache_size=-{cache_bytes >> 10}").fetchall()
-        self._begin()
-        self.connection.execute(CHECKPOINT_TABLE).fetchall()
-        if schema:
-            self.connection.execute(schema).fetchall()
-        self._commit()
-        self._recording.ship()
+        try:
+            self.connection = self._recording.open()
+            """The writing connection, for what this class does not offer (functions, tracing …)."""
+            self.connection.execute(f"PRAGMA cache_size=-{cache_bytes >> 10}").fetchall()
+            self.connection.authorizer = self._authorize
+            self.connection.set_rollback_hook(self._on_rollback)
+            self._begin()
+            self.connection.execute(CHECKPOINT_TABLE).fetchall()
+            if schema:
+                self.connection.execute(schema).fetchall()
+            self._commit()
+            self._recording.ship()
+        except BaseException:
+            self.destroy()
+            raise
 
     # -- the running transaction
 
+    def _transaction(self, statement: str) -> None:
+        # Not cached: an application's own COMMIT would find the statement, and not be looked at.
+        self._ours = True
+        try:
+            self.connection.execute(statement, can_cache=False)
+        finally:
+            self._ours = False
+
     def _begin(self) -> None:
-        self.connection.execute("BEGIN IMMEDIATE")
+        if self._rolled_back:
+            raise GazetteError(
+                "the transaction was rolled back by an error, and what it did before is lost",
+                hint="Do not catch errors of ON CONFLICT ROLLBACK, RAISE(ROLLBACK) or a full disk: let"
+                " them end the shard. Use SAVEPOINT for what may fail.",
+            )
+        self._transaction("BEGIN IMMEDIATE")
 
     def _commit(self) -> None:
         if self.connection.in_transaction:
-            self.connection.execute("COMMIT")
+            self._transaction("COMMIT")
+
+    def _on_rollback(self) -> None:
+        self._rolled_back = self._rolled_back or not self._ours
+
+    def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
+        """SQLite asks this of everything that a statement would do, before it does anything."""
+        if self._ours:
+            return apsw.SQLITE_OK
+        if action == apsw.SQLITE_TRANSACTION:
+            raise NotAllowed(
+                f"a store's transaction is the runtime's: {first} is refused",
+                hint="Leave it out; use SAVEPOINT and ROLLBACK TO for what you may want to undo.",
+            )
+        if action == apsw.SQLITE_ATTACH:
+            raise NotAllowed(
+                "ATTACH is refused: only the store's own database is recorded",
+                hint="Keep the tables in this database, or open another connection to read from. For"
+                " VACUUM, call vacuum().",
+            )
+        pragma = (first or "").lower() if action == apsw.SQLITE_PRAGMA else ""
+        if pragma in _RECORDED_PRAGMAS and (second is not None or pragma == "wal_checkpoint"):
+            raise NotAllowed(f"PRAGMA {pragma} is refused: recording depends on it")
+        return apsw.SQLITE_OK
 
     def execute(self, sql: str, bindings: Bindings = ()) -> apsw.Cursor:
         """Run SQL within the running transaction. Rows are read from the returned cursor.
 
         Several statements separated by semicolons run one after the other as rows are fetched: call
-        ``fetchall`` unless the SQL yields none.
+        ``fetchall`` unless the SQL yields none. Raises ``NotAllowed`` for SQL that the class refuses,
+        and ``apsw.Error`` for what SQLite does.
         """
         connection = self.connection
         if not connection.in_transaction:
@@ -120,22 +212,30 @@ class SQLiteStore(Store):
             self._begin()
         return connection.executemany(sql, rows)
 
+    def vacuum(self) -> None:
+        """Give free pages back, which rewrites the database. Blocks; recorded with the next commit.
+
+        Only before the first statement of a transaction: in ``new_store``, or ``begin_transaction``.
+        Raises ``NotAllowed`` later.
+        """
+        if self.connection.in_transaction:
+            raise NotAllowed(
+                "VACUUM needs that no transaction runs",
+                hint="Call vacuum() in begin_transaction(), before the first execute().",
+            )
+        self._transaction("VACUUM")
+
     # -- queries beside it
 
     def query(self, sql: str, bindings: Bindings = ()) -> list[tuple[Any, ...]]:
         """All rows of a reading statement, on a connection of its own. Any thread.
 
         Sees every transaction that was committed here, including one whose append is still on its
-        way. Raises ``NotAllowed`` for SQL that writes, ``Closed`` when the store was destroyed.
+        way. Waits while ``readers`` others run. Raises ``NotAllowed`` for SQL that writes, ``Closed``
+        when the store is or was destroyed.
         """
         with self._readers.connection() as connection:
-            try:
-                return connection.execute(sql, bindings).fetchall()
-            except apsw.ReadOnlyError as error:
-                raise NotAllowed(
-                    "query() only reads",
-                    hint="Write from consume_message(), with execute().",
-                ) from error
+            return connection.execute(sql, bindings).fetchall()
 
     @property
     def live_bytes(self) -> int:
@@ -157,12 +257,15 @@ class SQLiteStore(Store):
 
     def restore_checkpoint(self, shard: Shard) -> Checkpoint:
         if self.connection.in_transaction:
-            self.connection.execute("ROLLBACK")
+            self._transaction("ROLLBACK")
+        self._rolled_back = False
         row = self.connection.execute("SELECT checkpoint FROM gazette_checkpoint").fetchall()
         return Checkpoint.from_bytes(cast("bytes", row[0][0])) if row else Checkpoint()
 
     def destroy(self) -> None:
+        """Ends queries that run (``Closed``); does not wait for them."""
         self._readers.close()
+        self._ours = True
         self._recording.close()
 
 
@@ -174,35 +277,70 @@ class _ReadPool:
         self._slots = threading.BoundedSemaphore(limit)
         self._lock = threading.Lock()
         self._idle: list[apsw.Connection] = []
+        self._busy: set[apsw.Connection] = set()
         self._closed = False
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[apsw.Connection]:
         with self._slots:
-            with self._lock:
-                if self._closed:
-                    raise Closed("the store was destroyed", path=str(self._path))
-                connection = self._idle.pop() if self._idle else None
-            if connection is None:
-                connection = self._connect()
+            connection = self._take()
             try:
                 yield connection
+            except apsw.InterruptError as error:
+                raise self._closed_error() from error
             finally:
                 with self._lock:
+                    self._busy.discard(connection)
                     if self._closed:
                         connection.close()
                     else:
                         self._idle.append(connection)
 
+    def _take(self) -> apsw.Connection:
+        with self._lock:
+            if self._closed:
+                raise self._closed_error()
+            if self._idle:
+                connection = self._idle.pop()
+                self._busy.add(connection)
+                return connection
+        connection = self._connect()
+        with self._lock:
+            if self._closed:
+                connection.close()
+                raise self._closed_error()
+            self._busy.add(connection)
+        return connection
+
+    def _closed_error(self) -> Closed:
+        return Closed("the store was destroyed", path=str(self._path))
+
     def _connect(self) -> apsw.Connection:
-        connection = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            connection = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE)
+        except apsw.CantOpenError as error:
+            raise self._closed_error() from error
         connection.set_busy_timeout(5_000)
         connection.execute("PRAGMA query_only=ON").fetchall()
         connection.execute("PRAGMA wal_autocheckpoint=0").fetchall()
+        connection.authorizer = _authorize_reading
         return connection
 
     def close(self) -> None:
+        """Close what is idle, and interrupt what is not: its users close it."""
         with self._lock:
             self._closed = True
             while self._idle:
                 self._idle.pop().close()
+            for connection in self._busy:
+                connection.interrupt()
+
+
+def _authorize_reading(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    if action in _READING:
+        return apsw.SQLITE_OK
+    if action == apsw.SQLITE_PRAGMA:
+        pragma = (first or "").lower()
+        if pragma in _READING_PRAGMAS and not (second is not None and pragma in _SETTINGS):
+            return apsw.SQLITE_OK
+    raise NotAllowed("query() only reads", hint="Write from consume_message(), with execute().")

@@ -54,6 +54,14 @@ READ_BYTES: Final = 8 << 20
 GROUP_PAGES: Final = 1024
 HORIZON_SLACK: Final = 32 << 20
 """A recovery reads at most the live state twice and 64 MiB; re-imaging starts well before that."""
+BUSY_MS: Final = 10_000
+"""How long a statement of the writer waits for a reader that opens or recovers the WAL."""
+CHECKPOINT_PATIENCE: Final = 4
+CHECKPOINT_PATIENCE_MS: Final = 100
+"""A checkpoint that readers hold up is put off, until the WAL is this many times as long as it should
+be; from then on each commit waits this long for them. Readers that come one after the other without a
+pause would else let it grow for ever."""
+
 REIMAGE_MAX: Final = 4
 """Groups imaged per commit, at the most: it bounds what a commit has to wait for."""
 
@@ -87,6 +95,7 @@ class RedoRecording:
         self._main_fd = -1
         self._wal_fd = -1
         self._hooked = 0
+        self._lost = False
         self._shipped = 0
         self._salt = b""
         self._wal_pages: dict[int, int] = {}
@@ -105,11 +114,12 @@ class RedoRecording:
             raise Invalid(
                 "the recovery log holds this database in another form",
                 path=str(self.path),
-                hint="Open the store with the mode that recorded it ('vfs' or 'wal').",
+                hint="Open the store with the mode that recorded it ('vfs'), or begin a new log.",
             )
         self._open_files()
         connection = apsw.Connection(str(self.path))
         self._connection = connection
+        connection.set_busy_timeout(BUSY_MS)
         self._configure(connection)
         self._begin_redo()
         self._assume_groups()
@@ -171,6 +181,9 @@ class RedoRecording:
 
     def _on_commit(self, _connection: object, name: str, frames: int) -> int:
         if name == "main":
+            # Frames are counted from the beginning of the WAL. If it began anew before they were
+            # recorded, somebody else made a checkpoint, and they are gone.
+            self._lost = self._lost or frames <= self._hooked
             self._hooked = frames
         return apsw.SQLITE_OK
 
@@ -193,6 +206,12 @@ class RedoRecording:
     def _collect(self) -> list[PageChange] | None:
         if self._hooked == 0:
             return None
+        if self._lost:
+            raise Corrupt(
+                "a checkpoint was made that the recording did not make: changes are missing in the log",
+                path=str(self.path),
+                hint="Do not call wal_checkpoint() on the store's connections.",
+            )
         self._open_wal()
         header = os.pread(self._wal_fd, WAL_HEADER, 0)
         if header[16:24] != self._salt:
@@ -357,9 +376,8 @@ class RedoRecording:
         """Move recorded frames into the database file. Readers may hold it up: then a later commit
         tries again."""
         assert self._connection is not None
-        try:
-            self._connection.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        except apsw.BusyError:
+        patient = self._shipped >= CHECKPOINT_PATIENCE * self._checkpoint_frames
+        if not checkpoint(self._connection, CHECKPOINT_PATIENCE_MS if patient else 0):
             return
         self._shipped = 0
         self._salt = b""
@@ -375,3 +393,18 @@ class RedoRecording:
             if descriptor >= 0:
                 os.close(descriptor)
         self._wal_fd = self._main_fd = -1
+
+
+def checkpoint(connection: apsw.Connection, patience_ms: int) -> bool:
+    """Move the WAL into the database; whether all of it was. Waits at most ``patience_ms`` for readers.
+
+    A cursor of ``connection`` itself that was not read to its end holds it up as any reader does.
+    """
+    connection.set_busy_timeout(patience_ms)
+    try:
+        connection.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    except (apsw.BusyError, apsw.LockedError):
+        return False
+    finally:
+        connection.set_busy_timeout(BUSY_MS)
+    return True

@@ -21,6 +21,7 @@ import apsw
 from gazette.errors import Invalid
 from gazette.recoverylog.recorder import Recorder
 from gazette.stores.sqlite_redo import is_recorded
+from gazette.stores.sqlite_redo_recording import BUSY_MS, checkpoint
 from gazette.tasks import OpFuture
 
 RECORDED_KINDS: Final = (
@@ -140,14 +141,14 @@ class VfsRecording:
             raise Invalid(
                 "the recovery log holds this database in another form",
                 path=str(self.path),
-                hint="Open the store with the mode that recorded it ('redo').",
+                hint="Open the store with the mode that recorded it ('redo'), or begin a new log.",
             )
         name = f"gazette-{os.getpid()}-{next(_serial)}"
         self._vfs = _RecordedVFS(name, self)
         self._main_fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         connection = apsw.Connection(str(self.path), vfs=name)
         self._connection = connection
-        connection.set_busy_timeout(10_000)
+        connection.set_busy_timeout(BUSY_MS)
         for pragma in (
             f"page_size={self._page_size}",
             f"journal_mode={self._journal_mode}",
@@ -208,11 +209,8 @@ class VfsRecording:
     def _rebase(self) -> None:
         """Record the database whole, as a new fnode. Stalls the shard for as long as that takes."""
         assert self._connection is not None
-        if self._journal_mode.upper() == "WAL":
-            try:
-                self._connection.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
-            except apsw.BusyError:
-                return  # A reader holds the WAL: a later commit tries again.
+        if self._journal_mode.upper() == "WAL" and not checkpoint(self._connection, 0):
+            return  # A reader holds the WAL: a later commit tries again.
         main = self.log_path(str(self.path))
         with self.recorder.group() as group:
             for event in self._noted:

@@ -19,7 +19,7 @@ from gazette.consumer.application import Application
 from gazette.consumer.service import ConsumerService
 from gazette.consumer.settings import ConsumerSettings
 from gazette.consumer.shard import Shard
-from gazette.errors import Bug, Conflict, GazetteError, NotFound, NotYet
+from gazette.errors import Bug, Conflict, GazetteError, NotFound, NotYet, Retryable
 from gazette.etcd import Etcd
 from gazette.etcd_values import Compare, Op
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
@@ -274,8 +274,16 @@ class ConsumerFixture:
         await self.await_primary(shard_id)
 
     async def read_through(self, shard_id: str, offsets: Mapping[str, int]) -> Mapping[str, int]:
-        """Return the shard's offsets once its transactions have read through these."""
-        return (await self.shards.stat(shard_id, read_through=dict(offsets))).read_through
+        """Return the shard's offsets once its transactions have read through these, through
+        fail-overs. Raises ``GazetteError`` with the text of its status when it fails instead."""
+        while True:
+            try:
+                return (await self.shards.stat(shard_id, read_through=dict(offsets))).read_through
+            except Retryable:
+                status = self.status_of(shard_id)
+                if status is not None and status.code is ReplicaCode.FAILED:
+                    raise
+            await self.service.clock.sleep(0.02)
 
     async def read_to_heads(self, shard_id: str) -> Mapping[str, int]:
         """``read_through`` what its sources hold now."""
@@ -283,7 +291,8 @@ class ConsumerFixture:
         if item is None:
             raise NotFound("shard does not exist", shard=shard_id)
         heads: dict[str, int] = {}
-        for source in item.decoded.value.spec.sources:
+        decoded: Any = item.decoded
+        for source in decoded.value.spec.sources:
             reader = self.service.client.reader(
                 ReadParams(source.journal, offset=-1, block=False, metadata_only=True)
             )

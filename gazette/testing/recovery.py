@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,13 +29,16 @@ class MemoryLog:
 
     ``data`` is the log, ``ends`` the offset at which each append ended: a real log is only ever cut
     there, since appends are atomic. Appends take effect at once unless ``held``; then they do by
-    ``release_held``, in order.
+    ``release_held``, in order. Once ``failure`` is set, every append fails with it.
+    ``dependencies`` has, for each future that an append had to wait for, where such appends began.
     """
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
         self.ends: list[int] = [len(data)]
         self.held = False
+        self.failure: Exception | None = None
+        self.dependencies: dict[OpFuture[Any], list[int]] = {}
         self._waiting: list[tuple[bytes, OpFuture[AppendResult]]] = []
 
     def start_append(
@@ -45,6 +48,7 @@ class MemoryLog:
             if not dependency.done():
                 raise Bug("a log in memory does not wait for dependencies")
             dependency.result()
+            self.dependencies.setdefault(dependency, []).append(len(self.data))
         return MemoryTxn(self)
 
     def release_held(self) -> None:
@@ -55,7 +59,9 @@ class MemoryLog:
 
     def enqueue(self, content: bytes) -> OpFuture[AppendResult]:
         future: OpFuture[AppendResult] = OpFuture()
-        if self.held:
+        if self.failure is not None:
+            future.set_exception(self.failure)
+        elif self.held:
             self._waiting.append((content, future))
         else:
             self._commit(content, future)
@@ -86,28 +92,77 @@ class MemoryTxn:
         self._content.clear()
 
 
+class Replayer:
+    """Plays a log's bytes back step by step, so that its state after many cuts costs one play-back.
+
+    ``directory`` is wiped, and holds files that are not in place yet; ``copy_live`` puts them there.
+    """
+
+    def __init__(self, directory: Path, *, hints: FSMHints | None = None) -> None:
+        self._playback = Playback(hints or FSMHints(log=LOG))
+        self._files = StagedFiles(directory)
+        self._files.prepare()
+
+    @property
+    def fsm(self) -> RecoveryFSM:
+        return self._playback.fsm
+
+    def advance(
+        self,
+        data: bytes | memoryview,
+        end: int,
+        *,
+        chunk_bytes: Callable[[], int] = lambda: 1 << 16,
+    ) -> None:
+        """Play ``data``, the log from its first byte, up to ``end``, in pieces of ``chunk_bytes()``.
+
+        An operation that is cut off at the end has the effect of what is there of it, as on a disk.
+        Raises ``Corrupt`` as a `Player` does.
+        """
+        playback = self._playback
+        while True:
+            if (wanted := playback.wanted()) is not None:
+                playback.seek(*wanted)
+            begin = playback.read_offset
+            if begin >= end:
+                return
+            piece = bytes(data[begin : min(end, begin + chunk_bytes())])
+            self._files.perform(playback.feed(piece))
+
+    def copy_live(self, target: Path) -> None:
+        """Copy the files as they are now to their paths below ``target``, which is wiped."""
+        self._files.copy_live(self.fsm, target)
+
+    def finish(self) -> RecoveryFSM:
+        """Put the files in place. Raises ``Corrupt`` when the log ended before its hints."""
+        if self._playback.fsm.has_hints:
+            raise self._playback.missing()
+        self._files.make_live(self._playback.fsm)
+        return self._playback.fsm
+
+    def abandon(self) -> None:
+        """Close and remove everything."""
+        self._files.abandon()
+
+
 def replay(
-    data: bytes, directory: Path, *, hints: FSMHints | None = None, chunk_bytes: int = 1 << 16
+    data: bytes | memoryview,
+    directory: Path,
+    *,
+    hints: FSMHints | None = None,
+    chunk_bytes: int = 1 << 16,
 ) -> RecoveryFSM:
     """Play a log's bytes back into ``directory``, which is wiped; returns the FSM at their end.
 
-    An operation that is cut off at the end has the effect of what is there of it, as on a disk.
-    Raises ``Corrupt`` as a `Player` does.
+    As `Replayer` does.
     """
-    playback = Playback(hints or FSMHints(log=LOG))
-    files = StagedFiles(directory)
-    files.prepare()
-    while True:
-        if (wanted := playback.wanted()) is not None:
-            playback.seek(*wanted)
-        begin = playback.read_offset
-        if begin >= len(data):
-            break
-        files.perform(playback.feed(data[begin : begin + chunk_bytes]))
-    if playback.fsm.has_hints:
-        raise playback.missing()
-    files.make_live(playback.fsm)
-    return playback.fsm
+    replayer = Replayer(directory, hints=hints)
+    try:
+        replayer.advance(data, len(data), chunk_bytes=lambda: chunk_bytes)
+        return replayer.finish()
+    except BaseException:
+        replayer.abandon()
+        raise
 
 
 def take_over(

@@ -213,9 +213,9 @@ async def test_other_brokers_proxy_to_the_primary(ready: FixedCluster, name: str
 
 
 async def test_proxied_append_whose_caller_leaves_is_rolled_back(ready: FixedCluster) -> None:
-    local = (await pipeline_of(ready["b"])).local
+    pipeline = await pipeline_of(ready["b"])
     one = await (await Append(ready["a"]).open()).send(b"never")
-    await until(lambda: local.delta)
+    await until(lambda: pipeline.delta)
     one.call.cancel()
     assert (await append(ready["b"], b"x")).commit.begin == 0
     assert written(ready, "c") == b"x"
@@ -354,9 +354,9 @@ async def test_bad_header(ready: FixedCluster) -> None:
 
 async def test_caller_that_leaves_is_rolled_back_on_all_replicas(ready: FixedCluster) -> None:
     """In the middle of its content, when replicas hold a part of it."""
-    local = (await pipeline_of(ready["b"])).local
+    pipeline = await pipeline_of(ready["b"])
     one = await (await Append(ready["b"]).open()).send(b"never", b"ever")
-    await until(lambda: local.delta == len(b"neverever"))
+    await until(lambda: pipeline.delta == len(b"neverever"))
     one.call.cancel()
     response = await append(ready["b"], b"x")
     assert response.commit.begin == 0
@@ -472,9 +472,9 @@ async def test_new_primary_continues_where_the_old_one_was(ready: FixedCluster) 
 
 async def test_append_in_progress_ends_under_its_route(ready: FixedCluster) -> None:
     """The journal is assigned anew in the middle of content: it commits, then the pipeline changes."""
-    local = (await pipeline_of(ready["b"])).local
+    pipeline = await pipeline_of(ready["b"])
     one = await (await Append(ready["b"]).open()).send(b"first ")
-    await until(lambda: local.delta)
+    await until(lambda: pipeline.delta)
     ready.assign(JOURNAL, "a", "b", "c")
     queued = asyncio.gather(append(ready["c"], b"second"))
     await one.send(b"still ")
@@ -487,9 +487,9 @@ async def test_append_in_progress_ends_under_its_route(ready: FixedCluster) -> N
 
 async def test_queued_append_follows_its_journal(ready: FixedCluster) -> None:
     """It waits at a broker which loses the journal meanwhile, and is proxied to the new one."""
-    local = (await pipeline_of(ready["b"])).local
+    pipeline = await pipeline_of(ready["b"])
     one = await (await Append(ready["b"]).open()).send(b"first")
-    await until(lambda: local.delta)
+    await until(lambda: pipeline.delta)
     queued = await (await Append(ready["b"]).open()).send(b"second")
     await until(lambda: ready["b"].replica(JOURNAL).pipeline._waiters)
     ready.put_spec(replace(SPEC, replication=2))

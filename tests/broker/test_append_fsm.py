@@ -580,6 +580,17 @@ def test_suspension_now_rolls_when_the_pipeline_is_rebuilt() -> None:
     assert story.wants == (ev.SendSync(fragment(9, 9), EMPTY_LABELS, opening=True),)
 
 
+def test_roll_is_forgotten_with_the_pipeline() -> None:
+    """Others append while we do not hold it; what we meant to complete is complete by then."""
+    story = Story(AppendTerms(JOURNAL, suspend=SuspendControl.NOW)).until_ready(spool(4, 9))
+    story.tell(ready(0, 9), ev.EtcdWritten(20))
+    assert story.fsm.roll_to == 9
+    effects = story.tell(resolved(same_replica=False, revision=20))
+    assert effects == (ev.GiveBackPipeline(), ev.TakePipeline())
+    story.tell(ev.PipelineTaken(None, None), ev.PipelineBuilt(spool(12, 30), NOW))
+    assert story.wants == (ev.SendSync(fragment(12, 30), EMPTY_LABELS, opening=True),)
+
+
 # Content.
 
 

@@ -493,7 +493,8 @@ class World:
         return True
 
     def reassign(self, members: list[int], primary: int) -> None:
-        """As the allocator may: adds whom it likes; removes or demotes only if the journal is consistent."""
+        """As the allocator may: adds whom it likes, removes only if the journal is consistent, and never
+        demotes a primary that stays: its replica, and what it appends meanwhile, would be given up."""
         ids = list(self.brokers)
         chosen = {ids[at] for at in members if self.brokers[ids[at]].alive}
         present = set(self.etcd.members)
@@ -502,8 +503,9 @@ class World:
         if len(chosen) < self.spec.replication or not chosen & present:
             return
         ordered = tuple(sorted(chosen))
-        leader = ordered[primary % len(ordered)]
-        self.change(self.etcd.next(ordered, leader if self.etcd.consistent else self.etcd.primary))
+        stays = self.etcd.primary in chosen
+        leader = self.etcd.primary if stays else ordered[primary % len(ordered)]
+        self.change(self.etcd.next(ordered, leader))
 
     def crash(self, broker: Broker) -> None:
         """Its lease runs out. Not if it is the last that has all of what was acknowledged."""

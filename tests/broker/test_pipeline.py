@@ -401,8 +401,10 @@ async def test_closing_ends_streams_and_releases_the_spool(bench: Bench) -> None
     pipeline = await bench.in_step()
     await bench.append(pipeline, b"committed")
     turn = pipeline.take_turn()
-    await pipeline.content(b"pending", 0)
+    await pipeline.content(bytes(1 << 20), 0)
+    await pipeline.content(b"pending", 1 << 20)
     assert await pipeline.release_spool() is bench.spool
+    assert bench.spool.delta == 1 << 20
     closing = bench.scope.spawn(pipeline.close(), name="close")
     # Case: the peer sees the end at once, but the turn of the append comes first.
     await peer.received.get()
@@ -472,9 +474,43 @@ async def test_disk_of_the_primary_fails(bench: Bench) -> None:
     """Content of ours that is out of order stands for it: peers have it, our spool does not."""
     peer = await bench.peer("one")
     pipeline = await bench.in_step()
+    await pipeline.content(b"x", 5)
     with pytest.raises(Exception, match="ContentDelta"):
-        await pipeline.content(b"x", 5)
+        await pipeline.next()
     assert await peer.received.get() == ReplicateContent(b"x", 5)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "messages"),
+    [
+        ([1], [1]),
+        ([1 << 17] * 4, [1 << 17, 3 << 17]),
+        ([1 << 17] * 8, [1 << 17, 5 << 17, 2 << 17]),
+        ([1 << 19, 1 << 20, 1], [1 << 19, 1 << 20, 1]),
+        ([(1 << 20) + 1], [1 << 20, 1]),
+        ([5 << 19, 7], [1 << 20, 1 << 20, 1 << 19, 7]),
+    ],
+)
+async def test_chunks_travel_in_batches(
+    bench: Bench, chunks: list[int], messages: list[int]
+) -> None:
+    """Never beyond what peers take, whatever the client sent."""
+    peer = await bench.peer("one")
+    pipeline = await bench.in_step()
+    content = random.Random(1).randbytes(sum(chunks))
+    delta = 0
+    for length in chunks:
+        await pipeline.content(content[delta : delta + length], delta)
+        delta += length
+        assert pipeline.delta == delta
+    await pipeline.propose(await pipeline.next(), EMPTY_LABELS, acknowledge=True)
+    sent, lengths = b"", []
+    while isinstance(message := await peer.received.get(), ReplicateContent):
+        assert message.delta == len(sent)
+        sent += message.content
+        lengths.append(len(message.content))
+    assert lengths == messages
+    assert sent == content == bench.commits[-1].pread(0, len(content))
 
 
 async def test_real_replicas_end_up_equal(tmp_path: Path) -> None:

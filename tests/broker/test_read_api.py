@@ -256,6 +256,31 @@ async def test_tokens_are_required_narrow_and_expire_as_a_clean_end(
         assert all(message.status == Status.OK for message in messages)
 
 
+class JumpingClock(SystemClock):
+    """The machine's clock, set forward at will."""
+
+    ahead_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead_s
+
+
+async def test_a_token_that_expires_ends_a_busy_read_too(etcd: Etcd, tmp_path: Path) -> None:
+    clock = JumpingClock()
+    auth = KeyedAuth.parse(clock, base64.b64encode(b"k" * 32).decode())
+    async with await BrokerFixture.start(etcd, tmp_path, auth=auth, clock=clock) as broker:
+        await broker.create(journal_spec(JOURNAL))
+        await append(broker, noise(32_000_000))
+        call = read(broker, token=auth.sign(Claims(Capability.READ), 60))
+        received = 0
+        async for message in call:
+            received += len(message.content)
+            clock.ahead_s = 61.0
+        assert 0 < received < 32_000_000
+        assert await call.code() is grpc.StatusCode.OK
+        clock.ahead_s = 0.0
+
+
 # --- Stored content
 
 

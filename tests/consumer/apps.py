@@ -11,8 +11,8 @@ from gazette import Application, Envelope, Message, Publisher
 from gazette.client.appender import AppendParams
 from gazette.consumer.application import Store
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
-from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
 from gazette.message.mapping import fixed_mapping
+from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.stores.json_file import JSONFileStore
@@ -20,6 +20,9 @@ from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.remote_store import RemoteDatabase, RemoteStore
 
 SOURCE = "a/source"
+SHARD, OTHER = "shard-one", "shard-two"
+Start = Callable[..., Any]
+"""Of the fixture ``start``: starts a member of an application."""
 PRODUCER = bytes([1, 2, 3, 4, 5, 6])
 CLOCK = 0x1E9CC5F83FC2F950
 """A realistic message clock: producers are pruned by it."""

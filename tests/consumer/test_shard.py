@@ -2,38 +2,546 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
+import asyncio
+import shutil
+import threading
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from gazette.client.journals import JournalChange
+from gazette.client.shards import ShardChange
+from gazette.clock import SystemClock
+from gazette.consumer import shard as shard_module
+from gazette.errors import Closed, GazetteError
 from gazette.etcd import Etcd
-from gazette.testing.broker import BrokerFixture
+from gazette.etcd_values import Compare, Op
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
+from gazette.protocol.hints import decode_hints
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSource
+from gazette.tasks import TaskScope
+from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture, log_spec, shard_spec
+from gazette.testing.instant_clock import eventually
 from gazette.testing.remote_store import RemoteDatabase
-from tests.consumer.apps import SOURCE, Tally, append, frame, source_spec
+from tests.consumer.apps import (
+    OTHER,
+    SHARD,
+    SOURCE,
+    Echo,
+    Gate,
+    Start,
+    Tally,
+    append,
+    frame,
+    pending,
+    source_spec,
+)
 
-SHARD = "shard-one"
-
-
-@pytest.fixture
-async def broker(etcd: Etcd, tmp_path: Path) -> AsyncIterator[BrokerFixture]:
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
-        await broker.create(source_spec(), log_spec(SHARD))
-        yield broker
-
-
-async def test_smoke(etcd: Etcd, broker: BrokerFixture, tmp_path: Path) -> None:
-    async with await ConsumerFixture.start(etcd, broker, Tally(), tmp_path) as consumer:
-        await consumer.create(shard_spec(SHARD, SOURCE))
-        await append(broker, frame("a"), frame("b", 1), frame("b", 1), frame("b", 2))
-        await consumer.read_to_heads(SHARD)
-        assert consumer.store(SHARD).read() == {"a": 1, "b": 2}
+TARGET = "b/target"
+CLOCK = SystemClock()
 
 
-async def test_smoke_remote(etcd: Etcd, broker: BrokerFixture, tmp_path: Path) -> None:
-    async with await ConsumerFixture.start(etcd, broker, Tally(RemoteDatabase()), tmp_path) as consumer:
-        await consumer.create(shard_spec(SHARD, SOURCE, log=False))
-        await append(broker, frame("a"), frame("b", 1), frame("b", 1), frame("b", 2))
-        await consumer.read_to_heads(SHARD)
-        assert consumer.store(SHARD).read() == {"a": 1, "b": 2}
+# --- Recovery
+
+
+async def test_a_shard_recovers_from_its_log(start: Start, broker: BrokerFixture) -> None:
+    first = await start()
+    await first.create(shard_spec(SHARD, SOURCE))
+    await append(broker, frame("a"), frame("b", 1), frame("b", 1), frame("b", 2))
+    await first.read_to_heads(SHARD)
+    assert first.store(SHARD).read() == {"a": 1, "b": 2}
+    await first.stop()
+    assert list(first.service.settings.scratch_directory.iterdir()) == []
+    second = await start(id="consumer-two")
+    await second.await_primary(SHARD)
+    end = await append(broker, frame("b", 2), frame("c", 3))
+    stat = await second.read_to_heads(SHARD)
+    assert stat == {SOURCE: end}
+    assert second.store(SHARD).read() == {"a": 1, "b": 2, "c": 1}
+
+
+async def test_a_shard_without_a_log_keeps_its_state_elsewhere(
+    start: Start, broker: BrokerFixture
+) -> None:
+    application = Tally(RemoteDatabase())
+    first = await start(application)
+    await first.create(shard_spec(SHARD, SOURCE, log=False))
+    await append(broker, frame("a"), frame("b", 1))
+    await first.read_to_heads(SHARD)
+    await first.delete(SHARD)
+    await first.until(lambda: not first.assignments(SHARD))
+    await eventually(lambda: application.stores[0].destroyed)
+    await first.create(shard_spec(SHARD, SOURCE, log=False))
+    await append(broker, frame("b", 2))
+    await first.read_to_heads(SHARD)
+    assert first.store(SHARD).read() == {"a": 1, "b": 2}
+    assert len(application.stores) == 2
+
+
+async def test_a_deleted_shard_that_is_written_again_at_once_starts_anew(
+    start: Start, broker: BrokerFixture, etcd: Etcd
+) -> None:
+    application = Tally()
+    member = await start(application)
+    spec = shard_spec(SHARD, SOURCE)
+    await member.create(spec)
+    await append(broker, frame("a"))
+    await member.read_to_heads(SHARD)
+    before = member.shard(SHARD)
+    key = before.fqn
+    # In one step of the key space: nobody sees that the shard was gone.
+    await etcd.delete(key)
+    await etcd.put(key, spec.to_pb().SerializeToString())
+    await member.until(
+        lambda: member.service.resolver.local_shards.get(SHARD) not in (None, before)
+    )
+    await append(broker, frame("a"))
+    await member.read_to_heads(SHARD)
+    assert member.store(SHARD).read() == {"a": 2}
+    assert len(application.stores) == 2
+
+
+async def test_a_hot_standby_takes_over_from_a_member_that_died(
+    start: Start, broker: BrokerFixture
+) -> None:
+    first = await start(lease_ttl_s=1.0)
+    await first.create(shard_spec(SHARD, SOURCE, hot_standbys=1))
+    second = await start(id="consumer-two")
+    await second.await_standby(SHARD)
+    await append(broker, frame("a", 1), frame("b", 2))
+    await second.read_to_heads(SHARD)  # Asked of the primary, through this member.
+    assert second.shard(SHARD).store is None
+    await first.crash()
+    await second.await_primary(SHARD)
+    await append(broker, frame("b", 2), frame("c", 3))
+    await second.read_to_heads(SHARD)
+    assert second.store(SHARD).read() == {"a": 1, "b": 1, "c": 1}
+
+
+async def test_a_member_that_leaves_hands_its_shards_over(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """Without standbys, too: the shard is recovered elsewhere before it is given up."""
+    first = await start(drain_timeout_s=20.0)
+    await first.create(shard_spec(SHARD, SOURCE))
+    await append(broker, frame("a", 1))
+    await first.read_to_heads(SHARD)
+    second = await start(id="consumer-two")
+    seen: list[int] = []
+    second.service.key_space.observers.append(lambda: seen.append(len(second.assignments(SHARD))))
+    await first.stop()
+    await second.await_primary(SHARD)
+    assert max(seen) == 2, "it was given up before the other was ready"
+    assert 0 not in seen
+    await append(broker, frame("a", 1), frame("b", 2))
+    await second.read_to_heads(SHARD)
+    assert second.store(SHARD).read() == {"a": 1, "b": 1}
+
+
+async def test_a_promotion_without_consent_loses_and_repeats_nothing(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """The primary is busy with a transaction when its assignment goes away."""
+    await broker.create(source_spec(TARGET))
+    gate = Gate()
+    busy = Echo(TARGET, on_word=lambda word: gate() if word == "busy" else None)
+    first = await start(busy)
+    await first.create(shard_spec(SHARD, SOURCE, hot_standbys=1))
+    second = await start(Echo(TARGET), id="consumer-two")
+    await second.await_standby(SHARD)
+    await append(broker, frame("a", 1), frame("busy", 2))
+    await eventually(gate.entered.is_set)
+    await second.promote(SHARD)
+    gate.open()
+    await append(broker, frame("b", 3))
+    await second.read_to_heads(SHARD)
+    assert second.store(SHARD).read() == {"a": 1, "busy": 1, "b": 1}
+    reader = await start(Tally(RemoteDatabase()), id="consumer-three", root="/gazette/consumers/b")
+    await reader.create(shard_spec(OTHER, TARGET, log=False))
+    await reader.read_to_heads(OTHER)
+    assert {k: v for k, v in reader.store(OTHER).read().items() if k} == {"a": 1, "busy": 1, "b": 1}
+
+
+# --- Failures end as FAILED, with a text
+
+
+class Fails(Tally):
+    """Raises something somewhere."""
+
+    def __init__(self, where: str, error: BaseException) -> None:
+        super().__init__()
+        self.where, self.error = where, error
+
+    def _at(self, where: str) -> None:
+        if self.where == where:
+            raise self.error
+
+    def new_store(self, shard: Any, recorder: Any) -> Any:
+        self._at("new_store")
+        store = super().new_store(shard, recorder)
+        if self.where == "restore":
+            store.restore_checkpoint = lambda shard: self._at("restore")
+        return store
+
+    def message_type_of(self, journal: Any) -> Any:
+        self._at("type")
+        return super().message_type_of(journal)
+
+    def consume_message(self, *args: Any) -> None:
+        self._at("consume")
+        super().consume_message(*args)
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("not even that")
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "text"),
+    [
+        ("new_store", ValueError("no room"), "new_store raised ValueError: no room"),
+        ("new_store", StopIteration(), "new_store raised StopIteration"),
+        ("restore", OSError("gone"), "Store.restore_checkpoint raised OSError: gone"),
+        ("type", KeyError("schema"), "'schema'"),
+        ("consume", ValueError("odd"), f"consume_message raised ValueError: odd (journal={SOURCE}"),
+        ("consume", SystemExit(3), "consume_message raised SystemExit: 3"),
+        ("consume", asyncio.CancelledError(), "consume_message raised CancelledError"),
+        ("consume", Closed("a connection"), "a connection"),
+        ("consume", ValueError("file \udcff"), "file \\udcff"),
+        ("consume", ValueError("x" * 9000), "xxx ...[truncated]"),
+        ("consume", Unprintable(), "consume_message raised Unprintable"),
+    ],
+)
+async def test_an_error_of_the_application_fails_its_shard(
+    start: Start, broker: BrokerFixture, where: str, error: BaseException, text: str
+) -> None:
+    application = Fails(where, error)
+    member = await start(application)
+    await append(broker, frame("a", 1))
+    await member.shards.apply_shards([ShardChange(upsert=shard_spec(SHARD, SOURCE))])
+    assert text in await member.await_failed(SHARD)
+    assert member.service.failure is None, "the member broke with its shard"
+    # As operators repair it.
+    application.where = ""
+    await member.shards.unassign([SHARD], only_failed=True)
+    await member.until(lambda: _code(member) is ReplicaCode.PRIMARY)
+    await member.read_to_heads(SHARD)
+    assert member.store(SHARD).read() == {"a": 1}
+
+
+def _code(member: ConsumerFixture) -> ReplicaCode | None:
+    status = member.status_of(SHARD)
+    return None if status is None else status.code
+
+
+async def test_a_malformed_message_is_named(start: Start, broker: BrokerFixture) -> None:
+    member = await start()
+    begin = await append(broker, frame("a", 1))
+    end = await append(broker, b"{]\n")
+    await member.shards.apply_shards([ShardChange(upsert=shard_spec(SHARD, SOURCE))])
+    assert f"journal={SOURCE}, begin={begin}, end={end}" in await member.await_failed(SHARD)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"sources": (ShardSource("no/such"),)}, "source journal no/such does not exist"),
+        ({"recovery_log_prefix": "no/logs"}, "recovery log no/logs/shard-one does not exist"),
+        ({"recovery_log_prefix": "not"}, "expected label content-type value"),
+    ],
+)
+async def test_a_journal_that_is_missing_or_wrong_is_named(
+    start: Start, broker: BrokerFixture, fields: dict[str, Any], text: str
+) -> None:
+    await broker.create(
+        journal_spec(f"not/{SHARD}", labels=LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES)))
+    )
+    member = await start()
+    spec = replace(shard_spec(SHARD, SOURCE), **fields)
+    await member.shards.apply_shards([ShardChange(upsert=spec)])
+    assert text in await member.await_failed(SHARD)
+
+
+async def test_a_journal_that_is_created_just_after_its_shard_is_waited_for(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """Brokers learn of a journal one after the other."""
+    member = await start()
+    spec = shard_spec(SHARD, "late/source")
+    await member.shards.apply_shards([ShardChange(upsert=spec)])
+    await broker.client.apply_journals([JournalChange(upsert=source_spec("late/source"))])
+    await member.await_primary(SHARD)
+
+
+@pytest.mark.parametrize("carried", [True, False])
+async def test_a_failed_standby_that_becomes_primary_is_not_silent(
+    start: Start, broker: BrokerFixture, etcd: Etcd, carried: bool
+) -> None:
+    """A promotion takes its status along. Assigned without one, it is a new attempt."""
+    first = await start()
+    await first.create(shard_spec(SHARD, SOURCE, hot_standbys=1))
+    second = await start(id="consumer-two")
+    await second.await_standby(SHARD)
+    scratch = second.service.settings.scratch_directory
+    # Its replica is made anew, where there is no place for files.
+    (standby,) = [kv for kv in second.assignments(SHARD) if kv.decoded.slot]
+    shutil.rmtree(scratch)
+    await etcd.delete(standby.key)
+    await second.until(lambda: _own_code(second) is ReplicaCode.FAILED)
+    scratch.mkdir()
+    (primary, failed) = sorted(second.assignments(SHARD), key=lambda kv: kv.decoded.slot)
+    target = failed.key.rpartition("#")[0] + "#0"
+    value = failed.raw.value if carried else b""
+    result = await etcd.txn(
+        (Compare.mod_revision(failed.key, "=", failed.raw.mod_revision),),
+        (
+            Op.delete(primary.key),
+            Op.delete(failed.key),
+            Op.put(target, value, lease=failed.raw.lease),
+        ),
+    )
+    assert result.succeeded
+    await second.service.key_space.wait_for_revision(result.header.revision)
+    if carried:
+        assert "No such file" in await second.await_failed(SHARD)
+    else:
+        await second.await_primary(SHARD)
+        await append(broker, frame("a", 1))
+        await second.read_to_heads(SHARD)
+
+
+def _own_code(member: ConsumerFixture) -> ReplicaCode | None:
+    status = member.status_of(SHARD, of_primary=False)
+    return None if status is None else status.code
+
+
+async def test_the_store_of_a_failed_shard_answers_nothing(
+    start: Start, broker: BrokerFixture
+) -> None:
+    application = Fails("consume", ValueError("odd"))
+    member = await start(application)
+    await member.create(shard_spec(SHARD, SOURCE))
+    await append(broker, frame("a", 1))
+    await member.await_failed(SHARD)
+    with pytest.raises(GazetteError, match="SHARD_STOPPED"):
+        await member.shards.stat(SHARD)
+
+
+async def test_the_status_only_rises_and_a_failure_stays(start: Start, etcd: Etcd) -> None:
+    member = await start()
+    await member.create(shard_spec(SHARD, SOURCE))
+    shard = member.shard(SHARD)
+    await shard._update_status(ReplicaStatus(ReplicaCode.BACKFILL, ()))
+    assert _code(member) is ReplicaCode.PRIMARY
+    await shard._update_status(ReplicaStatus(ReplicaCode.FAILED, ("one",)))
+    await shard._update_status(ReplicaStatus(ReplicaCode.FAILED, ("one",)))
+    await shard._update_status(ReplicaStatus(ReplicaCode.PRIMARY, ()))
+    assert member.status_of(SHARD) == ReplicaStatus(ReplicaCode.FAILED, ("one",))
+
+
+# --- Slow callbacks
+
+
+async def test_a_callback_that_does_not_return_holds_up_its_own_shard_only(
+    start: Start, broker: BrokerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_module, "STOP_TIMEOUT_S", 0.2)
+    await broker.create(source_spec("slow/source"), log_spec(OTHER))
+    gate = Gate()
+    application = Tally(on_word=lambda word: gate() if word == "slow" else None)
+    member = await start(application, lease_ttl_s=1.0, drain_timeout_s=0.0)
+    await member.create(shard_spec(SHARD, SOURCE), shard_spec(OTHER, "slow/source"))
+    await append(broker, frame("slow"), frame("more"), journal="slow/source")
+    await eventually(gate.entered.is_set)
+    slow = member.store(OTHER)
+    revision = member.service.key_space.header.revision
+    # The lease outlives several of its terms, and the other shard goes on.
+    for count in range(1, 4):
+        await append(broker, frame("a"))
+        await member.read_to_heads(SHARD)
+        assert member.store(SHARD).read() == {"a": count}
+        await CLOCK.sleep(0.5)
+    assert member.service.key_space.header.revision == revision, "the member came back, or left"
+    async with asyncio.timeout(8):
+        await member.stop()
+    assert slow.read() == {}
+    gate.open()
+    await eventually(lambda: not any("shard-two" in one.name for one in threading.enumerate()))
+    assert "more" not in slow.state, "went on consuming after it was stopped"
+
+
+async def test_a_query_keeps_the_store_until_it_ends(start: Start, broker: BrokerFixture) -> None:
+    application = Tally(RemoteDatabase())
+    member = await start(application)
+    await member.create(shard_spec(SHARD, SOURCE, log=False))
+    gate = Gate()
+
+    def serve(store: Any) -> bool:
+        gate()
+        return bool(store.destroyed)
+
+    async def proxy(channel: Any, header: Any) -> bool:
+        raise AssertionError
+
+    async with asyncio.timeout(10), TaskScope("test") as scope:
+        query = scope.spawn(member.service.call_shard(SHARD, serve, proxy), name="query")
+        await eventually(gate.entered.is_set)
+        await member.delete(SHARD)
+        await member.until(lambda: not member.assignments(SHARD))
+        await CLOCK.sleep(0.05)
+        gate.open()
+        assert await query is False
+    await eventually(lambda: application.stores[0].destroyed)
+
+
+# --- Specifications
+
+
+async def test_min_offset_is_where_reading_begins(start: Start, broker: BrokerFixture) -> None:
+    begin = await append(broker, frame("before"))
+    spec = replace(shard_spec(SHARD), sources=(ShardSource(SOURCE, begin),))
+    member = await start()
+    await member.create(spec)
+    # Nothing before it is going to be read, so nobody has to wait for it.
+    assert await member.read_to_heads(SHARD) == {SOURCE: begin}
+    end = await append(broker, frame("after"))
+    assert await member.read_to_heads(SHARD) == {SOURCE: end}
+    assert member.store(SHARD).read() == {"after": 1}
+
+
+async def test_a_disabled_shard_is_given_up_and_taken_again(
+    start: Start, broker: BrokerFixture
+) -> None:
+    member = await start()
+    spec = shard_spec(SHARD, SOURCE)
+    await member.create(spec)
+    await append(broker, frame("a"))
+    await member.read_to_heads(SHARD)
+    await member.update(replace(spec, disable=True))
+    await member.until(lambda: not member.assignments(SHARD))
+    with pytest.raises(GazetteError, match="NO_SHARD_PRIMARY"):
+        await member.shards.stat(SHARD)
+    await member.update(spec)
+    await member.await_primary(SHARD)
+    await append(broker, frame("a"))
+    await member.read_to_heads(SHARD)
+    assert member.store(SHARD).read() == {"a": 2}
+
+
+async def test_durations_take_effect_with_the_next_transaction(
+    start: Start, broker: BrokerFixture
+) -> None:
+    member = await start()
+    spec = shard_spec(SHARD, SOURCE, max_txn_duration_ns=3600 * 10**9)
+    await member.create(spec)
+    await append(broker, frame("a", 1))
+    await member.read_to_heads(SHARD)
+    # A transaction would now wait an hour for a span to end, unless it must not.
+    await member.update(replace(spec, disable_wait_for_ack=True))
+    await append(broker, frame("b", 2))
+    await member.read_to_heads(SHARD)
+    end = await append(broker, frame("c", 3), pending("d", 4))
+    async with asyncio.timeout(10):
+        await member.read_through(SHARD, {SOURCE: end})
+    assert member.store(SHARD).read() == {"a": 1, "b": 1, "c": 1}
+
+
+async def test_a_changed_log_is_that_of_the_next_life(
+    start: Start, broker: BrokerFixture, etcd: Etcd
+) -> None:
+    """Hints of a running shard are of the log that it writes, whatever its specification says now."""
+    member = await start(hints_interval_s=0.05)
+    spec = shard_spec(SHARD, SOURCE)
+    await member.create(spec)
+    await member.update(replace(spec, recovery_log_prefix="other/logs"))
+    await append(broker, frame("a", 1))
+    await member.read_to_heads(SHARD)
+
+    async def stored() -> Any:
+        return await etcd.get(spec.hint_primary_key)
+
+    while (kv := await stored()) is None:
+        await CLOCK.sleep(0.02)
+    assert decode_hints(kv.value).log == spec.recovery_log
+
+
+async def test_a_source_may_be_read_with_a_metadata_segment(
+    start: Start, broker: BrokerFixture
+) -> None:
+    member = await start()
+    await member.create(shard_spec(SHARD, f"{SOURCE};one/more"))
+    end = await append(broker, frame("a", 1))
+    offsets = await member.read_through(SHARD, {f"{SOURCE};one/more": end})
+    assert offsets == {f"{SOURCE};one/more": end}
+
+
+# --- Hints
+
+
+async def test_hints_are_stored_from_time_to_time_and_kept_at_promotions(
+    start: Start, broker: BrokerFixture, etcd: Etcd
+) -> None:
+    spec = shard_spec(SHARD, SOURCE)
+    first = await start(hints_interval_s=0.05)
+    await first.create(spec)
+    await append(broker, frame("a", 1))
+    await first.read_to_heads(SHARD)
+
+    async def hints_with_files() -> Any:
+        while True:
+            kv = await etcd.get(spec.hint_primary_key)
+            if kv is not None and decode_hints(kv.value).live_nodes:
+                return kv
+            await CLOCK.sleep(0.02)
+
+    kv = await hints_with_files()
+    # An idle shard writes nothing: the key stays as it is over several intervals.
+    await CLOCK.sleep(0.3)
+    idle = await etcd.get(spec.hint_primary_key)
+    assert idle is not None
+    assert idle.version - kv.version <= 1
+    await first.stop()
+    second = await start(id="consumer-two")
+    await second.await_primary(SHARD)
+    backups = [await etcd.get(key) for key in spec.hint_backup_keys]
+    assert [one is not None for one in backups] == [True, True]
+    assert decode_hints(backups[0].value).live_nodes  # type: ignore[union-attr]
+    assert not decode_hints(backups[1].value).live_nodes  # type: ignore[union-attr]
+    got = await second.shards.get_hints(SHARD)
+    assert got.primary is not None
+    assert len(got.backups) == 2
+    # Damaged hints are passed over, if others are there.
+    await second.stop()
+    await etcd.put(spec.hint_primary_key, b"{")
+    third = await start(id="consumer-three")
+    await third.await_primary(SHARD)
+    assert third.store(SHARD).read() == {"a": 1}
+
+
+async def test_a_shard_does_not_start_from_nothing_when_all_its_hints_are_damaged(
+    start: Start, etcd: Etcd
+) -> None:
+    spec = shard_spec(SHARD, SOURCE)
+    await etcd.put(spec.hint_primary_key, b"")
+    member = await start()
+    await member.shards.apply_shards([ShardChange(upsert=spec)])
+    assert "no hints of the shard can be used" in await member.await_failed(SHARD)
+
+
+async def test_hints_of_a_member_that_lost_the_shard_are_dropped(start: Start, etcd: Etcd) -> None:
+    from gazette.consumer.hints_store import store_recorded_hints
+    from gazette.protocol.hints import FSMHints
+
+    spec = shard_spec(SHARD, SOURCE)
+    member = await start()
+    await member.create(spec)
+    assignment = member.shard(SHARD).assignment
+    hints = FSMHints(log=spec.recovery_log)
+    revision = assignment.raw.create_revision
+    assert not await store_recorded_hints(etcd, spec, hints, assignment.key, revision - 1)
+    assert await etcd.get(spec.hint_primary_key) is None
+    assert await store_recorded_hints(etcd, spec, hints, assignment.key, revision)

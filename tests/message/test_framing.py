@@ -91,7 +91,7 @@ line = st.sampled_from(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(line, max_size=12), st.sampled_from([b"", b'{"word"', b"{}"]))
 def test_each_line_is_one_message_whatever_is_on_the_others(lines, rest):
     """The batch path never merges, splits or drops lines."""
@@ -304,7 +304,7 @@ def test_the_first_record_of_a_reader_fixes_the_width():
 field_text = st.text(st.sampled_from('ab,"\n\r \u00fc\\.'), max_size=5)
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(st.lists(st.lists(field_text, min_size=2, max_size=2), min_size=1, max_size=5), st.data())
 def test_csv_records_may_be_cut_anywhere(rows, data):
     records = [CSVRecord([UUID, *fields]) for fields in rows]

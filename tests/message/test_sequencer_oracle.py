@@ -149,7 +149,7 @@ histories = st.one_of(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
     items=histories,
     ring=st.integers(1, 12),
@@ -171,7 +171,7 @@ def test_any_history_is_delivered_as_it_means(items, ring, piece, limit):
         assert sequencer.checkpoint() == {JOURNAL: oracle.checkpoint}
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
     items=histories,
     ring=st.integers(1, 12),
@@ -218,7 +218,7 @@ def _uuid(envelope: Envelope) -> tuple[bytes, int, int]:
     return envelope.producer, envelope.clock, envelope.flags
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_every_committed_message_takes_effect_once_across_crashes(seed):
     """Transactions end anywhere, also within a sequence; a crash loses what came after the last."""

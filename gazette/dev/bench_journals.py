@@ -1,0 +1,217 @@
+"""`gazette bench append | latency | read`: what journals cost beside the bare transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+
+from gazette.client.appender import AppendParams
+from gazette.client.client import Client
+from gazette.client.reader import Reader, ReadParams
+from gazette.client.wire import CHUNK_BYTES
+from gazette.dev import bench_bare
+from gazette.dev.bench_app import message_of
+from gazette.dev.bench_cluster import Bench, journal_spec
+from gazette.dev.bench_report import (
+    Baseline,
+    Figure,
+    percentile,
+    ratio_at_least,
+    ratio_at_most,
+)
+from gazette.protocol.fragment import Codec
+
+APPEND_CHUNKS: Final = 256
+"""Content of one append: 32 MiB."""
+READ_CHUNKS: Final = 512
+"""Of one read: 64 MiB."""
+FRAGMENT_BYTES: Final = 16 << 20
+FRAGMENTS: Final = 4
+SMALL: Final = b"x" * 100
+MB: Final = 1e6
+
+
+def text(length: int) -> bytes:
+    """Lines of JSON."""
+    lines: list[bytes] = []
+    size = index = 0
+    while size < length:
+        message = message_of(index)
+        message.uuid = f"{index * 0x9E3779B97F4A7C15 % (1 << 128):032x}"
+        lines.append(msgspec.json.encode(message) + b"\n")
+        size += len(lines[-1])
+        index += 1
+    return b"".join(lines)[:length]
+
+
+async def append(bench: Bench) -> list[Figure]:
+    """Throughput of one journal: appends of 32 MiB in 128 KiB chunks, one after the other."""
+    chunk = text(CHUNK_BYTES)
+    count = bench.scaled(APPEND_CHUNKS)
+    specs = {
+        "append, R=1": journal_spec("bench/append/one"),
+        "append, R=3": journal_spec("bench/append/three", replication=3),
+        "append, R=1, zstandard": journal_spec("bench/append/zstd", codec=Codec.ZSTANDARD),
+    }
+
+    async def bare() -> int:
+        await bench.bare.append(chunk, count)
+        return count * CHUNK_BYTES
+
+    def journal(name: str) -> Callable[[], Awaitable[int]]:
+        async def work() -> int:
+            await bench.client.append(AppendParams(name), [chunk] * count)
+            return count * CHUNK_BYTES
+
+        return work
+
+    works = [bare, *(journal(spec.name) for spec in specs.values())]
+    async with bench.journals(*specs.values()):
+        for work in works:
+            await work()
+        measured = await bench.rounds(*(_rate(bench, work) for work in works))
+    ceiling = Baseline("bare gRPC stream, SHA-1", measured[0])
+    targets = (ratio_at_least(0.6), ratio_at_least(0.25), None)
+    return [
+        Figure("append", name, "MB/s", values, ceiling, target)
+        for name, values, target in zip(specs, measured[1:], targets, strict=True)
+    ]
+
+
+def _rate(bench: Bench, work: Callable[[], Awaitable[int]]) -> Callable[[], Awaitable[float]]:
+    """MB/s of repeated work that gives bytes."""
+
+    async def measure() -> float:
+        return await bench.repeated(work) / MB
+
+    return measure
+
+
+async def latency(bench: Bench) -> list[Figure]:
+    """Appends of 100 bytes, each begun when the former was acknowledged, beside unary calls."""
+    specs = [
+        journal_spec("bench/latency/one"),
+        journal_spec("bench/latency/three", replication=3),
+    ]
+
+    async def unary() -> object:
+        return await bench.bare.unary(SMALL)
+
+    def appending(name: str) -> Callable[[], Awaitable[object]]:
+        async def call() -> object:
+            return await bench.client.append(AppendParams(name), SMALL)
+
+        return call
+
+    calls = [unary, *(appending(spec.name) for spec in specs)]
+    samples: list[list[list[float]]] = [[] for _ in calls]
+    async with bench.journals(*specs):
+        for call in calls:
+            for _ in range(20):
+                await call()
+        for _ in range(bench.settings.rounds):
+            for taken, call in zip(samples, calls, strict=True):
+                taken.append(await _latencies_ms(bench, call))
+    figures: list[Figure] = []
+    for percent, bounds in ((50, (2.0, 4.0)), (99, (None, None))):
+        of_rounds = [tuple(percentile(one, percent) for one in taken) for taken in samples]
+        beside = Baseline(f"bare unary call, p{percent}", of_rounds[0])
+        for name, values, bound in zip(("R=1", "R=3"), of_rounds[1:], bounds, strict=True):
+            target = None if bound is None else ratio_at_most(bound)
+            figures.append(
+                Figure(
+                    "latency", f"append latency, {name}, p{percent}", "ms", values, beside, target
+                )
+            )
+    return figures
+
+
+async def _latencies_ms(bench: Bench, call: Callable[[], Awaitable[object]]) -> list[float]:
+    clock = bench.clock
+    end = clock.monotonic() + bench.settings.seconds
+    taken: list[float] = []
+    while (began := clock.monotonic()) < end or not taken:
+        await call()
+        taken.append(1e3 * (clock.monotonic() - began))
+    return taken
+
+
+async def read(bench: Bench) -> list[Figure]:
+    """Throughput of one reader: of what brokers have in their spools, and of stored fragments."""
+    return [*await _read_local(bench), *await _read_stored(bench)]
+
+
+async def _read_local(bench: Bench) -> list[Figure]:
+    spec = journal_spec("bench/read/local")
+    count = bench.scaled(READ_CHUNKS)
+    chunk = text(CHUNK_BYTES)
+
+    async def bare() -> int:
+        return await bench.bare.read(count)
+
+    async def local() -> int:
+        params = ReadParams(spec.name, end_offset=count * CHUNK_BYTES)
+        return await _read_all(bench.client, params)
+
+    async with bench.journals(spec):
+        await bench.client.append(AppendParams(spec.name), [chunk] * count)
+        for work in (bare, local):
+            await work()
+        ceiling, measured = await bench.rounds(_rate(bench, bare), _rate(bench, local))
+    beside = Baseline("bare gRPC stream", ceiling)
+    return [Figure("read", "read, caught up", "MB/s", measured, beside, ratio_at_least(0.8))]
+
+
+async def _read_all(client: Client, params: ReadParams) -> int:
+    length = 0
+    async with Reader(client, params, direct=False) as reader:
+        while piece := await reader.read():
+            length += len(piece)
+    return length
+
+
+async def _read_stored(bench: Bench) -> list[Figure]:
+    length = bench.scaled(FRAGMENT_BYTES)
+    spec = journal_spec("bench/read/stored", codec=Codec.ZSTANDARD, length=length, refresh_s=1)
+    # A spool is rolled by the first append after it is full.
+    messages = (FRAGMENTS * length + length // 2) // len(_line())
+    async with bench.journals(spec), bench.direct_client() as direct:
+        await bench.fill(spec.name, messages)
+        fragments = await bench.stored_fragments(spec.name)
+        paths = [bench.file_root / one.content_path() for one in fragments]
+        params = ReadParams(spec.name, end_offset=max(one.end for one in fragments))
+
+        async def bare() -> int:
+            return await asyncio.to_thread(bench_bare.decompress, paths)
+
+        async def opened() -> int:
+            async with direct.retry_reader(params) as reader:
+                async for _ in reader.chunks():
+                    pass
+                return reader.offset
+
+        async def through_broker() -> int:
+            return await _read_all(bench.client, params)
+
+        works = (bare, opened, through_broker)
+        for work in works:
+            await work()
+        ceiling, by_client, by_broker = await bench.rounds(*(_rate(bench, one) for one in works))
+    stored = sum(path_bytes for path_bytes in (one.length for one in fragments))
+    note = f"{stored / MB:.0f} MB of JSON in {len(fragments)} zstandard files; SHA-1 is verified"
+    beside = Baseline("zstandard alone", ceiling)
+    return [
+        Figure(
+            "read", "read fragments directly", "MB/s", by_client, beside, ratio_at_least(0.7), note
+        ),
+        Figure("read", "read fragments through a broker", "MB/s", by_broker, beside),
+    ]
+
+
+def _line() -> bytes:
+    message = message_of(0)
+    message.uuid = "0" * 36
+    return msgspec.json.encode(message) + b"\n"

@@ -1,0 +1,373 @@
+"""`gazette bench publish | consume | end-to-end`: messages into journals, through shards, and out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+
+from gazette.client.append_service import AppendService
+from gazette.client.appender import AppendParams
+from gazette.client.reader import ReadParams
+from gazette.client.shards import ShardChange, ShardClient
+from gazette.dev.bench_app import MODE, OUT, BenchMessage, Mode, message_of
+from gazette.dev.bench_bare import TXN_MESSAGES, BareSQLite
+from gazette.dev.bench_cluster import Bench, journal_spec
+from gazette.dev.bench_report import (
+    Baseline,
+    Figure,
+    percentile,
+    value_at_least,
+    value_at_most,
+)
+from gazette.dev.processes import ChildProcess, await_ready, free_port, python_module
+from gazette.errors import GazetteError, NotYet, Unavailable
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG
+from gazette.message.envelope_reader import CommittedReader
+from gazette.message.mapping import Mapping, Partition, Partitions, modulo_mapping
+from gazette.message.publisher import Publisher
+from gazette.protocol import duration
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.shard import ReplicaCode, ShardSource, ShardSpec
+from gazette.tasks import BlockingPool, TaskScope
+
+PARTITIONS: Final = 4
+PUBLISH_MESSAGES: Final = 200_000
+BATCH: Final = 1_000
+TXN: Final = 100_000
+CONSUME_MESSAGES: Final = 800_000
+SEGMENTS: Final = 4
+LOGS: Final = "bench/logs"
+HINTS: Final = "/gazette/hints/bench"
+PREFIX: Final = "/gazette/consumers/bench"
+ECHO_RATE: Final = 100
+ECHO_SECONDS: Final = 5.0
+_TIMEOUT_S: Final = 120.0
+
+Way = Callable[[AppendService, Publisher, Sequence[BenchMessage]], None]
+
+
+# -- publish
+
+
+async def publish(bench: Bench) -> list[Figure]:
+    """Small messages from one thread into four journals, until all of them are acknowledged."""
+    specs = [journal_spec(f"bench/publish/part-{index}") for index in range(PARTITIONS)]
+    partitions = Partitions.of_specs(specs)
+    mapping = modulo_mapping(lambda: partitions, lambda message: message.word)
+    messages = [message_of(index) for index in range(bench.scaled(PUBLISH_MESSAGES))]
+    pool = BlockingPool("bench-publish", 1)
+    ways: dict[str, Way] = {
+        "publish committed, in batches": lambda _, to, all_: _in_batches(to, mapping, all_),
+        "publish uncommitted": lambda _, to, all_: _uncommitted(to, mapping, all_),
+        "publish committed, one by one": lambda _, to, all_: _one_by_one(to, mapping, all_),
+        "append service, raw bytes": lambda to, _, all_: _raw(to, specs[0].name, len(all_)),
+    }
+
+    async def encode() -> float:
+        return len(messages) / await bench.timed(pool.run(_encode, messages))
+
+    def published(way: Way) -> Callable[[], asyncio.Future[float]]:
+        async def measure() -> float:
+            async with bench.publisher() as (appends, publisher):
+
+                async def all_of_it() -> None:
+                    await pool.run(way, appends, publisher, messages)
+                    await appends.flush()
+
+                return len(messages) / await bench.timed(all_of_it())
+
+        return measure  # type: ignore[return-value]
+
+    try:
+        async with bench.journals(*specs):
+            measures = [encode, *(published(way) for way in ways.values())]
+            for measure in measures:
+                await measure()
+            rates = await bench.rounds(*measures)
+    finally:
+        pool.close()
+    beside = Baseline("msgspec encoding alone", rates[0])
+    target = value_at_least(300_000, "msg/s")
+    return [
+        Figure("publish", name, "msg/s", values, beside, target)
+        for name, values in zip(ways, rates[1:], strict=True)
+    ]
+
+
+def _encode(messages: Sequence[BenchMessage]) -> None:
+    encode = msgspec.json.Encoder().encode
+    for message in messages:
+        encode(message)
+
+
+def _in_batches(to: Publisher, mapping: Mapping[BenchMessage], all_: Sequence[BenchMessage]) -> None:
+    for begin in range(0, len(all_), BATCH):
+        to.publish_committed_batch(mapping, all_[begin : begin + BATCH])
+
+
+def _one_by_one(to: Publisher, mapping: Mapping[BenchMessage], all_: Sequence[BenchMessage]) -> None:
+    for message in all_:
+        to.publish_committed(mapping, message)
+
+
+def _uncommitted(to: Publisher, mapping: Mapping[BenchMessage], all_: Sequence[BenchMessage]) -> None:
+    for begin in range(0, len(all_), TXN):
+        for message in all_[begin : begin + TXN]:
+            to.publish_uncommitted(mapping, message)
+        to.build_ack_intents()
+
+
+def _raw(appends: AppendService, journal: str, count: int) -> None:
+    params, line = AppendParams(journal), b"x" * 99 + b"\n"
+    for _ in range(count):
+        txn = appends.start_append(params)
+        txn.write(line)
+        txn.release()
+
+
+# -- a process of the bench's application
+
+
+@dataclass(slots=True)
+class App:
+    """The process and a client of it."""
+
+    process: ChildProcess
+    shards: ShardClient
+
+
+@asynccontextmanager
+async def application(bench: Bench) -> AsyncIterator[App]:
+    cluster, clock = bench.cluster, bench.clock
+    scratch = cluster.directory / "scratch" / "bench-app"
+    scratch.mkdir(parents=True, exist_ok=True)
+    grpc_port, http_port = free_port(), free_port()
+    argv = python_module(
+        "gazette.dev.bench_app",
+        "serve",
+        "--consumer.id=bench-app",
+        "--consumer.zone=zone-a",
+        "--consumer.host=127.0.0.1",
+        f"--consumer.port={grpc_port}",
+        f"--consumer.http-port={http_port}",
+        f"--consumer.scratch-dir={scratch}",
+        "--consumer.drain-timeout=0s",
+        f"--broker.address={bench.addresses}",
+        f"--broker.file-root={bench.file_root}",
+        f"--etcd.address={cluster.etcd.endpoint}",
+        f"--etcd.prefix={PREFIX}",
+        "--log.level=warn",
+    )
+    log = cluster.directory / "logs" / "bench-app.log"
+    process = ChildProcess("bench-app", argv, log, cluster.environ, clock)
+    await process.start()
+    try:
+        await await_ready(process, http_port, clock, _TIMEOUT_S)
+        address = f"http://127.0.0.1:{grpc_port}"
+        async with ShardClient(address, route_cache_size=0, clock=clock) as shards:
+            yield App(process, shards)
+    finally:
+        await process.stop(20.0)
+
+
+def shard_spec(shard_id: str, mode: Mode, source: str, max_txn_s: float) -> ShardSpec:
+    return ShardSpec(
+        shard_id,
+        sources=(ShardSource(source),),
+        recovery_log_prefix=LOGS,
+        hint_prefix=HINTS,
+        hint_backups=2,
+        max_txn_duration_ns=int(max_txn_s * duration.SECOND),
+        labels=LabelSet.of((MODE, mode.value)),
+    )
+
+
+@asynccontextmanager
+async def shard(
+    bench: Bench, app: App, spec: ShardSpec, *, replication: int
+) -> AsyncIterator[ShardSpec]:
+    """A shard that is primary, and its log; both are deleted in the end."""
+    log = journal_spec(
+        spec.recovery_log, replication=replication, content_type=CONTENT_RECOVERY_LOG
+    )
+    async with bench.journals(log):
+        await app.shards.apply_shards([ShardChange(upsert=spec)])
+        try:
+            await _await_primary(bench, app, spec.id)
+            yield spec
+        finally:
+            change = ShardChange(delete=spec.id, expect_mod_revision=-1)
+            with suppress(GazetteError):
+                await asyncio.shield(app.shards.apply_shards([change]))
+            # What it still has on its way ends before its log does.
+            await bench.clock.sleep(0.2)
+
+
+async def _await_primary(bench: Bench, app: App, shard_id: str) -> None:
+    deadline = bench.clock.monotonic() + _TIMEOUT_S
+    while True:
+        for one in (await app.shards.list_shards()).shards:
+            for status in one.status if one.spec.id == shard_id else ():
+                if status.code is ReplicaCode.FAILED:
+                    raise GazetteError(f"shard {shard_id} failed: {status.errors[0]}")
+                if status.code is ReplicaCode.PRIMARY:
+                    return
+        if bench.clock.monotonic() > deadline:
+            raise Unavailable("a shard did not become primary", shard=shard_id)
+        await bench.clock.sleep(0.02)
+
+
+# -- consume
+
+
+async def consume(bench: Bench) -> list[Figure]:
+    """One shard that catches up, by what it does with its messages."""
+    source = journal_spec("bench/consume/source")
+    count = bench.scaled(CONSUME_MESSAGES)
+    figures: list[Figure] = []
+    ways = (
+        (Mode.FOLD, "consume JSON, word count folded in memory", 1.0, 300_000.0),
+        (Mode.FOLD_BATCH, "the same, through consume_messages", 1.0, 300_000.0),
+        (Mode.UPSERT, "consume JSON, an SQL upsert per message", 0.4, 100_000.0),
+    )
+    async with bench.journals(source), application(bench) as app:
+        head = await bench.fill(source.name, count)
+        lines = await _lines(bench, source.name, min(head, TXN_MESSAGES * 100 * 2))
+        for mode, name, part, bound in ways:
+            bare = await asyncio.to_thread(_bare_rates, bench, mode, lines)
+            spec = shard_spec(f"consume-{mode.value}", mode, source.name, 0.25)
+            async with shard(bench, app, spec, replication=1):
+                rates = await _catch_up(bench, app, spec, int(head * part), head / count)
+            beside = Baseline("msgspec and apsw alone", bare)
+            target = value_at_least(bound, "msg/s")
+            figures.append(Figure("consume", name, "msg/s", rates, beside, target))
+    return figures
+
+
+async def _catch_up(
+    bench: Bench, app: App, spec: ShardSpec, end: int, message_bytes: float
+) -> tuple[float, ...]:
+    """Messages per second, between commits that are about a quarter of the way from each other."""
+    journal = spec.sources[0].journal
+    rates: list[float] = []
+    at: tuple[float, int] | None = None
+    for segment in range(1, SEGMENTS + 1):
+        async with asyncio.timeout(_TIMEOUT_S):
+            stat = await app.shards.stat(spec.id, {journal: end * segment // SEGMENTS})
+        now, offset = bench.clock.monotonic(), stat.read_through[journal]
+        if at is not None and offset > at[1]:
+            rates.append((offset - at[1]) / message_bytes / (now - at[0]))
+        elif at is not None:
+            continue  # One transaction was more than this part.
+        at = now, offset
+    if not rates:
+        raise Unavailable("the shard caught up in a single transaction", shard=spec.id)
+    return tuple(rates)
+
+
+async def _lines(bench: Bench, journal: str, end: int) -> list[bytes]:
+    """The journal's first bytes, in pieces of whole lines."""
+    content = bytearray()
+    async with bench.client.retry_reader(ReadParams(journal, end_offset=end)) as reader:
+        async for chunk in reader.chunks():
+            content += chunk
+    pieces: list[bytes] = []
+    begin, size = 0, TXN_MESSAGES * 100
+    while begin < len(content):
+        cut = content.rfind(b"\n", begin, begin + size) + 1
+        if not cut:
+            break
+        pieces.append(bytes(content[begin:cut]))
+        begin = cut
+    return pieces
+
+
+def _bare_rates(bench: Bench, mode: Mode, lines: Sequence[bytes]) -> tuple[float, ...]:
+    path = bench.cluster.directory / f"bare-{mode.value}.db"
+    bare = BareSQLite(path)
+    work = bare.upsert if mode is Mode.UPSERT else bare.fold
+    rates: list[float] = []
+    try:
+        for _ in range(SEGMENTS - 1):
+            began = bench.clock.monotonic()
+            count = work(lines)
+            rates.append(count / (bench.clock.monotonic() - began))
+    finally:
+        bare.close()
+        for one in path.parent.glob(f"{path.name}*"):
+            one.unlink()
+    return tuple(rates)
+
+
+# -- end to end
+
+
+async def end_to_end(bench: Bench) -> list[Figure]:
+    """From ``publish`` to a committed reader of what a shard published in the same transaction."""
+    source = journal_spec("bench/echo/in", replication=3)
+    out = journal_spec(OUT, replication=3)
+    samples: list[list[float]] = [[] for _ in range(bench.settings.rounds)]
+    async with bench.journals(source, out), application(bench) as app:
+        spec = shard_spec("echo", Mode.ECHO, source.name, 1.0)
+        async with shard(bench, app, spec, replication=3):
+            await _echo(bench, source.name, 50, [[]])
+            unary = [await _unary_ms(bench) for _ in samples]
+            count = max(20, int(ECHO_RATE * ECHO_SECONDS * bench.settings.seconds))
+            await _echo(bench, source.name, count, samples)
+    figures: list[Figure] = []
+    for percent, bound in ((50, 15.0), (99, 60.0)):
+        values = tuple(percentile(one, percent) for one in samples)
+        beside = Baseline(f"bare unary call, p{percent}", tuple(percentile(u, percent) for u in unary))
+        target = value_at_most(bound, "ms")
+        name = f"end to end, {ECHO_RATE} msg/s, R=3, p{percent}"
+        figures.append(Figure("end-to-end", name, "ms", values, beside, target))
+    return figures
+
+
+async def _unary_ms(bench: Bench) -> list[float]:
+    return [1e3 * await bench.timed(bench.bare.unary(b"x" * 100)) for _ in range(200)]
+
+
+async def _echo(bench: Bench, source: str, count: int, samples: list[list[float]]) -> None:
+    """Publish at a fixed rate, read committed; latencies in ms, spread over ``samples`` in order."""
+    head = await bench.write_head(OUT)
+    params = ReadParams(OUT, offset=head, block=True)
+    reader = CommittedReader(bench.client, params, BenchMessage)
+    async with bench.publisher() as (_, publisher), TaskScope("echo") as scope:
+        scope.spawn(_paced(bench, publisher, source, count), name="publish")
+        seen = 0
+        async with asyncio.timeout(_TIMEOUT_S):
+            async for batch in reader.batches():
+                now = bench.clock.monotonic()
+                for envelope in batch:
+                    taken = samples[min(len(samples) - 1, seen * len(samples) // count)]
+                    taken.append(1e3 * (now - envelope.message.sent / 1e9))
+                    seen += 1
+                if seen >= count:
+                    break
+
+
+async def _paced(bench: Bench, publisher: Publisher, journal: str, count: int) -> None:
+    partition = Partition(journal, CONTENT_JSON_LINES)
+    clock = bench.clock
+    began = clock.monotonic()
+    for index in range(count):
+        due = began + index / ECHO_RATE
+        if (wait := due - clock.monotonic()) > 0:
+            await clock.sleep(wait)
+        message = replace_sent(message_of(index), int(clock.monotonic() * 1e9))
+        await publisher.publish_from_loop(lambda _: partition, (message,))
+
+
+def replace_sent(message: BenchMessage, sent: int) -> BenchMessage:
+    message.sent = sent
+    return message
+
+
+__all__ = ["App", "application", "consume", "end_to_end", "publish", "shard", "shard_spec"]
+_ = (NotYet, replace)

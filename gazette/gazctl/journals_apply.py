@@ -1,0 +1,165 @@
+"""``gazctl journals apply`` and ``edit``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gazette.client.client import Client
+from gazette.client.journals import JournalChange
+from gazette.errors import GazetteError, Invalid, NotFound, Unavailable
+from gazette.gazctl.context import Context, parse_selector
+from gazette.gazctl.flags import ApplyFlags, EditFlags
+from gazette.gazctl.journals_list import journals_yaml, list_journals
+from gazette.gazctl.lookup import journals_by_name
+from gazette.gazctl.output import proto_text
+from gazette.gazctl.spec_text import edit_specs, read_specs
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.journal_tree import JournalNode
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.validation import within
+
+TXN_OPS_DEFAULT = 128
+"""How many operations etcd takes in one transaction, unless it was told otherwise."""
+ANY_REVISION = -1
+
+
+async def apply(context: Context) -> int:
+    flags = context.flags(ApplyFlags)
+    changes = parse_changes(read_specs(flags.specs, context))
+    if flags.dry_run:
+        try:
+            changes = await keep_suspensions(context, await context.broker(), changes)
+        except Unavailable as error:
+            context.terminal.note(f"{error}\nSuspensions of journals were not looked up.")
+        context.terminal.write(proto_text(_request(changes)))
+        return 0
+    await _apply(context, changes, flags.max_txn_size)
+    return 0
+
+
+async def edit(context: Context) -> int:
+    flags = context.flags(EditFlags)
+    selector = parse_selector(flags.selector, required=True)
+    listed = await list_journals(context, await context.broker(), selector)
+    if not listed.journals:
+        raise NotFound("no journal matches", selector=selector)
+
+    async def apply_text(text: str) -> None:
+        await _apply(context, parse_changes(text), flags.max_txn_size)
+
+    if not await edit_specs(journals_yaml(listed.journals), apply_text, context):
+        context.terminal.note("nothing was changed")
+    return 0
+
+
+def parse_changes(text: str) -> list[JournalChange]:
+    """The changes that a tree asks for. Raises ``Invalid`` that names the line or the journal."""
+    tree = JournalNode.parse(text)
+    tree.validate()
+    changes: list[JournalChange] = []
+    for node in tree.push_down().journals():
+        spec = node.spec
+        if node.delete:
+            check_delete(spec.name, node.revision)
+            changes.append(JournalChange(delete=spec.name, expect_mod_revision=node.revision))
+            continue
+        with within(spec.name):
+            spec.validate()
+        check_revision(spec.name, node.revision)
+        changes.append(JournalChange(upsert=spec, expect_mod_revision=node.revision))
+    return changes
+
+
+def check_delete(name: str, revision: int) -> None:
+    """Deleting takes a revision: without one it would be of what does not exist."""
+    if revision == 0:
+        raise Invalid(
+            f"{name} is to be deleted, but has no revision",
+            path="revision",
+            hint=f"Give the revision at which it was listed, or {ANY_REVISION} for any.",
+        )
+    check_revision(name, revision)
+
+
+def check_revision(name: str, revision: int) -> None:
+    if revision < ANY_REVISION:
+        raise Invalid(
+            f"{name} has an invalid revision ({revision}; expected >= {ANY_REVISION})",
+            path="revision",
+        )
+
+
+async def keep_suspensions(
+    context: Context, client: Client, changes: Sequence[JournalChange]
+) -> list[JournalChange]:
+    """The changes, with the suspension of journals where they say none.
+
+    An update replaces the specification. Without its suspension a journal would resume, and its
+    offsets would begin again at zero if its fragments are gone.
+    """
+    names = [change.upsert.name for change in changes if change.upsert is not None]
+    current = await journals_by_name(context, client, names)
+    kept: list[JournalChange] = []
+    for change in changes:
+        spec = change.upsert
+        listed = None if spec is None else current.get(spec.name)
+        if spec is None or listed is None or listed.spec.suspend is None:
+            kept.append(change)
+            continue
+        suspended = _with_suspension(spec, listed.spec)
+        if suspended is not spec:
+            context.terminal.note(f"{spec.name}: its suspension is kept")
+            # It may be resumed any time: then what we looked up is of the past.
+            revision = change.expect_mod_revision
+            revision = listed.mod_revision if revision == ANY_REVISION else revision
+            change = replace(change, upsert=suspended, expect_mod_revision=revision)
+        kept.append(change)
+    return kept
+
+
+def _with_suspension(spec: JournalSpec, current: JournalSpec) -> JournalSpec:
+    assert current.suspend is not None
+    if spec.suspend is None:
+        return replace(spec, suspend=current.suspend)
+    if spec.suspend.offset == 0 and current.suspend.offset:
+        return replace(spec, suspend=replace(spec.suspend, offset=current.suspend.offset))
+    return spec
+
+
+async def _apply(context: Context, changes: Sequence[JournalChange], batch_size: int) -> None:
+    check_batch_size(batch_size)
+    if not changes:
+        context.terminal.note("there is nothing to apply")
+        return
+    client = await context.broker()
+    changes = await keep_suspensions(context, client, changes)
+    async with context.answering(client.address):
+        try:
+            header = await client.apply_journals(changes, batch_size=batch_size)
+        except GazetteError as error:
+            advise_batches(error, len(changes), batch_size)
+            raise
+    deleted = sum(1 for change in changes if change.delete)
+    context.terminal.note(
+        f"applied at revision {header.etcd.revision}: "
+        f"{len(changes) - deleted} put, {deleted} deleted"
+    )
+
+
+def check_batch_size(size: int) -> None:
+    if size < 0:
+        raise Invalid(f"invalid size ({size}; expected >= 0)", path="--max-txn-size")
+
+
+def advise_batches(error: GazetteError, changes: int, batch_size: int) -> None:
+    """Say what helps when a transaction failed that may have been too large."""
+    if changes > TXN_OPS_DEFAULT and (batch_size == 0 or batch_size > TXN_OPS_DEFAULT):
+        error.hint = (
+            f"These are {changes} changes, and etcd takes {TXN_OPS_DEFAULT} in one transaction by"
+            f" default. Apply them in several: --max-txn-size={TXN_OPS_DEFAULT // 2}."
+        )
+
+
+def _request(changes: Sequence[JournalChange]) -> broker_pb2.ApplyRequest:
+    return broker_pb2.ApplyRequest(changes=[change.to_pb() for change in changes])

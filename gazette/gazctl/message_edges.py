@@ -1,0 +1,111 @@
+"""Where messages end in a stream of bytes, so that streams can be merged between messages. Pure.
+
+An edge finder takes pieces of one journal in order, and tells of each how far the last message that
+ends in it reaches.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, Protocol
+
+from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
+
+_FIXED_HEADER: Final = struct.Struct("<4sI")
+_FIXED_MAGIC: Final = bytes.fromhex("66339336")
+_NEWLINES_TRIED: Final = 64
+
+
+class EdgeFinder(Protocol):
+    """Finds the ends of messages."""
+
+    def feed(self, piece: bytes) -> int:
+        """How many bytes of the piece belong to messages that ended; zero if none ended in it."""
+        ...
+
+    def reset(self) -> None:
+        """The stream goes on elsewhere, at the begin of a message."""
+        ...
+
+
+class LineEdges:
+    """Messages end with a newline."""
+
+    def feed(self, piece: bytes) -> int:
+        return piece.rfind(b"\n") + 1
+
+    def reset(self) -> None:
+        """There is nothing to forget."""
+
+
+class CSVEdges:
+    """Rows end with a newline that is not within quotes."""
+
+    def __init__(self) -> None:
+        self._quoted = False
+
+    def feed(self, piece: bytes) -> int:
+        quotes = piece.count(b'"')
+        end = len(piece)
+        found = 0
+        odd = (quotes + self._quoted) % 2 == 1
+        self._quoted = odd
+        for _ in range(_NEWLINES_TRIED):
+            newline = piece.rfind(b"\n", 0, end)
+            if newline < 0:
+                break
+            odd ^= piece.count(b'"', newline, end) % 2 == 1
+            if not odd:
+                found = newline + 1
+                break
+            end = newline
+        return found
+
+    def reset(self) -> None:
+        self._quoted = False
+
+
+class FixedEdges:
+    """Messages begin with a magic word and their length. Where they do not, any place is an end."""
+
+    def __init__(self) -> None:
+        self._missing = 0
+        """Of the message that has begun, once its header is known."""
+        self._header = b""
+
+    def feed(self, piece: bytes) -> int:
+        at, found, size = 0, 0, len(piece)
+        while at < size:
+            if self._missing:
+                step = min(self._missing, size - at)
+                self._missing -= step
+                at += step
+            else:
+                step = min(_FIXED_HEADER.size - len(self._header), size - at)
+                self._header += piece[at : at + step]
+                at += step
+                if len(self._header) < _FIXED_HEADER.size:
+                    break
+                magic, self._missing = _FIXED_HEADER.unpack(self._header)
+                self._header = b""
+                if magic != _FIXED_MAGIC:
+                    self._missing = 0
+                    return size
+            if not self._missing:
+                found = at
+        return found
+
+    def reset(self) -> None:
+        self._missing, self._header = 0, b""
+
+
+def edges_of(content_type: str) -> EdgeFinder | None:
+    """What finds the ends of messages of a content type; None if nothing does."""
+    match content_type:
+        case t if t == CONTENT_JSON_LINES:
+            return LineEdges()
+        case t if t == CONTENT_CSV:
+            return CSVEdges()
+        case t if t == CONTENT_PROTO_FIXED:
+            return FixedEdges()
+    return None

@@ -1,0 +1,149 @@
+"""``gazctl shards recover``: the files of a shard, played back from its recovery log."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Final
+
+from gazette.client.client import Client
+from gazette.client.journals import FragmentsParams
+from gazette.client.shards import ShardClient
+from gazette.errors import Corrupt, Invalid
+from gazette.gazctl.context import Context
+from gazette.gazctl.flags import RecoverFlags
+from gazette.gazctl.journals_fragments import fragments_of
+from gazette.gazctl.output import Table
+from gazette.gazctl.shards_list import get_shard
+from gazette.gazctl.terminal import ProgressLine, bytes_text
+from gazette.protocol.hints import FSMHints
+from gazette.protocol.shard import ShardSpec
+from gazette.recoverylog.player import Player, RecoveredState
+from gazette.stores.sqlite_redo import materialize
+from gazette.tasks import BlockingPool, TaskScope
+
+STAGING: Final = ".gazctl-recover"
+"""Within the directory, so that what was recovered is moved and not copied."""
+_REDO = re.compile(r"(.+)\.redo-\d{8}")
+_PROGRESS_EVERY_S: Final = 0.2
+
+
+async def run(context: Context) -> int:
+    flags = context.flags(RecoverFlags)
+    if not flags.id:
+        raise Invalid("a shard is required", path="--id")
+    if flags.dir is None:
+        raise Invalid("a directory is required", path="--dir")
+    pool = BlockingPool("recover", 2)
+    try:
+        await pool.run(check_directory, flags.dir, force=flags.force)
+        consumer, client = await context.consumer(), await context.broker()
+        spec = (await get_shard(context, consumer, flags.id)).spec
+        if not spec.recovery_log:
+            raise Invalid(f"{spec.id} has no recovery log: its state is elsewhere", path="--id")
+        hints = await choose_hints(context, consumer, client, spec)
+        state = await _play(context, client, hints, flags.dir / STAGING, pool)
+        databases = await pool.run(finish_directory, flags.dir)
+        table = await pool.run(_table, flags.dir)
+    finally:
+        pool.close()
+    context.terminal.write(table.text(context.terminal))
+    context.terminal.note(f"recovered {spec.id} from {state.log} into {flags.dir}")
+    for name in databases:
+        context.terminal.note(f"{flags.dir / name} is a SQLite database")
+    return 0
+
+
+def check_directory(directory: Path, *, force: bool) -> None:
+    """Make the directory, and require that it may be filled. Raises ``Invalid``."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        # What an interrupted recovery has left is ours.
+        shutil.rmtree(directory / STAGING, ignore_errors=True)
+        occupied = next(directory.iterdir(), None)
+    except OSError as error:
+        raise Invalid(f"cannot use {directory}: {error.strerror}", path="--dir") from error
+    if occupied is not None and not force:
+        raise Invalid(
+            f"{directory} is not empty (it has {occupied.name})",
+            path="--dir",
+            hint="Choose another, or have its content replaced with --force.",
+        )
+
+
+async def choose_hints(
+    context: Context, consumer: ShardClient, client: Client, spec: ShardSpec
+) -> FSMHints:
+    """The newest hints of a shard, or none if its log can be played from the first byte.
+
+    Raises ``Corrupt`` if it cannot: without hints, a log that was pruned plays back to nothing.
+    """
+    async with context.answering(consumer.address):
+        stored = await consumer.get_hints(spec.id)
+    for hints in (stored.primary, *stored.backups):
+        if hints is not None:
+            return hints
+    log = spec.recovery_log
+    found = await fragments_of(context, client, FragmentsParams(log))
+    begin = min((one.fragment.begin for one in found), default=0)
+    if begin > 0:
+        raise Corrupt(
+            "the shard has no hints, and its recovery log was pruned",
+            shard=spec.id,
+            log=log,
+            begin=begin,
+            hint=f"Restore its hints in etcd, at {spec.hint_primary_key}.",
+        )
+    return FSMHints(log=log)
+
+
+async def _play(
+    context: Context, client: Client, hints: FSMHints, directory: Path, pool: BlockingPool
+) -> RecoveredState:
+    player = Player(
+        hints, directory, client, context.clock, pool, stall_timeout_s=context.timeout_s
+    )
+    player.finish()
+    with ProgressLine(context.terminal, context.clock, f"playing {hints.log}") as line:
+        async with TaskScope("recover") as scope:
+            scope.daemon(_tell_progress(context, player, line), name="progress")
+            state = await player.play()
+            scope.cancel()
+    return state
+
+
+async def _tell_progress(context: Context, player: Player, line: ProgressLine) -> None:
+    while True:
+        await context.clock.sleep(_PROGRESS_EVERY_S)
+        progress = player.progress
+        line.update(progress.bytes_read, progress.bytes_read + progress.lag_bytes)
+
+
+def finish_directory(directory: Path) -> list[str]:
+    """Make plain databases of what was played back, and have it replace what the directory held;
+    the names of databases."""
+    staging = directory / STAGING
+    databases = sorted(
+        {match[1] for path in staging.iterdir() if (match := _REDO.fullmatch(path.name))}
+    )
+    for name in databases:
+        materialize(staging, name)
+    for path in directory.iterdir():
+        if path.name != STAGING:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    for path in list(staging.iterdir()):
+        path.rename(directory / path.name)
+    staging.rmdir()
+    return databases
+
+
+def _table(directory: Path) -> Table:
+    table = Table(["File", "Size"], numbers=frozenset({"Size"}))
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            table.add(str(path.relative_to(directory)), bytes_text(path.stat().st_size))
+    return table

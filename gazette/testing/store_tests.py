@@ -1,0 +1,227 @@
+"""What every store that records its state in a recovery log must do, as tests to inherit.
+
+::
+
+    class TestMyStore(RecordedStoreTests):
+        def open(self, recorder):
+            return MyStore(recorder, ...)
+
+        def change(self, store, rng):
+            ...                         # some random change of the running transaction
+
+        def content(self, store):
+            return ...                  # the whole state, comparable with ==
+
+They record transactions into a log in memory, cut that log where a log can be cut (behind any append),
+and let a new owner recover from what is left. Nothing of them depends on how a store keeps its state.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gazette.consumer.application import Store
+from gazette.errors import GazetteError, Invalid
+from gazette.protocol.checkpoint import Checkpoint, ProducerState, SourceCheckpoint
+from gazette.recoverylog.recorder import Recorder
+from gazette.tasks import OpFuture
+from gazette.testing.recovery import MemoryLog, take_over
+
+SHARD: Any = None
+"""Tests have no shard: a store that needs one overrides ``shard``."""
+
+
+class Owner:
+    """One owner after the other of one log, and what each transaction left.
+
+    ``ends`` has the offset at which each commit ends, ``contents`` the state that it left.
+    """
+
+    def __init__(self, tests: RecordedStoreTests, directory: Path, seed: str) -> None:
+        self._tests = tests
+        self._directory = directory
+        self._count = 0
+        self.rng = random.Random(seed)
+        self.log = MemoryLog()
+        self.ends: list[int] = []
+        self.contents: list[Any] = []
+        self.recorder: Recorder
+        self.store: Store
+        self._open()
+
+    def _open(self) -> None:
+        self._count += 1
+        self.recorder = take_over(self.log, self._directory / f"owner-{self._count}", self.rng)
+        self.store = self._tests.open(self.recorder)
+
+    def commit(self, count: int = 1) -> None:
+        """Transactions with random changes."""
+        for _ in range(count):
+            self._tests.change(self.store, self.rng)
+            number = len(self.contents) + 1
+            future = self.store.start_commit(self._tests.shard, checkpoint(number), ())
+            self.ends.append(future.result().commit.end)
+            self.contents.append(self._tests.content(self.store))
+
+    def fail_over(self, cut: int | None = None) -> None:
+        """The next owner, who finds the log up to ``cut`` and no file of the former."""
+        self.store.destroy()
+        if cut is not None:
+            self.log = MemoryLog(bytes(self.log.data[:cut]))
+            durable = bisect_right(self.ends, cut)
+            del self.ends[durable:], self.contents[durable:]
+        self._open()
+
+    def check(self) -> None:
+        """The store has the last transaction that the log has, whole, with its checkpoint."""
+        restored = self.store.restore_checkpoint(self._tests.shard)
+        number = len(self.contents)
+        assert restored == (checkpoint(number) if number else Checkpoint())
+        if number:
+            assert self._tests.content(self.store) == self.contents[-1]
+
+
+def checkpoint(number: int) -> Checkpoint:
+    """A checkpoint with everything in it that one may have."""
+    producer = ProducerState(last_ack=(1 << 60) + number, begin=number * 100)
+    return Checkpoint(
+        sources={
+            "a/source": SourceCheckpoint(number * 1000, {b"\x01\x02\x03\x04\x05\x06": producer})
+        },
+        ack_intents={"a/target": b"intent %d" % number},
+    )
+
+
+class RecordedStoreTests(ABC):
+    """Inherit, and implement the three methods."""
+
+    shard: Any = SHARD
+
+    @abstractmethod
+    def open(self, recorder: Recorder | None) -> Store:
+        """The store, of what was played back into the recorder's directory."""
+
+    @abstractmethod
+    def change(self, store: Any, rng: random.Random) -> None:
+        """Change the state within the running transaction. Every change is another one."""
+
+    @abstractmethod
+    def content(self, store: Any) -> Any:
+        """The state of the running transaction, whole."""
+
+    @pytest.fixture
+    def owner(self, request: pytest.FixtureRequest) -> Iterator[Owner]:
+        with tempfile.TemporaryDirectory(prefix="gazette-store-") as directory:
+            owner = Owner(self, Path(directory), request.node.name)
+            yield owner
+            owner.store.destroy()
+
+    def test_needs_a_recorder(self) -> None:
+        """A shard without a recovery log gets an error that says what is missing."""
+        with pytest.raises(Invalid, match="recovery log"):
+            self.open(None)
+
+    def test_a_new_store_has_no_checkpoint(self, owner: Owner) -> None:
+        assert owner.store.restore_checkpoint(self.shard) == Checkpoint()
+
+    def test_state_and_checkpoint_are_recovered(self, owner: Owner) -> None:
+        """By one owner after the other."""
+        for _ in range(4):
+            owner.commit(3)
+            owner.fail_over()
+            owner.check()
+
+    def test_a_commit_is_one_append(self, owner: Owner) -> None:
+        """Wherever the log ends: behind every append it holds whole transactions."""
+        owner.commit(12)
+        ends = [end for end in owner.log.ends if end >= owner.ends[0]]
+        for cut in sorted(owner.rng.sample(ends, min(8, len(ends))), reverse=True):
+            owner.fail_over(cut)
+            owner.check()
+
+    def test_goes_on_from_any_cut(self, owner: Owner) -> None:
+        """Also from the appends before the first commit."""
+        owner.commit(2)
+        for cut in sorted({0, *(end for end in owner.log.ends if end <= owner.ends[0])})[::-1]:
+            owner.fail_over(cut)
+            owner.check()
+            owner.commit(2)
+            owner.fail_over()
+            owner.check()
+
+    def test_what_was_not_committed_is_gone(self, owner: Owner) -> None:
+        """The next owner does not find it."""
+        owner.commit(2)
+        self.change(owner.store, owner.rng)
+        owner.fail_over()
+        owner.check()
+
+    def test_a_commit_does_not_wait_for_its_append(self, owner: Owner) -> None:
+        """The next transaction begins while the log has not answered, and changes nothing of it."""
+        owner.commit()
+        content = self.content(owner.store)
+        owner.log.held = True
+        future = owner.store.start_commit(self.shard, checkpoint(2), ())
+        assert not future.done()
+        self.change(owner.store, owner.rng)
+        owner.log.held = False
+        owner.log.release_held()
+        owner.ends.append(future.result().commit.end)
+        owner.contents.append(content)
+        owner.fail_over()
+        owner.check()
+
+    def test_a_commit_waits_for_what_it_is_told(self, owner: Owner) -> None:
+        """Dependencies are those of the very append that has the transaction."""
+        dependency: OpFuture[Any] = OpFuture()
+        dependency.set_result(None)
+        self.change(owner.store, owner.rng)
+        owner.log.dependencies.clear()
+        end = len(owner.log.data)
+        owner.store.start_commit(self.shard, checkpoint(1), [dependency]).result()
+        (position,) = owner.log.dependencies[dependency]
+        assert position == end, "something of the transaction was appended before it waited"
+
+    def test_hints_are_enough(self, owner: Owner) -> None:
+        """What hints name gives the state, without the rest of the log."""
+        owner.commit(10)
+        hints = owner.recorder.build_hints()
+        owner.commit(3)
+        begin = min(node.segments[0].first_offset for node in hints.live_nodes)
+        owner.log.data[:begin] = bytes(begin)
+        owner.store.destroy()
+        owner.recorder = take_over(
+            owner.log, owner.recorder.directory.parent / "hinted", owner.rng, hints=hints
+        )
+        owner.store = self.open(owner.recorder)
+        owner.check()
+
+    def test_a_failed_log_ends_the_store(self, owner: Owner) -> None:
+        """Whoever lost the log hears of it at a commit, at the latest at the one after it."""
+        owner.commit()
+        owner.log.failure = GazetteError("fenced")
+        with pytest.raises(GazetteError, match="fenced"):
+            for number in range(2, 5):
+                self.change(owner.store, owner.rng)
+                owner.store.start_commit(self.shard, checkpoint(number), ()).result()
+
+    def test_is_destroyed_with_a_commit_under_way(self, owner: Owner) -> None:
+        """And with an open transaction, without waiting for either."""
+        owner.commit()
+        owner.log.held = True
+        self.change(owner.store, owner.rng)
+        future = owner.store.start_commit(self.shard, checkpoint(2), ())
+        self.change(owner.store, owner.rng)
+        owner.store.destroy()
+        assert not future.done()
+        owner.log.held = False
+        owner._open()
+        owner.check()

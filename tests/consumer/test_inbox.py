@@ -1,0 +1,131 @@
+"""What crosses to a shard's thread: in order, bounded, and never lost at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from gazette.consumer.inbox import Call, Chunk, Inbox, Jump, SourceFailed
+from gazette.errors import Closed
+from gazette.tasks import BlockingPool, OpFuture, TaskScope
+from gazette.testing.instant_clock import breathe, eventually
+
+
+def inbox(bytes_max: int = 10) -> Inbox:
+    return Inbox(bytes_max, asyncio.get_running_loop())
+
+
+def chunk(size: int, offset: int = 0) -> Chunk:
+    return Chunk("a/journal", offset, bytes(size))
+
+
+async def test_events_keep_their_order() -> None:
+    box = inbox()
+    call = Call(lambda: None, OpFuture())
+    events = [chunk(1), Jump("a/journal", 9), SourceFailed("a/journal", ValueError()), call]
+    await box.put_chunk(events[0])  # type: ignore[arg-type]
+    for event in events[1:]:
+        box.put(event)
+    assert box.has_input
+    assert [box.get(0) for _ in events] == events
+    assert not box.has_input
+    assert box.get(0) is None
+
+
+async def test_chunks_that_wait_are_bounded_in_bytes() -> None:
+    box = inbox(10)
+    await box.put_chunk(chunk(6))
+    async with TaskScope("test") as scope:
+        putting = scope.spawn(box.put_chunk(chunk(5, 6)), name="put")
+        await breathe()
+        assert not putting.done(), "11 bytes were taken where 10 may wait"
+        assert box.get(0) == chunk(6)
+        await eventually(putting.done)
+    assert box.get(0) == chunk(5, 6)
+
+
+async def test_a_chunk_beyond_the_bound_passes_when_nothing_else_waits() -> None:
+    box = inbox(10)
+    async with asyncio.timeout(5):
+        await box.put_chunk(chunk(100))
+    async with TaskScope("test") as scope:
+        putting = scope.spawn(box.put_chunk(chunk(1, 100)), name="put")
+        await breathe()
+        assert not putting.done()
+        box.get(0)
+        await eventually(putting.done)
+
+
+async def test_every_chunk_arrives_through_a_small_inbox() -> None:
+    """Many writers, one reader, and room for two: nobody waits for ever, nothing is lost."""
+    box, pool, got = inbox(20), BlockingPool("reader", 1), []
+    total = 400
+
+    def read() -> None:
+        while len(got) < total:
+            if (event := box.get(1.0)) is not None:
+                got.append(event)
+
+    async def write(journal: str) -> None:
+        for offset in range(total // 4):
+            await box.put_chunk(Chunk(journal, offset, bytes(1 + offset % 13)))
+
+    async with asyncio.timeout(20), TaskScope("test") as scope:
+        reading = scope.spawn(pool.run(read), name="read")
+        for name in "abcd":
+            scope.spawn(write(name), name=name)
+        await reading
+    pool.close()
+    for name in "abcd":
+        assert [one.offset for one in got if one.journal == name] == list(range(total // 4))
+
+
+async def test_calls_pass_a_transaction_that_takes_no_more_input() -> None:
+    box = inbox()
+    await box.put_chunk(chunk(1))
+    call = Call(lambda: None, OpFuture())
+    box.put(call)
+    assert box.get_call(0) is call
+    assert box.get_call(0) is None
+    assert box.get(0) == chunk(1)
+
+
+async def test_a_wake_is_not_lost_when_it_comes_first() -> None:
+    box = inbox()
+    box.wake()
+    finished = threading.Event()
+
+    def read() -> None:
+        assert box.get(None) is None
+        finished.set()
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    assert finished.wait(10)
+
+
+async def test_a_stop_ends_everybody_who_waits() -> None:
+    box = inbox(10)
+    future: OpFuture[None] = OpFuture()
+    await box.put_chunk(chunk(10))
+    box.put(Call(lambda: None, future))
+    async with TaskScope("test") as scope:
+        putting = scope.spawn(_closed(box.put_chunk(chunk(1, 10))), name="put")
+        await breathe()
+        box.stop()
+        async with asyncio.timeout(5):
+            await putting
+    assert isinstance(future.exception(0), Closed)
+    late: OpFuture[None] = OpFuture()
+    box.put(Call(lambda: None, late))
+    assert isinstance(late.exception(0), Closed)
+    for get in (box.get, box.get_call):
+        with pytest.raises(Closed):
+            get(None)
+
+
+async def _closed(work: object) -> None:
+    with pytest.raises(Closed):
+        await work  # type: ignore[misc]

@@ -1,0 +1,162 @@
+"""Having a shard answer, from any member, through fail-overs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from gazette import Application
+from gazette.client.shards import ShardChange
+from gazette.consumer.query import rpc_errors
+from gazette.consumer.service import ConsumerService
+from gazette.errors import GazetteError, Invalid, Moved, NotFound, Unavailable
+from gazette.protocol.pb import consumer_pb2 as pb
+from gazette.protocol.route import Header
+from gazette.tasks import TaskScope
+from gazette.testing.broker import BrokerFixture
+from gazette.testing.consumer import ConsumerFixture, shard_spec
+from gazette.testing.instant_clock import breathe
+from gazette.testing.remote_store import RemoteDatabase
+from tests.consumer.apps import SHARD, SOURCE, Start, Tally, append, frame
+
+
+class Asked(Tally):
+    """Answers over gRPC what a word's count is: `/test.Asked/Count`, in the clothes of Stat."""
+
+    service: ConsumerService
+    proxied = 0
+
+    async def initialize(self, service: ConsumerService) -> None:
+        self.service = service
+        method = grpc.unary_unary_rpc_method_handler(
+            self._count, pb.StatRequest.FromString, pb.StatResponse.SerializeToString
+        )
+        service.grpc_server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("test.Asked", {"Count": method}),)
+        )
+
+    async def _count(self, request: pb.StatRequest, context: Any) -> pb.StatResponse:
+        async with rpc_errors(context):
+            header = Header.from_pb(request.header) if request.HasField("header") else None
+            count = await self.count(request.extension.decode(), header=header)
+        return pb.StatResponse(read_through={"count": count})
+
+    async def count(self, word: str, **options: Any) -> int:
+        def serve(store: Any) -> int:
+            if word == "invalid":
+                raise Invalid("not a word")
+            if word == "exit":
+                raise SystemExit(1)
+            return int(store.read().get(word, 0))
+
+        async def proxy(channel: grpc.aio.Channel, header: Header) -> int:
+            self.proxied += 1
+            call = channel.unary_unary(
+                "/test.Asked/Count",
+                request_serializer=pb.StatRequest.SerializeToString,
+                response_deserializer=pb.StatResponse.FromString,
+            )
+            request = pb.StatRequest(shard=SHARD, header=header.to_pb(), extension=word.encode())
+            response = await call(request)
+            return int(response.read_through["count"])
+
+        return await self.service.call_shard(SHARD, serve, proxy, **options)
+
+
+async def two_members(
+    start: Start, broker: BrokerFixture, **fields: Any
+) -> tuple[ConsumerFixture, Asked, ConsumerFixture, Asked]:
+    """The first is the primary of a shard that has counted one "a"."""
+    database = RemoteDatabase()
+    one, two = Asked(database), Asked(database)
+    first = await start(one, lease_ttl_s=1.0)
+    await first.create(shard_spec(SHARD, SOURCE, log=False, **fields))
+    await append(broker, frame("a", 1))
+    await first.read_to_heads(SHARD)
+    second = await start(two, id="consumer-two")
+    await second.await_primary(SHARD)
+    return first, one, second, two
+
+
+async def test_any_member_answers(start: Start, broker: BrokerFixture) -> None:
+    _, one, _, two = await two_members(start, broker)
+    assert await one.count("a") == 1
+    assert one.proxied == 0
+    assert await two.count("a") == 1
+    assert two.proxied == 1
+    assert await two.count("b") == 0
+
+
+async def test_errors_are_the_same_whoever_is_asked(start: Start, broker: BrokerFixture) -> None:
+    _, one, _, two = await two_members(start, broker)
+    for application in (one, two):
+        with pytest.raises(Invalid, match="not a word"):
+            await application.count("invalid")
+        with pytest.raises(GazetteError, match="raised SystemExit"):
+            await application.count("exit")
+
+
+async def test_a_query_waits_for_a_fail_over(start: Start, broker: BrokerFixture) -> None:
+    first, _, _, two = await two_members(start, broker)
+    await first.crash()
+    async with asyncio.timeout(10):
+        assert await two.count("a") == 1
+
+
+async def test_queries_go_on_while_a_shard_is_handed_over(
+    start: Start, broker: BrokerFixture
+) -> None:
+    first, one, _, two = await two_members(start, broker, hot_standbys=1)
+    answers: list[int] = []
+
+    async def ask(application: Asked) -> None:
+        while True:
+            answers.append(await application.count("a"))
+
+    async with TaskScope("queries") as scope:
+        for _ in range(3):
+            scope.spawn(ask(two), name="ask")
+        await first.stop()
+        seen = len(answers)
+        while len(answers) < seen + 10:
+            await breathe()
+        scope.cancel()
+    assert set(answers) == {1}
+    assert one.service.failure is None
+
+
+async def test_a_query_reads_through_what_it_is_asked_to(
+    start: Start, broker: BrokerFixture
+) -> None:
+    _, one, _, _ = await two_members(start, broker)
+    end = await append(broker, frame("a", 2))
+    assert await one.count("a", read_through={SOURCE: end}) == 2
+
+
+async def test_what_was_passed_on_is_not_passed_on_again(
+    start: Start, broker: BrokerFixture
+) -> None:
+    _, _, second, two = await two_members(start, broker)
+    header = second.service.resolver.unrouted_header()
+    with pytest.raises(Moved):
+        await two.count("a", header=header)
+    assert two.proxied == 0
+
+
+async def test_no_shard_no_answer(start: Start) -> None:
+    application = Asked(RemoteDatabase())
+    member = await start(application, shard_limit=0)
+    with pytest.raises(NotFound):
+        await application.count("a")
+    spec = shard_spec(SHARD, SOURCE, log=False)
+    await member.shards.apply_shards([ShardChange(upsert=spec)])
+    with pytest.raises(Unavailable, match="NO_SHARD_PRIMARY"):
+        await application.count("a", timeout_s=0.1)
+
+
+def test_applications_may_be_generic() -> None:
+    assert issubclass(Asked, Application)

@@ -1,0 +1,470 @@
+"""Players and recorders against a broker: tailing, hand-off, races, fences, lost bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gazette.client import AppendService, Client
+from gazette.client.appender import AppendParams
+from gazette.client.journals import JournalChange
+from gazette.clock import SystemClock
+from gazette.errors import Corrupt, Fenced, GazetteError, Unavailable
+from gazette.etcd import Etcd
+from gazette.protocol.hints import FSMHints
+from gazette.recoverylog.ops import Create, RecordedOp, encode_op
+from gazette.recoverylog.playback import OpenNode
+from gazette.recoverylog.player import Player, PlayerState, RecoveredState, StagedFiles
+from gazette.recoverylog.recorder import Recorder, fence
+from gazette.tasks import BlockingPool, TaskScope, settled
+from gazette.testing.broker import BrokerFixture, journal_spec
+from gazette.testing.instant_clock import breathe, eventually
+
+LOG = "recovery/log"
+FORK = "recovery/fork"
+
+
+class World:
+    """A broker with a recovery log, and owners of it."""
+
+    def __init__(self, broker: BrokerFixture, directory: Path, pool: BlockingPool) -> None:
+        self.broker = broker
+        self.directory = directory
+        self.pool = pool
+        self.services: list[AppendService] = []
+        self.count = 0
+
+    def player(self, hints: FSMHints | None = None, **options: Any) -> Player:
+        self.count += 1
+        return Player(
+            hints or FSMHints(log=LOG),
+            self.directory / f"player-{self.count}",
+            self.broker.client,
+            SystemClock(),
+            self.pool,
+            **options,
+        )
+
+    async def recorder(self, state: RecoveredState, log: str = LOG) -> Recorder:
+        service = AppendService(self.broker.client)
+        self.services.append(service)
+        assert state.author is not None
+        return await asyncio.to_thread(
+            Recorder.open, log, state.fsm, state.author, state.directory, service
+        )
+
+    async def owner(self, author: int, hints: FSMHints | None = None) -> Recorder:
+        player = self.player(hints)
+        player.hand_off(author)
+        return await self.recorder(await player.play())
+
+    async def files(self, hints: FSMHints | None = None) -> dict[str, bytes]:
+        """What somebody finds who only looks."""
+        player = self.player(hints)
+        player.finish()
+        state = await player.play()
+        assert state.author is None
+        return tree(state.directory)
+
+    async def head(self) -> int:
+        return (await self.broker.client.append(AppendParams(LOG))).commit.end
+
+
+def tree(directory: Path) -> dict[str, bytes]:
+    return {
+        "/" + str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+async def put(recorder: Recorder, path: str, data: bytes) -> None:
+    with recorder.group() as group:
+        group.write(group.create(path), 0, data)
+    await settled(group.future)
+
+
+@pytest.fixture
+async def world(etcd: Etcd, tmp_path: Path) -> AsyncIterator[World]:
+    pool = BlockingPool("player", 2)
+    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+        await broker.create(journal_spec(LOG), journal_spec(FORK))
+        world = World(broker, tmp_path, pool)
+        yield world
+        for service in world.services:
+            await service.close()
+    pool.close()
+
+
+async def test_a_standby_tails_and_takes_over(world: World) -> None:
+    """It follows the owner, says how far it is, and goes on where the owner was."""
+    first = await world.owner(11)
+    await put(first, "/a", b"one")
+    player = world.player()
+    async with TaskScope("standby") as scope:
+        task = scope.spawn(player.play(), name="play")
+        await player.tailing.wait()
+        assert player.state is PlayerState.TAILING
+        for number in range(20):
+            await put(first, f"/{number}", os.urandom(200_000))
+        head = await world.head()
+        await eventually(lambda: player.progress.offset == head)
+        assert player.progress.lag_bytes == 0
+        assert "tailing" in str(player.progress)
+        assert not task.done()
+        player.hand_off(22)
+        state = await task
+    assert state.author == 22
+    assert player.state is PlayerState.LIVE
+    assert tree(state.directory) == await world.files()
+    second = await world.recorder(state)
+    await put(second, "/a", b"two")
+    assert (await world.files())["/a"] == b"two"
+
+
+async def test_an_old_owner_is_fenced_promptly(world: World) -> None:
+    """By the hand-off alone: his next append fails, and he records nothing more."""
+    first = await world.owner(11)
+    await put(first, "/a", b"one")
+    second = await world.owner(22)
+    with first.group() as group:
+        group.create("/zombie")
+    with pytest.raises(Fenced):
+        await settled(group.future)
+    with pytest.raises(Fenced):
+        first.barrier()
+    await put(second, "/b", b"two")
+    assert await world.files() == {"/a": b"one", "/b": b"two"}
+
+
+async def test_the_end_is_the_write_head(world: World) -> None:
+    """Who ends a play-back gets all that was in the log when he asked, also when he tails."""
+    first = await world.owner(11)
+    player = world.player()
+    async with TaskScope("standby") as scope:
+        task = scope.spawn(player.play(), name="play")
+        await player.tailing.wait()
+        for number in range(10):
+            await put(first, f"/{number}", bytes(300_000))
+        player.finish()
+        state = await task
+    assert len(tree(state.directory)) == 10
+
+
+class LosingClient:
+    """A client that lets somebody else append right before some appends of its own."""
+
+    def __init__(self, client: Client, before_append: Any) -> None:
+        self._client = client
+        self._before_append = before_append
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def append(self, params: AppendParams, content: Any = b"") -> Any:
+        if content:
+            await self._before_append(params, content)
+        return await self._client.append(params, content)
+
+
+async def test_a_lost_race_is_run_again(world: World) -> None:
+    """The owner's last operation was faster: the fence stands all the same, the next try wins."""
+    first = await world.owner(11)
+    await put(first, "/a", b"one")
+    raced: list[int] = []
+
+    async def race(params: AppendParams, content: bytes) -> None:
+        if not raced:
+            await put(first, "/a", b"two")
+        raced.append(len(content))
+
+    player = world.player()
+    player._client = LosingClient(world.broker.client, race)  # type: ignore[assignment]
+    player.hand_off(22)
+    state = await player.play()
+    assert len(raced) == 2
+    assert tree(state.directory) == {"/a": b"two"}
+    with pytest.raises(Fenced):
+        await put(first, "/a", b"three")
+
+
+async def test_a_repeated_hand_off_is_no_other(world: World) -> None:
+    """Its append may arrive twice, having lost a race or not."""
+    first = await world.owner(11)
+    await put(first, "/a", b"one")
+    raced: list[bytes] = []
+
+    async def race(params: AppendParams, content: bytes) -> None:
+        if not raced:
+            await put(first, "/a", b"two")
+        raced.append(content)
+        await world.broker.client.append(params, content)
+
+    player = world.player()
+    player._client = LosingClient(world.broker.client, race)  # type: ignore[assignment]
+    player.hand_off(22)
+    second = await world.recorder(await player.play())
+    # The first try once more, long after it lost: a repetition that was under way for long.
+    await world.broker.client.append(AppendParams(LOG), raced[0])
+    await put(second, "/b", b"three")
+    assert await world.files() == {"/a": b"two", "/b": b"three"}
+    third = await world.owner(33)
+    assert third.fsm.links.keys() == {"/a", "/b"}
+
+
+async def test_two_take_over_at_once(world: World) -> None:
+    """Both get the log, one after the other; the former of them is fenced."""
+    first = await world.owner(11)
+    await put(first, "/a", b"one")
+    players = [world.player(), world.player()]
+    async with TaskScope("standbys") as scope:
+        tasks = [scope.spawn(player.play(), name="play") for player in players]
+        await asyncio.gather(*(player.tailing.wait() for player in players))
+        for author, player in enumerate(players, 100):
+            player.hand_off(author)
+        owners = [await world.recorder(await task) for task in tasks]
+    results = await asyncio.gather(
+        *(put(owner, "/a", b"%d" % owner.author) for owner in owners), return_exceptions=True
+    )
+    (winner,) = [owner for owner, result in zip(owners, results, strict=True) if result is None]
+    assert sum(isinstance(result, Fenced) for result in results) == 1
+    assert await world.files() == {"/a": b"%d" % winner.author}
+
+
+async def test_an_owner_that_never_pauses_is_stopped(world: World) -> None:
+    """A hand-off does not wait for the moment in which the log does not grow."""
+    first = await world.owner(11)
+    stop = asyncio.Event()
+
+    async def write() -> None:
+        for number in range(1_000_000):
+            await put(first, f"/{number % 5}", b"%d" % number)
+            if stop.is_set():
+                return
+
+    async with TaskScope("writer") as scope:
+
+        async def fenced() -> None:
+            with pytest.raises(Fenced):
+                await write()
+
+        scope.spawn(fenced(), name="write")
+        await world.owner(22)
+        stop.set()
+
+
+async def test_hints_skip_what_was_pruned(world: World, tmp_path: Path) -> None:
+    """After stored fragments were removed: from new hints the files, from no or old hints an error."""
+    spec = journal_spec(LOG, length=1 << 14)
+    revision = (await world.broker.client.get_journal(LOG)).mod_revision
+    await world.broker.client.apply_journals([JournalChange(spec, expect_mod_revision=revision)])
+    first = await world.owner(11)
+    await put(first, "/kept", b"kept")
+    state = world.player()
+    state.finish()
+    old = (await state.play()).fsm.build_hints(LOG)
+    for _ in range(20):
+        await put(first, "/kept", os.urandom(8_000))
+    second = await world.owner(22)
+    await put(second, "/last", b"last")
+    expected = await world.files()
+    finished = world.player()
+    finished.finish()
+    hints = (await finished.play()).fsm.build_hints(LOG)
+    begin = min(node.segments[0].first_offset for node in hints.live_nodes)
+    head = await world.head()
+    await world.broker.stop()
+
+    fragments = sorted((tmp_path / "root" / "fragments" / LOG).rglob("*-*-*"))
+    removed = [path for path in fragments if int(path.name.split("-")[1], 16) <= begin]
+    assert len(removed) > 3
+    for path in removed:
+        path.unlink()
+    async with await BrokerFixture.start(
+        world.broker.service.context.etcd, tmp_path, id="broker-two"
+    ) as broker:
+        await broker.settled(LOG)
+        # All brokers were replaced: an operator confirms where the log goes on.
+        await broker.client.append(AppendParams(LOG, offset=head))
+        world.broker = broker
+        assert await world.files(hints) == expected
+        with pytest.raises(Corrupt, match="no longer holds operations"):
+            await world.files(old)
+        with pytest.raises(Corrupt, match="cannot be played further"):
+            await world.files()
+
+
+async def test_hints_beyond_the_log_are_refused(world: World) -> None:
+    """A log that lost its end is not played to where it ends now."""
+    first = await world.owner(11)
+    await put(first, "/a", b"one")
+    hints = await asyncio.to_thread(first.build_hints)
+    player = world.player()
+    player.finish()
+    exact = (await player.play()).fsm.build_hints(LOG)
+    for hint in (hints, exact):
+        elsewhere = FSMHints(log=FORK, live_nodes=hint.live_nodes)
+        with pytest.raises(Corrupt, match="beyond the end"):
+            await world.files(elsewhere)
+    await world.broker.client.append(AppendParams(FORK), bytes(10_000))
+    with pytest.raises(Corrupt, match="ends before operations"):
+        await world.files(FSMHints(log=FORK, live_nodes=exact.live_nodes))
+
+
+async def test_a_log_forks(world: World) -> None:
+    """The owner of a new log goes on from the files of the old one, and fences the new one."""
+    first = await world.owner(11)
+    await put(first, "/a", b"one")
+    player = world.player()
+    player.hand_off(22)
+    second = await world.recorder(await player.play(), FORK)
+    await put(second, "/b", b"two")
+    hints = await asyncio.to_thread(second.build_hints)
+    assert hints.log == FORK
+    assert await world.files(hints) == {"/a": b"one", "/b": b"two"}
+    assert (await world.broker.client.append(AppendParams(FORK))).registers == fence(22)
+
+
+@pytest.mark.parametrize("junk", [b"\x66", b"junk", b"\x66\x33\x93\x36\x01\x02", bytes(1000)])
+async def test_junk_at_the_end_is_in_nobodys_way(world: World, junk: bytes) -> None:
+    """Less than a header of it, what begins like one, and more."""
+    first = await world.owner(11)
+    await put(first, "/a", b"one")
+    await world.broker.client.append(AppendParams(LOG), junk)
+    assert await world.files() == {"/a": b"one"}
+    second = await world.owner(22)
+    await put(second, "/b", b"two")
+    assert await world.files() == {"/a": b"one", "/b": b"two"}
+
+
+async def test_a_log_that_ends_within_an_operation_is_an_error(world: World) -> None:
+    """And not a wait for ever: what is appended would be taken for the rest of it."""
+    first = await world.owner(11)
+    await put(first, "/a", b"one")
+    frame, _ = encode_op(RecordedOp(1, 0, 99, Create("/x" * 100)))
+    await world.broker.client.append(AppendParams(LOG), frame[:-10])
+    with pytest.raises(Corrupt, match="ends within an operation"):
+        await world.owner(22)
+    with pytest.raises(Corrupt, match="ends within an operation"):
+        await world.files()
+
+
+async def test_an_owner_whose_operations_do_not_apply_is_an_error(world: World) -> None:
+    """Bytes of the log are missing: what follows is not dropped in silence."""
+    first = await world.owner(11)
+    await put(first, "/a", b"one")
+    frame, _ = encode_op(RecordedOp(99, 5, 11, Create("/x")))
+    await world.broker.client.append(AppendParams(LOG), frame)
+    with pytest.raises(Corrupt, match="cannot be played further"):
+        await world.files()
+
+
+async def test_a_log_that_stalls_is_an_error(world: World) -> None:
+    """It says that it holds more, and yields no bytes."""
+    first = await world.owner(11)
+    await put(first, "/a", b"one")
+    hints = await asyncio.to_thread(first.build_hints)
+
+    class DeafClient:
+        """Knows the head, and has nobody to read from."""
+
+        def __init__(self, client: Client) -> None:
+            self._client = client
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "byte_path":
+                raise Unavailable("nobody serves this journal")
+            return getattr(self._client, name)
+
+    player = world.player(hints, stall_timeout_s=0.05)
+    player._client = DeafClient(world.broker.client)  # type: ignore[assignment]
+    with pytest.raises(Unavailable, match="play-back stalled"):
+        await player.play()
+    await eventually(lambda: not player.directory.exists())
+    assert player.state is PlayerState.FAILED
+
+
+async def test_cancelling_leaves_neither_files_nor_descriptors(world: World) -> None:
+    """At any moment of a play-back."""
+    first = await world.owner(11)
+    for number in range(30):
+        await put(first, f"/{number}", os.urandom(20_000))
+    rng = random.Random(5)
+    for _ in range(15):
+        player = world.player()
+        steps = rng.randrange(300)
+        async with TaskScope("play") as scope:
+            task = scope.spawn(player.play(), name="play")
+            for _ in range(steps):
+                await breathe()
+            task.cancel()
+        directory = player.directory
+        await eventually(lambda: not directory.exists())  # noqa: B023
+        await world.pool.run(lambda: None)
+    await eventually(lambda: not open_below(world.directory / "player-"))
+
+
+def open_below(prefix: Path) -> list[str]:
+    """Files of our process that are open below a path."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith(str(prefix)):
+            found.append(target)
+    return found
+
+
+def test_calls_that_come_after_giving_up_do_nothing(tmp_path: Path) -> None:
+    """A cancelled play may leave a call in the queue of its pool."""
+    files = StagedFiles(tmp_path / "files")
+    files.prepare()
+    files.perform([OpenNode(1)])
+    files.abandon()
+    for call in (files.prepare, lambda: files.perform([OpenNode(2)])):
+        with pytest.raises(GazetteError, match="given up"):
+            call()
+    assert not (tmp_path / "files").exists()
+    assert not open_below(tmp_path)
+
+
+async def test_a_disk_that_is_full_is_an_error_that_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And leaves nothing behind."""
+    first = await world.owner(11)
+    await put(first, "/a", os.urandom(100_000))
+
+    def pwrite(descriptor: int, data: Any, offset: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    player = world.player()
+    player.finish()
+    with pytest.raises(GazetteError, match="No space left") as caught:
+        await player.play()
+    assert "Free space" in caught.value.hint
+    monkeypatch.undo()
+    await eventually(lambda: not player.directory.exists())
+    assert not open_below(world.directory / "player-")
+
+
+async def test_the_horizon_follows_the_oldest_file(world: World) -> None:
+    """Bytes from where its first operation stands; what was replaced does not count."""
+    first = await world.owner(11)
+    for _ in range(3):
+        await put(first, "/a", bytes(50_000))
+        first.barrier()
+    await asyncio.to_thread(first.flush)
+    first.barrier()
+    assert 50_000 < first.horizon_bytes < 101_000
+    assert first.live_paths() == ["/a"]
+    assert first.write_head == await world.head()

@@ -1,0 +1,47 @@
+"""Our own stores do what every recorded store must."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from gazette.recoverylog.recorder import Recorder
+from gazette.stores.json_file import JSONFileStore
+from gazette.stores.sqlite import SQLiteStore
+from gazette.testing.store_tests import RecordedStoreTests
+
+
+class TestJSONFileStore(RecordedStoreTests):
+    def open(self, recorder: Recorder | None) -> JSONFileStore[dict[str, int]]:
+        return JSONFileStore(recorder, dict[str, int], dict)
+
+    def change(self, store: Any, rng: random.Random) -> None:
+        word = f"word {rng.randrange(20)}"
+        store.state[word] = store.state.get(word, 0) + 1
+
+    def content(self, store: Any) -> Any:
+        return dict(store.state)
+
+
+class SQLiteTests(RecordedStoreTests):
+    def change(self, store: Any, rng: random.Random) -> None:
+        store.execute(
+            "INSERT INTO word VALUES (?, 1) ON CONFLICT DO UPDATE SET n = n + 1",
+            (f"word {rng.randrange(20)}",),
+        )
+
+    def content(self, store: Any) -> Any:
+        return store.connection.execute("SELECT * FROM word ORDER BY w").fetchall()
+
+
+SCHEMA = "CREATE TABLE IF NOT EXISTS word (w TEXT PRIMARY KEY, n INTEGER)"
+
+
+class TestSQLiteStoreRedo(SQLiteTests):
+    def open(self, recorder: Recorder | None) -> SQLiteStore:
+        return SQLiteStore(recorder, SCHEMA)
+
+
+class TestSQLiteStoreVfs(SQLiteTests):
+    def open(self, recorder: Recorder | None) -> SQLiteStore:
+        return SQLiteStore(recorder, SCHEMA, mode="vfs", page_size=1024)
