@@ -11,13 +11,22 @@ _POLL_S: Final = 0.25
 
 
 def can_take_over(state: State) -> bool:
-    """Whether there is another member that stays and takes items."""
-    return any(
-        kv.key != state.local_key
-        and not kv.decoded.value.exiting()
-        and kv.decoded.value.item_limit() > 0
+    """Whether the members that stay could take everything that we have.
+
+    There must be as many of them as any of our items wants replicas, and all of the cluster's
+    replicas must be within their limits: otherwise the allocator leaves us what does not fit.
+    """
+    staying = [
+        kv.decoded.value.item_limit()
         for kv in state.members
+        if kv.key != state.local_key and not kv.decoded.value.exiting()
+    ]
+    useful = sum(limit > 0 for limit in staying)
+    wanted: int = max(
+        (one.item.decoded.value.desired_replication() for one in state.local_items), default=0
     )
+    enough: bool = sum(staying) >= state.demand.item_slots
+    return enough and useful > 0 and useful >= wanted
 
 
 async def patience_ends(
@@ -25,9 +34,8 @@ async def patience_ends(
 ) -> str:
     """Return, with the reason, once waiting for a hand-off is of no more use.
 
-    While no other member could take over: ``alone_timeout_s`` from now, or from when the last one
-    left. While there is one: ``timeout_s`` from now, because it may lack capacity, or an item may
-    want as many replicas as there are members, until a replacement has started.
+    While the others could not take over: ``alone_timeout_s`` from now, or from when that became so.
+    It is time for a replacement to start. While they could: ``timeout_s`` from now.
     """
     begun = clock.monotonic()
     alone_since: float | None = None
@@ -35,7 +43,7 @@ async def patience_ends(
         now = clock.monotonic()
         alone_since = None if can_take_over(state) else now if alone_since is None else alone_since
         if alone_since is not None and now - alone_since >= alone_timeout_s:
-            return f"no other member could take over for {alone_timeout_s:g} s"
+            return f"no other members could take over for {alone_timeout_s:g} s"
         if now - begun >= timeout_s:
-            return f"no other member has taken over for {timeout_s:g} s"
+            return f"other members have not taken over in {timeout_s:g} s"
         await clock.sleep(min(_POLL_S, alone_timeout_s or _POLL_S))

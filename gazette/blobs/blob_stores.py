@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from gazette.blobs import health, metrics
+from gazette.blobs import extras, health, metrics
 from gazette.blobs.blob_store import BlobStore
 from gazette.blobs.file import FileStore
 from gazette.blobs.thread_call import ended
@@ -25,8 +25,6 @@ from gazette.tasks import BlockingPool, TaskScope
 log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S: Final = 3600.0
-
-_EXTRAS: Final = {"s3": "s3", "gs": "gcs", "azure": "azure", "azure-ad": "azure"}
 
 StoreConstructor: TypeAlias = Callable[[FragmentStoreUrl], BlobStore]
 """Makes a store of a URL. Raises ``Invalid`` or ``NotAllowed``; does not reach out for it."""
@@ -177,15 +175,9 @@ class BlobStores:
 
     def _make(self, url: str) -> BlobStore:
         parsed = FragmentStoreUrl.parse(url)
-        constructor = self._constructors.get(parsed.scheme)
+        constructor = self._constructors.get(extras.kind_of(parsed.scheme))
         if constructor is None:
-            extra = _EXTRAS.get(parsed.scheme, parsed.scheme)
-            raise Invalid(
-                f"no blob store for {parsed.scheme}:// is installed: "
-                f"it comes with `pip install 'gazette[{extra}]'`",
-                path="stores",
-                hint="Install the extra on every broker, or use another store.",
-            )
+            raise extras.not_installed(parsed.scheme)
         counted = InstrumentedStore(constructor(parsed), url, self._clock.monotonic)
         return RetryingStore(counted, self._rng, self._closing.wait)
 
@@ -238,5 +230,5 @@ def default_constructors(settings: BlobSettings) -> dict[str, StoreConstructor]:
 
     constructors: dict[str, StoreConstructor] = {"file": file}
     if settings.file_only:
-        constructors |= dict.fromkeys(_EXTRAS, file_instead)
+        constructors |= dict.fromkeys(extras.EXTRAS, file_instead)
     return constructors

@@ -2,8 +2,8 @@
 broker that is the journal's primary.
 
 The Append call. The append itself runs in a task of its own, which reads the caller's stream: should the
-caller go away, it is interrupted rather than cancelled, and rolls back on all replicas. Nothing is read
-ahead, so that memory is one chunk whatever the size of the append.
+caller go away, it is interrupted rather than cancelled, and rolls back on all replicas. What is read and
+not written yet is bounded (see `pipeline` and `write_behind`), whatever the size of the append.
 """
 
 from __future__ import annotations

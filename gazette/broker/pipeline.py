@@ -179,10 +179,10 @@ class Pipeline:
     async def content(self, content: bytes, delta: int) -> None:
         """Send a chunk to all replicas, ``delta`` bytes into the append.
 
-        Behind the first, chunks travel in batches, and the last of them once ``next`` is asked for. Returns when every
-        peer and our own spool have room for more. Raises the failure of a broken pipeline, or
-        ``Unavailable`` if a peer, or our disk, takes nothing any more; then, and when cancelled, the
-        pipeline must be torn down.
+        Behind the first, chunks travel in batches, and the last of them once ``next`` is asked for.
+        Returns when every peer and our own spool have room for more. Raises the failure of a broken
+        pipeline, or ``Unavailable`` if a peer, or our disk, takes nothing any more; then, and when
+        cancelled, the pipeline must be torn down.
         """
         self._raise_failure()
         length = len(content)

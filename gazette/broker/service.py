@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route as HttpRoute
 
 from gazette.allocator.allocate import allocate
+from gazette.allocator.drain import patience_ends
 from gazette.allocator.model import member_key
 from gazette.allocator.session import MemberSession
 from gazette.allocator.state import State
@@ -24,7 +25,6 @@ from gazette.auth import KeyedAuth, NoAuth
 from gazette.blobs.blob_stores import BlobSettings, BlobStores, StoreConstructor
 from gazette.broker.append_api import AppendApi
 from gazette.broker.context import BrokerContext, Pools
-from gazette.broker.drain import patience_ends
 from gazette.broker.fragments_api import FragmentsApi
 from gazette.broker.handlers import journal_handler
 from gazette.broker.health_api import HealthApi
@@ -50,7 +50,7 @@ from gazette.protocol.journal import JournalSpec
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.process import BrokerSpec
 from gazette.server import Server
-from gazette.tasks import BlockingPool, TaskScope
+from gazette.tasks import BlockingPool, TaskScope, first_of
 
 log = logging.getLogger(__name__)
 
@@ -255,7 +255,7 @@ class BrokerService:
 
     async def wait(self) -> None:
         """Return when a stop was asked for, or the broker is broken."""
-        await _first_of(self._asked, self._failed)
+        await first_of(self._asked, self._failed)
 
     async def stop(self) -> None:
         """Leave, stage by stage; each is bounded, and follows whether or not the one before succeeded.
@@ -302,9 +302,15 @@ class BrokerService:
         async with TaskScope("drain") as scope:
             scope.spawn(parts.session.set_exiting(exiting), name="announce")
             patience = scope.spawn(
-                patience_ends(self._clock, state, self.settings), name="patience"
+                patience_ends(
+                    self._clock,
+                    state,
+                    alone_timeout_s=self.settings.drain_timeout_s,
+                    timeout_s=self.settings.drain_timeout_max_s,
+                ),
+                name="patience",
             )
-            ended = scope.spawn(_first_of(self._hurried, self._failed), name="ended")
+            ended = scope.spawn(first_of(self._hurried, self._failed), name="ended")
             waits: set[asyncio.Task[Any]] = {parts.allocating, patience, ended}
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if patience.done() and not patience.cancelled():
@@ -390,11 +396,3 @@ class _Parts:
             FragmentsApi(context),
             HealthApi(context),
         )
-
-
-async def _first_of(*events: asyncio.Event) -> None:
-    """Return when one of the events is set."""
-    async with TaskScope("first-of") as scope:
-        waits = {scope.spawn(event.wait(), name="event") for event in events}
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        scope.cancel()

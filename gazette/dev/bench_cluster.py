@@ -241,9 +241,7 @@ def journal_spec(
 
 
 @asynccontextmanager
-async def running(
-    settings: BenchSettings, clock: Clock, console: Console
-) -> AsyncIterator[Bench]:
+async def running(settings: BenchSettings, clock: Clock, console: Console) -> AsyncIterator[Bench]:
     """etcd, three brokers in three zones and the bare service, each a process of its own.
 
     Raises what starting them does; leaving it stops everything.

@@ -78,7 +78,9 @@ async def failover(bench: Bench) -> list[Figure]:
             await _replace(count)
         scope.cancel()
     lease = bench.settings.lease_ttl_s
-    note = f"the longest that a query waited, of {{}} beside {1 / TRICKLE_S:.0f} messages per second"
+    note = (
+        f"the longest that a query waited, of {{}} beside {1 / TRICKLE_S:.0f} messages per second"
+    )
     figures = [
         Figure(
             "failover",
@@ -249,9 +251,7 @@ class _Sample:
     @classmethod
     async def take(cls, bench: Bench, pids: Mapping[str, int]) -> _Sample:
         etcd = await asyncio.to_thread(_metrics, bench.cluster.etcd.endpoint)
-        brokers = [
-            await asyncio.to_thread(_metrics, one.http_url) for one in bench.cluster.brokers
-        ]
+        brokers = [await asyncio.to_thread(_metrics, one.http_url) for one in bench.cluster.brokers]
         calls: dict[str, float] = {}
         for (name, labels), value in etcd.items():
             method = re.search(r'grpc_method="(\w+)"', labels)
@@ -296,7 +296,9 @@ def cpu_seconds(pid: int) -> float:
         for task in Path(f"/proc/{pid}/task").iterdir():
             total += int((task / "schedstat").read_text().split()[0])
     except OSError as error:
-        raise NotFound(f"no CPU times of process {pid}: {error}", hint="Run it on Linux.") from error
+        raise NotFound(
+            f"no CPU times of process {pid}: {error}", hint="Run it on Linux."
+        ) from error
     return total / 1e9
 
 

@@ -105,17 +105,23 @@ def _encode(messages: Sequence[BenchMessage]) -> None:
         encode(message)
 
 
-def _in_batches(to: Publisher, mapping: Mapping[BenchMessage], all_: Sequence[BenchMessage]) -> None:
+def _in_batches(
+    to: Publisher, mapping: Mapping[BenchMessage], all_: Sequence[BenchMessage]
+) -> None:
     for begin in range(0, len(all_), BATCH):
         to.publish_committed_batch(mapping, all_[begin : begin + BATCH])
 
 
-def _one_by_one(to: Publisher, mapping: Mapping[BenchMessage], all_: Sequence[BenchMessage]) -> None:
+def _one_by_one(
+    to: Publisher, mapping: Mapping[BenchMessage], all_: Sequence[BenchMessage]
+) -> None:
     for message in all_:
         to.publish_committed(mapping, message)
 
 
-def _uncommitted(to: Publisher, mapping: Mapping[BenchMessage], all_: Sequence[BenchMessage]) -> None:
+def _uncommitted(
+    to: Publisher, mapping: Mapping[BenchMessage], all_: Sequence[BenchMessage]
+) -> None:
     for begin in range(0, len(all_), TXN):
         for message in all_[begin : begin + TXN]:
             to.publish_uncommitted(mapping, message)
@@ -322,7 +328,9 @@ async def end_to_end(bench: Bench) -> list[Figure]:
     figures: list[Figure] = []
     for percent, bound in ((50, 15.0), (99, 60.0)):
         values = tuple(percentile(one, percent) for one in samples)
-        beside = Baseline(f"bare unary call, p{percent}", tuple(percentile(u, percent) for u in unary))
+        beside = Baseline(
+            f"bare unary call, p{percent}", tuple(percentile(u, percent) for u in unary)
+        )
         target = value_at_most(bound, "ms")
         name = f"end to end, {ECHO_RATE} msg/s, R=3, p{percent}"
         figures.append(Figure("end-to-end", name, "ms", values, beside, target))

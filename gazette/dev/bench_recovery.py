@@ -100,9 +100,7 @@ async def playback(bench: Bench) -> list[Figure]:
 
 def _sizes(written: Written) -> list[Figure]:
     bound = 2 * written.live_bytes + HORIZON_SLACK
-    note = (
-        f"the log is {written.log_bytes / MB:.0f} MB long, the state {written.live_bytes / MB:.1f} MB"
-    )
+    note = f"the log is {written.log_bytes / MB:.0f} MB long, the state {written.live_bytes / MB:.1f} MB"
     return [
         Figure(
             "playback",

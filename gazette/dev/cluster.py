@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gazette.client.client import Client
 from gazette.clock import Clock
+from gazette.dev.heads import resume_journals
 from gazette.dev.processes import ChildProcess, await_ready, free_port, port_is_free, python_module
-from gazette.errors import Invalid
+from gazette.errors import Invalid, Unavailable
 from gazette.etcd_server import EtcdServer
 
 
@@ -85,9 +87,24 @@ class LocalCluster:
                 await await_ready(
                     broker.process, broker.http_port, self._clock, self.settings.ready_timeout_s
                 )
+            await self._resume()
         except BaseException:
             await asyncio.shield(self.stop())
             raise
+
+    async def _resume(self) -> None:
+        """Journals of an earlier run go on where they ended."""
+        addresses = ",".join(broker.grpc_url for broker in self.brokers)
+        timeout_s = self.settings.ready_timeout_s
+        async with Client(addresses, clock=self._clock) as client:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await resume_journals(client)
+            except TimeoutError as error:
+                raise Unavailable(
+                    f"journals did not take appends within {timeout_s:g} s",
+                    hint=f"See the logs of the brokers in {self.directory / 'logs'}.",
+                ) from error
 
     def _ports(self, index: int) -> tuple[int, int]:
         first = self.settings.first_port

@@ -79,6 +79,12 @@ def run(argv: Sequence[str]) -> int:
         flags = schema.load(argv, {}).group(DemoFlags)
         files = corpus_files(flags.corpus)
         examples_path()
+        if flags.dir is not None and flags.dir.exists() and any(flags.dir.iterdir()):
+            raise Invalid(
+                f"{flags.dir} is not empty",
+                path="--dir",
+                hint="The demonstration counts from nothing: give it a new directory.",
+            )
     except Invalid as error:
         return exit_with(error, sys.stderr)
     except GazetteError as error:

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from gazette.client.append_service import AppendService
 from gazette.client.client import Client
-from gazette.client.reader import ReadParams
 from gazette.clock import Clock
 from gazette.dev.corpus import texts
+from gazette.dev.heads import write_head
 from gazette.dev.word_count import NGRAM_TYPE, Member, WordCountCluster
-from gazette.errors import GazetteError, NotYet, Unavailable
+from gazette.errors import GazetteError, Unavailable
 from gazette.labels import MESSAGE_TYPE
 from gazette.message.mapping import PartitionWatch, modulo_mapping
 from gazette.message.publisher import Publisher
@@ -101,19 +101,8 @@ class Publishing:
         heads: dict[str, int] = {}
         async with Client(broker.grpc_url, clock=self._clock) as client:
             for journal in self._words.partitions:
-                heads[journal] = await _write_head(client, journal)
+                heads[journal] = await write_head(client, journal)
         return heads
-
-
-async def _write_head(client: Client, journal: str) -> int:
-    reader = client.retry_reader(ReadParams(journal, -1, metadata_only=True))
-    try:
-        await reader.read(1)
-    except NotYet:
-        pass
-    finally:
-        reader.close()
-    return reader.write_head
 
 
 class Queries:

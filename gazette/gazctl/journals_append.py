@@ -36,11 +36,12 @@ async def run(context: Context) -> int:
     flags = context.flags(AppendFlags)
     selector = parse_selector(flags.selector, required=True)
     _check(flags)
-    source = _open(flags.input, context)
     client = await context.broker()
     service = AppendService(client)
     pool = BlockingPool("input", 1)
     try:
+        # A named pipe is open when somebody writes to it.
+        source = await pool.run(_open, flags.input, context)
         async with TaskScope("append") as scope:
             watch = PartitionWatch(client.watch_journals(selector))
             scope.daemon(watch.run(), name="partitions")

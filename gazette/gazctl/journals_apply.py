@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
-from gazette.errors import GazetteError, Invalid, NotFound, Unavailable
+from gazette.errors import Conflict, GazetteError, Invalid, NotFound, Unavailable
 from gazette.gazctl.context import Context, parse_selector
 from gazette.gazctl.flags import ApplyFlags, EditFlags
 from gazette.gazctl.journals_list import journals_yaml, list_journals
@@ -22,6 +22,7 @@ from gazette.protocol.validation import within
 TXN_OPS_DEFAULT = 128
 """How many operations etcd takes in one transaction, unless it was told otherwise."""
 ANY_REVISION = -1
+_TOLD_MAX = 10
 
 
 async def apply(context: Context) -> int:
@@ -134,12 +135,21 @@ async def _apply(context: Context, changes: Sequence[JournalChange], batch_size:
         return
     client = await context.broker()
     changes = await keep_suspensions(context, client, changes)
-    async with context.answering(client.address):
-        try:
+    try:
+        async with context.answering(client.address):
             header = await client.apply_journals(changes, batch_size=batch_size)
-        except GazetteError as error:
-            advise_batches(error, len(changes), batch_size)
-            raise
+    except Conflict as error:
+        expected = {
+            one.delete if one.upsert is None else one.upsert.name: one.expect_mod_revision
+            for one in changes
+        }
+        current = await journals_by_name(context, client, expected)
+        found = {name: one.mod_revision for name, one in current.items()}
+        error.hint = explain_conflict(expected, found)
+        raise
+    except GazetteError as error:
+        advise_batches(error, len(changes), batch_size)
+        raise
     deleted = sum(1 for change in changes if change.delete)
     context.terminal.note(
         f"applied at revision {header.etcd.revision}: "
@@ -159,6 +169,23 @@ def advise_batches(error: GazetteError, changes: int, batch_size: int) -> None:
             f"These are {changes} changes, and etcd takes {TXN_OPS_DEFAULT} in one transaction by"
             f" default. Apply them in several: --max-txn-size={TXN_OPS_DEFAULT // 2}."
         )
+
+
+def explain_conflict(expected: Mapping[str, int], found: Mapping[str, int]) -> str:
+    """Which specifications are not at the revision that a change expected."""
+    wrong = [
+        f"{name} {_revision_text(found.get(name, 0))}, expected: it {_revision_text(revision)}"
+        for name, revision in sorted(expected.items())
+        if revision not in (ANY_REVISION, found.get(name, 0))
+    ]
+    if len(wrong) > _TOLD_MAX:
+        wrong[_TOLD_MAX:] = [f"and {len(wrong) - _TOLD_MAX} more"]
+    advice = "List them again and repeat the change, or give revision -1 to change what is there."
+    return "\n".join([*wrong, advice])
+
+
+def _revision_text(revision: int) -> str:
+    return f"is at revision {revision}" if revision else "does not exist"
 
 
 def _request(changes: Sequence[JournalChange]) -> broker_pb2.ApplyRequest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gazette.client.shards import ShardChange
-from gazette.errors import GazetteError, NotFound
+from gazette.errors import Conflict, GazetteError, NotFound
 from gazette.gazctl.context import Context, parse_selector
 from gazette.gazctl.flags import ShardsApplyFlags, ShardsEditFlags
 from gazette.gazctl.journals_apply import (
@@ -13,11 +13,13 @@ from gazette.gazctl.journals_apply import (
     check_batch_size,
     check_delete,
     check_revision,
+    explain_conflict,
 )
 from gazette.gazctl.output import proto_text
 from gazette.gazctl.references import verify_references
 from gazette.gazctl.shards_list import list_shards, shards_yaml
 from gazette.gazctl.spec_text import edit_specs, read_specs
+from gazette.protocol.label_set import EVERYTHING
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.shard_list import ShardList
 from gazette.protocol.validation import within
@@ -85,12 +87,21 @@ async def _apply(
         return
     await _verify(context, changes, wanted=verify)
     consumer = await context.consumer()
-    async with context.answering(consumer.address):
-        try:
+    try:
+        async with context.answering(consumer.address):
             header = await consumer.apply_shards(changes, batch_size=batch_size)
-        except GazetteError as error:
-            advise_batches(error, len(changes), batch_size)
-            raise
+    except Conflict as error:
+        expected = {
+            one.delete if one.upsert is None else one.upsert.id: one.expect_mod_revision
+            for one in changes
+        }
+        current = await list_shards(context, consumer, EVERYTHING)
+        found = {one.spec.id: one.mod_revision for one in current.shards}
+        error.hint = explain_conflict(expected, found)
+        raise
+    except GazetteError as error:
+        advise_batches(error, len(changes), batch_size)
+        raise
     deleted = sum(1 for change in changes if change.delete)
     context.terminal.note(
         f"applied at revision {header.etcd.revision}: "

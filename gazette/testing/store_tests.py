@@ -208,7 +208,7 @@ class RecordedStoreTests(ABC):
         """Whoever lost the log hears of it at a commit, at the latest at the one after it."""
         owner.commit()
         owner.log.failure = GazetteError("fenced")
-        with pytest.raises(GazetteError, match="fenced"):
+        with pytest.raises(GazetteError, match="fenced"):  # noqa: PT012 - which of them is not said
             for number in range(2, 5):
                 self.change(owner.store, owner.rng)
                 owner.store.start_commit(self.shard, checkpoint(number), ()).result()

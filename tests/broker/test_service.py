@@ -22,7 +22,7 @@ import pytest
 
 from gazette.allocator.model import member_key
 from gazette.auth import Capability, Claims
-from gazette.broker.drain import can_take_over, patience_ends
+from gazette.allocator.drain import can_take_over, patience_ends
 from gazette.broker.main import serve
 from gazette.broker.service import BrokerService
 from gazette.broker.settings import BrokerSettings
@@ -347,7 +347,6 @@ def test_others_can_take_over_if_they_stay_and_there_are_enough_of_them(
 
 
 async def test_patience_is_short_while_nobody_could_take_over_and_long_otherwise() -> None:
-    settings = BrokerSettings(drain_timeout_s=30.0, drain_timeout_max_s=1000.0)
     alone = drained(US)
     accompanied = drained(US, ("them", False, 5))
 
@@ -357,7 +356,8 @@ async def test_patience_is_short_while_nobody_could_take_over_and_long_otherwise
         clock = ManualClock()
         begun = clock.monotonic()
         async with TaskScope("test") as scope:
-            waiting = scope.spawn(patience_ends(clock, state, settings), name="patience")
+            patience = patience_ends(clock, state, alone_timeout_s=30.0, timeout_s=1000.0)
+            waiting = scope.spawn(patience, name="patience")
             while not waiting.done():
                 await SystemClock().sleep(0)
                 if clock.sleepers:
@@ -367,9 +367,9 @@ async def test_patience_is_short_while_nobody_could_take_over_and_long_otherwise
             return clock.monotonic() - begun, waiting.result()
 
     elapsed, reason = await patience(drained(US))
-    assert (elapsed, reason) == (30.0, "no other brokers could take over for 30 s")
+    assert (elapsed, reason) == (30.0, "no other members could take over for 30 s")
     elapsed, reason = await patience(drained(US, ("them", False, 5)))
-    assert (elapsed, reason) == (1000.0, "other brokers have not taken over in 1000 s")
+    assert (elapsed, reason) == (1000.0, "other members have not taken over in 1000 s")
     # A replacement that comes in time is waited for, and one that leaves again is not.
     elapsed, _ = await patience(drained(US), 20.0, accompanied)
     assert elapsed == 1000.0

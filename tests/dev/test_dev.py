@@ -84,6 +84,8 @@ async def test_a_restart_finds_its_data_again(tmp_path: Path) -> None:
         reader = client.retry_reader(ReadParams("a/journal", block=True))
         assert await reader.read(4) == b"kept"
         reader.close()
+        result = await client.append(AppendParams("a/journal"), b"continued")
+        assert result.commit.begin == 4
     assert await dev.process.stop(BOUND_S)
 
 

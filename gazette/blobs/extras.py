@@ -1,0 +1,45 @@
+"""Which blob stores need packages that a plain installation does not have."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Final
+
+from gazette.errors import Invalid
+
+FSSPEC_PREFIX: Final = "fsspec+"
+"""``fsspec+sftp://host/path/`` is a store on fsspec's file system ``sftp``."""
+
+EXTRAS: Final = {
+    "s3": "s3",
+    "gs": "gcs",
+    "azure": "azure",
+    "azure-ad": "azure",
+    "fsspec": "fsspec",
+}
+"""What to install for a scheme. ``fsspec`` stands for all that begin with ``FSSPEC_PREFIX``."""
+
+
+def kind_of(scheme: str) -> str:
+    """The name under which a scheme's stores are made."""
+    return "fsspec" if scheme.startswith(FSSPEC_PREFIX) else scheme
+
+
+def not_installed(scheme: str) -> Invalid:
+    """The error that says what to install."""
+    kind = kind_of(scheme)
+    return Invalid(
+        f"no blob store for {scheme}:// is installed: "
+        f"it comes with `pip install 'gazette[{EXTRAS.get(kind, kind)}]'`",
+        path="stores",
+        hint="Install the extra on every broker, or use another store.",
+    )
+
+
+def require(scheme: str, *modules: str) -> None:
+    """Raise the ``Invalid`` of ``not_installed`` unless all of the top-level modules are there.
+
+    Does not import them: that takes too long for the loop, on which stores are made.
+    """
+    if any(importlib.util.find_spec(module) is None for module in modules):
+        raise not_installed(scheme)

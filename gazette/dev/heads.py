@@ -1,0 +1,45 @@
+"""Where journals end, and making a cluster that was stopped as a whole go on from there."""
+
+from __future__ import annotations
+
+from gazette.client.appender import AppendParams, SuspendControl
+from gazette.client.client import Client
+from gazette.client.reader import ReadParams
+from gazette.client.rpc_errors import status_of
+from gazette.errors import GazetteError, NotYet
+from gazette.protocol.status import Status
+
+
+async def write_head(client: Client, journal: str) -> int:
+    """Where a journal ends, as its brokers know."""
+    reader = client.retry_reader(ReadParams(journal, -1, metadata_only=True))
+    try:
+        await reader.read(1)
+    except NotYet:
+        pass
+    finally:
+        reader.close()
+    return reader.write_head
+
+
+async def resume_journals(client: Client) -> list[str]:
+    """Have every journal go on behind its stored fragments; the names of those that had to.
+
+    Brokers refuse appends to a journal whose fragments reach beyond all spools, because a broker that
+    is only cut off may still hold more. Only who has stopped *all* brokers may say that there is none:
+    `gazette dev` has, when it starts.
+    """
+    resumed: list[str] = []
+    for listed in (await client.list_journals()).journals:
+        name = listed.spec.name
+        try:
+            await client.append(AppendParams(name, suspend=SuspendControl.KEEP))
+        except GazetteError as error:
+            if status_of(error) == Status.SUSPENDED.name:
+                continue
+            if status_of(error) != Status.INDEX_HAS_GREATER_OFFSET.name:
+                raise
+            head = await write_head(client, name)
+            await client.append(AppendParams(name, offset=head, suspend=SuspendControl.KEEP))
+            resumed.append(name)
+    return resumed

@@ -1,0 +1,71 @@
+"""RocksDB's write-ahead log, as far as recording reads it: which batches of writes it holds.
+
+Pure. A WAL is a sequence of blocks of 32 KiB. A record (one batch of writes) is cut into fragments
+that do not cross blocks; each has a header of checksum (4), length (2, little endian) and type (1). A
+batch begins with the sequence number of its first write (8) and their count (4).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+BLOCK: Final = 32 << 10
+HEADER: Final = 7
+BATCH_HEADER: Final = 12
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_FRAGMENT: Final = struct.Struct("<IHB")
+_BATCH: Final = struct.Struct("<QI")
+
+
+def batches(data: bytes, offset: int) -> list[tuple[int, int]] | None:
+    """(first sequence number, count) of each batch in ``data``, which stands at ``offset`` of a WAL.
+
+    ``data`` must begin and end between records. None when it does not, or holds anything else.
+    """
+    found: list[tuple[int, int]] = []
+    head: bytearray | None = None
+    at, length = 0, len(data)
+    while at < length:
+        room = BLOCK - (offset + at) % BLOCK
+        if room < HEADER:
+            at += room
+            continue
+        if at + HEADER > length:
+            return None
+        _, size, kind = _FRAGMENT.unpack_from(data, at)
+        begin = at + HEADER
+        at = begin + size
+        if at > length or HEADER + size > room:
+            return None
+        if kind in (_FULL, _FIRST) and head is None:
+            head = bytearray()
+        elif kind not in (_MIDDLE, _LAST) or head is None:
+            return None
+        if len(head) < BATCH_HEADER:
+            head += data[begin : min(at, begin + BATCH_HEADER - len(head))]
+        if kind in (_FULL, _LAST):
+            if len(head) < BATCH_HEADER:
+                return None
+            found.append(_BATCH.unpack(head))
+            head = None
+    return found if head is None else None
+
+
+def continues(tails: Iterable[tuple[bytes, int]], last: int, latest: int) -> bool:
+    """Whether tails of WALs (data, offset), in order, hold exactly the writes (``last``, ``latest``].
+
+    If not, something was written past the WALs that are known: it is in a table already, or in a WAL
+    that came and went unseen.
+    """
+    following = last + 1
+    for data, offset in tails:
+        found = batches(data, offset)
+        if found is None:
+            return False
+        for first, count in found:
+            if first != following:
+                return False
+            following += count
+    return following == latest + 1

@@ -1,0 +1,324 @@
+"""``runconsumer``: its command line, and processes that start, break and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from gazette import Application
+from gazette.client.shards import ShardChange, ShardClient
+from gazette.clock import SystemClock
+from gazette.config import setting
+from gazette.consumer.service import ConsumerService
+from gazette.dev.processes import free_port
+from gazette.errors import Bug
+from gazette.etcd import Etcd
+from gazette.http_server import bind_tcp
+from gazette.protocol.shard import ReplicaCode
+from gazette.runconsumer import process
+from gazette.server import Server, ServerSettings
+from gazette.tasks import TaskScope
+from gazette.testing.broker import BrokerFixture
+from gazette.testing.consumer import log_spec, shard_spec
+from gazette.testing.etcd import EtcdServer
+
+CLOCK = SystemClock()
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    number: int = setting(3, "a number")
+    text: str = setting("", "a text", secret=True)
+
+
+class Nothing(Application[Any]):
+    config_groups: ClassVar[Mapping[str, type]] = {"extra": Extra}
+    message_type = dict
+
+    def new_store(self, shard: Any, recorder: Any) -> Any:
+        raise NotImplementedError
+
+    def consume_message(self, *args: Any) -> None:
+        raise NotImplementedError
+
+
+@pytest.fixture(autouse=True)
+def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No gazette.ini of somebody else's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["counter"])
+
+
+def run(*argv: str, environ: dict[str, str] | None = None) -> int:
+    return process.run(Nothing(), argv, {"HOME": "/nonexistent", **(environ or {})})
+
+
+# --- Configuration
+
+
+def test_print_config_names_every_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("print-config") == 0
+    out = capsys.readouterr().out
+    for group in ("consumer", "broker", "etcd", "log", "debug", "extra"):
+        assert f"[{group}]" in out
+    assert "number = 3" in out
+
+
+def test_flags_come_before_the_environment_before_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gazette.ini").write_text("[extra]\nnumber = 5\n[consumer]\nlimit = 7\n")
+    run("print-config")
+    out = capsys.readouterr().out
+    assert "number = 5" in out
+    assert "limit = 7" in out
+    run("print-config", environ={"EXTRA_NUMBER": "6"})
+    assert "number = 6" in capsys.readouterr().out
+    run("print-config", "--extra.number=8", environ={"EXTRA_NUMBER": "6"})
+    assert "number = 8" in capsys.readouterr().out
+
+
+def test_secrets_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    run("print-config", "--extra.text=hush", "--consumer.auth-keys=c2VjcmV0")
+    out = capsys.readouterr().out
+    assert "hush" not in out
+    assert "c2VjcmV0" not in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--no-such-flag"], "no-such-flag"),
+        (["destroy"], "unknown command destroy"),
+        (["--extra.number=many"], "extra.number"),
+        (["--workers=0"], "workers"),
+        (["--consumer.limit=-1"], "limit"),
+        (["--consumer.port=http"], "port"),
+        (["--consumer.scratch-dir=/no/such"], "mkdir -p /no/such"),
+        (["--consumer.auth-keys=%"], "base64"),
+        (["--consumer.server-cert-file=x"], "go together"),
+        (["--broker.address=localhost"], "address"),
+        (["--debug.port=x"], "port"),
+        (["--consumer.id=#"], "Suffix"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    argv: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At once, with exit code 2, and without a traceback."""
+    assert run(*argv) == 2
+    err = capsys.readouterr().err
+    assert text.lower() in err.lower()
+    assert "Traceback" not in err
+
+
+def test_help_lists_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = run("serve", "--help")
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    assert code == 0
+    out = capsys.readouterr().out
+    for flag in ("--consumer.id", "--extra.number", "--workers", "--etcd.address"):
+        assert flag in out
+
+
+def test_a_port_in_use_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with bind_tcp("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        code = run(f"--consumer.port={port}", "--consumer.bind-host=127.0.0.1")
+    assert code == process.EXIT_FAILED
+    assert str(port) in caplog.text
+
+
+def test_the_prefix_is_the_applications_own_unless_it_is_given() -> None:
+    application = Nothing()
+    schema = process.schema(application, "counter")
+    loaded = schema.load([], {})
+    assert process.root_of(application, loaded).startswith("/gazette/consumers/")
+    assert process.root_of(application, loaded).endswith("Nothing")
+    loaded = schema.load(["--etcd.prefix=/my/app"], {})
+    assert process.root_of(application, loaded) == "/my/app"
+
+
+async def test_an_application_gets_its_settings() -> None:
+    application = Nothing()
+    loaded = process.schema(application, "counter").load(
+        ["--extra.number=4", "--consumer.bind-host=127.0.0.1"], {}
+    )
+    service = process.build(application, loaded, CLOCK)
+    assert service.config(Extra).number == 4
+    with pytest.raises(Bug):
+        service.config(dict)
+    await service.crash()
+
+
+def test_threads_that_do_not_end_are_named() -> None:
+    assert process.await_threads(0.1) is None or True
+    release = threading.Event()
+    thread = threading.Thread(target=release.wait, name="stuck query")
+    thread.start()
+    try:
+        assert process.await_threads(0.05) == "stuck query"
+    finally:
+        release.set()
+        thread.join()
+
+
+# --- Stopping, in this process
+
+
+async def test_a_stop_while_etcd_is_away_ends_at_once() -> None:
+    with bind_tcp("127.0.0.1", 0) as nobody:
+        port = nobody.getsockname()[1]
+    loaded = process.schema(Nothing(), "counter").load(
+        [f"--etcd.address=http://127.0.0.1:{port}", "--consumer.bind-host=127.0.0.1"], {}
+    )
+    service: ConsumerService = process.build(Nothing(), loaded, CLOCK)
+    async with asyncio.timeout(10), TaskScope("test") as scope:
+        starting = scope.spawn(service.start(), name="start")
+        while service.not_ready() != "connecting to etcd":
+            await CLOCK.sleep(0.01)
+        starting.cancel()
+        await asyncio.wait({starting})
+        await service.stop()
+
+
+# --- Real processes
+
+APPLICATION = """
+import time
+from gazette import Application, Message, runconsumer
+from gazette.consumer.query import rpc_errors
+from gazette.stores.sqlite import SQLiteStore
+
+class Word(Message):
+    word: str = ""
+
+class Counter(Application):
+    message_type = Word
+
+    async def initialize(self, service):
+        self.service = service
+
+    def new_store(self, shard, recorder):
+        return SQLiteStore(recorder, "CREATE TABLE IF NOT EXISTS counts (word PRIMARY KEY, n)")
+
+    def consume_message(self, shard, store, envelope, publisher):
+        if envelope.message.word == "sleep":
+            print("sleeps", flush=True)
+            time.sleep(60)
+
+if __name__ == "__main__":
+    runconsumer.main(Counter())
+"""
+
+Launch = Callable[..., Any]
+
+
+@pytest.fixture
+async def launch(
+    etcd: Etcd, etcd_server: EtcdServer, tmp_path: Path
+) -> AsyncIterator[tuple[BrokerFixture, Launch]]:
+    """A broker, and a function that starts processes of the application."""
+    program = tmp_path / "counter.py"
+    program.write_text(APPLICATION)
+    children: list[asyncio.subprocess.Process] = []
+    root = Path(__file__).resolve().parents[2]
+    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+
+        async def start(*argv: str) -> asyncio.subprocess.Process:
+            child = await asyncio.create_subprocess_exec(
+                sys.executable,
+                str(program),
+                f"--etcd.address={etcd_server.endpoint}",
+                "--etcd.prefix=/gazette/consumers/counter",
+                "--etcd.lease=5s",
+                f"--broker.address={broker.endpoint}",
+                "--consumer.host=127.0.0.1",
+                "--consumer.bind-host=127.0.0.1",
+                "--consumer.drain-timeout=0s",
+                *argv,
+                env={**os.environ, "PYTHONPATH": str(root), "HOME": str(tmp_path)},
+                cwd=tmp_path,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+            children.append(child)
+            return child
+
+        yield broker, start
+        for child in children:
+            if child.returncode is None:
+                child.kill()
+            await child.wait()
+            child._transport.close()  # type: ignore[attr-defined]
+
+
+async def members(etcd: Etcd, count: int) -> list[str]:
+    prefix = "/gazette/consumers/counter/members/"
+    while True:
+        found = await etcd.range(prefix)
+        if len(found.kvs) == count:
+            return [kv.key.decode().removeprefix(prefix) for kv in found.kvs]
+        await CLOCK.sleep(0.05)
+
+
+async def test_a_process_stops_within_its_bound_though_a_callback_does_not_return(
+    etcd: Etcd, launch: tuple[BrokerFixture, Launch]
+) -> None:
+    from tests.consumer.apps import SHARD, SOURCE, append, frame, source_spec
+
+    broker, start = launch
+    await broker.create(source_spec(), log_spec(SHARD))
+    port = free_port()
+    child = await start(f"--consumer.port={port}", "--consumer.graceful-stop=1s")
+    await members(etcd, 1)
+    async with asyncio.timeout(40), ShardClient(f"http://127.0.0.1:{port}") as shards:
+        await shards.apply_shards([ShardChange(upsert=shard_spec(SHARD, SOURCE))])
+        await append(broker, frame("sleep"))
+        assert await child.stdout.readline() == b"sleeps\n"
+        (listed,) = (await shards.list_shards()).shards
+        assert listed.status[0].code is ReplicaCode.PRIMARY
+        child.send_signal(signal.SIGTERM)
+        await child.wait()
+    assert await members(etcd, 0) == []
+
+
+async def test_workers_are_members_of_their_own_and_stop_together(
+    etcd: Etcd, launch: tuple[BrokerFixture, Launch]
+) -> None:
+    _, start = launch
+    child = await start("--workers=2", "--consumer.id=many")
+    async with asyncio.timeout(40):
+        assert await members(etcd, 2) == ["local#many-0", "local#many-1"]
+        child.send_signal(signal.SIGTERM)
+        assert await child.wait() == 0
+        assert await members(etcd, 0) == []
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.3, 1.0])
+async def test_a_signal_at_any_moment_ends_a_process(
+    launch: tuple[BrokerFixture, Launch], after_s: float
+) -> None:
+    _, start = launch
+    child = await start()
+    await CLOCK.sleep(after_s)
+    child.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(30):
+        # Before it listens to signals, it ends of the signal.
+        assert await child.wait() in (0, -signal.SIGTERM)
+
+
+def test_servers_of_tests_are_servers() -> None:
+    assert Server(CLOCK, ServerSettings("127.0.0.1")).endpoint == ""

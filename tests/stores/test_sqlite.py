@@ -1,0 +1,368 @@
+"""The SQLite store as applications use it: transactions, queries beside them, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from gazette.errors import Closed, Corrupt, GazetteError, Invalid, NotAllowed
+from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
+from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.sqlite_redo import materialize
+from gazette.stores.sqlite_redo_recording import RedoRecording
+from gazette.testing.recovery import MemoryLog, replay, take_over
+
+SHARD: Any = None
+SCHEMA = "CREATE TABLE IF NOT EXISTS t (k INTEGER PRIMARY KEY, v)"
+
+
+class World:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.log = MemoryLog()
+        self.count = 0
+        self.opened: list[SQLiteStore] = []
+
+    def open(self, schema: str = SCHEMA, **options: Any) -> SQLiteStore:
+        """The next owner's store."""
+        self.count += 1
+        directory = self.directory / f"owner-{self.count}"
+        recorder = take_over(self.log, directory, random.Random(self.count))
+        store = SQLiteStore(recorder, schema, **options)
+        self.opened.append(store)
+        return store
+
+    def recovered(self) -> list[tuple[Any, ...]]:
+        """Table ``t`` as stock SQLite finds it in the played-back log."""
+        replay(bytes(self.log.data), self.directory / "played")
+        if not (self.directory / "played" / "primary.db").exists():
+            materialize(self.directory / "played", "primary.db")
+        connection = apsw.Connection(str(self.directory / "played" / "primary.db"))
+        try:
+            return connection.execute("SELECT k, v FROM t ORDER BY k").fetchall()
+        finally:
+            connection.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    for store in world.opened:
+        store.destroy()
+
+
+def commit(store: SQLiteStore) -> None:
+    store.start_commit(SHARD, Checkpoint({"s": SourceCheckpoint(1)}), ()).result()
+
+
+@pytest.mark.parametrize("mode", ["redo", "vfs"])
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "COMMIT",
+        "END",
+        "ROLLBACK",
+        "BEGIN",
+        "INSERT INTO t VALUES (2, 'b'); COMMIT; INSERT INTO t VALUES (3, 'c')",
+        "ATTACH 'other.db' AS other",
+        "ATTACH '' AS other",
+        "PRAGMA journal_mode=DELETE",
+        "PRAGMA wal_checkpoint(TRUNCATE)",
+        "PRAGMA wal_autocheckpoint=1",
+        "PRAGMA main.locking_mode=EXCLUSIVE",
+    ],
+)
+def test_what_would_break_recording_is_refused(world: World, mode: Any, sql: str) -> None:
+    """Before it does anything: what the transaction did before is still there, and is committed."""
+    store = world.open(mode=mode)
+    commit(store)
+    store.execute("INSERT INTO t VALUES (1, 'a')")
+    for execute in (store.execute, store.connection.execute):
+        with pytest.raises(NotAllowed):
+            execute(sql).fetchall()
+        assert store.connection.in_transaction
+        assert store.query("SELECT * FROM t") == []
+        store.execute("DELETE FROM t WHERE k = 2")
+    commit(store)
+    with pytest.raises(NotAllowed):
+        store.connection.execute(sql).fetchall()
+    assert world.recovered() == [(1, "a")]
+
+
+def test_a_schema_with_a_transaction_is_refused(world: World) -> None:
+    """And nothing stays open of the store that was not made."""
+    with pytest.raises(NotAllowed, match="runtime"):
+        world.open(f"BEGIN; {SCHEMA}; COMMIT")
+    with pytest.raises(apsw.SQLError):
+        world.open("CREATE TABLE broken (")
+    assert not [name for name in open_files() if name.startswith(str(world.directory))], (
+        "descriptors were left"
+    )
+
+
+def open_files() -> list[str]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+        except OSError:
+            continue
+    return found
+
+
+def test_savepoints_are_the_applications(world: World) -> None:
+    store = world.open()
+    store.execute("SAVEPOINT s")
+    store.execute("INSERT INTO t VALUES (1, 'undone')")
+    store.execute("ROLLBACK TO s")
+    store.execute("RELEASE s")
+    with store.connection:
+        store.execute("INSERT INTO t VALUES (2, 'kept')")
+    commit(store)
+    assert world.recovered() == [(2, "kept")]
+
+
+def test_a_rollback_by_an_error_is_not_passed_over(world: World) -> None:
+    """An application that catches it would go on with half a transaction."""
+    store = world.open()
+    store.execute("INSERT INTO t VALUES (1, 'lost')")
+    with pytest.raises(apsw.ConstraintError):
+        store.execute("INSERT OR ROLLBACK INTO t VALUES (1, 'again')")
+    end = len(world.log.data)
+    for _ in range(2):
+        with pytest.raises(GazetteError, match="rolled back"):
+            store.execute("INSERT INTO t VALUES (2, 'next')")
+        with pytest.raises(GazetteError, match="rolled back"):
+            commit(store)
+    assert len(world.log.data) == end
+
+
+def test_vacuum(world: World) -> None:
+    """Between transactions, and recorded with the next."""
+    store = world.open()
+    store.executemany("INSERT INTO t VALUES (?, ?)", [(k, bytes(2000)) for k in range(500)])
+    commit(store)
+    store.execute("DELETE FROM t WHERE k > 3")
+    with pytest.raises(NotAllowed, match="no transaction"):
+        store.vacuum()
+    commit(store)
+    before = store.live_bytes
+    store.vacuum()
+    commit(store)
+    assert store.live_bytes < before / 4
+    assert [k for k, _ in world.recovered()] == [0, 1, 2, 3]
+    assert world.open().query("SELECT count(*) FROM t") == [(4,)]
+
+
+@pytest.mark.parametrize("size", [0, 100, 1000, 4097, 131072, -4096])
+def test_page_sizes_that_are_none(world: World, size: int) -> None:
+    with pytest.raises(Invalid, match="page_size"):
+        world.open(page_size=size)
+
+
+@pytest.mark.parametrize("mode", ["redo", "vfs"])
+@pytest.mark.parametrize("size", [512, 65536])
+def test_a_database_keeps_its_page_size(world: World, mode: Any, size: int) -> None:
+    """What a later owner asks for does not matter."""
+    store = world.open(mode=mode, page_size=size)
+    store.executemany("INSERT INTO t VALUES (?, ?)", [(k, os.urandom(300)) for k in range(300)])
+    commit(store)
+    expected = store.query("SELECT * FROM t")
+    store.destroy()
+    again = world.open(mode=mode, page_size=4096)
+    assert again.query("PRAGMA page_size") == [(size,)]
+    again.execute("INSERT INTO t VALUES (1000, 'x')")
+    commit(again)
+    assert world.recovered() == [*expected, (1000, "x")]
+
+
+def test_another_mode_is_refused(world: World) -> None:
+    """The log has this database in a form that the other mode cannot go on with."""
+    with pytest.raises(Invalid, match="unknown recording mode"):
+        world.open(mode="wal")
+    commit(world.open(mode="redo"))
+    with pytest.raises(Invalid, match="another form"):
+        world.open(mode="vfs")
+    world.log = MemoryLog()
+    commit(world.open(mode="vfs"))
+    with pytest.raises(Invalid, match="another form"):
+        world.open(mode="redo")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "INSERT INTO t VALUES (1, 2)",
+        "DELETE FROM t",
+        "CREATE TABLE u (a)",
+        "BEGIN",
+        "ATTACH 'x' AS y",
+        "PRAGMA query_only=OFF",
+        "PRAGMA wal_checkpoint",
+        "PRAGMA user_version=3",
+        "VACUUM",
+    ],
+)
+def test_queries_only_read(world: World, sql: str) -> None:
+    store = world.open()
+    commit(store)
+    with pytest.raises(NotAllowed, match="only reads"):
+        store.query(sql)
+    assert store.query("SELECT count(*) FROM t WHERE k < abs(-5)") == [(0,)]
+    assert store.query("PRAGMA user_version") == [(0,)]
+    with pytest.raises(apsw.SQLError):
+        store.query("SELECT nonsense")
+    assert store.query(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 3)"
+        " SELECT max(i) FROM n"
+    ) == [(3,)]
+
+
+def test_queries_see_whole_transactions_while_the_writer_works(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From many threads, through checkpoints, which they hold up at times; nothing of it is lost."""
+    init = RedoRecording.__init__
+
+    def small(self: RedoRecording, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs | {"checkpoint_frames": 20})
+
+    monkeypatch.setattr(RedoRecording, "__init__", small)
+    store = world.open(readers=3)
+    store.executemany("INSERT INTO t VALUES (?, 0)", [(k,) for k in range(200)])
+    commit(store)
+    stop = threading.Event()
+
+    def read() -> int:
+        last = 0
+        while not stop.is_set():
+            rows = store.query("SELECT min(v), max(v), count(*) FROM t")
+            low, high, count = rows[0]
+            assert low == high
+            assert count == 200
+            assert low >= last
+            last = low
+        return last
+
+    with ThreadPoolExecutor(5) as pool:
+        readers = [pool.submit(read) for _ in range(5)]
+        for _ in range(150):
+            store.execute("UPDATE t SET v = v + 1")
+            commit(store)
+        stop.set()
+        assert max(reader.result(timeout=30) for reader in readers) <= 150
+    assert world.recovered() == [(k, 150) for k in range(200)]
+
+
+def test_a_reader_that_stays_holds_up_a_checkpoint_and_no_commit(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The WAL is emptied once it has gone."""
+    init = RedoRecording.__init__
+
+    def small(self: RedoRecording, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs | {"checkpoint_frames": 10})
+
+    monkeypatch.setattr(RedoRecording, "__init__", small)
+    monkeypatch.setattr("gazette.stores.sqlite_redo_recording.CHECKPOINT_PATIENCE_MS", 1)
+    store = world.open()
+    commit(store)
+    wal = Path(f"{store._recording.path}-wal")
+    with store._readers.connection() as reader:
+        cursor = reader.execute("SELECT * FROM sqlite_master")
+        next(cursor)
+        for k in range(60):
+            store.execute("INSERT INTO t VALUES (?, ?)", (k, "x" * 3000))
+            commit(store)
+        held = wal.stat().st_size
+        assert held > 60 * 4096
+        cursor.close()
+    store.execute("INSERT INTO t VALUES (100, 'last')")
+    commit(store)
+    assert wal.stat().st_size < held / 10
+    assert len(world.recovered()) == 61
+
+    # A cursor of the writer itself, which nobody read to its end, is such a reader as well.
+    unread = store.execute("SELECT * FROM t")
+    next(unread)
+    for k in range(200, 260):
+        store.execute("INSERT INTO t VALUES (?, ?)", (k, "x" * 3000))
+        commit(store)
+    unread.close()
+    assert len(world.recovered()) == 121
+
+
+def test_destroying_ends_queries(world: World) -> None:
+    """Those that run, those that wait for their turn, and those that come later."""
+    store = world.open(readers=1)
+    store.executemany("INSERT INTO t VALUES (?, 0)", [(k,) for k in range(2000)])
+    commit(store)
+    running = threading.Event()
+
+    def endless() -> Any:
+        running.set()
+        return store.query("SELECT count(*) FROM t a, t b, t c, t d")
+
+    with ThreadPoolExecutor(2) as pool:
+        queries = [pool.submit(endless) for _ in range(2)]
+        assert running.wait(10)
+        while not store._readers._busy:
+            pass
+        store.destroy()
+        for query in queries:
+            with pytest.raises(Closed, match="destroyed"):
+                query.result(timeout=20)
+    with pytest.raises(Closed, match="destroyed"):
+        store.query("SELECT 1")
+    assert not [name for name in open_files() if name.startswith(str(world.directory))]
+
+
+def test_a_foreign_checkpoint_is_noticed(world: World) -> None:
+    """It moves changes to where the recording does not look for them."""
+    store = world.open()
+    commit(store)
+    store.execute("INSERT INTO t VALUES (1, 'a')")
+    store._commit()
+    store.connection.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    with pytest.raises(Corrupt):
+        commit(store)
+
+
+def test_redo_that_contradicts_itself_is_refused(world: World) -> None:
+    """A frame that is not what was written, a file or an image that is missing."""
+    store = world.open()
+    for k in range(20):
+        store.execute("INSERT INTO t VALUES (?, ?)", (k, os.urandom(100)))
+        commit(store)
+    played = world.directory / "played"
+
+    def attempt(damage: Any) -> None:
+        replay(bytes(world.log.data), played)
+        damage()
+        before = sorted(path.name for path in played.iterdir())
+        with pytest.raises(Corrupt):
+            materialize(played, "primary.db")
+        assert sorted(path.name for path in played.iterdir()) == before
+
+    def flip() -> None:
+        path = played / "primary.db.redo-00000001"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+    attempt(flip)
+    for _ in range(2):
+        store.destroy()
+        store = world.open()
+        commit(store)
+    attempt(lambda: (played / "primary.db.redo-00000002").unlink())
+    attempt(lambda: os.truncate(played / "primary.db.redo-00000001", 200))
