@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from hypothesis import settings
 
 from gazette.clock import SystemClock
 from gazette.etcd import Etcd, EtcdSettings
 from gazette.testing.clock import ManualClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
+
+# Machines are shared: how long an example takes says nothing.
+settings.register_profile("gazette", deadline=None)
+settings.load_profile("gazette")
 
 
 @pytest.fixture(scope="session")

@@ -20,9 +20,9 @@ import grpc.aio
 import httpx
 import pytest
 
+from gazette.allocator.drain import can_take_over, patience_ends
 from gazette.allocator.model import member_key
 from gazette.auth import Capability, Claims
-from gazette.allocator.drain import can_take_over, patience_ends
 from gazette.broker.main import serve
 from gazette.broker.service import BrokerService
 from gazette.broker.settings import BrokerSettings
