@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from gazette.blobs import extras, health, metrics
+from gazette.blobs.azure import AzureStore
 from gazette.blobs.blob_store import BlobStore
 from gazette.blobs.file import FileStore
+from gazette.blobs.fsspec_store import NamedStore
+from gazette.blobs.gs import GsStore
+from gazette.blobs.s3 import S3Store
 from gazette.blobs.thread_call import ended
 from gazette.blobs.wrappers import InstrumentedStore, RetryingStore
 from gazette.clock import Clock
@@ -210,7 +214,10 @@ class BlobStores:
 
 
 def default_constructors(settings: BlobSettings) -> dict[str, StoreConstructor]:
-    """The stores that are installed, by scheme."""
+    """What makes stores, by scheme (``fsspec`` for all that begin with ``fsspec+``).
+
+    Those that need an extra are there without it too, and say so when one is made.
+    """
 
     def file(url: FragmentStoreUrl) -> FileStore:
         if settings.file_root is None:
@@ -228,7 +235,14 @@ def default_constructors(settings: BlobSettings) -> dict[str, StoreConstructor]:
             raise NotAllowed(f"cannot make {store.directory}: {error.strerror}") from error
         return store
 
-    constructors: dict[str, StoreConstructor] = {"file": file}
+    constructors: dict[str, StoreConstructor] = {
+        "file": file,
+        "s3": S3Store,
+        "gs": GsStore,
+        "azure": AzureStore,
+        "azure-ad": AzureStore,
+        "fsspec": NamedStore,
+    }
     if settings.file_only:
         constructors |= dict.fromkeys(extras.EXTRAS, file_instead)
     return constructors

@@ -270,8 +270,9 @@ class _ObjectReader(io.RawIOBase):
         self._position = 0
         self._breaks = 0
         self._last_break = 0
+        self._body: Any = None
         response = get(0, "")
-        self._body: Any = response["Body"]
+        self._body = response["Body"]
         self._etag: str = response.get("ETag", "")
         self._length: int | None = response.get("ContentLength")
         """Unknown of a server that sends chunks, whose end is then the end."""
@@ -327,9 +328,7 @@ class _ObjectReader(io.RawIOBase):
             raise self._translated(error) from error
         if content or self._length is None:
             return content
-        raise Unavailable(
-            "the object ended early", missing=(self._length or 0) - self._position
-        )  # The SDK compares lengths too, if it was told one.
+        raise Unavailable("the object ended early", missing=self._length - self._position)
 
     def _resumed(self) -> Any:
         try:
@@ -392,6 +391,9 @@ class _Source:
 
     def seekable(self) -> bool:
         return self._source.seekable()
+
+    def close(self) -> None:
+        """It belongs to whoever opened it."""
 
     def check(self) -> None:
         """Raise what reading raised."""

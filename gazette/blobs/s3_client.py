@@ -18,6 +18,7 @@ _TRANSIENT: Final = frozenset(
         "BadDigest",
         "IncompleteBody",
         "InvalidDigest",
+        "InvalidRange",
         "OperationAborted",
         "PreconditionFailed",
         "RequestTimeout",
@@ -86,12 +87,15 @@ def connect(access: S3Access, settings: S3Settings) -> Any:
         # Fragments have a checksum of their own.
         response_checksum_validation="when_required",
     )
-    return session.client(
-        "s3",
-        region_name=region or "us-east-1",
-        endpoint_url=access.endpoint or None,
-        config=config,
-    )
+    try:
+        return session.client(
+            "s3",
+            region_name=region or "us-east-1",
+            endpoint_url=access.endpoint or None,
+            config=config,
+        )
+    except ValueError as error:  # An endpoint, as S3Access lets it pass, or a region.
+        raise Invalid(f"S3: {error}", path="url") from error
 
 
 def upload(
@@ -129,7 +133,7 @@ def translated(error: Exception, **facts: Any) -> GazetteError:
         | botocore.exceptions.SSOError,
     ):
         return NotAllowed(f"S3: {error}", hint=_CHECK_CREDENTIALS, **facts)
-    if isinstance(error, botocore.exceptions.ParamValidationError | ValueError):
+    if isinstance(error, botocore.exceptions.ParamValidationError):
         return Invalid(f"S3: {error}", path="url", **facts)
     text = str(error) or repr(error)
     hint = "Check that the endpoint can be reached from the broker; the call is retried."

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _REFRESH_RETRY_MIN_S: Final = 1.0
+_REFRESH_HOLE_S: Final = 10.0
 _SECOND_NS: Final = 1_000_000_000
 
 
@@ -155,16 +156,22 @@ class Replica:
 
     async def _refresh_forever(self) -> None:
         """List the blob stores now, and at each refresh interval. A failed listing keeps the previous
-        index; until the first has succeeded it is repeated soon, because appends wait for it."""
-        retry_s = _REFRESH_RETRY_MIN_S
+        index; until the first has succeeded it is repeated soon, because appends wait for it.
+
+        A replica that is new lists more often, at intervals that double: what a former owner held has
+        just been uploaded, or is about to be, and readers of it wait. So does one whose index has a
+        hole."""
+        soon_s = _REFRESH_RETRY_MIN_S
         while True:
             spec = self.spec
-            interval_s = retry_s
+            interval_s = soon_s
             if spec is not None:
                 interval_s = spec.fragment.refresh_interval_ns / _SECOND_NS
-                if not await self._refresh(spec) and not self.index.first_refreshed:
-                    interval_s = min(interval_s, retry_s)
-                    retry_s *= 2
+                await self._refresh(spec)
+                if self.index.has_hole:
+                    interval_s = min(interval_s, _REFRESH_HOLE_S)
+                interval_s = min(interval_s, soon_s)
+            soon_s *= 2
             await self._context.clock.sleep(interval_s)
 
     async def _refresh(self, spec: JournalSpec) -> bool:

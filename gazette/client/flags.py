@@ -18,7 +18,10 @@ from gazette.config import duration, setting
 class ClientFlags:
     """What every group of a client has."""
 
-    address: str = setting("http://localhost:8080", "endpoint of a member, or of a balancer")
+    address: str = setting(
+        "http://localhost:8080",
+        "endpoint of a member, or of a balancer; of several, separated by commas, one that answers",
+    )
     cert_file: str = setting("", "certificate to present to servers (PEM)")
     cert_key_file: str = setting("", "key of that certificate (PEM)")
     trusted_ca_file: str = setting("", "certificates to verify servers with (PEM)")

@@ -39,8 +39,15 @@ class BenchMessage(Message):
     """When it was published, in nanoseconds of the machine's monotonic clock."""
 
 
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+"""Multiples of it are spread evenly and do not repeat: words in an order that compresses like text."""
+
+
 def message_of(index: int) -> BenchMessage:
-    return BenchMessage(word=f"word-{index * 7919 % WORDS:05d}", count=1, sent=10**13 + index)
+    spread = index * _GOLDEN & 0xFFFFFFFFFFFFFFFF
+    return BenchMessage(
+        word=f"word-{(spread >> 40) % WORDS:05d}", count=1, sent=10**13 + (spread >> 24)
+    )
 
 
 class Mode(enum.StrEnum):

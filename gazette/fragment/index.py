@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, TypeAlias
 
 from gazette.clock import Clock
@@ -88,6 +89,12 @@ class Index:
     def first_refreshed(self) -> bool:
         """Whether the blob stores were listed at least once."""
         return self._first_refresh.is_set()
+
+    @property
+    def has_hole(self) -> bool:
+        """Whether offsets between fragments are covered by none: they may be about to be uploaded."""
+        spans = self._set[0:]
+        return any(after.begin > before.end for before, after in pairwise(spans))
 
     @property
     def waiting(self) -> int:

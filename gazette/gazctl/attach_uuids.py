@@ -59,18 +59,21 @@ class Template:
     def __init__(self, text: str) -> None:
         self.parts: list[tuple[str, bytes]] = []
         """``.UUID``, ``.Line`` or nothing, and the text that follows it."""
-        words = _ACTION.split(text)
-        for action, literal in zip(["", *words[1::2]], words[0::2], strict=True):
-            name = action.strip()
-            if name not in ("", _UUID, _LINE) or (action and not name):
+        first, *words = _ACTION.split(text)
+        self._add("", first)
+        for action, literal in zip(words[0::2], words[1::2], strict=True):
+            if action.strip() not in (_UUID, _LINE):
                 raise Invalid(
                     f"unknown action {{{{{action}}}}}",
                     path="--template",
                     hint="A template may hold {{.UUID}} and {{.Line}}.",
                 )
-            if "{{" in literal:
-                raise Invalid("an action is not closed", path="--template")
-            self.parts.append((name, literal.encode()))
+            self._add(action.strip(), literal)
+
+    def _add(self, action: str, literal: str) -> None:
+        if "{{" in literal:
+            raise Invalid("an action is not closed", path="--template")
+        self.parts.append((action, literal.encode()))
 
     def render(self, uuid: bytes, line: bytes) -> bytes:
         values = {"": b"", _UUID: uuid, _LINE: line}

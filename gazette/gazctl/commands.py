@@ -307,9 +307,10 @@ that are still needed. This removes the persisted fragments of logs of selected 
 any shard of the consumer need: hints of all shards are read, whatever the selector, because shards may
 need parts of each other's logs. So it takes a token that may list every shard.
 
-A log is skipped unless its shard has hints with live files in its primary slot and in every backup, its
-stores are healthy, and it is not suspended. If any hints cannot be read, nothing is removed. The exit
-code is 1 if a store is unhealthy or a removal failed.
+A log is skipped unless its shard has hints with live files in its primary slot and in every backup (each
+promotion of the shard fills one), its stores are healthy, all that would be removed is persisted, and it
+is not suspended. If any hints cannot be read, or name what a log does not have, nothing is removed. The
+exit code is 1 if a store is unhealthy or a removal failed.
 
 Shards of another consumer, with another etcd prefix, are not seen. Never prune a log that one of them was
 forked from.

@@ -13,7 +13,6 @@ from typing import Any, Final, TypeVar, cast
 import grpc
 import grpc.aio
 
-from gazette.client.channel import Channels
 from gazette.client.client import Client
 from gazette.client.shards import ShardClient
 from gazette.clock import Clock
@@ -22,6 +21,7 @@ from gazette.errors import GazetteError, Invalid, Unavailable
 from gazette.gazctl.flags import BrokerFlags, ConsumerFlags, SharedFlags
 from gazette.gazctl.terminal import Terminal
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
+from gazette.protocol.validation import within
 from gazette.tasks import TaskScope
 
 F = TypeVar("F", bound=SharedFlags)
@@ -31,6 +31,7 @@ R = TypeVar("R")
 CALLS_MAX: Final = 32
 """Calls in flight of a command that makes one for each of many journals or shards."""
 _CONNECT_S: Final = 10.0
+_UNREACHABLE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class Context:
@@ -71,36 +72,45 @@ class Context:
             flags = self.loaded.group(BrokerFlags)
             if file_root is not None:
                 flags = replace(flags, file_root=file_root)
-            client = self._broker = flags.client(self._zone, self.clock)
-            await self._reach(client.channels, "broker", client.address, "--broker.address")
+            with within("--broker"):
+                self._broker = flags.client(self._zone, self.clock)
+            await self._reach(self._broker, "broker")
         return self._broker
 
     async def consumer(self) -> ShardClient:
         """A client of the consumers. Raises ``Unavailable`` if there is none at the address."""
         if self._consumer is None:
-            client = self.loaded.group(ConsumerFlags).client(self._zone, self.clock)
-            self._consumer = client
-            await self._reach(client.channels, "consumer", client.address, "--consumer.address")
+            with within("--consumer"):
+                self._consumer = self.loaded.group(ConsumerFlags).client(self._zone, self.clock)
+            await self._reach(self._consumer, "consumer")
         return self._consumer
 
     @property
     def _zone(self) -> str:
         return self.loaded.group(SharedFlags).zone
 
-    async def _reach(self, channels: Channels, what: str, address: str, option: str) -> None:
-        """Connect, so that an address at which nobody listens is told at once.
+    async def _reach(self, client: Client | ShardClient, what: str) -> None:
+        """Connect to one of the client's addresses, so that it is told at once if nobody listens.
 
         The call is of a method that no server has: to be refused it must have arrived.
         """
-        probe = cast("Any", channels.grpc_channel(address)).unary_unary("/gazctl.Probe/Probe")
-        try:
-            await probe(b"", timeout=min(_CONNECT_S, self.timeout_s))
-        except grpc.aio.AioRpcError as error:
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise Unavailable(
-                    f"cannot reach the {what} at {address}: {_reason(error)}",
-                    hint=f"Check that it runs there, or name another with {option}.",
-                ) from error
+        reasons: dict[str, str] = {}
+        while (address := client.address) not in reasons:
+            channel = cast("Any", client.channels.grpc_channel(address))
+            probe = channel.unary_unary("/gazctl.Probe/Probe")
+            try:
+                await probe(b"", timeout=min(_CONNECT_S, self.timeout_s))
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _UNREACHABLE:
+                    return
+                reasons[address] = _reason(error)
+            else:
+                return
+        told = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
+        raise Unavailable(
+            f"cannot reach the {what} at {told}",
+            hint=f"Check that it runs there, or name another with --{what}.address.",
+        )
 
     @asynccontextmanager
     async def answering(self, address: str, seconds: float | None = None) -> AsyncIterator[None]:

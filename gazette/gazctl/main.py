@@ -122,6 +122,9 @@ def run(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal) -> 
     if isinstance(prepared, int):
         return prepared
     command, loaded = prepared
+    if "log" in command.groups:
+        log = loaded.group(LogFlags)
+        log_setup.setup(log.level, log.format, stream=terminal.stderr)
     try:
         if command.offline:
             return _run_offline(command, loaded, environ, terminal)
@@ -131,7 +134,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal) -> 
 
 
 async def run_in_loop(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal) -> int:
-    """``run`` for those who have an event loop already: signals are theirs."""
+    """``run`` for those who have an event loop already: signals and logging are theirs."""
     prepared = _prepare(argv, environ, terminal)
     if isinstance(prepared, int):
         return prepared
@@ -162,9 +165,6 @@ def _prepare(
             terminal.write(schema.parser().format_help())
             return EXIT_OK
         loaded = schema.load(rest, environ)
-        if "log" in command.groups:
-            log = loaded.group(LogFlags)
-            log_setup.setup(log.level, log.format, stream=terminal.stderr)
     except Invalid as error:
         return tell(error, terminal)
     except BrokenPipeError:

@@ -8,7 +8,8 @@ The rules, each of which errs towards keeping:
    wrote no files yet), the whole of the latter is kept.
 3. A log is left alone while a shard that writes it lacks hints in any slot, or has some without files.
 4. A log is left alone whose listed fragments end before what hints need: then the listing is not all.
-5. A fragment that is not persisted is needed. If no hints say so, something is wrong: nothing is removed.
+5. A log is left alone that has a fragment which no hints need and which is not persisted: either that is
+   about to be, or the hints are not of this log.
 """
 
 from __future__ import annotations
@@ -75,10 +76,7 @@ class Needs:
         self.spans.setdefault(log, []).append(Span(begin, end))
 
     def unneeded(self, log: JournalName, fragments: Sequence[Fragment]) -> list[Fragment]:
-        """The fragments of a log that may be removed.
-
-        Raises ``Corrupt`` when fragments and hints contradict each other: rules 4 and 5.
-        """
+        """The fragments of a log that no hints need. Raises ``Corrupt`` by rule 4."""
         spans = self.spans.get(log, [])
         end = max((fragment.end for fragment in fragments), default=0)
         for span in spans:
@@ -90,19 +88,12 @@ class Needs:
                     needed=span.begin,
                     hint="Check the log's fragment stores, and that brokers have listed them.",
                 )
-        found: list[Fragment] = []
-        for fragment in fragments:
-            if any(span.overlaps(fragment) for span in spans):
-                continue
-            if not (fragment.mod_time and fragment.backing_store):
-                raise Corrupt(
-                    "no hints need a fragment that is not even persisted",
-                    log=log,
-                    fragment=fragment.content_name(),
-                    hint="Check why it is not persisted, and whether all hints are of this log.",
-                )
-            found.append(fragment)
-        return found
+        return [one for one in fragments if not any(span.overlaps(one) for span in spans)]
+
+
+def unpersisted(fragments: Sequence[Fragment]) -> list[Fragment]:
+    """Those that are in no store yet, as far as brokers know."""
+    return [one for one in fragments if not (one.mod_time and one.backing_store)]
 
 
 def references(hints: ShardHints) -> set[JournalName]:

@@ -17,7 +17,7 @@ from gazette.gazctl.fragment_removal import FragmentRemover
 from gazette.gazctl.journals_fragments import fragments_of
 from gazette.gazctl.journals_prune import PrunePlan, carry_out
 from gazette.gazctl.lookup import journals_by_name
-from gazette.gazctl.prune_plan import Needs, references
+from gazette.gazctl.prune_plan import Needs, references, unpersisted
 from gazette.gazctl.shards_list import list_shards
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.journal import JournalSpec, SuspendLevel
@@ -123,6 +123,9 @@ async def _plan(
     if not found:
         return plan
     unneeded = needs.unneeded(log, plan.listed)
+    if waiting := unpersisted(unneeded):
+        plan.note = f"skipped: {waiting[0].content_name()} is not needed, but not persisted either"
+        return plan
     if unneeded:
         owner = await remover.owner(spec)
         plan.doomed = [one for one in unneeded if owner.owns(one.path_postfix)]

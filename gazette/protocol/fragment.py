@@ -31,6 +31,7 @@ _HEX = re.compile(r"[0-9a-fA-F]*")
 _CONTROL = re.compile(r"[\x00-\x20\x7f]")
 _HOST = re.compile(r"(?:[^\[\]:%]*|\[[0-9a-fA-F:.]+\])(?::[0-9]*)?")
 _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
+_FSSPEC = re.compile(r"fsspec\+.+")
 _HEX_INT = re.compile(r"\+?[0-9a-fA-F]+")
 
 
@@ -228,8 +229,9 @@ def parse_url(text: str) -> tuple[SplitResult, str]:
 class FragmentStoreUrl:
     """The root of a blob store: ``s3://bucket/prefix/?query``, ``file:///prefix/`` …
 
-    The schemes are the protocol's, and ``memory://name/prefix/``, which is ours alone: a store
-    that lives in one process, for tests. ``path`` is unescaped, and ends in ``/``.
+    The schemes are the protocol's, and two of ours alone: ``memory://name/prefix/``, a store that
+    lives in one process, for tests; and ``fsspec+<protocol>://host/prefix/``, a file system of
+    fsspec. ``path`` is unescaped, and ends in ``/``.
     """
 
     scheme: str
@@ -257,7 +259,7 @@ class FragmentStoreUrl:
         elif url.scheme == "file":
             if host:
                 raise Invalid(f"file scheme cannot have host ({text})")
-        elif url.scheme != "memory":
+        elif url.scheme != "memory" and not _FSSPEC.fullmatch(url.scheme):
             raise Invalid(f"invalid scheme ({url.scheme})")
         return cls(url.scheme, host, _store_path(url.path), url.query)
 

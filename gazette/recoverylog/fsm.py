@@ -61,7 +61,7 @@ class RecoveryFSM:
     """Sequences operations; see the module.
 
     Invariants: ``links`` maps each path to the node that has it, both ways; a path is never a link
-    and a property (once the hints are used up); a node's id is the sequence number of the operation
+    and a property (but for those of the hints); a node's id is the sequence number of the operation
     that created it, and ``nodes`` is in the order of ids.
     """
 
@@ -72,6 +72,9 @@ class RecoveryFSM:
         self.next_checksum = 0
         self.last_log = hints.log
         self.properties: dict[str, str] = {item.path: item.content for item in hints.properties}
+        # They are of when the hints were taken: until an operation sets one, which may stand behind
+        # the last segment, its path may still be a file's.
+        self._properties_of_hints = set(self.properties)
         self.nodes: dict[int, Fnode] = {}
         self.links: dict[str, int] = {}
         self.hinted_fnodes: deque[int] = deque()
@@ -147,9 +150,7 @@ class RecoveryFSM:
     def _path_in_use(self, path: str) -> Outcome | None:
         if path in self.links:
             return Outcome.LINK_EXISTS
-        # Properties of hints are those of the hinted range's end: within it, a path may still have
-        # been a file's.
-        if path in self.properties and not self.hinted_segments:
+        if path in self.properties and path not in self._properties_of_hints:
             return Outcome.PROPERTY_EXISTS
         return None
 
@@ -209,6 +210,7 @@ class RecoveryFSM:
         # last may stand in a gap that we jump.
         if not self.hinted_segments:
             self.properties[action.path] = action.content
+            self._properties_of_hints.discard(action.path)
         return Outcome.APPLIED
 
     def build_hints(self, log: str) -> FSMHints:

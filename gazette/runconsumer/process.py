@@ -33,6 +33,8 @@ from gazette.errors import GazetteError, Invalid
 from gazette.flags import DebugFlags, EtcdFlags, LogFlags
 from gazette.http_server import HttpServer, bind_tcp
 from gazette.names import two_words
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.validation import within
 from gazette.runconsumer.flags import ConsumerFlags, ProcessFlags
 from gazette.server import Server
 from gazette.tasks import TaskScope
@@ -78,9 +80,9 @@ def main(application: Application[Any]) -> NoReturn:
     environment, ``gazette.ini`` or ``gazette.yaml``, and defaults, in this order.
     """
     code = run(application, sys.argv[1:], os.environ)
-    if (left := await_threads(_THREADS_S)) is not None:
+    if left := threads_left(_THREADS_S):
         # A query of the application, for one. The interpreter would wait for it without end.
-        log.error("thread %s does not end; leaving without it", left)
+        log.error("threads do not end; leaving without %s", ", ".join(one.name for one in left))
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -88,15 +90,19 @@ def main(application: Application[Any]) -> NoReturn:
     sys.exit(code)
 
 
-def await_threads(timeout_s: float) -> str | None:
-    """Wait for threads that the interpreter's exit would wait for; the name of one that is left."""
+def threads_left(timeout_s: float) -> list[threading.Thread]:
+    """Threads that the interpreter's exit would wait for, after waiting for each for that long.
+
+    Idle threads of pools that were closed end meanwhile.
+    """
+    left: list[threading.Thread] = []
     for thread in threading.enumerate():
         if thread is threading.main_thread() or thread.daemon:
             continue
         thread.join(timeout_s)
         if thread.is_alive():
-            return thread.name
-    return None
+            left.append(thread)
+    return left
 
 
 def run(application: Application[Any], argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -170,10 +176,14 @@ def build(application: Application[Any], loaded: Loaded, clock: Clock) -> Consum
     settings = flags.settings(
         flags.id or two_words(random.SystemRandom()), root_of(application, loaded), etcd.lease
     )
+    # All that can be wrong is found before ports are taken.
+    with within("--consumer.id"):
+        ProcessId(settings.zone, settings.id).validate()
     # A query has to outlast the lease of a primary that is gone.
     settings = replace(settings, query_timeout_s=max(settings.query_timeout_s, 2 * etcd.lease))
     auth = KeyedAuth.parse(clock, flags.auth_keys) if flags.auth_keys else NoAuth()
-    client = loaded.group(BrokerClientFlags).client(flags.zone, clock)
+    with within("--broker"):
+        client = loaded.group(BrokerClientFlags).client(flags.zone, clock)
     server = Server(clock, flags.server_settings(socket.gethostname()))
     server.bind()
     return ConsumerService(
@@ -192,7 +202,13 @@ def build(application: Application[Any], loaded: Loaded, clock: Clock) -> Consum
 
 
 async def _serve_one(application: Application[Any], loaded: Loaded) -> int:
-    service = build(application, loaded, SystemClock())
+    debug_socket = _debug_socket(loaded.group(DebugFlags).port)
+    try:
+        service = build(application, loaded, SystemClock())
+    except BaseException:
+        if debug_socket is not None:
+            debug_socket.close()
+        raise
     loop = asyncio.get_running_loop()
     scope = TaskScope("consumer", on_failure=service.fail)
     starting = scope.spawn(service.start(), name="start")
@@ -205,11 +221,16 @@ async def _serve_one(application: Application[Any], loaded: Loaded) -> int:
         loop.add_signal_handler(number, on_signal)
     debug: HttpServer | None = None
     try:
-        debug = _start_debug(loaded.group(DebugFlags).port, service, scope)
+        if debug_socket is not None:
+            routes = diagnostic_routes(service.not_ready)
+            debug = HttpServer(debug_socket, Starlette(routes=routes), tls=None)
+            debug.start(scope)
         await asyncio.wait({starting})
         if not starting.cancelled():
             await service.wait()
     finally:
+        starting.cancel()
+        await asyncio.wait({starting})
         try:
             await service.stop()
         finally:
@@ -219,12 +240,10 @@ async def _serve_one(application: Application[Any], loaded: Loaded) -> int:
     return EXIT_OK
 
 
-def _start_debug(port: str, service: ConsumerService, scope: TaskScope) -> HttpServer | None:
+def _debug_socket(port: str) -> socket.socket | None:
+    """Raises ``Invalid``, and ``Unavailable`` (the port is in use)."""
     if not port:
         return None
     if not port.isdigit():
         raise Invalid(f'invalid port "{port}"', path="--debug.port")
-    routes = diagnostic_routes(service.not_ready)
-    server = HttpServer(bind_tcp("", int(port)), Starlette(routes=routes), tls=None)
-    server.start(scope)
-    return server
+    return bind_tcp("", int(port))

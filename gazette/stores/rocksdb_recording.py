@@ -140,6 +140,21 @@ class RocksDBRecording:
             if TABLE.fullmatch(tracked.name):
                 self._release(tracked)
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether there was a database to adopt."""
+        return "CURRENT" in self._small or self._sample is not None
+
+    def options_text(self) -> str:
+        """The options that the database was opened with, as RocksDB wrote them."""
+        names = [name for name in os.listdir(self._directory) if name.startswith("OPTIONS-")]
+        newest = max(names, key=lambda name: int(name.partition("-")[2]))
+        with open(self._local(newest), encoding="utf-8") as file:
+            return file.read()
+
+    def has_wal(self) -> bool:
+        return any(WAL.fullmatch(name) for name in os.listdir(self._directory))
+
     def _local(self, name: str) -> str:
         return f"{self._directory}/{name}"
 
@@ -266,13 +281,13 @@ class RocksDBRecording:
 
     def _record_tables(self) -> None:
         """Record what tables have that the log has not. Harmless at any time: nothing refers to it."""
-        for entry in os.scandir(self._directory):
-            if not TABLE.fullmatch(entry.name):
-                continue
-            tracked = self._tracked.get(entry.name)
-            status = os.stat(entry.path)
-            if tracked is None or tracked.inode != status.st_ino or tracked.recorded < status.st_size:
-                self._record_table(entry.name)
+        names = [name for name in os.listdir(self._directory) if TABLE.fullmatch(name)]
+        for name in names:
+            tracked = self._tracked.get(name)
+            status = os.stat(self._local(name))
+            known = tracked is not None and tracked.inode == status.st_ino
+            if tracked is None or not known or tracked.recorded < status.st_size:
+                self._record_table(name)
 
     def _record_table(self, name: str) -> None:
         tracked = self._hold(name)
@@ -314,8 +329,7 @@ class RocksDBRecording:
             group.unlink(copy.path)
             os.close(copy.fd)
             self._copy = None
-        if tracked.fnode:
-            group.unlink(tracked.path)
+        group.unlink(tracked.path, missing_ok=True)
         self._release(tracked)
         del self._tracked[tracked.name]
 
@@ -358,7 +372,7 @@ class RocksDBRecording:
         copy = self._copy
         if copy is None:
             nodes = self._recorder.fsm.nodes
-            (path,) = nodes[min(nodes)].links
+            (path,) = nodes[next(iter(nodes))].links
             name = path[1:]
             if name in self._small:
                 with self._recorder.group() as group:
@@ -397,7 +411,8 @@ class RocksDBRecording:
         return self._copy
 
     def close(self) -> None:
-        """Close what is held open. Nothing is recorded."""
+        """Close what is held open, and let go of the database. Nothing is recorded."""
+        self._latest = lambda: 0
         for tracked in self._tracked.values():
             self._release(tracked)
         if self._copy is not None:

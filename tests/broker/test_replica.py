@@ -230,23 +230,36 @@ async def test_stores_are_listed_again_until_it_succeeds(
     (directory / name_of(0, b"content")).write_bytes(b"content")
     (tmp_path / "root" / "fragments" / f"{JOURNAL}/below").mkdir()
     timed.put_spec(journal_spec(f"{JOURNAL}/below"))
-    good, bad = _refreshed_each_minute(), _refreshed_each_minute(stores=("s3://not-installed/",))
+    good, bad = _refreshed_each_minute(), _refreshed_each_minute(stores=("file:///missing/",))
     timed.create(bad, "a")
     replica = timed["a"].replica(JOURNAL)
     await until(lambda: replica.refresh_error)
-    assert "s3://" in str(replica.refresh_error)
+    assert "missing" in str(replica.refresh_error)
     assert not replica.index.first_refreshed
     timed.put_spec(good)
     await pass_time(clock, 3, lambda: replica.index.first_refreshed)
     assert replica.refresh_error is None
     assert replica.index.end_offset == 7
-    # Case: from then on at the refresh interval; a failure keeps what we know.
+    # Case: a new replica lists at intervals that double, up to the refresh interval.
+    (directory / name_of(7, b"more")).write_bytes(b"more")
+    await pass_time(clock, 1 + 2 + 4 + 8 + 16 + 32 + 60, lambda: replica.index.end_offset == 11)
+    # Case: a failure keeps what we know.
     timed.put_spec(bad)
-    for _ in range(50):
-        clock.advance(1.0)
-        await clock.sleep(0)
-    assert replica.refresh_error is None
-    await pass_time(clock, 20, lambda: replica.refresh_error)
+    await pass_time(clock, 120, lambda: replica.refresh_error)
+    assert replica.index.end_offset == 11
+
+
+async def test_what_a_former_owner_uploads_is_soon_readable(
+    timed: FixedCluster, clock: ManualClock, tmp_path: Path
+) -> None:
+    """A new replica does not leave readers waiting for the refresh interval of minutes."""
+    directory = tmp_path / "root" / "fragments" / JOURNAL
+    timed.create(_refreshed_each_minute(), "a")
+    replica = timed["a"].replica(JOURNAL)
+    await until(lambda: replica.index.first_refreshed)
+    directory.mkdir(parents=True)
+    (directory / name_of(0, b"content")).write_bytes(b"content")
+    await pass_time(clock, 5, lambda: replica.index.end_offset == 7)
     assert replica.index.end_offset == 7
 
 

@@ -25,8 +25,8 @@ from gazette.recoverylog.recorder import Group, Recorder
 from gazette.recoverylog.segment import fold_hinted_segments
 from gazette.testing.recovery import LOG, MemoryLog, Replayer, replay, take_over
 
-PATHS = ("/main.db", "/main.db-journal", "/wal", "/dir/a", "/dir/b", "/next")
-PROPERTIES = ("/IDENTITY", "/next")
+PATHS = ("/main.db", "/journal", "/dir/next")
+PROPERTIES = ("/IDENTITY", "/dir/next")
 
 
 @pytest.fixture(scope="module")

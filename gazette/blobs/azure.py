@@ -1,0 +1,214 @@
+"""Stage 8 of the byte path: fragments as block blobs of an Azure storage container, by adlfs.
+
+=====================================================  ==================================================
+``azure://container/prefix/``                          ``AZURE_ACCOUNT_NAME`` and ``AZURE_ACCOUNT_KEY``,
+                                                       or ``AZURE_STORAGE_CONNECTION_STRING``
+``azure-ad://tenant/account/container/prefix/``        ``AZURE_CLIENT_ID`` and ``AZURE_CLIENT_SECRET``
+=====================================================  ==================================================
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from gazette.blobs import extras
+from gazette.blobs.blob_store import BlobInfo, validate_prefix
+from gazette.blobs.fsspec_store import FsspecStore, mod_time_of
+from gazette.clock import Clock, SystemClock
+from gazette.errors import Invalid, NotAllowed
+from gazette.protocol.fragment import FragmentStoreUrl
+
+DELEGATION_KEY_S: Final = 2 * 60 * 60.0
+"""How long a key is good for with which URLs of ``azure-ad`` are signed."""
+DELEGATION_KEY_RESERVE_S: Final = 60 * 60.0
+"""A key with less time than this is replaced."""
+SIGNATURE_TTL_MAX_S: Final = 7 * 24 * 60 * 60 - DELEGATION_KEY_RESERVE_S
+
+_CONNECT_TIMEOUT_S: Final = 5
+_SILENCE_TIMEOUT_S: Final = 30
+_SKEW_S: Final = 300.0
+"""How far our clock may be ahead of Azure's, so that a URL is valid from the start."""
+_CALL_TIMEOUT_S: Final = 120.0
+
+
+class AzureStore(FsspecStore):
+    """Blobs of one container. The SDK repeats a request that failed three times, with pauses."""
+
+    writes_whole = True
+
+    def __init__(
+        self,
+        url: FragmentStoreUrl,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        clock: Clock | None = None,
+    ) -> None:
+        """Raises ``Invalid`` if adlfs is not installed or for arguments it does not know, and
+        ``NotAllowed`` if the environment has no credentials."""
+        extras.require(url.scheme, "fsspec", "adlfs")
+        self.scheme = url.scheme
+        self._clock = clock if clock is not None else SystemClock()
+        self._signing = threading.Lock()
+        self._delegation: tuple[float, Any] | None = None
+        self._with_key = url.scheme == "azure"
+        if self._with_key:
+            self._container, path = url.host, url.path
+            self._options = _key_options(environ)
+        else:
+            account, _, rest = url.path.removeprefix("/").partition("/")
+            self._container, _, path = rest.partition("/")
+            self._options = _client_options(url.host, account, environ)
+        root = f"{self._container}/{path.removeprefix('/')}".rstrip("/")
+        super().__init__(root, url.query)
+
+    def make_files(self) -> Any:
+        import fsspec
+
+        options = dict(self._options)
+        if not self._with_key:
+            from azure.identity.aio import ClientSecretCredential
+
+            # Of a private cloud, Microsoft's directory of instances knows nothing.
+            options["credential"] = ClientSecretCredential(
+                options.pop("tenant_id"),
+                options.pop("client_id"),
+                options.pop("client_secret"),
+                disable_instance_discovery=True,
+            )
+        return fsspec.filesystem(
+            "abfs",
+            # Without it, a container is looked up first, which takes a permission of its own.
+            assume_container_exists=True,
+            connection_timeout=_CONNECT_TIMEOUT_S,
+            read_timeout=_SILENCE_TIMEOUT_S,
+            max_concurrency=1,
+            use_listings_cache=False,
+            skip_instance_cache=True,
+            **options,
+        )
+
+    def write_options(self, content_encoding: str) -> dict[str, Any]:
+        settings = {"content_type": "application/octet-stream"}
+        if content_encoding:
+            settings["content_encoding"] = content_encoding
+        return {"content_settings": settings}
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        """Page by page, of 5000 blobs. Directories of a hierarchical account are left out."""
+        from fsspec.asyn import sync
+
+        validate_prefix(prefix)
+        begin = self._begin(prefix)[len(self._container) + 1 :]
+        token: str | None = None
+        while True:
+            with self._mapped(prefix, missing_is_refusal=True) as files:
+
+                async def page(token: str | None = token, files: Any = files) -> tuple[Any, Any]:
+                    async with files.service_client.get_container_client(
+                        self._container
+                    ) as container:
+                        pages = container.list_blobs(
+                            name_starts_with=begin or None, include=["metadata"]
+                        ).by_page(continuation_token=token)
+                        async for blobs in pages:
+                            return [blob async for blob in blobs], pages.continuation_token
+                        return [], None
+
+                blobs, token = sync(files.loop, page, timeout=_CALL_TIMEOUT_S)
+            for blob in blobs:
+                directory = (blob.metadata or {}).get("hdi_isfolder") == "true"
+                if not directory and not blob.name.endswith("/"):
+                    modified = mod_time_of({"last_modified": blob.last_modified})
+                    yield BlobInfo(blob.name[len(begin) :], modified, blob.size)
+            if not token:
+                return
+
+    def sign_get(self, path: str, ttl_s: float) -> str:
+        """A URL with a shared access signature, of the account's key or of a delegated one.
+
+        Raises ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
+        """
+        located = self._locate(path)
+        if ttl_s > SIGNATURE_TTL_MAX_S:
+            raise Invalid(
+                f"invalid signature TTL ({ttl_s:g} s; expected <= {SIGNATURE_TTL_MAX_S:g} s)",
+                path="signature_ttl",
+            )
+        with self._mapped(path) as files:
+            from azure.storage.blob import BlobSasPermissions, generate_blob_sas
+
+            client = files.service_client
+            blob = located[len(self._container) + 1 :]
+            now = self._clock.now()
+            if not self._with_key:
+                with self._signing:
+                    secret = {"user_delegation_key": self._delegated(files, now, ttl_s)}
+            elif key := getattr(client.credential, "account_key", None):
+                secret = {"account_key": key}
+            else:
+                return self.location(located)  # A connection string without the account's key.
+            signature = generate_blob_sas(
+                account_name=client.account_name,
+                container_name=self._container,
+                blob_name=blob,
+                permission=BlobSasPermissions(read=True),
+                start=_moment(now - _SKEW_S),
+                expiry=_moment(now + max(1.0, ttl_s)),
+                # Of an emulator, which has no TLS, too.
+                protocol="https" if client.url.startswith("https") else None,
+                **secret,
+            )
+            return f"{client.get_blob_client(self._container, blob).url}?{signature}"
+
+    def _delegated(self, files: Any, now: float, ttl_s: float) -> Any:
+        """A key for signatures, which outlives ``ttl_s``. Reused while an hour is left of it."""
+        from fsspec.asyn import sync
+
+        needed = now + max(DELEGATION_KEY_RESERVE_S, ttl_s)
+        if self._delegation is None or self._delegation[0] < needed:
+            expires = now + max(DELEGATION_KEY_S, ttl_s + DELEGATION_KEY_RESERVE_S)
+            key = sync(
+                files.loop,
+                files.service_client.get_user_delegation_key,
+                _moment(now - _SKEW_S),
+                _moment(expires),
+                timeout=_CALL_TIMEOUT_S,
+            )
+            self._delegation = (expires, key)
+        return self._delegation[1]
+
+
+def _key_options(environ: Mapping[str, str]) -> dict[str, Any]:
+    name, key = environ.get("AZURE_ACCOUNT_NAME", ""), environ.get("AZURE_ACCOUNT_KEY", "")
+    connection = environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
+    if name and key:
+        return {"account_name": name, "account_key": key}
+    if connection:
+        return {"connection_string": connection}
+    raise NotAllowed(
+        "azure:// needs AZURE_ACCOUNT_NAME and AZURE_ACCOUNT_KEY in the environment",
+        hint="Set them for the broker, or AZURE_STORAGE_CONNECTION_STRING.",
+    )
+
+
+def _client_options(tenant: str, account: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    client, secret = environ.get("AZURE_CLIENT_ID", ""), environ.get("AZURE_CLIENT_SECRET", "")
+    if not client or not secret:
+        raise NotAllowed(
+            "azure-ad:// needs AZURE_CLIENT_ID and AZURE_CLIENT_SECRET in the environment",
+            hint="Set those of an application that may use the storage account.",
+        )
+    return {
+        "account_name": account,
+        "tenant_id": tenant,
+        "client_id": client,
+        "client_secret": secret,
+    }
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, tz=UTC)

@@ -1,0 +1,147 @@
+"""Stage 8 of the byte path: fragments as objects of Google Cloud Storage, by gcsfs.
+
+``gs://bucket/prefix/?find=…&replace=…``. Credentials are the application's default ones; URLs can be
+signed with those of a service account's key. ``STORAGE_EMULATOR_HOST`` leads to an emulator, which
+is asked without credentials.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+from gazette.blobs import extras
+from gazette.blobs.blob_store import BlobInfo, validate_prefix
+from gazette.blobs.fsspec_store import FsspecStore, mod_time_of
+from gazette.errors import Invalid
+from gazette.protocol.fragment import FragmentStoreUrl
+
+log = logging.getLogger(__name__)
+
+SIGNATURE_TTL_MAX_S: Final = 7 * 24 * 60 * 60
+
+_REQUEST_TIMEOUT_S: Final = 120.0
+_CONNECT_TIMEOUT_S: Final = 5.0
+_SILENCE_TIMEOUT_S: Final = 30.0
+
+
+class GsStore(FsspecStore):
+    """Objects of one bucket. gcsfs repeats a request that failed five times, with growing pauses."""
+
+    scheme = "gs"
+    writes_whole = True
+
+    def __init__(self, url: FragmentStoreUrl, *, environ: Mapping[str, str] = os.environ) -> None:
+        """Raises ``Invalid`` if gcsfs is not installed, or for arguments it does not know."""
+        extras.require("gs", "fsspec", "gcsfs")
+        self._bucket = url.host
+        self._emulated = bool(environ.get("STORAGE_EMULATOR_HOST"))
+        self._signer: Any = None
+        super().__init__(f"{url.host}{url.path}".rstrip("/"), url.query)
+
+    def make_files(self) -> Any:
+        import aiohttp
+        import fsspec
+
+        timeout = aiohttp.ClientTimeout(
+            total=_REQUEST_TIMEOUT_S,
+            sock_connect=_CONNECT_TIMEOUT_S,
+            sock_read=_SILENCE_TIMEOUT_S,
+        )
+        return fsspec.filesystem(
+            "gs",
+            # Named, so that a host without credentials is an error and not an anonymous user.
+            token="anon" if self._emulated else "google_default",
+            requests_timeout=timeout,
+            # Objects with a gzip encoding are wanted as they are stored.
+            session_kwargs={"auto_decompress": False},
+            use_listings_cache=False,
+            skip_instance_cache=True,
+        )
+
+    def write_options(self, content_encoding: str) -> dict[str, Any]:
+        options: dict[str, Any] = {"content_type": "application/octet-stream"}
+        if content_encoding:
+            options["fixed_key_metadata"] = {"content_encoding": content_encoding}
+        return options
+
+    def stat(self, files: Any, located: str) -> Mapping[str, Any]:
+        """One request. The file system's own makes several, in case it should be a directory."""
+        info: dict[str, Any] = files.call(
+            "GET",
+            "b/{}/o/{}",
+            self._bucket,
+            located[len(self._bucket) + 1 :],
+            fields="size,generation",
+            json_out=True,
+        )
+        return info | {"type": "file"}
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        """Page by page, of 1000 objects, with no more of each than is needed."""
+        validate_prefix(prefix)
+        begin = self._begin(prefix)[len(self._bucket) + 1 :]
+        token: str | None = None
+        while True:
+            with self._mapped(prefix, missing_is_refusal=True) as files:
+                page = files.call(
+                    "GET",
+                    "b/{}/o",
+                    self._bucket,
+                    prefix=begin or None,
+                    fields="items(name,size,updated),nextPageToken",
+                    maxResults=1000,
+                    pageToken=token,
+                    json_out=True,
+                )
+            for item in page.get("items", ()):
+                if not item["name"].endswith("/"):
+                    name = item["name"][len(begin) :]
+                    yield BlobInfo(name, mod_time_of(item), int(item.get("size", 0)))
+            token = page.get("nextPageToken")
+            if not token:
+                return
+
+    def sign_get(self, path: str, ttl_s: float) -> str:
+        """Credentials without a private key, such as those of a host, sign nothing: then this is the
+        location, and clients read through brokers. Raises ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
+        """
+        located = self._locate(path)
+        if ttl_s > SIGNATURE_TTL_MAX_S:
+            raise Invalid(
+                f"invalid signature TTL ({ttl_s:g} s; expected <= {SIGNATURE_TTL_MAX_S} s)",
+                path="signature_ttl",
+            )
+        with self._mapped(path) as files:
+            bucket = self._signing_bucket(files)
+            if bucket is None:
+                return self.location(located)
+            blob = bucket.blob(located[len(self._bucket) + 1 :])
+            return str(
+                blob.generate_signed_url(
+                    version="v4", expiration=timedelta(seconds=max(1, round(ttl_s))), method="GET"
+                )
+            )
+
+    def _signing_bucket(self, files: Any) -> Any:
+        """What makes signed URLs; none if the credentials cannot."""
+        if self._signer is None:
+            import google.auth.credentials
+            from google.cloud import storage
+
+            credentials = files.credentials.credentials
+            if not isinstance(credentials, google.auth.credentials.Signing):
+                self._signer = False
+                log.warning(
+                    "gs://%s: these credentials cannot sign URLs: stored fragments are read through "
+                    "brokers. Use the key of a service account.",
+                    self._bucket,
+                )
+            else:
+                project = files.project or getattr(credentials, "project_id", None) or "none"
+                client = storage.Client(project=project, credentials=credentials)
+                self._signer = client.bucket(self._bucket)
+        return self._signer or None

@@ -1,0 +1,155 @@
+"""The word count: publish and query over gRPC and HTTP, by any member, for any shard."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import httpx
+import pytest
+
+from gazette.dev.word_count import NGRAM_TYPE, import_examples
+from gazette.etcd import Etcd
+from gazette.labels import CONTENT_PROTO_FIXED, CONTENT_TYPE, MESSAGE_TYPE
+from gazette.protocol.label_set import LabelSet
+from gazette.testing.broker import BrokerFixture, journal_spec
+from gazette.testing.consumer import ConsumerFixture, log_spec, shard_spec
+
+PARTITIONS = ("words/part-000", "words/part-001")
+SHARDS = ("shard-000", "shard-001")
+TEXT = "The quick brown fox, the lazy dog. The END of the fox?"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _examples() -> None:
+    import_examples()
+
+
+@dataclass
+class Cluster:
+    broker: BrokerFixture
+    members: list[ConsumerFixture]
+
+    async def settle(self) -> None:
+        for shard in SHARDS:
+            await self.members[0].read_to_heads(shard)
+
+
+def application(n: int = 1) -> tuple[Any, dict[str, Any]]:
+    from word_count.app import WordCount, WordCountFlags
+
+    return WordCount(), {"wordcount": WordCountFlags(N=n)}
+
+
+@pytest.fixture
+async def cluster(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Cluster]:
+    """Two members, each the primary of one of two shards."""
+    labels = LabelSet.of((MESSAGE_TYPE, NGRAM_TYPE), (CONTENT_TYPE, CONTENT_PROTO_FIXED))
+    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+        await broker.create(
+            *(journal_spec(name, labels=labels) for name in PARTITIONS),
+            *(log_spec(shard) for shard in SHARDS),
+        )
+        members: list[ConsumerFixture] = []
+        try:
+            for name in ("consumer-one", "consumer-two"):
+                app, config = application()
+                members.append(
+                    await ConsumerFixture.start(
+                        etcd, broker, app, tmp_path, id=name, config=config, shard_limit=1
+                    )
+                )
+            await members[0].create(*map(shard_spec, SHARDS, PARTITIONS))
+            yield Cluster(broker, members)
+        finally:
+            for member in members:
+                await member.crash()
+
+
+async def test_text_is_cut_into_ngrams() -> None:
+    from word_count.app import ngrams
+
+    assert list(ngrams("To be, or not", 1)) == ["to", "be", "or", "not"]
+    assert list(ngrams("to be", 3)) == [
+        "START START to",
+        "START to be",
+        "to be END",
+        "be END END",
+    ]
+
+
+async def test_any_member_takes_text_and_answers_for_all_shards(cluster: Cluster) -> None:
+    held = [set(member.service.resolver.local_shards) for member in cluster.members]
+    assert sorted(map(len, held)) == [1, 1], "the shards are not spread over the members"
+    async with httpx.AsyncClient() as http:
+        for member in cluster.members:
+            answer = await http.post(f"{member.http}/publish", content=TEXT)
+            assert answer.json() == {"published": 12}
+        await cluster.settle()
+        for member in cluster.members:
+            counts = (await http.get(f"{member.http}/query")).json()
+            assert counts == {
+                "the": 8,
+                "fox": 4,
+                "quick": 2,
+                "brown": 2,
+                "lazy": 2,
+                "dog": 2,
+                "end": 2,
+                "of": 2,
+            }
+            prefixed = (await http.get(f"{member.http}/query?prefix=d")).json()
+            assert prefixed == {"dog": 2}
+            assert (await http.get(f"{member.http}/query?prefix=zz")).json() == {}
+            parts = [
+                (await http.get(f"{member.http}/query?shard={shard}")).json() for shard in SHARDS
+            ]
+            assert parts[0] | parts[1] == counts
+            assert not parts[0].keys() & parts[1].keys()
+
+
+async def test_the_same_over_grpc(cluster: Cluster) -> None:
+    from word_count.ngram_pb2 import PublishRequest, QueryRequest
+    from word_count.ngram_pb2_grpc import NGramStub
+
+    for member in cluster.members:
+        async with grpc.aio.insecure_channel(member.endpoint.removeprefix("http://")) as channel:
+            stub = NGramStub(channel)
+            await stub.Publish(PublishRequest(text="one two two"))
+            await cluster.settle()
+            response = await stub.Query(QueryRequest(prefix="t"))
+            assert [gram.n_gram for gram in response.grams] == ["two"]
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Query(QueryRequest(shard="no-such-shard"))
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert response.grams[0].count == 4
+
+
+async def test_what_is_wrong_is_answered_as_such(cluster: Cluster) -> None:
+    url = cluster.members[0].http
+    async with httpx.AsyncClient() as http:
+        assert (await http.get(f"{url}/query?shard=no-such-shard")).status_code == 404
+        assert (await http.post(f"{url}/publish", content=b"\xff")).status_code == 400
+        assert (await http.get(f"{url}/publish")).status_code == 405
+
+
+async def test_counts_survive_the_member_that_held_them(
+    cluster: Cluster, etcd: Etcd, tmp_path: Path
+) -> None:
+    app, config = application()
+    async with httpx.AsyncClient() as http:
+        await http.post(f"{cluster.members[0].http}/publish", content=TEXT)
+        await cluster.settle()
+        gone, left = cluster.members
+        before = (await http.get(f"{left.http}/query")).json()
+        spare = await ConsumerFixture.start(
+            etcd, cluster.broker, app, tmp_path, id="consumer-three", config=config
+        )
+        cluster.members.append(spare)
+        await gone.stop()
+        for member in (left, spare):
+            assert (await http.get(f"{member.http}/query", timeout=30)).json() == before

@@ -1,0 +1,73 @@
+"""Tables for people and for programs, and how progress is told."""
+
+from __future__ import annotations
+
+import io
+
+from gazette.gazctl.output import Table
+from gazette.gazctl.terminal import ProgressLine, Terminal, bytes_text
+from gazette.testing.clock import ManualClock
+
+
+class Tty(io.BytesIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class TextTty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def table() -> Table:
+    table = Table(["Name", "Bytes", "Note"], numbers=frozenset({"Bytes"}))
+    table.add("a", "1", "")
+    table.add("longer", "12345", "[bold]text")
+    return table
+
+
+def test_programs_get_plain_columns() -> None:
+    terminal = Terminal(io.BytesIO(), io.BytesIO(), io.StringIO())
+    assert table().text(terminal) == (
+        "Name    Bytes  Note\n"  #
+        "a           1\n"
+        "longer  12345  [bold]text\n"
+    )
+
+
+def test_people_get_lines_and_markup_is_text() -> None:
+    text = table().text(Terminal(io.BytesIO(), Tty(), io.StringIO()))
+    assert "─" in text
+    assert "[bold]text" in text
+
+
+def test_progress_is_a_line_every_few_seconds(clock: ManualClock) -> None:
+    terminal = Terminal(io.BytesIO(), io.BytesIO(), io.StringIO())
+    with ProgressLine(terminal, clock, "playing", "bytes") as line:
+        for second in range(12):
+            line.update(second * 1024, 12 * 1024)
+            clock.advance(1.0)
+    assert terminal.stderr.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "playing: 5.0 KiB of 12.0 KiB",
+        "playing: 10.0 KiB of 12.0 KiB",
+    ]
+
+
+def test_progress_is_a_bar_on_a_terminal(clock: ManualClock) -> None:
+    stderr = TextTty()
+    with ProgressLine(Terminal(io.BytesIO(), io.BytesIO(), stderr), clock, "playing") as line:
+        line.update(1, 2)
+    assert "playing" in stderr.getvalue()
+
+
+def test_sizes_are_written_for_people() -> None:
+    sizes = [0, 1023, 1024, 1536, 1 << 20, 5 << 30, 1 << 60]
+    assert [bytes_text(size) for size in sizes] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "1.5 KiB",
+        "1.0 MiB",
+        "5.0 GiB",
+        "1.0 EiB",
+    ]
