@@ -12,7 +12,7 @@ STAMP := $(BIN)/.gazette-installed
 DEV_STAMP := $(BIN)/.gazette-dev-installed
 WORKERS ?= 2
 
-.PHONY: setup demo test check fmt bench faults protos clean
+.PHONY: setup demo test check fmt bench docs faults protos clean
 
 setup: $(DEV_STAMP)
 
@@ -49,6 +49,10 @@ faults: $(DEV_STAMP)
 
 bench: $(DEV_STAMP)
 	$(BIN)/gazette bench $(ARGS)
+
+# The pages of docs/ as a site in build/site; broken links are errors.
+docs: $(DEV_STAMP)
+	$(BIN)/mkdocs build --quiet
 
 protos: $(DEV_STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
