@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import struct
 
 from hypothesis import given
@@ -29,7 +30,7 @@ def cut(
     whole = b"".join(drawn)
     cuts = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=8)))
     bounds = [0, *cuts, len(whole)]
-    return drawn, [whole[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return drawn, [whole[a:b] for a, b in itertools.pairwise(bounds)]
 
 
 def edges_found(finder: EdgeFinder, pieces: list[bytes]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 
 import pytest
@@ -21,7 +22,7 @@ def as_frame(payload: bytes) -> bytes:
 def split(splitter: Splitter, whole: bytes, cuts: list[int]) -> list[bytes]:
     bounds = [0, *sorted(min(at, len(whole)) for at in cuts), len(whole)]
     records = []
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in itertools.pairwise(bounds):
         records += splitter.feed(whole[begin:end])
     return records + splitter.finish()
 
