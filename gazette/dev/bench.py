@@ -39,8 +39,9 @@ SUITES: Final[dict[str, Suite]] = {
     "idle": idle,
 }
 ALL: Final = "all"
-"""The least that ``--seconds`` prepares: that part of the messages and bytes of a second."""
+LINE_WIDTH: Final = 120
 SCALE_MIN: Final = 0.001
+"""The least that ``--seconds`` prepares: that part of the messages and bytes of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ def run(argv: Sequence[str]) -> int:
         _check(flags)
     except Invalid as error:
         return exit_with(error, sys.stderr)
-    console = Console(highlight=False)
+    # Where nobody looks, lines need not be short.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else LINE_WIDTH)
     try:
         if flags.dir is not None:
             return asyncio.run(_measure(flags, names, argv, flags.dir, console))

@@ -11,7 +11,7 @@ import hashlib
 import os
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -22,6 +22,7 @@ import msgspec
 import zstandard
 
 from gazette.client.channel import ChannelSettings
+from gazette.client.rpc_errors import END_OF_STREAM
 from gazette.client.wire import CHUNK_BYTES
 from gazette.clock import Clock
 from gazette.dev.bench_app import SCHEMA, UPSERT, BenchMessage
@@ -69,16 +70,16 @@ async def _serve(port: int) -> None:
 class BareService:
     """The bare service in its process, and calls of it. Use as ``async with``."""
 
-    def __init__(self, directory: Path, clock: Clock) -> None:
+    def __init__(self, directory: Path, environ: Mapping[str, str], clock: Clock) -> None:
         self._port = free_port()
         self._process = ChildProcess(
             "bare",
             python_module("gazette.dev.bench_bare", str(self._port)),
             directory / "logs" / "bare.log",
-            os.environ,
+            environ,
             clock,
         )
-        self._channel: grpc.aio.Channel | None = None
+        self._channel: Any = None
 
     async def __aenter__(self) -> Self:
         await self._process.start()
@@ -88,7 +89,7 @@ class BareService:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await channel.channel_ready()
         except TimeoutError as error:
-            await channel.close()
+            await channel.close(None)
             await self._process.stop(1.0)
             raise Unavailable("the bare service did not start", log=self._process.log_tail()) from (
                 error
@@ -98,13 +99,16 @@ class BareService:
 
     async def __aexit__(self, *_: object) -> None:
         if self._channel is not None:
-            await self._channel.close()
+            await self._channel.close(None)
         await self._process.stop(2.0)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     async def append(self, chunk: bytes, count: int) -> None:
         """One stream of that many chunks, which the service hashes."""
-        assert self._channel is not None
-        call: Any = self._channel.stream_unary(f"/{SERVICE}/Append")()
+        call = self._channel.stream_unary(f"/{SERVICE}/Append")()
         for _ in range(count):
             await call.write(chunk)
         await call.done_writing()
@@ -112,22 +116,22 @@ class BareService:
 
     async def read(self, count: int) -> int:
         """One stream of that many chunks from the service; how many bytes came."""
-        assert self._channel is not None
-        call: Any = self._channel.unary_stream(f"/{SERVICE}/Read")(str(count).encode())
+        call = self._channel.unary_stream(f"/{SERVICE}/Read")(str(count).encode())
         length = 0
-        while (chunk := await call.read()) is not grpc.aio.EOF:
+        while (chunk := await call.read()) is not END_OF_STREAM:
             length += len(chunk)
         return length
 
     async def unary(self, request: bytes) -> bytes:
-        assert self._channel is not None
         response: bytes = await self._channel.unary_unary(f"/{SERVICE}/Unary")(request)
         return response
 
 
-def decompress(paths: Sequence[Path]) -> int:
-    """Decompress zstandard files, and drop what they hold; how many bytes."""
+def decompress(paths: Sequence[Path], *, verify: bool = False) -> int:
+    """Decompress zstandard files, and drop what they hold (``verify``: after hashing it); how many
+    bytes."""
     length = 0
+    digest = hashlib.sha1(usedforsecurity=False)
     for path in paths:
         with (
             path.open("rb") as file,
@@ -135,6 +139,8 @@ def decompress(paths: Sequence[Path]) -> int:
         ):
             while block := reader.read(READ_BYTES):
                 length += len(block)
+                if verify:
+                    digest.update(block)
     return length
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -111,10 +111,7 @@ class Bench:
     async def rounds(
         self, *measurements: Callable[[], Awaitable[float]]
     ) -> tuple[tuple[float, ...], ...]:
-        """Take all measurements one after the other, and again; by measurement, what the rounds gave.
-
-        A first round of a single piece of work each opens connections and is dropped.
-        """
+        """Take all measurements one after the other, and again; by measurement, what the rounds gave."""
         taken: list[list[float]] = [[] for _ in measurements]
         for _ in range(self.settings.rounds):
             for values, measure in zip(taken, measurements, strict=True):
@@ -181,10 +178,8 @@ class Bench:
     # -- messages
 
     @asynccontextmanager
-    async def publisher(self, rng: object = None) -> AsyncIterator[tuple[AppendService, Publisher]]:
+    async def publisher(self) -> AsyncIterator[tuple[AppendService, Publisher]]:
         """A publisher of its own producer, over a client and an append service of its own."""
-        import random
-
         async with (
             Client(self.addresses, clock=self.clock) as client,
             TaskScope("publishing") as scope,
@@ -252,7 +247,9 @@ async def running(settings: BenchSettings, clock: Clock, console: Console) -> As
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_stop, cluster)
         await cluster.start()
-        bare = await stack.enter_async_context(BareService(cluster.directory, clock))
+        bare = await stack.enter_async_context(
+            BareService(cluster.directory, cluster.environ, clock)
+        )
         addresses = ",".join(one.grpc_url for one in cluster.brokers)
         client = await stack.enter_async_context(Client(addresses, clock=clock))
         yield Bench(settings, clock, console, cluster, bare, client)
@@ -264,8 +261,3 @@ async def _stop(cluster: LocalCluster) -> None:
     except GazetteError as error:
         # What was measured stands.
         print(f"gazette bench: the cluster did not stop in good order: {error}")
-
-
-def environment(cluster: LocalCluster) -> dict[str, str]:
-    """For processes of the bench: nothing of another cluster is in it."""
-    return {**cluster.environ, "PYTHONUNBUFFERED": "1"} if cluster.environ else dict(os.environ)

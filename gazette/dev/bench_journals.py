@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -15,6 +16,7 @@ from gazette.client.wire import CHUNK_BYTES
 from gazette.dev import bench_bare
 from gazette.dev.bench_app import message_of
 from gazette.dev.bench_cluster import Bench, journal_spec
+from gazette.dev.bench_processes import cpu_seconds
 from gazette.dev.bench_report import (
     Baseline,
     Figure,
@@ -22,6 +24,7 @@ from gazette.dev.bench_report import (
     ratio_at_least,
     ratio_at_most,
 )
+from gazette.errors import NotFound
 from gazette.protocol.fragment import Codec
 
 APPEND_CHUNKS: Final = 256
@@ -69,16 +72,52 @@ async def append(bench: Bench) -> list[Figure]:
         return work
 
     works = [bare, *(journal(spec.name) for spec in specs.values())]
+    cpu: list[list[float]] = [[] for _ in works]
     async with bench.journals(*specs.values()):
         for work in works:
             await work()
-        measured = await bench.rounds(*(_rate(bench, work) for work in works))
-    ceiling = Baseline("bare gRPC stream, SHA-1", measured[0])
+        measures = [_with_cpu(bench, work, used) for work, used in zip(works, cpu, strict=True)]
+        measured = await bench.rounds(*measures)
+    ceiling = Baseline("bare stream, SHA-1", measured[0])
     targets = (ratio_at_least(0.6), ratio_at_least(0.25), None)
-    return [
+    figures = [
         Figure("append", name, "MB/s", values, ceiling, target)
         for name, values, target in zip(specs, measured[1:], targets, strict=True)
     ]
+    if all(cpu):
+        # Depends less on what else the machine does than throughput.
+        beside = Baseline("bare stream, SHA-1", tuple(cpu[0]))
+        figures += [
+            Figure("append", f"CPU of {name}", "s/GB", tuple(used), beside)
+            for name, used in zip(specs, cpu[1:], strict=True)
+        ]
+    return figures
+
+
+def _with_cpu(
+    bench: Bench, work: Callable[[], Awaitable[int]], used: list[float]
+) -> Callable[[], Awaitable[float]]:
+    """MB/s, and beside it the CPU seconds per GB of all processes that take part."""
+    pids = [os.getpid(), bench.bare.pid, *(one.process.pid for one in bench.cluster.brokers)]
+
+    async def measure() -> float:
+        done = 0
+
+        async def counted() -> int:
+            nonlocal done
+            length = await work()
+            done += length
+            return length
+
+        try:
+            before = cpu_seconds(pids)
+        except NotFound:
+            return await bench.repeated(work) / MB
+        rate = await bench.repeated(counted) / MB
+        used.append((cpu_seconds(pids) - before) / (done / 1e9))
+        return rate
+
+    return measure
 
 
 def _rate(bench: Bench, work: Callable[[], Awaitable[int]]) -> Callable[[], Awaitable[float]]:
@@ -161,7 +200,7 @@ async def _read_local(bench: Bench) -> list[Figure]:
         for work in (bare, local):
             await work()
         ceiling, measured = await bench.rounds(_rate(bench, bare), _rate(bench, local))
-    beside = Baseline("bare gRPC stream", ceiling)
+    beside = Baseline("bare stream", ceiling)
     return [Figure("read", "read, caught up", "MB/s", measured, beside, ratio_at_least(0.8))]
 
 
@@ -187,6 +226,9 @@ async def _read_stored(bench: Bench) -> list[Figure]:
         async def bare() -> int:
             return await asyncio.to_thread(bench_bare.decompress, paths)
 
+        async def bare_verified() -> int:
+            return await asyncio.to_thread(bench_bare.decompress, paths, verify=True)
+
         async def opened() -> int:
             async with direct.retry_reader(params) as reader:
                 async for _ in reader.chunks():
@@ -196,17 +238,19 @@ async def _read_stored(bench: Bench) -> list[Figure]:
         async def through_broker() -> int:
             return await _read_all(bench.client, params)
 
-        works = (bare, opened, through_broker)
+        works = (bare, bare_verified, opened, through_broker)
         for work in works:
             await work()
-        ceiling, by_client, by_broker = await bench.rounds(*(_rate(bench, one) for one in works))
-    stored = sum(path_bytes for path_bytes in (one.length for one in fragments))
+        measured = await bench.rounds(*(_rate(bench, one) for one in works))
+    ceiling, verified, by_client, by_broker = measured
+    stored = sum(one.length for one in fragments)
     note = f"{stored / MB:.0f} MB of JSON in {len(fragments)} zstandard files; SHA-1 is verified"
     beside = Baseline("zstandard alone", ceiling)
     return [
         Figure(
             "read", "read fragments directly", "MB/s", by_client, beside, ratio_at_least(0.7), note
         ),
+        Figure("read", "the same", "MB/s", by_client, Baseline("zstandard, then SHA-1", verified)),
         Figure("read", "read fragments through a broker", "MB/s", by_broker, beside),
     ]
 

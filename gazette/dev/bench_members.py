@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import random
-import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from gazette.dev.bench_cluster import Bench
+from gazette.dev.bench_processes import by_method, cpu_seconds, exported, total
 from gazette.dev.bench_report import Figure, value_at_most
 from gazette.dev.demo_load import ask
 from gazette.dev.word_count import (
-    NGRAM_TYPE,
     Member,
     WordCountCluster,
     WordCountSettings,
     import_examples,
 )
-from gazette.errors import GazetteError, NotFound, Unavailable
+from gazette.errors import GazetteError, Unavailable
 from gazette.labels import CONTENT_PROTO_FIXED
 from gazette.message.mapping import Partition
 from gazette.tasks import TaskScope
@@ -181,9 +177,8 @@ async def _trickle(bench: Bench, count: WordCountCluster) -> None:
     partitions = [Partition(name, CONTENT_PROTO_FIXED) for name in count.partitions]
     async with bench.publisher() as (_, publisher):
         while True:
-            partition = rng.choice(partitions)
             message = NGramCount(n_gram=f"word{rng.randrange(1000)}", count=1)
-            await publisher.publish_from_loop(lambda _, to=partition: to, (message,))
+            await publisher.publish_from_loop(lambda _: rng.choice(partitions), (message,))
             await bench.clock.sleep(TRICKLE_S)
 
 
@@ -250,56 +245,13 @@ class _Sample:
 
     @classmethod
     async def take(cls, bench: Bench, pids: Mapping[str, int]) -> _Sample:
-        etcd = await asyncio.to_thread(_metrics, bench.cluster.etcd.endpoint)
-        brokers = [await asyncio.to_thread(_metrics, one.http_url) for one in bench.cluster.brokers]
-        calls: dict[str, float] = {}
-        for (name, labels), value in etcd.items():
-            method = re.search(r'grpc_method="(\w+)"', labels)
-            if name == "grpc_server_msg_received_total" and method is not None:
-                calls[method[1]] = calls.get(method[1], 0.0) + value
+        etcd = await asyncio.to_thread(exported, bench.cluster.etcd.endpoint)
+        brokers = [await asyncio.to_thread(exported, one.http_url) for one in bench.cluster.brokers]
         return cls(
             at=bench.clock.monotonic(),
-            cpu_s={name: cpu_seconds(pid) for name, pid in pids.items()},
-            etcd_calls=calls,
-            etcd_bytes=_total(etcd, "etcd_network_client_grpc_received_bytes_total")
-            + _total(etcd, "etcd_network_client_grpc_sent_bytes_total"),
-            store_operations=sum(_total(one, "gazette_store_operation_total") for one in brokers),
+            cpu_s={name: cpu_seconds([pid]) for name, pid in pids.items()},
+            etcd_calls=by_method(etcd, "grpc_server_msg_received_total"),
+            etcd_bytes=total(etcd, "etcd_network_client_grpc_received_bytes_total")
+            + total(etcd, "etcd_network_client_grpc_sent_bytes_total"),
+            store_operations=sum(total(one, "gazette_store_operation_total") for one in brokers),
         )
-
-
-Metrics = Mapping[tuple[str, str], float]
-_SAMPLE: Final = re.compile(r"^(\w+)(?:\{(.*)\})? ([0-9.eE+-]+|NaN|\+Inf)$", re.MULTILINE)
-
-
-def _metrics(url: str) -> Metrics:
-    """What a process exports: (name, labels) → value."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10.0)
-    try:
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-    except (OSError, http.client.HTTPException) as error:
-        raise Unavailable(f"no metrics of {url}: {error!r}") from error
-    finally:
-        connection.close()
-    return {(match[1], match[2] or ""): float(match[3]) for match in _SAMPLE.finditer(text)}
-
-
-def _total(metrics: Metrics, name: str) -> float:
-    return sum(value for (one, _), value in metrics.items() if one == name)
-
-
-def cpu_seconds(pid: int) -> float:
-    """How much CPU the threads of a process have used. Linux only; raises ``NotFound`` elsewhere."""
-    total = 0
-    try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            total += int((task / "schedstat").read_text().split()[0])
-    except OSError as error:
-        raise NotFound(
-            f"no CPU times of process {pid}: {error}", hint="Run it on Linux."
-        ) from error
-    return total / 1e9
-
-
-_ = NGRAM_TYPE

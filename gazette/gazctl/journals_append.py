@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
@@ -40,8 +41,6 @@ async def run(context: Context) -> int:
     service = AppendService(client)
     pool = BlockingPool("input", 1)
     try:
-        # A named pipe is open when somebody writes to it.
-        source = await pool.run(_open, flags.input, context)
         async with TaskScope("append") as scope:
             watch = PartitionWatch(client.watch_journals(selector))
             scope.daemon(watch.run(), name="partitions")
@@ -51,16 +50,11 @@ async def run(context: Context) -> int:
             if not watch().all:
                 raise NotFound("no journal matches", selector=selector)
             appending = Appending(service, choose_by(flags.mapping, watch, context))
-            splitter = splitter_of(flags)
-            if splitter is None:
-                await pool.run(appending.append_whole, source)
-            else:
-                keys = flags.mapping != "random"
-                await pool.run(appending.append_records, source, splitter, keys=keys)
+            await pool.run(_append_input, appending, flags, context)
             await _flush(context, service, client.address)
             scope.cancel()
     finally:
-        # The thread may wait for an input that never comes, which is closed with the process.
+        # The thread may wait for an input that never comes: it ends with the process.
         pool.close()
         await service.close()
     context.terminal.note(appending.summary())
@@ -77,11 +71,22 @@ def _check(flags: AppendFlags) -> None:
         )
 
 
-def _open(path: str, context: Context) -> BinaryIO:
+def _append_input(appending: Appending, flags: AppendFlags, context: Context) -> None:
+    """All that reads the input, which may take until somebody writes to a named pipe."""
+    splitter = splitter_of(flags)
+    with ExitStack() as stack:
+        source = _open(flags.input, context, stack)
+        if splitter is None:
+            appending.append_whole(source)
+        else:
+            appending.append_records(source, splitter, keys=flags.mapping != "random")
+
+
+def _open(path: str, context: Context, stack: ExitStack) -> BinaryIO:
     if path == "-":
         return context.terminal.stdin
     try:
-        return Path(path).open("rb")
+        return stack.enter_context(Path(path).open("rb"))
     except OSError as error:
         raise Invalid(f"cannot read {path}: {error.strerror}", path="--input") from error
 

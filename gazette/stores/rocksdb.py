@@ -550,10 +550,12 @@ class _Scan(Iterator[tuple[bytes, bytes]]):
             if self._high is not None and key >= self._high:
                 if self._reverse:
                     continue  # Seeking found the bound itself, which is not included.
-                raise StopIteration
+                break
             if key < self._low:
-                raise StopIteration
+                break
             return item
+        self._items = iter(())
+        raise StopIteration
 
     def close(self) -> None:
         """End it; it raises ``Closed`` from now on. Any thread."""

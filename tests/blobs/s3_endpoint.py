@@ -124,7 +124,7 @@ class FaultProxy:
             content = response.read()
             headers = [(k, v) for k, v in response.getheaders() if k.lower() not in _HOP]
             length = response.getheader("Content-Length")
-            if seen.method == "HEAD" and length is not None:
+            if seen.method == "HEAD" and response.status == 200 and length is not None:
                 headers.append(("Content-Length", length))
             return response.status, headers, content
         finally:
@@ -137,7 +137,7 @@ class FaultProxy:
 class _Handler(http.server.BaseHTTPRequestHandler):
     owner: FaultProxy
     protocol_version = "HTTP/1.1"
-    wbufsize = -1
+    disable_nagle_algorithm = True
     timeout = 30
 
     def do_GET(self) -> None:
@@ -195,10 +195,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for begin in range(0, len(content), size):
             piece = content[begin : begin + size]
             self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece) if fault.chunked else piece)
-            self.wfile.flush()
         if fault.chunked and fault.truncate is None:
             self.wfile.write(b"0\r\n\r\n")
-            self.wfile.flush()
 
 
 @contextmanager

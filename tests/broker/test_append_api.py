@@ -262,15 +262,28 @@ async def test_index_has_a_greater_offset(cluster: FixedCluster, tmp_path: Path)
 
 async def test_store_that_cannot_be_used(tmp_path: Path) -> None:
     async with await FixedCluster.start(1, tmp_path, store_check_timeout_s=0.2) as cluster:
-        cluster.create(journal_spec(JOURNAL, stores=("s3://no-such-bucket/",)), "a")
+        cluster.create(journal_spec(JOURNAL, stores=("file:///missing/",)), "a")
         response = await append(cluster["a"], b"x")
         assert response.status == Status.FRAGMENT_STORE_UNHEALTHY
-        assert response.store_health_error
-        # Case: the directory of the store is missing; listing it is no error, writing to it is.
-        spec = journal_spec("b/journal", stores=("file:///missing/",))
-        cluster.create(spec, "a")
-        response = await append(cluster["a"], b"x", journal="b/journal")
-        assert response.status == Status.FRAGMENT_STORE_UNHEALTHY
+        assert "missing" in response.store_health_error
+        assert cluster["a"].replica(JOURNAL).pipeline.idle
+
+
+async def test_other_change_of_the_assignments_wins(cluster: FixedCluster) -> None:
+    """The primary advertises a route that has changed meanwhile, of which it hears a little later; and
+    etcd's own revision, which counts the changes of others too, is far ahead."""
+    cluster["a"].lagging = []
+    cluster.create(SPEC, "a", "b", "c")
+    cluster.etcd.revision += 1_000
+    cluster["a"].catch_up()
+    cluster["a"].lagging = []
+    cluster.assign(JOURNAL, "a", "c", "b")
+    cluster.etcd.revision += 1_000
+    appending = asyncio.gather(append(cluster["a"], b"x"))
+    await until(lambda: False in cluster.etcd.transactions)
+    cluster["a"].catch_up()
+    assert (await appending)[0].status == Status.OK
+    assert cluster.consistent(JOURNAL)
 
 
 async def test_journal_without_stores(cluster: FixedCluster) -> None:

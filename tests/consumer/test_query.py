@@ -29,6 +29,7 @@ class Asked(Tally):
 
     service: ConsumerService
     proxied = 0
+    hangs = False
 
     async def initialize(self, service: ConsumerService) -> None:
         self.service = service
@@ -40,6 +41,8 @@ class Asked(Tally):
         )
 
     async def _count(self, request: pb.StatRequest, context: Any) -> pb.StatResponse:
+        if self.hangs:
+            await asyncio.get_running_loop().create_future()
         async with rpc_errors(context):
             header = Header.from_pb(request.header) if request.HasField("header") else None
             count = await self.count(request.extension.decode(), header=header)
@@ -105,6 +108,21 @@ async def test_a_query_waits_for_a_fail_over(start: Start, broker: BrokerFixture
     await first.crash()
     async with asyncio.timeout(10):
         assert await two.count("a") == 1
+
+
+async def test_a_query_does_not_wait_for_a_member_that_is_primary_no_more(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """Asked, it does not answer; then the shard is somebody else's."""
+    _, one, second, two = await two_members(start, broker, hot_standbys=1)
+    await second.await_standby(SHARD)
+    one.hangs = True
+    async with asyncio.timeout(10), TaskScope("test") as scope:
+        asking = scope.spawn(two.count("a"), name="ask")
+        while not two.proxied:
+            await breathe()
+        await second.promote(SHARD)
+        assert await asking == 1
 
 
 async def test_queries_go_on_while_a_shard_is_handed_over(

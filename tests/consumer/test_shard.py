@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from gazette.client.journals import JournalChange
 from gazette.client.shards import ShardChange
 from gazette.clock import SystemClock
 from gazette.consumer import shard as shard_module
-from gazette.errors import Closed, GazetteError
+from gazette.errors import Closed, GazetteError, NotFound, Unavailable
 from gazette.etcd import Etcd
 from gazette.etcd_values import Compare, Op
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
@@ -266,15 +265,39 @@ async def test_a_journal_that_is_missing_or_wrong_is_named(
     assert text in await member.await_failed(SHARD)
 
 
-async def test_a_journal_that_is_created_just_after_its_shard_is_waited_for(
-    start: Start, broker: BrokerFixture
+async def test_a_journal_that_a_broker_has_not_heard_of_yet_is_asked_for_again(
+    start: Start,
 ) -> None:
-    """Brokers learn of a journal one after the other."""
+    """Brokers learn of a new journal one after the other, and some are away for a moment."""
     member = await start()
-    spec = shard_spec(SHARD, "late/source")
-    await member.shards.apply_shards([ShardChange(upsert=spec)])
-    await broker.client.apply_journals([JournalChange(upsert=source_spec("late/source"))])
-    await member.await_primary(SHARD)
+    client = member.service.client
+    get, asked = client.get_journal, []
+
+    async def hesitant(name: str) -> Any:
+        asked.append(name)
+        if asked.count(name) == 1:
+            raise NotFound("journal not found", journal=name)
+        if asked.count(name) == 2:
+            raise Unavailable("nobody is there")
+        return await get(name)
+
+    client.get_journal = hesitant  # type: ignore[method-assign]
+    await member.create(shard_spec(SHARD, SOURCE))
+    assert asked.count(SOURCE) == 3
+    assert asked.count(f"recovery/test/{SHARD}") == 3
+
+
+async def test_what_is_cancelled_unasked_does_not_silence_a_shard(start: Start) -> None:
+    member = await start(Tally(RemoteDatabase()))
+    await member.create(shard_spec(SHARD, SOURCE, log=False))
+    waited: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waited.cancel()
+
+    async def wait() -> None:
+        await waited
+
+    await member.shard(SHARD)._guard(wait())
+    assert "cancelled unasked" in await member.await_failed(SHARD)
 
 
 @pytest.mark.parametrize("carried", [True, False])

@@ -173,7 +173,7 @@ class History:
                     act(self.model, group, kind, path, other, number)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(operation, min_size=10, max_size=60), seed=st.integers(0, 1 << 32))
 def test_every_hint_gives_the_same_files(
     scratch: Path, steps: list[tuple[str, str, str, int]], seed: int

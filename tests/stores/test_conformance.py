@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
+
 from gazette.recoverylog.recorder import Recorder
 from gazette.stores.json_file import JSONFileStore
+from gazette.stores.rocksdb import RocksDBStore
 from gazette.stores.sqlite import SQLiteStore
 from gazette.testing.store_tests import RecordedStoreTests
 
@@ -45,3 +48,19 @@ class TestSQLiteStoreRedo(SQLiteTests):
 class TestSQLiteStoreVfs(SQLiteTests):
     def open(self, recorder: Recorder | None) -> SQLiteStore:
         return SQLiteStore(recorder, SCHEMA, mode="vfs", page_size=1024)
+
+
+class TestRocksDBStore(RecordedStoreTests):
+    @pytest.fixture(autouse=True)
+    def _needs_rocksdict(self) -> None:
+        pytest.importorskip("rocksdict")
+
+    def open(self, recorder: Recorder | None) -> RocksDBStore:
+        return RocksDBStore(recorder)
+
+    def change(self, store: Any, rng: random.Random) -> None:
+        key = b"word %d" % rng.randrange(20)
+        store.put(key, b"%d" % (int(store.get(key) or b"0") + 1))
+
+    def content(self, store: Any) -> Any:
+        return list(store.iterate())

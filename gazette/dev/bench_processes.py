@@ -1,0 +1,61 @@
+"""What `gazette bench` sees of processes from outside: the CPU they use, the metrics they export."""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final, TypeAlias
+from urllib.parse import urlsplit
+
+from gazette.errors import NotFound, Unavailable
+
+_SAMPLE: Final = re.compile(r"^(\w+)(?:\{(.*)\})? ([0-9.eE+-]+)$", re.MULTILINE)
+_TIMEOUT_S: Final = 10.0
+
+Metrics: TypeAlias = Mapping[tuple[str, str], float]
+"""(name, labels as exported) → value."""
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """How much CPU the present threads of processes have used. Linux only: ``NotFound`` elsewhere."""
+    total = 0
+    for pid in pids:
+        try:
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                total += int((task / "schedstat").read_text().split()[0])
+        except OSError as error:
+            raise NotFound(
+                f"no CPU times of process {pid}: {error}", hint="Measure on Linux."
+            ) from error
+    return total / 1e9
+
+
+def exported(url: str) -> Metrics:
+    """What a process exports at ``/metrics``. Blocks; raises ``Unavailable``."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    except (OSError, http.client.HTTPException) as error:
+        raise Unavailable(f"no metrics of {url}: {error!r}") from error
+    finally:
+        connection.close()
+    return {(match[1], match[2] or ""): float(match[3]) for match in _SAMPLE.finditer(text)}
+
+
+def total(metrics: Metrics, name: str) -> float:
+    """The sum over all labels."""
+    return sum(value for (one, _), value in metrics.items() if one == name)
+
+
+def by_method(metrics: Metrics, name: str) -> dict[str, float]:
+    """A metric of gRPC, by method."""
+    found: dict[str, float] = {}
+    for (one, labels), value in metrics.items():
+        method = re.search(r'grpc_method="(\w+)"', labels)
+        if one == name and method is not None:
+            found[method[1]] = found.get(method[1], 0.0) + value
+    return found

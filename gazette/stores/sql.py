@@ -1,0 +1,435 @@
+"""Stage 14 of the byte path: state of shards in a SQL database that is shared by all of them.
+
+Needs the extra ``gazette[postgres]`` (SQLAlchemy, and a driver). There is no recovery log: the shard's
+checkpoint is a row of the same database, and commits in the transaction of what the application wrote.
+A *fence* in that row, which every new owner counts up, keeps former owners from committing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from gazette.consumer.application import Shard, Store
+from gazette.errors import (
+    Broken,
+    Bug,
+    Closed,
+    Fenced,
+    GazetteError,
+    Invalid,
+    NotAllowed,
+    Unavailable,
+)
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.tasks import BlockingPool, OpFuture
+
+try:
+    import sqlalchemy as sa
+    from sqlalchemy import event, exc
+except ImportError as error:
+    raise Invalid(
+        "SQLStore needs a package that is not installed (sqlalchemy)",
+        hint="pip install 'gazette[postgres]'",
+    ) from error
+
+TABLE: Final = "gazette_checkpoints"
+_RESTORE_ATTEMPTS: Final = 10
+_READING: Final = "gazette_reading"
+_SERIALIZATION: Final = frozenset({"40001", "40P01"})
+
+Statement = str | sa.Executable
+Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+
+def checkpoint_table(metadata: sa.MetaData, name: str = TABLE) -> sa.Table:
+    """The table of checkpoints, for metadata (and so migrations) of your own."""
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("shard_fqn", sa.Text, primary_key=True),
+        sa.Column("fence", sa.Integer, nullable=False),
+        sa.Column("checkpoint", sa.LargeBinary, nullable=False),
+    )
+
+
+def create_checkpoint_table(engine: sa.Engine, name: str = TABLE) -> None:
+    """Create the table of checkpoints, unless there is one."""
+    checkpoint_table(sa.MetaData(), name).create(engine, checkfirst=True)
+
+
+def create_engine(url: str, **options: Any) -> sa.Engine:
+    """SQLAlchemy's, with what stores need: for all shards of a process, one is enough.
+
+    Connections are tested when they leave the pool, so that a restart of the database is survived.
+    SQLite locks for writing when a transaction begins, and waits for other writers up to 30 s.
+    """
+    if sa.make_url(url).get_backend_name() != "sqlite":
+        return sa.create_engine(url, **{"pool_pre_ping": True, **options})
+    engine = sa.create_engine(url, **{"connect_args": {"timeout": 30}, **options})
+
+    def connected(connection: Any, _record: object) -> None:
+        connection.isolation_level = None  # It would begin transactions as it thinks best.
+
+    def begin(connection: sa.Connection) -> None:
+        reading = connection.get_execution_options().get(_READING, False)
+        connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "begin", begin)
+    return engine
+
+
+class SQLStore(Store):
+    """A store whose state is in a database that SQLAlchemy knows, PostgreSQL above all.
+
+    The shards' specification names no recovery log (``recovery_log_prefix`` is empty). The table of
+    checkpoints must exist: `create_checkpoint_table`, or by hand::
+
+        CREATE TABLE gazette_checkpoints (shard_fqn TEXT PRIMARY KEY, fence INTEGER NOT NULL,
+            checkpoint BYTEA NOT NULL)
+
+    **What is exact, and what it needs.** Only what is written through ``execute`` or on
+    ``transaction()`` commits with the checkpoint and is subject to its fence.
+
+    **Isolation.** The next transaction begins, on any connection of the pool, when the commit before
+    it is done; until then ``transaction()`` waits. So an application reads its own writes, at every
+    isolation level, and a row of two transactions in turn is no conflict. With ``overlap`` it does
+    not wait: the next transaction begins on a second connection while the former one is still
+    waiting for its messages to be published. It then does **not** see what that wrote. It is exact
+    only if each statement finds the row it changes by itself (``UPDATE … SET n = n + 1``, ``INSERT …
+    ON CONFLICT``, which wait for a row's lock under READ COMMITTED), and never if a value that was
+    read is written back; with REPEATABLE READ or above such transactions fail, and SQLite, which has
+    one writer, just waits.
+    """
+
+    def __init__(
+        self, engine: sa.Engine | str, *, overlap: bool = False, table: str = TABLE
+    ) -> None:
+        """``engine`` is shared with other stores, and stays open; of a URL, the store makes its own."""
+        self._owns_engine = isinstance(engine, str)
+        self.engine = create_engine(engine) if isinstance(engine, str) else engine
+        self._overlap = overlap
+        self._table = checkpoint_table(sa.MetaData(), table)
+        self._pool = BlockingPool("sql commit", 1)
+        self._fence: int | None = None
+        self._running: _Running | None = None
+        self._commit: _Commit | None = None
+        self._closed = False
+
+    # -- the running transaction
+
+    def transaction(self) -> sa.Connection:
+        """The connection of the running transaction, which the first call begins.
+
+        Committing it is up to the runtime (``NotAllowed``); ``begin_nested`` is a savepoint. Waits for
+        the commit before (see the class), and raises its failure. Raises ``Unavailable``.
+        """
+        if self._running is None:
+            if self._closed:
+                raise Closed("the store was destroyed")
+            if self._commit is not None and not self._overlap:
+                self._commit.future.result()
+            with _translating(self.engine, "begin a transaction"):
+                self._running = _Running(self.engine.connect())
+        return self._running.connection
+
+    def execute(
+        self, statement: Statement, parameters: Parameters | None = None
+    ) -> sa.CursorResult[Any]:
+        """Run a statement within the running transaction; a string is SQL with ``:name`` parameters.
+
+        Raises ``Unavailable`` when the database is lost, and SQLAlchemy's errors for what it says.
+        """
+        connection = self.transaction()
+        if isinstance(statement, str):
+            statement = sa.text(statement)
+        with _translating(self.engine, "run a statement"):
+            return connection.execute(statement, parameters)
+
+    # -- queries beside it
+
+    def query(self, statement: Statement, parameters: Parameters | None = None) -> list[Any]:
+        """All rows of a reading statement, on a connection of its own. Any thread.
+
+        Sees what has been committed, by this shard and others.
+        """
+        if isinstance(statement, str):
+            statement = sa.text(statement)
+        with (
+            _translating(self.engine, "run a query"),
+            self.engine.connect().execution_options(**{_READING: True}) as connection,
+        ):
+            return list(connection.execute(statement, parameters).all())
+
+    # -- the store's contract
+
+    def start_commit(
+        self, shard: Shard, checkpoint: Checkpoint, wait_for: Collection[OpFuture[Any]]
+    ) -> OpFuture[Any]:
+        if self._fence is None:
+            raise Bug("a commit before restore_checkpoint", shard=shard.fqn)
+        if self._commit is not None and not self._commit.future.done():
+            raise Bug("a commit while the one before it is pending", shard=shard.fqn)
+        self.transaction()
+        running, self._running = self._running, None
+        assert running is not None
+        table = self._table
+        statement = (
+            table.update()
+            .where(table.c.shard_fqn == shard.fqn, table.c.fence == self._fence)
+            .values(checkpoint=checkpoint.to_bytes())
+        )
+        self._commit = _Commit(running, statement, shard.fqn, self.engine)
+        self._commit.start(wait_for, self._pool)
+        return self._commit.future
+
+    def restore_checkpoint(self, shard: Shard) -> Checkpoint:
+        """Counts the fence up, so that commits of former owners fail with ``Fenced``. Blocks.
+
+        Raises ``Invalid`` when the table is missing, ``Unavailable``.
+        """
+        for attempt in range(_RESTORE_ATTEMPTS):
+            try:
+                with _translating(self.engine, "restore the checkpoint", table=self._table.name):
+                    self._fence, data = self._take_over(shard.fqn)
+            except _TryAgain:
+                if attempt == _RESTORE_ATTEMPTS - 1:
+                    raise
+            else:
+                return Checkpoint.from_bytes(data)
+        raise Bug("unreachable")
+
+    def _take_over(self, fqn: str) -> tuple[int, bytes]:
+        """(the fence that is ours now, the checkpoint), in a transaction of its own."""
+        table = self._table
+        with self.engine.begin() as connection:
+            mine = table.c.shard_fqn == fqn
+            # First, so that its row is locked: a commit that is under way is waited for, and seen.
+            counted = connection.execute(
+                table.update().where(mine).values(fence=table.c.fence + 1)
+            ).rowcount
+            if counted == 0:
+                empty = Checkpoint().to_bytes()
+                connection.execute(table.insert().values(shard_fqn=fqn, fence=1, checkpoint=empty))
+            row = connection.execute(sa.select(table.c.fence, table.c.checkpoint).where(mine)).one()
+            return int(row.fence), bytes(row.checkpoint)
+
+    def destroy(self) -> None:
+        """Drops the connections of what is not committed, by which the database rolls it back."""
+        self._closed = True
+        running, self._running = self._running, None
+        if running is not None:
+            running.drop()
+        if self._commit is not None:
+            self._commit.abandon()
+        self._pool.close()
+        if self._owns_engine:
+            self.engine.dispose()
+
+
+class _Running:
+    """A connection with a transaction that nobody but the store ends."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self.connection = connection
+        self._ours = False
+        self.rolled_back = False
+        try:
+            self.transaction = connection.begin()
+            event.listen(connection, "commit", self._on_commit)
+            event.listen(connection, "rollback", self._on_rollback)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _on_commit(self, _connection: sa.Connection) -> None:
+        if not self._ours:
+            raise NotAllowed(
+                "a store's transaction is the runtime's: a commit is refused",
+                hint="Leave it out; use begin_nested() for what you may want to undo.",
+            )
+
+    def _on_rollback(self, _connection: sa.Connection) -> None:
+        self.rolled_back = self.rolled_back or not self._ours
+
+    def commit(self) -> None:
+        """Raises ``GazetteError`` when the application rolled back: what it did before is lost."""
+        self._ours = True
+        if self.rolled_back or not self.transaction.is_active:
+            raise GazetteError(
+                "the transaction was rolled back by the application, and what it did before is lost",
+                hint="Use begin_nested() for what may fail, and let other errors end the shard.",
+            )
+        self.transaction.commit()
+
+    def give_up(self) -> None:
+        """Roll back, and give the connection back."""
+        self._ours = True
+        self.connection.close()
+
+    def drop(self) -> None:
+        """Hang up, without a word to the database, which may not answer any more."""
+        self._ours = True
+        if not self.connection.closed and not self.connection.invalidated:
+            self.connection.invalidate()
+        self.connection.close()
+
+
+class _Step(enum.Enum):
+    WAITING = "for what the commit depends on"
+    RUNNING = "on a thread"
+    ENDED = "committed, failed or abandoned"
+
+
+class _Commit:
+    """One commit: waits for futures without a thread, and then commits on one.
+
+    Whoever takes ``_step`` away from WAITING owns the connection.
+    """
+
+    def __init__(
+        self, running: _Running, statement: sa.Update, fqn: str, engine: sa.Engine
+    ) -> None:
+        self.future: OpFuture[None] = OpFuture()
+        self._running = running
+        self._statement = statement
+        self._fqn = fqn
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._step = _Step.WAITING
+        self._remaining = 1
+        self._submitted = False
+
+    def start(self, wait_for: Collection[OpFuture[Any]], pool: BlockingPool) -> None:
+        futures = set(wait_for)
+        self._remaining += len(futures)
+        for future in futures:
+            future.add_done_callback(lambda done: self._on_done(_error_of(done), pool))
+        self._on_done(None, pool)
+
+    def _on_done(self, error: BaseException | None, pool: BlockingPool) -> None:
+        """One future less to wait for; on whatever thread it was set. A failure ends the wait."""
+        with self._lock:
+            self._remaining -= 1
+            if self._submitted or self._step is not _Step.WAITING:
+                return
+            if error is None and self._remaining:
+                return
+            self._submitted = True
+            # Within the lock: the pool is closed after `abandon`, which takes it.
+            pool.submit(self._run, error)
+
+    def _take(self, step: _Step) -> bool:
+        with self._lock:
+            waiting = self._step is _Step.WAITING
+            if waiting:
+                self._step = step
+            return waiting
+
+    def _run(self, dependency: BaseException | None) -> None:
+        if not self._take(_Step.RUNNING):
+            return
+        error: BaseException | None = None
+        try:
+            self._perform(dependency)
+        except BaseException as raised:  # noqa: BLE001 - it belongs to whoever waits for the commit
+            error = raised
+            # At once, and by the database: locks of what is given up are in others' way.
+            lost = isinstance(raised, Unavailable)
+            self._end(self._running.drop if lost else self._running.give_up)
+        else:
+            self._end(self._running.connection.close)
+        # Only now: who waits for the commit may need its connection, or its locks.
+        if error is None:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(error)
+
+    def _end(self, end: Callable[[], None]) -> None:
+        """Give the connection back. What is wrong with it by now is of no interest."""
+        try:
+            end()
+        except exc.SQLAlchemyError:
+            self._running.drop()
+
+    def _perform(self, dependency: BaseException | None) -> None:
+        if dependency is not None:
+            raise Broken(
+                f"a dependency of the commit failed: {dependency}", shard=self._fqn
+            ) from dependency
+        hint = (
+            "Whether it took place, the shard's next owner learns from its checkpoint; messages are"
+            " applied once either way. Check that the database is running and reachable."
+        )
+        with _translating(self._engine, "commit", hint=hint):
+            if self._running.connection.execute(self._statement).rowcount == 0:
+                raise Fenced(
+                    "the checkpoint's fence was counted up, or its row deleted", shard=self._fqn
+                )
+            self._running.commit()
+
+    def abandon(self) -> None:
+        """End it if it still waits; do not wait if it is being committed."""
+        if self._take(_Step.ENDED):
+            self._running.drop()
+            self.future.set_exception(Closed("the store was destroyed", shard=self._fqn))
+
+
+class _TryAgain(Unavailable):
+    """Somebody else was faster: the same transaction succeeds the next time."""
+
+
+@contextlib.contextmanager
+def _translating(
+    engine: sa.Engine, what: str, *, table: str | None = None, hint: str | None = None
+) -> Iterator[None]:
+    """Errors of the connection, and of nothing else, as ours. ``table``: also those of restoring."""
+    try:
+        yield
+    except exc.TimeoutError as error:
+        raise Unavailable(
+            f"no connection to the database was free: {error}",
+            database=_name(engine),
+            hint="Give the engine a larger pool (pool_size), and end transactions of your own.",
+        ) from error
+    except exc.DBAPIError as error:
+        message = f"the database could not {what}: {error.orig}"
+        if table is not None:
+            if isinstance(error, exc.IntegrityError) or _sqlstate(error) in _SERIALIZATION:
+                raise _TryAgain(message, database=_name(engine)) from error
+            if not error.connection_invalidated and _is_missing(engine, table):
+                raise Invalid(
+                    f"the database has no table {table}",
+                    database=_name(engine),
+                    hint="Create it: gazette.stores.sql.create_checkpoint_table(engine).",
+                ) from error
+        lost = isinstance(error, exc.OperationalError | exc.InterfaceError)
+        if lost or error.connection_invalidated:
+            raise Unavailable(message, database=_name(engine), hint=hint) from error
+        raise
+
+
+def _name(engine: sa.Engine) -> str:
+    return engine.url.render_as_string(hide_password=True)
+
+
+def _is_missing(engine: sa.Engine, table: str) -> bool:
+    try:
+        return not sa.inspect(engine).has_table(table)
+    except exc.SQLAlchemyError:
+        return False
+
+
+def _sqlstate(error: exc.DBAPIError) -> str | None:
+    state: str | None = getattr(error.orig, "sqlstate", None)
+    return state
+
+
+def _error_of(future: OpFuture[Any]) -> BaseException | None:
+    if future.cancelled():
+        return Closed("it was cancelled")
+    return future.exception()

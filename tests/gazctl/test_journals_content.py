@@ -1,0 +1,280 @@
+"""Content of journals: append and read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from gazette.client.appender import AppendParams
+from gazette.client.reader import ReadParams
+from gazette.errors import NotYet
+from gazette.gazctl.main import run_in_loop
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
+from gazette.message.mapping import Partition, Partitions, modulo_mapping, rendezvous_mapping
+from gazette.protocol.journal import Suspend, SuspendLevel
+from gazette.protocol.label_set import LabelSet
+from gazette.tasks import TaskScope
+from gazette.testing.broker import BrokerFixture, journal_spec
+from tests.gazctl.runner import Runner, Streams
+
+PARTS = ("a/part-000", "a/part-001", "a/part-002")
+
+
+async def create_parts(broker: BrokerFixture, content_type: str = CONTENT_JSON_LINES) -> None:
+    labels = LabelSet.of((CONTENT_TYPE, content_type), ("topic", "parts"))
+    await broker.create(*(journal_spec(name, labels=labels) for name in PARTS))
+
+
+async def content(broker: BrokerFixture, journal: str) -> bytes:
+    """All of a journal, read by the client."""
+    found = b""
+    async with broker.client.retry_reader(ReadParams(journal)) as reader:
+        try:
+            async for chunk in reader.chunks():
+                found += chunk
+        except NotYet:
+            return found
+    raise AssertionError
+
+
+async def contents(broker: BrokerFixture) -> dict[str, bytes]:
+    return {name: await content(broker, name) for name in PARTS}
+
+
+async def until(condition: object, task: asyncio.Task[int]) -> None:
+    """Return once a condition holds, while a command goes on."""
+    while not condition():  # type: ignore[operator]
+        await asyncio.wait({task}, timeout=0.005)
+        assert not task.done(), task.result()
+
+
+async def test_an_input_is_appended_whole_or_by_records(
+    broker: BrokerFixture, gazctl: Runner, tmp_path: Path
+) -> None:
+    await create_parts(broker)
+
+    # Case: all of it, as one append to one journal.
+    text = b"one\ntwo\nthree"
+    result = await gazctl.ok("journals", "append", "-l", "topic=parts", stdin=text)
+    assert sorted((await contents(broker)).values()) == [b"", b"", text]
+    assert result.err.startswith("appended 13 bytes, in 1 records, to a/part-00")
+
+    # Case: nothing at all.
+    result = await gazctl.ok("journals", "append", "-l", "name=a/part-000", "-f", "lines")
+    assert "the input was empty" in result.err
+
+    # Case: lines, each to a journal by itself; together they are the input.
+    before = await contents(broker)
+    lines = [f"line {at}\n".encode() for at in range(300)]
+    (tmp_path / "input").write_bytes(b"".join(lines).rstrip(b"\n"))
+    command = ("journals", "append", "-l", "topic=parts", "-f", "lines")
+    await gazctl.ok(*command, "-i", str(tmp_path / "input"))
+    added = {name: data[len(before[name]) :] for name, data in (await contents(broker)).items()}
+    assert all(added.values())
+    assert sorted(b"".join(added.values()).splitlines(keepends=True)) == sorted(lines)
+
+    # Case: within a journal, in order.
+    numbers = [int(line.split()[1]) for line in added["a/part-001"].splitlines()]
+    assert numbers == sorted(numbers)
+
+
+async def test_keys_map_records_to_journals_as_publishers_do(
+    broker: BrokerFixture, gazctl: Runner
+) -> None:
+    await create_parts(broker)
+    keys = [f"key-{at}" for at in range(20)]
+    lines = b"".join(f"{key}\nrecord of {key}\n".encode() for key in keys)
+    partitions = Partitions([Partition(name, "") for name in PARTS])
+    for mapping, function in (("modulo", modulo_mapping), ("rendezvous", rendezvous_mapping)):
+        before = await contents(broker)
+        command = ("journals", "append", "-l", "topic=parts", "-f", "lines", "-m", mapping)
+        await gazctl.ok(*command, stdin=lines)
+        expected = dict.fromkeys(PARTS, b"")
+        mapped = function(lambda: partitions, lambda key: key)
+        for key in keys:
+            expected[mapped(key).journal] += f"record of {key}\n".encode()
+        after = await contents(broker)
+        assert {name: after[name][len(before[name]) :] for name in PARTS} == expected
+
+
+async def test_keys_may_be_names_base64_or_frames(broker: BrokerFixture, gazctl: Runner) -> None:
+    await create_parts(broker)
+
+    def frame(data: bytes) -> bytes:
+        return struct.pack("<4sI", bytes.fromhex("66339336"), len(data)) + data
+
+    append = ("journals", "append", "-l", "topic=parts")
+    # Case: every name works, the first and the last as well.
+    named = b"".join(f"{name}\nto {name}\n".encode() for name in PARTS)
+    await gazctl.ok(*append, "-f", "lines", "-m", "direct", stdin=named)
+    assert await contents(broker) == {name: f"to {name}\n".encode() for name in PARTS}
+
+    # Case: fixed frames are kept as they are, and their keys left out.
+    frames = frame(b"a/part-001") + frame(b"\n\x00payload")
+    await gazctl.ok(*append, "-f", "fixed", "-m", "direct", stdin=frames)
+    assert (await content(broker, "a/part-001")).endswith(frame(b"\n\x00payload"))
+
+    # Case: base64 of a name.
+    await gazctl.ok(
+        *append, "-f", "lines", "-m", "direct", "--base64", stdin=b"YS9wYXJ0LTAwMg==\nx\n"
+    )
+    assert await content(broker, "a/part-002") == b"to a/part-002\nx\n"
+
+    # Case: what is wrong with the input.
+    for stdin, framing, mapping, code, text in (
+        (b"a/part-009\nx\n", "lines", "direct", 1, "no journal of this name"),
+        (b"a/part-001\n", "lines", "direct", 2, "ends with a key that no record follows"),
+        (b"garbage that is no frame", "fixed", "random", 2, "no fixed header at offset 0"),
+        (frame(b"x")[:-1], "fixed", "random", 2, "the input ends within the record"),
+    ):
+        result = await gazctl(*append, "-f", framing, "-m", mapping, stdin=stdin)
+        assert (result.code, text in result.err) == (code, True), result
+    result = await gazctl("journals", "append", "-l", "topic=none", stdin=b"x")
+    assert (result.code, "no journal matches" in result.err) == (1, True)
+
+
+async def test_a_journal_that_may_not_be_written_ends_the_append(
+    broker: BrokerFixture, gazctl: Runner
+) -> None:
+    await broker.create(journal_spec("a/read-only", flags=1))
+    result = await gazctl(
+        "journals", "append", "-l", "name=a/read-only", "-f", "lines", stdin=b"x\n"
+    )
+    assert result.code == 1
+    assert "NOT_ALLOWED" in result.err
+
+
+async def test_journals_are_merged_between_messages(
+    broker: BrokerFixture, gazctl: Runner, tmp_path: Path
+) -> None:
+    """Every message is whole, and those of a journal are in order, wherever pieces end."""
+    await create_parts(broker)
+    expected: dict[str, list[str]] = {}
+    for name in PARTS:
+        expected[name] = [f'{{"of":"{name}","n":{n},"x":"{"y" * (n % 70)}"}}' for n in range(9000)]
+        await broker.client.append(AppendParams(name), "\n".join(expected[name]).encode() + b"\n")
+
+    result = await gazctl.ok("journals", "read", "-l", "topic=parts")
+    found: dict[str, list[str]] = {name: [] for name in PARTS}
+    for line in result.out.splitlines():
+        found[json.loads(line)["of"]].append(line)
+    assert found == expected
+
+    # Case: to a file, with offsets; what comes later is read from there.
+    out, offsets = tmp_path / "out", tmp_path / "offsets.json"
+    await gazctl.ok("journals", "read", "-l", "topic=parts", "-o", out, "--offsets-out", offsets)
+    assert sorted(out.read_text().splitlines()) == sorted(result.out.splitlines())
+    heads = json.loads(offsets.read_text())
+    assert heads == {name: len("\n".join(expected[name])) + 1 for name in PARTS}
+    offsets.write_text(json.dumps(heads | {"other/journal": 7}))
+    await broker.client.append(AppendParams("a/part-001"), b'{"later":1}\n')
+    both = ("--offsets", offsets, "--offsets-out", offsets)
+    assert (await gazctl.ok("journals", "read", "-l", "topic=parts", *both)).out == '{"later":1}\n'
+    # The former offsets are kept, and those of journals that were not read are carried on.
+    previous = json.loads((tmp_path / "offsets.json.previous").read_text())
+    assert previous["a/part-001"] == heads["a/part-001"]
+    assert json.loads(offsets.read_text()) == heads | {
+        "a/part-001": heads["a/part-001"] + 12,
+        "other/journal": 7,
+    }
+    assert (await gazctl.ok("journals", "read", "-l", "topic=parts", *both)).out == ""
+
+    # Case: offsets that cannot be used.
+    for text in ("[]", '{"a/part-001": -1}', '{"a/part-001": "x"}', "{", '{"a": true}'):
+        offsets.write_text(text)
+        result = await gazctl("journals", "read", "-l", "topic=parts", "--offsets", offsets)
+        assert (result.code, "--offsets" in result.err) == (2, True)
+    result = await gazctl(
+        "journals", "read", "-l", "topic=parts", "--offsets", tmp_path / "missing"
+    )
+    assert (result.code, "cannot read" in result.err) == (2, True)
+
+
+async def test_a_blocking_read_follows_the_head_and_the_selector(
+    broker: BrokerFixture, gazctl: Runner, tmp_path: Path
+) -> None:
+    """--tail leaves out what there is; of a journal that is created later, nothing is left out."""
+    from gazette.gazctl.journals_read import Reading
+
+    labels = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES), ("topic", "parts"))
+    await broker.create(journal_spec("a/old", labels=labels))
+    await broker.client.append(AppendParams("a/old"), b"before\n")
+    offsets = tmp_path / "offsets.json"
+    streams = Streams()
+    argv = ["journals", "read", "-l", "topic=parts", "--block", "--tail"]
+    argv += ["--offsets-out", str(offsets)]
+    readings: list[Reading] = []
+    follow = Reading.follow
+
+    async def noted(self: Reading, selector: object) -> None:
+        readings.append(self)
+        await follow(self, selector)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Reading, "follow", noted)
+        async with TaskScope("test") as scope:
+            reading = scope.spawn(run_in_loop(argv, gazctl.environ, streams.terminal), name="read")
+            await until(lambda: readings and "a/old" in readings[0].offsets, reading)
+            await broker.client.append(AppendParams("a/old"), b"after\n")
+            await until(lambda: streams.out.getvalue() == b"after\n", reading)
+            await broker.create(journal_spec("a/new", labels=labels))
+            await broker.client.append(AppendParams("a/new"), b"new\n")
+            await until(lambda: streams.out.getvalue() == b"after\nnew\n", reading)
+            # Case: a message that has begun is held back, and not counted.
+            await broker.client.append(AppendParams("a/new"), b"half of a mess")
+            await broker.client.append(AppendParams("a/old"), b"more\n")
+            await until(lambda: streams.out.getvalue().endswith(b"more\n"), reading)
+            assert streams.out.getvalue() == b"after\nnew\nmore\n"
+            # Case: a journal that ceases to match is read no more, the others are.
+            current = await broker.client.get_journal("a/old")
+            await gazctl.ok(
+                "journals",
+                "apply",
+                stdin=(await gazctl.ok("journals", "list", "-l", "name=a/old", "-o", "yaml"))
+                .out.replace("value: parts", "value: other")
+                .encode(),
+            )
+            assert current.spec.labels == labels
+            await until(lambda: "a/old" not in readings[0]._pumps, reading)
+            await broker.client.append(AppendParams("a/new"), b"age\n")
+            await until(lambda: streams.out.getvalue().endswith(b"half of a message\n"), reading)
+            assert readings[0].on_signal()
+        assert reading.result() == 0
+    assert json.loads(offsets.read_text()) == {"a/old": 18, "a/new": 4 + 18}
+
+
+async def test_journals_that_cannot_be_read_are_told_of(
+    broker: BrokerFixture, gazctl: Runner
+) -> None:
+    spec = journal_spec("a/suspended", suspend=Suspend(SuspendLevel.FULL, 10))
+    from gazette.client.journals import JournalChange
+
+    await broker.client.apply_journals([JournalChange(upsert=spec)])
+    result = await gazctl.ok("journals", "read", "-l", "name=a/suspended")
+    assert result.err == "a/suspended is fully suspended: it is skipped\n"
+    assert (await gazctl.ok("journals", "read", "-l", "name=none")).err == "no journal matches\n"
+    await broker.create(journal_spec("a/write-only", flags=2))
+    result = await gazctl("journals", "read", "-l", "name=a/write-only")
+    assert (result.code, "NOT_ALLOWED" in result.err) == (1, True)
+    result = await gazctl("journals", "read", "-l", "name=none", "-o", "/no/such/file")
+    assert (result.code, "cannot write to /no/such/file" in result.err) == (2, True)
+
+
+async def test_frames_of_several_journals_are_merged_whole(
+    broker: BrokerFixture, gazctl: Runner, tmp_path: Path
+) -> None:
+    await create_parts(broker, CONTENT_PROTO_FIXED)
+    frames = {}
+    for at, name in enumerate(PARTS):
+        payload = bytes([at]) * 300_000
+        frames[name] = struct.pack("<4sI", bytes.fromhex("66339336"), len(payload)) + payload
+        await broker.client.append(AppendParams(name), frames[name] * 3)
+    await gazctl.ok("journals", "read", "-l", "topic=parts", "-o", tmp_path / "out")
+    data = (tmp_path / "out").read_bytes()
+    length = len(frames[PARTS[0]])
+    found = [data[at : at + length] for at in range(0, len(data), length)]
+    assert sorted(found) == sorted(list(frames.values()) * 3)
