@@ -75,6 +75,7 @@ class S3Settings:
     attempts: int = 2
     connections: int = 64
     part_bytes: int = 16 << 20
+    page_objects: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ class S3Store:
             raise
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """Page by page, of 1000 objects. Keys that end in ``/`` are what consoles make of
+        """Page by page. Keys that end in ``/`` are what consoles make of
         directories, and left out."""
         validate_prefix(prefix)
         rewritten = self._rewrite.apply(prefix)
@@ -185,9 +186,12 @@ class S3Store:
             validate_path(rewritten.removesuffix("/"))
         begin = f"{self.prefix}{rewritten}"
         with self._client(prefix) as client:
-            pages = iter(
-                client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=begin)
+            listing = client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.bucket,
+                Prefix=begin,
+                PaginationConfig={"PageSize": self._settings.page_objects},
             )
+            pages = iter(listing)
         while True:
             with self._client(prefix):
                 page = next(pages, None)
@@ -373,9 +377,18 @@ class _Source:
         self._error: Exception | None = None
 
     def read(self, amount: int | None = -1) -> bytes:
+        """As much as was asked for: the SDK takes less for the end."""
         self.check()
         try:
-            return self._source.read(-1 if amount is None else amount)
+            if amount is None or amount < 0:
+                return self._source.read()
+            content = self._source.read(amount)
+            while content and len(content) < amount:
+                more = self._source.read(amount - len(content))
+                if not more:
+                    break
+                content += more
+            return content
         except Exception as error:
             self._error = error
             raise

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import boto3
 import boto3.s3.transfer
 import botocore.config
 import botocore.exceptions
+import botocore.loaders
+import botocore.session
 
 from gazette.blobs.s3 import S3Access, S3Settings
 from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, Unavailable
+
+_LOADER: Final = botocore.loaders.create_loader()
+"""What the SDK knows of services: read from its files once, and shared by all stores."""
 
 _MISSING: Final = frozenset({"NoSuchKey", "NoSuchVersion", "NotFound", "404"})
 _TRANSIENT: Final = frozenset(
@@ -49,9 +53,11 @@ def connect(access: S3Access, settings: S3Settings) -> Any:
 
     Raises ``Invalid`` without a region, ``NotAllowed`` without credentials.
     """
+    session = botocore.session.Session(profile=access.profile or None)
+    session.register_component("data_loader", _LOADER)
     try:
-        session = boto3.Session(profile_name=access.profile or None)
         credentials = session.get_credentials()
+        region = access.region or session.get_config_variable("region")
     except botocore.exceptions.ProfileNotFound as error:
         raise NotAllowed(str(error), hint=_CHECK_CREDENTIALS) from error
     if credentials is None:
@@ -60,7 +66,6 @@ def connect(access: S3Access, settings: S3Settings) -> Any:
             hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ?Profile=…, or give the host a "
             "role.",
         )
-    region = access.region or session.region_name
     if not region and not access.endpoint:
         raise Invalid(
             "the bucket's region is not known",
@@ -88,7 +93,7 @@ def connect(access: S3Access, settings: S3Settings) -> Any:
         response_checksum_validation="when_required",
     )
     try:
-        return session.client(
+        return session.create_client(
             "s3",
             region_name=region or "us-east-1",
             endpoint_url=access.endpoint or None,
@@ -113,7 +118,8 @@ def upload(
         use_threads=False,
         preferred_transfer_client="classic",
     )
-    client.upload_fileobj(source, bucket, key, ExtraArgs=arguments, Config=config)
+    with boto3.s3.transfer.create_transfer_manager(client, config) as manager:
+        manager.upload(source, bucket, key, extra_args=arguments).result()
 
 
 def translated(error: Exception, **facts: Any) -> GazetteError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable
 
 from gazette.allocator.model import DecodedKV
@@ -31,6 +32,12 @@ def error_text(error: BaseException) -> str:
     # Names of files may hold surrogates, which protobuf takes for an error.
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= ERROR_CHARS_MAX else text[:ERROR_CHARS_MAX] + " ...[truncated]"
+
+
+def traceback_text(error: BaseException) -> str:
+    """Where a failure came from, as text that can be written to any log."""
+    lines = "".join(traceback.format_exception(error))
+    return lines.encode("utf-8", "backslashreplace").decode()
 
 
 async def update_status(

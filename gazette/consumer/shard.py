@@ -39,7 +39,7 @@ from gazette.consumer.hints_store import (
 )
 from gazette.consumer.inbox import Call, Chunk, Inbox, Jump, SourceFailed
 from gazette.consumer.progress import Progress
-from gazette.consumer.replica_status import error_text, update_status
+from gazette.consumer.replica_status import error_text, traceback_text, update_status
 from gazette.consumer.shard_thread import ShardThread, portable
 from gazette.consumer.transactor import (
     ApplicationFailed,
@@ -272,7 +272,7 @@ class Shard:
         self._playing.set()
         if not self._recovered.done():
             self._recovered.cancel()
-        log.error("shard %s failed: %s", self.id, error, exc_info=error)
+        log.error("shard %s failed: %s\n%s", self.id, error_text(error), traceback_text(error))
         self.ended.set()
         self.store_ready.set()
         if self._inbox is not None:

@@ -65,7 +65,8 @@ def create_engine(url: str, **options: Any) -> sa.Engine:
     """SQLAlchemy's, with what stores need: for all shards of a process, one is enough.
 
     Connections are tested when they leave the pool, so that a restart of the database is survived.
-    SQLite locks for writing when a transaction begins, and waits for other writers up to 30 s.
+    SQLite goes into WAL mode, locks for writing when a transaction begins, and waits for other
+    writers up to 30 s.
     """
     if sa.make_url(url).get_backend_name() != "sqlite":
         return sa.create_engine(url, **{"pool_pre_ping": True, **options})
@@ -73,6 +74,7 @@ def create_engine(url: str, **options: Any) -> sa.Engine:
 
     def connected(connection: Any, _record: object) -> None:
         connection.isolation_level = None  # It would begin transactions as it thinks best.
+        connection.execute("PRAGMA journal_mode=WAL").close()  # Queries go on while a shard writes.
 
     def begin(connection: sa.Connection) -> None:
         reading = connection.get_execution_options().get(_READING, False)
@@ -125,8 +127,9 @@ class SQLStore(Store):
     def transaction(self) -> sa.Connection:
         """The connection of the running transaction, which the first call begins.
 
-        Committing it is up to the runtime (``NotAllowed``); ``begin_nested`` is a savepoint. Waits for
-        the commit before (see the class), and raises its failure. Raises ``Unavailable``.
+        Committing it is up to the runtime (``NotAllowed``, and the transaction is lost);
+        ``begin_nested`` is a savepoint. Waits for the commit before (see the class), and raises its
+        failure. Raises ``Unavailable``.
         """
         if self._running is None:
             if self._closed:
@@ -269,7 +272,11 @@ class _Running:
     def give_up(self) -> None:
         """Roll back, and give the connection back."""
         self._ours = True
-        self.connection.close()
+        # After a refused commit SQLAlchemy takes it for ended, and would not roll back.
+        if self.transaction.is_active:
+            self.connection.close()
+        else:
+            self.drop()
 
     def drop(self) -> None:
         """Hang up, without a word to the database, which may not answer any more."""
@@ -395,6 +402,12 @@ def _translating(
             f"no connection to the database was free: {error}",
             database=_name(engine),
             hint="Give the engine a larger pool (pool_size), and end transactions of your own.",
+        ) from error
+    except exc.PendingRollbackError as error:
+        raise GazetteError(
+            "the transaction has failed already, and what it did before is lost",
+            hint="Do not catch errors of statements: let them end the shard. Use begin_nested() for"
+            " what may fail, and leave commits to the runtime.",
         ) from error
     except exc.DBAPIError as error:
         message = f"the database could not {what}: {error.orig}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from tests.blobs.s3_endpoint import CREDENTIALS, FaultProxy, reset, s3_server
 
 

@@ -8,8 +8,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 from urllib.parse import quote
 
 BUCKET = "the-bucket"
@@ -58,7 +58,6 @@ class Seen:
     path: str
     headers: dict[str, str]
     length: int
-    signed: bool = field(default=False)
 
 
 class FaultProxy:
@@ -67,6 +66,8 @@ class FaultProxy:
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
         self._lock = threading.Lock()
+        self._one_by_one = threading.Lock()
+        """The store behind is not made for threads that use one object."""
         self._released = threading.Event()
         self.faults: list[Fault] = []
         self.seen: list[Seen] = []
@@ -77,13 +78,12 @@ class FaultProxy:
         class Handler(_Handler):
             owner = proxy
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self.port = self._server.server_port
         self.endpoint = f"http://127.0.0.1:{self.port}"
 
-    def __enter__(self) -> FaultProxy:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -111,13 +111,18 @@ class FaultProxy:
             self.seen.append(seen)
             self.received += seen.length
             for fault in self.faults:
-                if fault.times > 0 and fault.method in ("", seen.method) and fault.part in seen.path:
+                if (
+                    fault.times > 0
+                    and fault.method in ("", seen.method)
+                    and fault.part in seen.path
+                ):
                     fault.times -= 1
                     return fault
         return None
 
     def forward(self, seen: Seen, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
         connection = http.client.HTTPConnection(*self._target, timeout=20)
+        self._one_by_one.acquire()
         try:
             connection.request(seen.method, seen.path, body=body, headers=seen.headers)
             response = connection.getresponse()
@@ -128,10 +133,16 @@ class FaultProxy:
                 headers.append(("Content-Length", length))
             return response.status, headers, content
         finally:
+            self._one_by_one.release()
             connection.close()
 
     def wait_released(self) -> None:
         self._released.wait(30)
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -221,8 +232,9 @@ def reset(target: tuple[str, int]) -> None:
     # A signature says which of the services is meant, and is not checked.
     scope = f"Credential=AKIAEXAMPLE/20240101/{REGION}/s3/aws4_request"
     headers = {"Authorization": f"AWS4-HMAC-SHA256 {scope}, SignedHeaders=host, Signature=0"}
-    place = "<CreateBucketConfiguration><LocationConstraint>{}</LocationConstraint></CreateBucketConfiguration>"
-    connection.request("PUT", f"/{BUCKET}", body=place.format(REGION), headers=headers)
+    place = f"<LocationConstraint>{REGION}</LocationConstraint>"
+    body = f"<CreateBucketConfiguration>{place}</CreateBucketConfiguration>"
+    connection.request("PUT", f"/{BUCKET}", body=body, headers=headers)
     response = connection.getresponse()
     assert response.status == 200, response.read()
     response.read()

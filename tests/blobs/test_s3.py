@@ -12,7 +12,6 @@ from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from tests.blobs.s3_endpoint import BUCKET, FaultProxy, store_url
 
 from gazette.blobs import extras, health
 from gazette.blobs.blob_store import BlobStore
@@ -27,6 +26,7 @@ from gazette.errors import (
 )
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.testing.blob_store_tests import BlobStoreTests, FailingReader, get, paths, put
+from tests.blobs.s3_endpoint import BUCKET, FaultProxy, store_url
 
 QUICK = S3Settings(connect_timeout_s=2.0, read_timeout_s=5.0, attempts=1, part_bytes=5 << 20)
 IMPATIENT = S3Settings(connect_timeout_s=0.2, read_timeout_s=0.2, attempts=1)
@@ -219,14 +219,15 @@ def test_a_broken_connection_is_resumed(s3_proxy: FaultProxy, store: S3Store) ->
     """At the byte where it broke, of the same version of the object."""
     put(store, "path", CONTENT)
     s3_proxy.fail("GET", "path", truncate=1_000_000)
-    s3_proxy.fail("GET", "path", truncate=0, times=2)
-    s3_proxy.fail("GET", "path", truncate=300_000, times=2)
+    s3_proxy.fail("GET", "path", truncate=0)
+    s3_proxy.fail("GET", "path", truncate=1_100_000)
+    s3_proxy.fail("GET", "path", truncate=0, times=RESUMES_MAX - 1)
     s3_proxy.seen.clear()
     assert get(store, "path") == CONTENT
     ranges = [one.headers.get("Range") for one in s3_proxy.seen]
     assert ranges[0] is None
-    assert ranges[1:4] == ["bytes=1000000-"] * 3
-    assert ranges[4:] == ["bytes=1300000-", "bytes=1600000-"]
+    assert ranges[1:3] == ["bytes=1000000-"] * 2
+    assert ranges[3:] == ["bytes=2100000-"] * RESUMES_MAX
     assert all("If-Match" in one.headers for one in s3_proxy.seen[1:])
 
 
@@ -301,7 +302,7 @@ def test_a_silent_server_is_given_up(s3_proxy: FaultProxy) -> None:
     store = s3_store(s3_proxy, IMPATIENT)
     s3_proxy.fail(hold=True, times=100)
     for operation in operations(store):
-        with pytest.raises(Unavailable, match="(?i)timeout|timed out") as raised:
+        with pytest.raises(Unavailable, match=r"(?i)timeout|timed out") as raised:
             operation()
         assert raised.value.facts["file"] is not None
 
@@ -367,9 +368,7 @@ class Watched(io.RawIOBase):
 
 
 @pytest.mark.parametrize("seekable", [True, False])
-def test_large_objects_go_in_parts(
-    s3_proxy: FaultProxy, store: S3Store, seekable: bool
-) -> None:
+def test_large_objects_go_in_parts(s3_proxy: FaultProxy, store: S3Store, seekable: bool) -> None:
     """No more than two of them are in memory at any time."""
     length = 4 * PART + 5
     source = Watched(s3_proxy, length, seekable=seekable)
@@ -430,18 +429,20 @@ def test_errors_of_the_source_are_its_own(
 class SeekableFailingReader(FailingReader):
     """Has a length, as a spool has, that it does not keep."""
 
-    def __init__(self, content: bytes, error: Exception, length: int) -> None:
+    def __init__(self, content: bytes, error: Exception) -> None:
         super().__init__(content, error)
-        self._length = length
+        self._at_end = len(content) + 1
+        self._ended = False
 
     def seekable(self) -> bool:
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._length if whence == io.SEEK_END else self._content.seek(offset)
+        self._ended = whence == io.SEEK_END
+        return self._at_end if self._ended else self._content.seek(offset)
 
     def tell(self) -> int:
-        return self._content.tell()
+        return self._at_end if self._ended else self._content.tell()
 
 
 @pytest.mark.parametrize("length", [1000, PART + 10])
@@ -449,7 +450,7 @@ def test_a_spool_that_turns_out_to_be_damaged(
     s3_proxy: FaultProxy, store: S3Store, length: int
 ) -> None:
     """Its last bytes are withheld, and no object is made of the others."""
-    source = SeekableFailingReader(bytes(length), Corrupt("damaged spool"), length + 1)
+    source = SeekableFailingReader(bytes(length), Corrupt("damaged spool"))
     with pytest.raises(Corrupt, match="damaged spool"):
         store.put("path", source)  # type: ignore[arg-type]
     assert not store.exists("path")
@@ -496,14 +497,15 @@ def test_what_responses_mean(
 ) -> None:
     """To every operation alike: what a repetition may cure, and what an operator must."""
     for operation in operations(store):
-        s3_proxy.fail(status=status, code=code)
+        # More than once: the SDK takes some for an answer of the wrong region, and looks for it.
+        s3_proxy.fail(status=status, code=code, times=5)
         with pytest.raises(GazetteError) as raised:
             operation()
+        s3_proxy.heal()
         assert type(raised.value) is expected
         assert raised.value.facts["bucket"] == BUCKET
         assert raised.value.facts["status"] == status
         assert raised.value.hint
-    assert s3_proxy.count("HEAD") == 1
 
 
 @pytest.mark.parametrize("code", ["RequestTimeout", "BadDigest", "IncompleteBody"])
@@ -536,7 +538,7 @@ def s3_store_of_bucket(proxy: FaultProxy, bucket: str) -> S3Store:
 def test_an_endpoint_that_cannot_be_reached(s3_proxy: FaultProxy) -> None:
     store = S3Store(FragmentStoreUrl.parse(store_url("http://127.0.0.1:1")), QUICK)
     for operation in operations(store):
-        with pytest.raises(Unavailable, match="127.0.0.1:1"):
+        with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
             operation()
 
 
@@ -544,7 +546,7 @@ def test_requests_are_tried_so_often(s3_proxy: FaultProxy) -> None:
     """By the SDK; stores around this one do the rest."""
     store = s3_store(s3_proxy, S3Settings(attempts=2))
     s3_proxy.fail(status=503, code="SlowDown", times=9)
-    with pytest.raises(Unavailable, match="SlowDown"):
+    with pytest.raises(Unavailable, match="503"):
         store.exists("path")
     assert s3_proxy.count("HEAD") == 2
 
@@ -552,10 +554,11 @@ def test_requests_are_tried_so_often(s3_proxy: FaultProxy) -> None:
 # --- Listing
 
 
-def test_listing_goes_by_pages(s3_proxy: FaultProxy, store: S3Store) -> None:
+def test_listing_goes_by_pages(s3_proxy: FaultProxy) -> None:
     """A page that fails is an error, and not the end."""
+    store = s3_store(s3_proxy, S3Settings(attempts=1, page_objects=10))
     other = s3_store(s3_proxy, path="/")
-    names = [f"{number:04}" for number in range(1005)]
+    names = [f"{number:04}" for number in range(15)]
     for name in ("a/", "a/directory/", "b"):
         other_put(other, f"pre/fix/{name}")
     for name in names:
@@ -565,7 +568,7 @@ def test_listing_goes_by_pages(s3_proxy: FaultProxy, store: S3Store) -> None:
     assert s3_proxy.count("GET", "list-type=2") == 2
     s3_proxy.fail("GET", "continuation-token", status=500, code="InternalError")
     listing = store.list("a/")
-    assert next(listing).path == "0000"
+    assert [next(listing).path for _ in range(9)] == names[:9]
     with pytest.raises(Unavailable, match="InternalError"):
         list(listing)
 

@@ -42,3 +42,9 @@ async def consumer(
     gazctl.environ["CONSUMER_ADDRESS"] = member.endpoint
     yield member
     await member.crash()
+
+
+@pytest.fixture
+def gazctl_alone() -> Runner:
+    """A runner that is told of nobody."""
+    return Runner({})

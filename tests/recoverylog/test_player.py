@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -144,17 +145,22 @@ async def test_an_old_owner_is_fenced_promptly(world: World) -> None:
 
 
 async def test_the_end_is_the_write_head(world: World) -> None:
-    """Who ends a play-back gets all that was in the log when he asked, also when he tails."""
+    """Who ends a play-back gets all that was in the log when he asked, also of a tail that lags."""
     first = await world.owner(11)
+    world.pool = BlockingPool("slow disk", 1)
     player = world.player()
+    slow = threading.Event()
     async with TaskScope("standby") as scope:
         task = scope.spawn(player.play(), name="play")
         await player.tailing.wait()
+        world.pool.submit(slow.wait)
         for number in range(10):
-            await put(first, f"/{number}", bytes(300_000))
+            await put(first, f"/{number}", bytes(300))
         player.finish()
+        slow.set()
         state = await task
     assert len(tree(state.directory)) == 10
+    world.pool.close()
 
 
 class LosingClient:
@@ -353,6 +359,22 @@ async def test_a_log_that_ends_within_an_operation_is_an_error(world: World) -> 
         await world.owner(22)
     with pytest.raises(Corrupt, match="ends within an operation"):
         await world.files()
+
+
+async def test_a_hand_off_that_is_swallowed_is_an_error(world: World) -> None:
+    """By the rest of an operation that somebody began right before it."""
+    first = await world.owner(11)
+    await put(first, "/a", b"one")
+    frame, _ = encode_op(RecordedOp(1, 0, 99, Create("/x" * 100)))
+
+    async def race(params: AppendParams, content: bytes) -> None:
+        await world.broker.client.append(AppendParams(LOG), frame[:-100])
+
+    player = world.player()
+    player._client = LosingClient(world.broker.client, race)  # type: ignore[assignment]
+    player.hand_off(22)
+    with pytest.raises(Corrupt, match="ends within an operation"):
+        await player.play()
 
 
 async def test_an_owner_whose_operations_do_not_apply_is_an_error(world: World) -> None:

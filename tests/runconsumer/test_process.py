@@ -19,10 +19,11 @@ from gazette.client.shards import ShardChange, ShardClient
 from gazette.clock import SystemClock
 from gazette.config import setting
 from gazette.consumer.service import ConsumerService
-from gazette.dev.processes import free_port
 from gazette.errors import Bug
 from gazette.etcd import Etcd
 from gazette.http_server import bind_tcp
+from gazette.protocol.pb import consumer_pb2
+from gazette.protocol.process import ConsumerSpec
 from gazette.protocol.shard import ReplicaCode
 from gazette.runconsumer import process
 from gazette.tasks import TaskScope
@@ -266,6 +267,13 @@ async def launch(
             child._transport.close()  # type: ignore[attr-defined]
 
 
+async def endpoint(etcd: Etcd) -> str:
+    """What the only member advertises, once there is one."""
+    await members(etcd, 1)
+    (kv,) = (await etcd.range("/gazette/consumers/counter/members/")).kvs
+    return ConsumerSpec.from_pb(consumer_pb2.ConsumerSpec.FromString(kv.value)).endpoint
+
+
 async def members(etcd: Etcd, count: int) -> list[str]:
     prefix = "/gazette/consumers/counter/members/"
     while True:
@@ -282,10 +290,8 @@ async def test_a_process_stops_within_its_bound_though_a_callback_does_not_retur
 
     broker, start = launch
     await broker.create(source_spec(), log_spec(SHARD))
-    port = free_port()
-    child = await start(f"--consumer.port={port}", "--consumer.graceful-stop=1s")
-    await members(etcd, 1)
-    async with asyncio.timeout(40), ShardClient(f"http://127.0.0.1:{port}") as shards:
+    child = await start("--consumer.graceful-stop=1s")
+    async with asyncio.timeout(40), ShardClient(await endpoint(etcd)) as shards:
         await shards.apply_shards([ShardChange(upsert=shard_spec(SHARD, SOURCE))])
         await append(broker, frame("sleep"))
         assert await child.stdout.readline() == b"sleeps\n"

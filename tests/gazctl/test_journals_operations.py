@@ -1,0 +1,251 @@
+"""What operators do to journals: fragments, prune, reset-head, suspend, store-health."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+
+from gazette.client.appender import AppendParams
+from gazette.client.journals import JournalChange
+from gazette.errors import GazetteError
+from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
+from gazette.protocol import duration
+from gazette.protocol.journal import JournalSpec, Suspend, SuspendLevel
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.pb import broker_pb2
+from gazette.testing.broker import BrokerFixture, journal_spec
+from tests.gazctl.runner import Runner
+from tests.gazctl.stored import path_of, store, stored
+
+NOW = int(time.time())  # noqa: TID251 - stores and brokers are in real time
+DAY = 86400
+
+
+def spec_with(
+    name: str, *, retention_s: int = 0, template: str = "", **fields: object
+) -> JournalSpec:
+    spec = journal_spec(name, **fields)  # type: ignore[arg-type]
+    fragment = replace(
+        spec.fragment,
+        retention_ns=retention_s * duration.SECOND,
+        path_postfix_template=template,
+    )
+    return replace(spec, fragment=fragment)
+
+
+async def test_fragments_are_listed(broker: BrokerFixture, gazctl: Runner, tmp_path: Path) -> None:
+    old = store(broker, "a/one", b"old", begin=0, mod_time=NOW - 3 * DAY)
+    new = store(broker, "a/one", b"newer", begin=3, mod_time=NOW - 60)
+    await broker.create(journal_spec("a/one"), journal_spec("a/empty"))
+    await broker.client.append(AppendParams("a/one", offset=8), b"local")
+    suspended = journal_spec("a/suspended", suspend=Suspend(SuspendLevel.FULL, 10))
+    await broker.client.apply_journals([JournalChange(upsert=suspended)])
+
+    # Case: a table, with what is not persisted.
+    result = await gazctl.ok("journals", "fragments")
+    rows = result.rows
+    assert [row[:4] for row in rows] == [
+        ["a/one", "0", "3", "B"],
+        ["a/one", "3", "5", "B"],
+        ["a/one", "8", "5", "B"],
+    ]
+    assert "(3d ago)" in result.out
+    assert "(1m ago)" in result.out
+    assert "<not persisted>" in result.out.splitlines()[3]
+    assert rows[0][-2:] == [old.sum.hex()[:12] + "...", "NONE"]
+
+    # Case: JSON, one object on each line, within times (both inclusive).
+    async def listed(*argv: str) -> list[int]:
+        out = (await gazctl.ok("journals", "fragments", "-o", "json", *argv)).out
+        return [json.loads(line)["spec"]["begin"] for line in out.splitlines()]
+
+    assert await listed() == [0, 3, 8]
+    assert await listed("--from", "24h") == [3, 8]
+    assert await listed("--from", str(old.mod_time), "--to", str(old.mod_time)) == [0]
+    assert await listed("--to", "2h") == [0]
+    out = (await gazctl.ok("journals", "fragments", "-o", "json", "--from", "24h")).out
+    first = json.loads(out.splitlines()[0])
+    assert first == {
+        "spec": {
+            "journal": "a/one",
+            "begin": 3,
+            "end": 8,
+            "sha1": new.sum.hex(),
+            "compression_codec": "NONE",
+            "backing_store": "file:///fragments/",
+            "mod_time": new.mod_time,
+            "path_postfix": "",
+        },
+        "path": new.content_path(),
+        "signed_url": "",
+    }
+
+    # Case: signed URLs, and the text of protocol buffers.
+    out = (await gazctl.ok("journals", "fragments", "-o", "json", "--url-ttl", "1m")).out
+    urls = [json.loads(line)["signed_url"] for line in out.splitlines()]
+    assert urls[0].startswith("file:///")
+    assert urls[2] == ""
+    root = broker.file_root
+    with urllib.request.urlopen("file://" + str(root) + urls[1].removeprefix("file://")) as file:
+        assert file.read() == b"newer"
+    assert "URL" in (await gazctl.ok("journals", "fragments", "--url-ttl", "1m")).out
+    text = (await gazctl.ok("journals", "fragments", "-o", "proto")).out
+    response = text_format.Parse(text, broker_pb2.FragmentsResponse())
+    assert [one.spec.begin for one in response.fragments] == [0, 3, 8]
+
+    # Case: a journal that refuses is told of, the others are listed.
+    await broker.create(journal_spec("a/write-only", flags=2))
+    result = await gazctl("journals", "fragments")
+    assert (result.code, len(result.rows)) == (1, 3)
+    assert "a/write-only: the journal's flags" in result.err
+
+
+async def test_fragments_past_their_retention_are_pruned(
+    broker: BrokerFixture, gazctl: Runner
+) -> None:
+    old = store(broker, "a/one", b"0123456789", begin=0, mod_time=NOW - 3 * DAY)
+    older = store(broker, "a/one", b"345", begin=3, mod_time=NOW - 4 * DAY)  # covered by `old`
+    young_within = store(broker, "a/one", b"6", begin=6, mod_time=NOW - 60)  # covered, and young
+    young = store(broker, "a/one", b"abc", begin=10, mod_time=NOW - 60)
+    # Journals below another, and what is in none.
+    nested = store(broker, "a/one/nested", b"nested", begin=0, mod_time=NOW - 9 * DAY)
+    postfixed = store(
+        broker, "a/one", b"xyz", begin=13, mod_time=NOW - 3 * DAY, postfix="date=2020-01-01"
+    )
+    stranger = store(broker, "a/one", b"y", begin=2, mod_time=NOW - 9 * DAY, postfix="elsewhere")
+    kept = store(broker, "a/forever", b"kept", begin=0, mod_time=NOW - 99 * DAY)
+    log = store(broker, "a/log", b"log", begin=0, mod_time=NOW - 99 * DAY)
+    logs = LabelSet.of((CONTENT_TYPE, CONTENT_RECOVERY_LOG))
+    await broker.create(
+        spec_with("a/one", retention_s=DAY),
+        spec_with("a/one/nested"),
+        spec_with("a/forever"),
+        spec_with("a/log", retention_s=DAY, labels=logs),
+    )
+    await broker.client.append(AppendParams("a/one", offset=16), b"local")
+    everything = stored(broker)
+
+    # Case: a dry run tells, and removes nothing.
+    prune = ("journals", "prune", "-l", "name:prefix=a/")
+    dry = await gazctl.ok(*prune, "--dry-run")
+    assert "3 fragments would be removed" in dry.err
+    assert stored(broker) == everything
+    assert "a/forever" in dry.out
+    assert "skipped: it has no retention" in dry.out
+    assert "skipped: a recovery log is pruned by `gazctl shards prune`" in dry.out
+
+    # Case: those that are past it go, with the duplicates that only they hid; all else stays.
+    result = await gazctl.ok(*prune)
+    assert "3 fragments were removed" in result.err
+    gone = {one.content_path() for one in (old, older, postfixed)}
+    stays = {one.content_path() for one in (young_within, young, nested, stranger, kept, log)}
+    assert everything - stored(broker) == gone
+    assert stays <= stored(broker)
+
+    # Case: there is nothing more; brokers may not know yet, and that does no harm.
+    again = await gazctl.ok(*prune)
+    assert everything - stored(broker) == gone
+    assert again.code == 0
+
+    # Case: nothing matches.
+    assert (await gazctl("journals", "prune", "-l", "name=none")).code == 1
+
+
+async def test_pruning_needs_stores_that_can_be_used(broker: BrokerFixture, gazctl: Runner) -> None:
+    old = store(broker, "a/one", b"old", begin=0, mod_time=NOW - 3 * DAY)
+    await broker.create(spec_with("a/one", retention_s=DAY))
+    prune = ("journals", "prune", "-l", "name=a/one")
+
+    # Case: without the directory of file:// stores.
+    result = await gazctl(*prune, BROKER_FILE_ROOT="")
+    assert result.code == 2
+    assert "--broker.file-root" in result.err
+
+    # Case: what cannot be removed is told, and is a failure.
+    path = path_of(broker, old)
+    path.unlink()
+    path.mkdir()
+    result = await gazctl(*prune)
+    assert result.code == 1
+    assert f"failed: file:///fragments/{old.content_path()}" in result.err
+    assert "0 fragments were removed" in result.err
+
+
+async def test_the_head_of_a_journal_that_lost_its_brokers_is_reset(
+    broker: BrokerFixture, gazctl: Runner
+) -> None:
+    # What the brokers of before had persisted.
+    store(broker, "a/lost", b"what is left of it", begin=8, mod_time=NOW)
+    await broker.create(journal_spec("a/lost"), journal_spec("a/well"), journal_spec("a/empty"))
+    await broker.client.append(AppendParams("a/well"), b"well")
+    suspended = journal_spec("a/suspended", suspend=Suspend(SuspendLevel.FULL, 10))
+    await broker.client.apply_journals([JournalChange(upsert=suspended)])
+    with pytest.raises(GazetteError, match="reach beyond what its brokers know"):
+        await broker.client.append(AppendParams("a/lost"), b"more")
+
+    result = await gazctl.ok("journals", "reset-head", "-l", "name:prefix=a/")
+    assert result.rows == [
+        ["a/empty", "0", "empty:", "there", "is", "nothing", "to", "reset", "to"],
+        ["a/lost", "26", "reset"],
+        ["a/suspended", "?", "skipped:", "it", "is", "fully", "suspended"],
+        ["a/well", "4", "reset"],
+    ]
+    appended = await broker.client.append(AppendParams("a/lost"), b"more")
+    assert (appended.commit.begin, appended.commit.end) == (26, 30)
+    assert (await broker.client.get_journal("a/suspended")).spec.suspend == suspended.suspend
+
+    # Case: a journal that refuses is told of.
+    await broker.create(journal_spec("a/write-only", flags=2))
+    result = await gazctl("journals", "reset-head", "-l", "name=a/write-only")
+    assert result.code == 1
+    assert "failed:" in result.out
+
+
+async def test_journals_are_suspended(broker: BrokerFixture, gazctl: Runner) -> None:
+    await broker.create(journal_spec("a/idle"), journal_spec("a/dirty"))
+    await broker.client.append(AppendParams("a/dirty"), b"content")
+
+    # Case: one that was never written to is suspended in full; one that was written to lately is not.
+    result = await gazctl.ok("journals", "suspend", "-l", "name:prefix=a/")
+    assert result.rows[0][:3] == ["a/dirty", "NONE", "NONE"]
+    assert "use --force" in result.out
+    assert result.rows[1] == ["a/idle", "NONE", "FULL"]
+
+    # Case: with --force it is, and keeps a broker for its fragments.
+    result = await gazctl.ok("journals", "suspend", "-l", "name:prefix=a/", "--force")
+    assert result.rows == [["a/dirty", "NONE", "PARTIAL"], ["a/idle", "FULL", "FULL"]]
+    suspend = (await broker.client.get_journal("a/dirty")).spec.suspend
+    assert suspend == Suspend(SuspendLevel.PARTIAL, 7)
+    assert len(stored(broker)) == 1
+
+    # Case: once more changes nothing, and neither does looking at it.
+    result = await gazctl.ok("journals", "suspend", "-l", "name=a/dirty", "-f")
+    assert result.rows == [["a/dirty", "PARTIAL", "PARTIAL"]]
+    assert (await gazctl.ok("journals", "reset-head", "-l", "name=a/dirty")).rows[0][1] == "7"
+    assert (await broker.client.get_journal("a/dirty")).spec.suspend == suspend
+
+    # Case: it resumes with the next append.
+    await gazctl.ok("journals", "append", "-l", "name=a/dirty", stdin=b"!")
+    assert (await broker.client.get_journal("a/dirty")).spec.suspend_level is SuspendLevel.NONE
+    assert (await gazctl.ok("journals", "read", "-l", "name=a/dirty")).out == "content!"
+
+
+async def test_stores_are_checked_by_brokers(broker: BrokerFixture, gazctl: Runner) -> None:
+    health = ("journals", "store-health")
+    result = await gazctl.ok(*health, "file:///fragments/")
+    assert result.out == "file:///fragments/ is healthy\n"
+    result = await gazctl(*health, "file:///missing/")
+    assert result.code == 1
+    assert result.out.startswith("file:///missing/ is unhealthy: ")
+
+    # Case: removal is checked where it is asked for, at the root as well.
+    for prefix in ("a/journal/", ""):
+        result = await gazctl.ok(*health, "file:///fragments/", "--check-delete-prefix", prefix)
+        assert "is healthy" in result.out
+    assert stored(broker) == set()

@@ -1,0 +1,284 @@
+"""What applications see of a RocksDB store: a transaction's own writes, views, families, reserved keys."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gazette.errors import Closed, Corrupt, Invalid
+from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
+from gazette.protocol.hints import FSMHints
+from gazette.recoverylog.fsm import RecoveryFSM
+from gazette.recoverylog.recorder import Recorder
+from gazette.stores.rocksdb import RocksDBOptions, RocksDBStore
+from gazette.stores.rocksdb_keys import (
+    CHECKPOINT_KEY,
+    MARK_PREFIX,
+    decode_offset,
+    encode_offset,
+    journal_of,
+    mark_key,
+)
+from gazette.stores.rocksdb_wal import batches
+from gazette.testing.recovery import LOG, MemoryLog, take_over
+
+rocksdict: Any = pytest.importorskip("rocksdict")
+
+SHARD: Any = None  # Stores take nothing of their shard.
+
+
+def recorder_of(log: MemoryLog, directory: Path) -> Recorder:
+    directory.mkdir(parents=True, exist_ok=True)
+    fsm = RecoveryFSM(FSMHints(log=LOG))
+    return Recorder(fsm, 1234, directory, log, LOG, 0)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    return MemoryLog()
+
+
+def commit(store: RocksDBStore, checkpoint: Checkpoint | None = None) -> None:
+    store.start_commit(SHARD, checkpoint or Checkpoint(), ()).result()
+
+
+def test_reserved_keys_are_those_of_the_go_original() -> None:
+    assert CHECKPOINT_KEY.hex() == "0012636865636b706f696e740001"
+    assert MARK_PREFIX.hex() == "00126d61726b0001"
+    assert encode_offset(5).hex() == "8d"
+    assert encode_offset(1234).hex() == "f704d2"
+    assert journal_of(mark_key("a/journal")) == "a/journal"
+    for offset in (0, 1, 109, 110, 255, 256, 1 << 20, (1 << 63) - 1):
+        assert decode_offset(encode_offset(offset)) == offset
+    encoded = [encode_offset(offset) for offset in (0, 109, 110, 255, 256, 65535, 65536, 1 << 40)]
+    assert encoded == sorted(encoded)
+    for bad in (b"", b"\x01", b"\x8d\x00", b"\xf7\x01"):
+        with pytest.raises(Corrupt):
+            decode_offset(bad)
+
+
+def test_legacy_marks_are_the_checkpoint_where_there_is_no_other(
+    log: MemoryLog, tmp_path: Path
+) -> None:
+    store = RocksDBStore(recorder_of(log, tmp_path / "one"))
+    full = Checkpoint(sources={"a/b": SourceCheckpoint(1234), "c": SourceCheckpoint(7)})
+    commit(store, full)
+    assert store._database.get(mark_key("a/b")).hex() == "f704d2"
+    assert store.restore_checkpoint(SHARD) == full
+    store._database.delete(CHECKPOINT_KEY)
+    assert store.restore_checkpoint(SHARD) == full
+    store.destroy()
+
+
+def test_a_transaction_sees_its_own_writes(log: MemoryLog, tmp_path: Path) -> None:
+    """Random operations, compared with a dict, in the middle of transactions and across them."""
+    rng = random.Random(11)
+    store = RocksDBStore(recorder_of(log, tmp_path / "one"), column_families=["f"], batch_bytes=64)
+    models: dict[str, dict[bytes, bytes]] = {"default": {}, "f": {}}
+    for _ in range(1500):
+        family = rng.choice(("default", "f"))
+        model = models[family]
+        key = bytes((rng.choice(b"ab\xff"), rng.randrange(1, 30)))
+        match rng.randrange(10):
+            case 0 | 1 | 2:
+                value = rng.randbytes(rng.randrange(30))
+                store.put(key, value, column_family=family)
+                model[key] = value
+            case 3:
+                store.delete(key, column_family=family)
+                model.pop(key, None)
+            case 4:
+                end = key[:1] + bytes((key[1] + rng.randrange(4),))
+                store.delete_range(key, end, column_family=family)
+                for gone in [k for k in model if key <= k < end]:
+                    del model[gone]
+            case 5:
+                assert store.get(key, column_family=family) == model.get(key)
+            case 6 | 7:
+                prefix = rng.choice((b"", b"a", b"\xff"))
+                begin, end = rng.choice(((None, None), (key, None), (None, key), (b"a", key)))
+                reverse = rng.random() < 0.5
+                expected = sorted(
+                    (
+                        (k, v)
+                        for k, v in model.items()
+                        if k.startswith(prefix)
+                        and (begin is None or k >= begin)
+                        and (end is None or k < end)
+                    ),
+                    reverse=reverse,
+                )
+                found = store.iterate(
+                    prefix, begin=begin, end=end, reverse=reverse, column_family=family
+                )
+                assert list(found) == expected
+            case 8 if rng.randrange(4) == 0:
+                commit(store)
+            case _:
+                pass
+    commit(store)
+    for family, model in models.items():
+        assert dict(store.iterate(column_family=family)) == model
+        with store.view() as view:
+            assert list(view.iterate(reverse=True, column_family=family)) == sorted(
+                model.items(), reverse=True
+            )
+    store.destroy()
+
+
+def test_views_are_of_one_commit(log: MemoryLog, tmp_path: Path) -> None:
+    """Threads that read while commits of many batches are written never see half of one."""
+    store = RocksDBStore(recorder_of(log, tmp_path / "one"), batch_bytes=200)
+    keys = [b"k%03d" % n for n in range(100)]
+    failures: list[object] = []
+    stop = threading.Event()
+    seen: set[bytes] = set()
+
+    def read() -> None:
+        while not stop.is_set():
+            with store.view() as view:
+                values = {value for _, value in view.iterate(b"k")}
+                values |= {value for key in keys[::9] if (value := view.get(key)) is not None}
+                seen.update(values)
+                if len(values) > 1:
+                    failures.append(values)
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(100):
+        for key in keys:
+            store.put(key, b"%d" % number)
+        commit(store)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(seen) > 1
+    store.destroy()
+
+
+def test_destroy_ends_views_and_releases_the_lock(log: MemoryLog, tmp_path: Path) -> None:
+    store = RocksDBStore(recorder_of(log, tmp_path / "one"), column_families=["f"])
+    store.put(b"a", b"1")
+    store.put(b"b", b"2")
+    commit(store)
+    view = store.view()
+    scan, ours = view.iterate(), store.iterate()
+    assert next(scan) == next(ours) == (b"a", b"1")
+    store.destroy()
+    store.destroy()
+    for use in (lambda: next(scan), lambda: next(ours), lambda: view.get(b"a"), store.view):
+        with pytest.raises(Closed):
+            use()
+    with pytest.raises(Closed):
+        store.put(b"a", b"1")
+    families = {"f": rocksdict.Options(raw_mode=True)}
+    database = rocksdict.Rdict(str(tmp_path / "one"), rocksdict.Options(raw_mode=True), families)
+    assert database.get(b"b") == b"2"
+    database.close()
+
+
+def test_families_and_options_survive_that_they_are_not_named_any_more(
+    log: MemoryLog, tmp_path: Path
+) -> None:
+    first = RocksDBStore(
+        recorder_of(log, tmp_path / "one"),
+        column_families={"old": RocksDBOptions(write_buffer_bytes=1 << 20, compression="zstd")},
+    )
+    first.put(b"\x00any", b"1", column_family="old")
+    commit(first)
+    first.destroy()
+    second = RocksDBStore(
+        take_over(log, tmp_path / "two", random.Random(1)), column_families=["new"]
+    )
+    assert second.get(b"\x00any", column_family="old") == b"1"
+    text = second._recording.options_text()
+    old = text[text.index('[CFOptions "old"]') :]
+    old = old[: old.index("[TableOptions")]
+    assert "compression=kZSTD" in old
+    assert "write_buffer_size=1048576" in old
+    second.put(b"x", b"2", column_family="new")
+    commit(second)
+    second.destroy()
+    third = RocksDBStore(take_over(log, tmp_path / "three", random.Random(2)))
+    assert third.get(b"x", column_family="new") == b"2"
+    with pytest.raises(Invalid, match="no column family"):
+        third.get(b"x", column_family="never")
+    third.destroy()
+
+
+def test_wrong_calls_say_so(
+    log: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Invalid, match="needs a recovery log"):
+        RocksDBStore(None)
+    store = RocksDBStore(recorder_of(log, tmp_path / "one"))
+    for key in (b"", b"\x00mine"):
+        with pytest.raises(Invalid, match="reserved"):
+            store.put(key, b"")
+    with pytest.raises(Invalid, match="bytes"):
+        store.put("text", b"")  # type: ignore[arg-type]
+    store.destroy()
+    with pytest.raises(Invalid, match="cannot be recorded"):
+        RocksDBStore(
+            recorder_of(MemoryLog(), tmp_path / "tuned"),
+            options=RocksDBOptions(tune=lambda o: o.set_wal_dir(str(tmp_path / "elsewhere"))),
+        )
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    with pytest.raises(Invalid) as raised:
+        RocksDBStore(recorder_of(MemoryLog(), tmp_path / "none"))
+    assert "gazette[rocksdb]" in raised.value.hint
+
+
+def test_other_threads_run_during_a_large_commit(log: MemoryLog, tmp_path: Path) -> None:
+    """Batches are bounded, and stalls of RocksDB are waited for outside of the interpreter's lock."""
+    options = RocksDBOptions(write_buffer_bytes=256 << 10, background_jobs=1)
+    store = RocksDBStore(recorder_of(log, tmp_path / "one"), options=options)
+    turns, stop = 0, threading.Event()
+
+    def run() -> None:
+        nonlocal turns
+        while not stop.wait(0.0005):
+            turns += 1
+
+    thread = threading.Thread(target=run)
+    for number in range(20_000):
+        store.put(b"%08d" % number, bytes(400))
+    thread.start()
+    commit(store)
+    stop.set()
+    thread.join()
+    assert turns > 3
+    assert sum(1 for _ in store.iterate()) == 20_000
+    store.destroy()
+
+
+def test_batches_of_a_real_wal(tmp_path: Path) -> None:
+    """Every batch is found, across blocks of 32 KiB, from any boundary between two of them."""
+    rng = random.Random(3)
+    database = rocksdict.Rdict(str(tmp_path / "db"), rocksdict.Options(raw_mode=True))
+    (wal,) = (tmp_path / "db").glob("*.log")
+    expected: list[tuple[int, int]] = []
+    sizes = [0]
+    for _ in range(300):
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        count = rng.randrange(1, 6)
+        for _ in range(count):
+            batch.put(rng.randbytes(8), rng.randbytes(rng.choice((0, 10, 1000, 40_000))))
+        expected.append((database.latest_sequence_number() + 1, count))
+        database.write(batch)
+        sizes.append(wal.stat().st_size)
+    data = wal.read_bytes()
+    database.close()
+    assert batches(data, 0) == expected
+    for number, size in enumerate(sizes):
+        assert batches(data[size:], size) == expected[number:]
+        assert batches(data[size : size + 5], size) in (None, [])
+    assert batches(data[: sizes[5] - 1], 0) is None
+    assert batches(b"\0" * 100, 0) is None
