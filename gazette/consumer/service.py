@@ -396,8 +396,15 @@ class ConsumerService:
             await parts.resolver.wait_stopped(2 * settings.graceful_stop_s)
 
     async def _release(self) -> None:
-        if self._parts is not None and self._parts.session is not None:
-            await self._parts.session.close()
+        parts = self._parts
+        if parts is None:
+            return
+        if parts.allocating is not None:
+            # It would take the end of our membership for a breakage.
+            parts.allocating.cancel()
+            await asyncio.wait({parts.allocating})
+        if parts.session is not None:
+            await parts.session.close()
 
     async def _cancel(self) -> None:
         late: list[GazetteError] = []

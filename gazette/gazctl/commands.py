@@ -328,7 +328,8 @@ forked from.
         _BOTH,
         """\
 Plays the shard's recovery log, by its newest hints, to the write head. The shard is not disturbed: it
-goes on. SQLite databases become plain files, which every SQLite opens.
+goes on. SQLite databases become plain files, which every SQLite opens. --backup takes older hints, if the
+newest are damaged or name what the log does not have any more.
 
 A directory that is not empty is refused. With --force its content is replaced, once the recovery has
 succeeded.""",

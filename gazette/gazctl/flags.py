@@ -208,6 +208,7 @@ class RecoverFlags(SharedFlags):
     id: str = flag("", "the shard to recover (required)")
     dir: Path | None = flag(None, "directory to recover into (required)", short="d")
     force: bool = flag(False, "replace what the directory holds")
+    backup: int = flag(-1, "recover by this backup of the hints, from 0; -1: by the newest hints")
 
 
 @dataclass(frozen=True, slots=True)

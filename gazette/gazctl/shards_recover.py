@@ -10,7 +10,7 @@ from typing import Final
 from gazette.client.client import Client
 from gazette.client.journals import FragmentsParams
 from gazette.client.shards import ShardClient
-from gazette.errors import Corrupt, Invalid
+from gazette.errors import Corrupt, Invalid, NotFound
 from gazette.gazctl.context import Context
 from gazette.gazctl.flags import RecoverFlags
 from gazette.gazctl.journals_fragments import fragments_of
@@ -42,7 +42,7 @@ async def run(context: Context) -> int:
         spec = (await get_shard(context, consumer, flags.id)).spec
         if not spec.recovery_log:
             raise Invalid(f"{spec.id} has no recovery log: its state is elsewhere", path="--id")
-        hints = await choose_hints(context, consumer, client, spec)
+        hints = await choose_hints(context, consumer, client, spec, flags.backup)
         state = await _play(context, client, hints, flags.dir / STAGING, pool)
         databases = await pool.run(finish_directory, flags.dir)
         table = await pool.run(_table, flags.dir)
@@ -73,14 +73,23 @@ def check_directory(directory: Path, *, force: bool) -> None:
 
 
 async def choose_hints(
-    context: Context, consumer: ShardClient, client: Client, spec: ShardSpec
+    context: Context, consumer: ShardClient, client: Client, spec: ShardSpec, backup: int = -1
 ) -> FSMHints:
-    """The newest hints of a shard, or none if its log can be played from the first byte.
+    """The newest hints of a shard, or a ``backup`` of them; none if there are none and its log can be
+    played from the first byte.
 
-    Raises ``Corrupt`` if it cannot: without hints, a log that was pruned plays back to nothing.
+    Raises ``NotFound`` if there is no such backup, and ``Corrupt`` if there are no hints and the log
+    was pruned: it would play back to nothing.
     """
     async with context.answering(consumer.address):
         stored = await consumer.get_hints(spec.id)
+    if backup >= 0:
+        chosen = stored.backups[backup] if backup < len(stored.backups) else None
+        if chosen is None:
+            raise NotFound(
+                "the shard has no such backup of its hints", shard=spec.id, backup=backup
+            )
+        return chosen
     for hints in (stored.primary, *stored.backups):
         if hints is not None:
             return hints

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from dataclasses import dataclass
 from types import TracebackType
@@ -25,7 +26,11 @@ class Terminal:
 
     @classmethod
     def system(cls) -> Self:
-        return cls(sys.stdin.buffer, sys.stdout.buffer, sys.stderr)
+        stdout: BinaryIO = sys.stdout.buffer
+        if isinstance(stdout, io.RawIOBase):
+            # With PYTHONUNBUFFERED. Such a file may write a part of what it is given, and not say so.
+            stdout = io.BufferedWriter(stdout)
+        return cls(sys.stdin.buffer, stdout, sys.stderr)
 
     def write(self, text: str) -> None:
         """Write a result. Raises ``BrokenPipeError`` when nobody reads it any more."""

@@ -76,7 +76,7 @@ async def two_members(
     """The first is the primary of a shard that has counted one "a"."""
     database = RemoteDatabase()
     one, two = Asked(database), Asked(database)
-    first = await start(one, lease_ttl_s=1.0)
+    first = await start(one, lease_ttl_s=2.0, drain_timeout_s=10.0)
     await first.create(shard_spec(SHARD, SOURCE, log=False, **fields))
     await append(broker, frame("a", 1))
     await first.read_to_heads(SHARD)

@@ -60,7 +60,14 @@ async def cluster(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Cluster]:
                 app, config = application()
                 members.append(
                     await ConsumerFixture.start(
-                        etcd, broker, app, tmp_path, id=name, config=config, shard_limit=1
+                        etcd,
+                        broker,
+                        app,
+                        tmp_path,
+                        id=name,
+                        config=config,
+                        shard_limit=1,
+                        drain_timeout_s=10.0,
                     )
                 )
             await members[0].create(*map(shard_spec, SHARDS, PARTITIONS))

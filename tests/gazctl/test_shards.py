@@ -327,6 +327,14 @@ async def test_a_shard_is_recovered_into_a_directory(
     assert "data was lost" in result.err
     assert counts(target) == [("one", 2), ("three", 1), ("two", 1)]
 
+    # Case: by another backup of the hints; which there is not, too.
+    empty = FSMHints(f"{LOGS}/shard-one")
+    await words.etcd.put(spec.hint_backup_keys[1], empty.to_json())
+    await gazctl.ok(*recover, target, "--force", "--backup", "1")
+    assert counts(target) == [("one", 2), ("three", 1), ("two", 1)]
+    result = await gazctl(*recover, tmp_path / "none", "--backup", "7")
+    assert (result.code, "no such backup" in result.err) == (1, True)
+
     # Case: there is no such shard, or it has no log.
     result = await gazctl("shards", "recover", "--id", "shard-none", "-d", tmp_path / "none")
     assert (result.code, "shard not found" in result.err) == (1, True)

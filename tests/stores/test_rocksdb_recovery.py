@@ -423,3 +423,27 @@ def test_a_foreign_log_is_refused(scratch: Path) -> None:
     other.start_commit(SHARD, Checkpoint(), ()).result()
     with pytest.raises(Invalid, match="holds no RocksDB"):
         RocksDBStore(take_over(log, scratch / "second", random.Random(1)))
+
+
+def test_a_new_file_with_the_name_of_a_recorded_one(scratch: Path) -> None:
+    """After a fail-over RocksDB gives numbers again that a former owner's unfinished files had."""
+    log = MemoryLog()
+    recorder = new_recorder(log, scratch / "first")
+    store = open_store(recorder, TINY)
+    store.start_commit(SHARD, Checkpoint(), ()).result()
+    with recorder.group() as group:
+        group.write(group.create("/999999.sst"), 0, b"unfinished" * 50)
+        group.write(group.create("/999998.log"), 0, b"unfinished" * 50)
+    store.destroy()
+
+    directory = scratch / "second"
+    recording = RocksDBRecording(take_over(log, directory, random.Random(1)))
+    recording.adopt()
+    for name in ("999999.sst", "999998.log"):
+        (directory / name).unlink()
+        (directory / name).write_bytes(b"new")
+    recording.start(lambda: 0)
+    recording.close()
+    replay(bytes(log.data), scratch / "third")
+    for name in ("999999.sst", "999998.log"):
+        assert (scratch / "third" / name).read_bytes() == b"new"
