@@ -92,8 +92,7 @@ of the journal stays, since without it the offset would be lost at which the jou
         """\
   gazctl journals apply --specs journals.yaml
   gazctl journals apply --specs journals.yaml --dry-run
-  gazctl journals list -l name:prefix=old/ -o yaml | sed 's/^delete:.*//;1i delete: true' \\
-      | gazctl journals apply""",
+  gazctl journals list -l name:prefix=old/ -o yaml | sed '1i delete: true' | gazctl journals apply""",
     ),
     Command(
         ("journals", "edit"),

@@ -38,6 +38,9 @@ class BrokerFlags(BrokerClientFlags):
     cache_size: int = setting(
         0, "how many routes are remembered; 0: always by way of the address", name="cache.size"
     )
+    file_root: Path | None = setting(
+        None, "directory of file:// stores, to read and to remove fragments there"
+    )
 
 
 @dataclass(frozen=True, slots=True)

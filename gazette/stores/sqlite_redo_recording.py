@@ -318,7 +318,9 @@ class RedoRecording:
         return self._state.pages * self._state.page_size
 
     def _bound_horizon(self) -> None:
-        bound = self.live_bytes + self._horizon_slack
+        # A cycle of images logs the live state once, so what the horizon has beyond that is redo: the
+        # more of it, the less is copied per byte of redo (here at most 4/3 of one).
+        bound = self.live_bytes * 7 // 4 + self._horizon_slack
         if self._redo_end > max(bound // 32, 64 << 10):
             self._rotate()
         for _ in range(REIMAGE_MAX):

@@ -198,7 +198,7 @@ class VfsRecording:
                         if fnode is None:
                             fnode = group.create(path)
                         group.write(fnode, offset, data)
-        if self.recorder.horizon_bytes > self.live_bytes + self._horizon_slack:
+        if self.recorder.horizon_bytes > self.live_bytes * 7 // 4 + self._horizon_slack:
             self._rebase()
         return group.future
 

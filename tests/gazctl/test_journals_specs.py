@@ -130,24 +130,19 @@ async def test_a_tree_is_applied_whole_or_not_at_all(broker: BrokerFixture, gazc
     assert f"a/one is at revision {created['a/one']}, expected: it does not exist" in again.err
 
     # Case: one change that cannot be made keeps all others from being made.
-    half = TREE.replace("a/one\n", "a/one\n  revision: 1\n").replace(
-        "a/two\n", f"a/two\n  revision: {created['a/two']}\n"
-    )
-    result = await gazctl("journals", "apply", stdin=half.encode())
+    def tree(one: int, two: int) -> bytes:
+        text = TREE.replace("a/one\n", f"a/one\n  revision: {one}\n")
+        return text.replace("a/two\n", f"a/two\n  revision: {two}\n").encode()
+
+    wrong = created["a/two"] + 1000
+    result = await gazctl("journals", "apply", stdin=tree(wrong, created["a/two"]))
     assert result.code == 1
-    assert "a/one is at revision" in result.err
+    assert f"a/one is at revision {created['a/one']}, expected: it is at revision" in result.err
     assert "a/two" not in result.err
     assert await revisions(broker) == created
 
     # Case: in several transactions, the first stand.
-    result = await gazctl(
-        "journals",
-        "apply",
-        "--max-txn-size=1",
-        stdin=half.replace("revision: 1", "revision: -1")
-        .replace(str(created["a/two"]), "1")
-        .encode(),
-    )
+    result = await gazctl("journals", "apply", "--max-txn-size=1", stdin=tree(-1, wrong))
     assert result.code == 1
     after = await revisions(broker)
     assert after["a/one"] > created["a/one"]

@@ -91,21 +91,18 @@ async def test_whoever_reads_no_further_gets_no_message(
 
 async def test_a_server_that_does_not_answer_is_named(gazctl_alone: Runner) -> None:
     """It listens, and that is all."""
+    writers: list[asyncio.StreamWriter] = []
 
-    left = asyncio.Event()
+    def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
 
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-        await writer.wait_closed()
-        left.set()
-
-    server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    async with server:
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         address = f"http://127.0.0.1:{port}"
         result = await gazctl_alone("journals", "list", "--timeout=300ms", BROKER_ADDRESS=address)
-        await left.wait()
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()
     assert result.code == 1
     assert f"cannot reach the broker at {address}: it does not answer" in result.err
 
