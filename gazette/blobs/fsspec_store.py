@@ -60,6 +60,9 @@ _VERSION_KEYS: Final = (
     "created",
 )
 _TIME_KEYS: Final = ("mtime", "updated", "last_modified", "LastModified", "modified", "created")
+_TRANSIENT: Final = ("InvalidBlockList",)
+"""Codes of Azure's errors that a repetition cures, although their status is of a wrong request."""
+
 _REFUSALS: Final = frozenset(
     {
         "ClientAuthenticationError",
@@ -111,19 +114,18 @@ class FsspecStore(ABC):
     def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
         """Durable as far as the file system's own writing is."""
         located = self._locate(path)
-        options = self.write_options(content_encoding)
         with self._mapped(path, missing_is_refusal=True) as files:
             if self.writes_whole:
-                _write(files, located, source, options)
+                self.write(files, located, source, content_encoding)
                 return
             directory, name = posixpath.split(located)
             partial = f"{directory}/{PARTIAL_PREFIX}{uuid.uuid4().hex}-{name}"
             try:
                 try:
-                    _write(files, partial, source, options)
+                    self.write(files, partial, source, content_encoding)
                 except FileNotFoundError:
                     files.makedirs(directory, exist_ok=True)
-                    _write(files, partial, source, options)
+                    self.write(files, partial, source, content_encoding)
                 files.mv(partial, located)
             except BaseException:
                 with suppress(Exception):
@@ -178,10 +180,15 @@ class FsspecStore(ABC):
         info: Mapping[str, Any] = files.info(located)
         return info
 
-    def write_options(self, content_encoding: str) -> dict[str, Any]:
-        """Arguments for opening a file that is written. A content encoding that has none is lost."""
+    def read_range(self, files: Any, located: str, begin: int, end: int) -> bytes:
+        """The bytes from ``begin`` to ``end``, or to the end of the file, as they are stored."""
+        content: bytes = files.cat_file(located, start=begin, end=end)
+        return content
+
+    def write(self, files: Any, located: str, source: BinaryIO, content_encoding: str) -> None:
+        """Write all of ``source`` into a file. A content encoding cannot be kept."""
         del content_encoding
-        return {}
+        write_file(files, located, source, {})
 
     def _begin(self, prefix: str) -> str:
         rewritten = self._rewrite.apply(prefix)
@@ -214,16 +221,15 @@ class FsspecStore(ABC):
             yield self._made
         except GazetteError:
             raise
-        except FileNotFoundError as error:
-            if not missing_is_refusal:
-                raise NotFound("no such object", file=path) from error
-            raise NotAllowed(
-                f"{self.scheme}: the bucket or directory does not exist: {error}",
-                hint="Create it, or correct the URL of the store.",
-                file=path,
-            ) from error
         except Exception as error:
-            raise translated(self.scheme, error, path) from error
+            ours = translated(self.scheme, error, path)
+            if missing_is_refusal and isinstance(ours, NotFound):
+                ours = NotAllowed(
+                    f"{self.scheme}: the bucket or directory does not exist: {error}",
+                    hint="Create it, or correct the URL of the store.",
+                    file=path,
+                )
+            raise ours from error
 
 
 class NamedStore(FsspecStore):
@@ -320,7 +326,7 @@ class _FileReader(io.RawIOBase):
                 with self._store._mapped(self._path) as files:
                     # Of what is small, a byte too many would show that it was replaced by more.
                     end = BLOCK_BYTES if whole else begin + expected
-                    content: bytes = files.cat_file(self._located, start=begin, end=end)
+                    content = self._store.read_range(files, self._located, begin, end)
                     last = not whole and begin + expected == self._length
                     info = self._store.stat(files, self._located) if last else {}
                     same = not last or _version_of(info) == self._version
@@ -367,7 +373,9 @@ def translated(scheme: str, error: Exception, path: str) -> GazetteError:
         forbidden = isinstance(seen, OSError) and str(seen).startswith("Forbidden")
         if isinstance(seen, PermissionError) or forbidden or names & _REFUSALS:
             return _refused(text, path)
-        if status == 404:
+        if getattr(seen, "error_code", None) in _TRANSIENT:
+            break
+        if status == 404 or isinstance(seen, FileNotFoundError):
             return NotFound("no such object", file=path)
         if status is not None and 400 <= status < 500 and status not in (408, 409, 412, 416, 429):
             return _refused(text, path)
@@ -396,10 +404,22 @@ def _version_of(info: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(info.get(key)) for key in _VERSION_KEYS)
 
 
-def _write(files: Any, located: str, source: BinaryIO, options: Mapping[str, Any]) -> None:
-    """Write a file. If anything fails it is left unfinished, which is nothing or a partial file."""
+def write_file(
+    files: Any,
+    located: str,
+    source: BinaryIO,
+    options: Mapping[str, Any],
+    *,
+    head: bytes = b"",
+) -> None:
+    """Write ``head`` and then all of ``source`` into a file, with ``options`` for opening it.
+
+    If anything fails it is left unfinished: that is nothing, or a partial file.
+    """
     file = files.open(located, "wb", block_size=BLOCK_BYTES, **options)
     try:
+        if head:
+            file.write(head)
         while content := source.read(_COPY_BYTES):
             file.write(content)
         file.close()

@@ -11,11 +11,11 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from gazette.blobs import extras
 from gazette.blobs.blob_store import BlobInfo, validate_prefix
-from gazette.blobs.fsspec_store import FsspecStore, mod_time_of
+from gazette.blobs.fsspec_store import FsspecStore, mod_time_of, write_file
 from gazette.errors import Invalid
 from gazette.protocol.fragment import FragmentStoreUrl
 
@@ -62,11 +62,12 @@ class GsStore(FsspecStore):
             skip_instance_cache=True,
         )
 
-    def write_options(self, content_encoding: str) -> dict[str, Any]:
+    def write(self, files: Any, located: str, source: BinaryIO, content_encoding: str) -> None:
+        """By a resumable upload, whose object comes to be with its last request."""
         options: dict[str, Any] = {"content_type": "application/octet-stream"}
         if content_encoding:
             options["fixed_key_metadata"] = {"content_encoding": content_encoding}
-        return options
+        write_file(files, located, source, options)
 
     def stat(self, files: Any, located: str) -> Mapping[str, Any]:
         """One request. The file system's own makes several, in case it should be a directory."""

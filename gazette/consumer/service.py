@@ -72,6 +72,7 @@ class _Parts:
     resolver: Resolver
     shard_api: ShardApi
     session: MemberSession | None = None
+    keeping_alive: asyncio.Task[None] | None = None
     allocating: asyncio.Task[None] | None = None
 
 
@@ -242,7 +243,7 @@ class ConsumerService:
             self.settings.lease_ttl_s,
             clock=self.clock,
         )
-        self._daemons.daemon(parts.session.run(), name="lease")
+        parts.keeping_alive = self._daemons.daemon(parts.session.run(), name="lease")
         self._daemons.daemon(parts.key_space.watch(etcd), name="watch")
         parts.allocating = self._daemons.spawn(
             allocate(etcd, parts.key_space, parts.state, clock=self.clock, pool=self._solver),
@@ -397,14 +398,14 @@ class ConsumerService:
 
     async def _release(self) -> None:
         parts = self._parts
-        if parts is None:
+        if parts is None or parts.session is None:
             return
-        if parts.allocating is not None:
-            # It would take the end of our membership for a breakage.
-            parts.allocating.cancel()
-            await asyncio.wait({parts.allocating})
-        if parts.session is not None:
-            await parts.session.close()
+        # Who watches over our membership must not take its end for a failure.
+        for task in (parts.keeping_alive, parts.allocating):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        await parts.session.close()
 
     async def _cancel(self) -> None:
         late: list[GazetteError] = []

@@ -256,10 +256,11 @@ def _tell_os_error(error: OSError, terminal: Terminal) -> int:
 def main() -> None:
     # What gRPC's core has to say of every connection that fails is not for people.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    code = run(sys.argv[1:], os.environ, Terminal.system())
+    terminal = Terminal.system()
+    code = run(sys.argv[1:], os.environ, terminal)
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        terminal.stdout.flush()
+        terminal.stderr.flush()
     except BrokenPipeError:
         code = EXIT_SIGNAL + signal.SIGPIPE
     # Not sys.exit: that would wait for a thread which waits for a pipe that nobody writes or reads.

@@ -269,6 +269,10 @@ class SQLiteStore(Store):
         self._recording.close()
 
 
+_PROGRESS_STEPS = 100_000
+"""Of SQLite's virtual machine between two looks at whether the store was destroyed: milliseconds."""
+
+
 class _ReadPool:
     """Read-only connections, at most ``limit`` at once, made when needed."""
 
@@ -324,6 +328,9 @@ class _ReadPool:
         connection.execute("PRAGMA query_only=ON").fetchall()
         connection.execute("PRAGMA wal_autocheckpoint=0").fetchall()
         connection.authorizer = _authorize_reading
+        # An interrupt ends what runs, and nothing that is about to: a query that begins at the moment
+        # of `close` would go on for as long as it likes.
+        connection.set_progress_handler(lambda: self._closed, _PROGRESS_STEPS)
         return connection
 
     def close(self) -> None:

@@ -350,6 +350,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (HttpError(code=503), Unavailable),
         (HttpError(code="ServiceBusy"), Unavailable),
         (caused(RuntimeError("upload"), HttpError(status_code=500)), Unavailable),
+        (HttpError(status_code=400, error_code="InvalidBlockList"), Unavailable),
         (TimeoutError("late"), Unavailable),
         (ConnectionResetError("reset"), Unavailable),
         (NotImplementedError("no"), Invalid),

@@ -27,11 +27,14 @@ from gazette.errors import Corrupt, Invalid, NotAllowed, Unavailable
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.testing.blob_store_tests import BlobStoreTests, FailingReader, get, paths, put
 from gazette.testing.clock import ManualClock
+from tests.blobs.s3_endpoint import FaultProxy
 
 GS = os.environ.get("GAZETTE_TEST_GS", "")
 AZURE = os.environ.get("GAZETTE_TEST_AZURE", "")
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 
 gs = pytest.mark.skipif(not GS, reason="GAZETTE_TEST_GS names no emulator")
 azure = pytest.mark.skipif(not AZURE, reason="GAZETTE_TEST_AZURE names no emulator")
@@ -150,6 +153,28 @@ def test_a_bucket_that_does_not_exist(store: GsStore | AzureStore) -> None:
     with pytest.raises(NotAllowed):
         paths(missing, "")
     assert not missing.exists("path")
+
+
+@gs
+@pytest.mark.parametrize(("status", "expected"), [(403, NotAllowed), (401, NotAllowed)])
+def test_refusals_of_gs(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, status: int, expected: type[Exception]
+) -> None:
+    parts = urlsplit(GS)
+    with FaultProxy((str(parts.hostname), parts.port or 80)) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.endpoint)
+        store = gs_store(bucket)
+        put(store, "path", b"content")
+        proxy.fail(status=status, code="refused", times=1000)
+        for operation in (
+            lambda: put(store, "path", b""),
+            lambda: store.open("path"),
+            lambda: store.exists("path"),
+            lambda: paths(store, ""),
+            lambda: store.remove("path"),
+        ):
+            with pytest.raises(expected):
+                operation()
 
 
 @azure

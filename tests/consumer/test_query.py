@@ -11,6 +11,7 @@ import pytest
 
 from gazette import Application
 from gazette.client.shards import ShardChange
+from gazette.clock import SystemClock
 from gazette.consumer.query import rpc_errors
 from gazette.consumer.service import ConsumerService
 from gazette.errors import GazetteError, Invalid, Moved, NotFound, Unavailable
@@ -22,6 +23,9 @@ from gazette.testing.consumer import ConsumerFixture, shard_spec
 from gazette.testing.instant_clock import breathe
 from gazette.testing.remote_store import RemoteDatabase
 from tests.consumer.apps import SHARD, SOURCE, Start, Tally, append, frame
+
+
+CLOCK = SystemClock()
 
 
 class Asked(Tally):
@@ -71,12 +75,12 @@ class Asked(Tally):
 
 
 async def two_members(
-    start: Start, broker: BrokerFixture, **fields: Any
+    start: Start, broker: BrokerFixture, lease_ttl_s: float = 30.0, **fields: Any
 ) -> tuple[ConsumerFixture, Asked, ConsumerFixture, Asked]:
     """The first is the primary of a shard that has counted one "a"."""
     database = RemoteDatabase()
     one, two = Asked(database), Asked(database)
-    first = await start(one, lease_ttl_s=2.0, drain_timeout_s=10.0)
+    first = await start(one, lease_ttl_s=lease_ttl_s, drain_timeout_s=20.0)
     await first.create(shard_spec(SHARD, SOURCE, log=False, **fields))
     await append(broker, frame("a", 1))
     await first.read_to_heads(SHARD)
@@ -104,7 +108,7 @@ async def test_errors_are_the_same_whoever_is_asked(start: Start, broker: Broker
 
 
 async def test_a_query_waits_for_a_fail_over(start: Start, broker: BrokerFixture) -> None:
-    first, _, _, two = await two_members(start, broker)
+    first, _, _, two = await two_members(start, broker, lease_ttl_s=2.0)
     await first.crash()
     async with asyncio.timeout(10):
         assert await two.count("a") == 1
@@ -134,6 +138,7 @@ async def test_queries_go_on_while_a_shard_is_handed_over(
     async def ask(application: Asked) -> None:
         while True:
             answers.append(await application.count("a"))
+            await CLOCK.sleep(0.002)
 
     async with TaskScope("queries") as scope:
         for _ in range(3):
@@ -141,7 +146,7 @@ async def test_queries_go_on_while_a_shard_is_handed_over(
         await first.stop()
         seen = len(answers)
         while len(answers) < seen + 10:
-            await breathe()
+            await CLOCK.sleep(0.002)
         scope.cancel()
     assert set(answers) == {1}
     assert one.service.failure is None

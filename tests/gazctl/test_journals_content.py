@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from gazette.protocol.label_set import LabelSet
 from gazette.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.gazctl.runner import Runner, Streams
+from tests.gazctl.stored import store
 
 PARTS = ("a/part-000", "a/part-001", "a/part-002")
 
@@ -278,3 +280,22 @@ async def test_frames_of_several_journals_are_merged_whole(
     length = len(frames[PARTS[0]])
     found = [data[at : at + length] for at in range(0, len(data), length)]
     assert sorted(found) == sorted(list(frames.values()) * 3)
+
+
+async def test_a_journal_is_read_from_its_store_from_a_time_on_and_over_gaps(
+    broker: BrokerFixture, gazctl: Runner, tmp_path: Path
+) -> None:
+    now = int(time.time())  # noqa: TID251 - stores and brokers are in real time
+    store(broker, "a/journal", b"old ", begin=10, mod_time=now - 9 * 86400)
+    store(broker, "a/journal", b"new", begin=14, mod_time=now - 60)
+    await broker.create(journal_spec("a/journal"))
+    await broker.client.append(AppendParams("a/journal", offset=17), b" local")
+    read = ("journals", "read", "-l", "name=a/journal")
+    for more in ((), ("--broker.cache.size=16",), ("--file-root", str(broker.file_root))):
+        result = await gazctl.ok(*read, *more, "--offsets-out", tmp_path / "offsets")
+        assert result.out == "old new local"
+        assert result.err == "a/journal: no content at offset 0; going on at 10\n"
+        assert json.loads((tmp_path / "offsets").read_text()) == {"a/journal": 23}
+        assert (await gazctl.ok(*read, *more, "--from", "24h")).out == "new local"
+    # Without the directory of the store, brokers give all of it.
+    assert (await gazctl.ok(*read, BROKER_FILE_ROOT="")).out == "old new local"

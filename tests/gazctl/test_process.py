@@ -73,6 +73,14 @@ def _blocking(journal: str) -> object:
     return ReadParams(journal, block=True)
 
 
+async def test_commands_end_well_whether_or_not_streams_are_buffered(gazctl_alone: Runner) -> None:
+    for unbuffered in ("", "1"):
+        gazctl_alone.environ["PYTHONUNBUFFERED"] = unbuffered
+        code, out, err = await ended(await start(gazctl_alone, "completion", "bash"))
+        assert (code, err) == (0, "")
+        assert out.endswith("complete -o default -F _gazctl gazctl\n")
+
+
 async def test_whoever_reads_no_further_gets_no_message(
     broker: BrokerFixture, gazctl: Runner
 ) -> None:
