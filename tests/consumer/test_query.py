@@ -24,7 +24,6 @@ from gazette.testing.instant_clock import breathe
 from gazette.testing.remote_store import RemoteDatabase
 from tests.consumer.apps import SHARD, SOURCE, Start, Tally, append, frame
 
-
 CLOCK = SystemClock()
 
 
@@ -132,7 +131,7 @@ async def test_a_query_does_not_wait_for_a_member_that_is_primary_no_more(
 async def test_queries_go_on_while_a_shard_is_handed_over(
     start: Start, broker: BrokerFixture
 ) -> None:
-    first, one, _, two = await two_members(start, broker, hot_standbys=1)
+    first, one, _, two = await two_members(start, broker)
     answers: list[int] = []
 
     async def ask(application: Asked) -> None:
