@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Coroutine
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
-from gazette.errors import Bug, Unavailable
+from gazette.errors import Broken, Bug, Unavailable
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -228,6 +228,10 @@ def failed(error: BaseException) -> OpFuture[Any]:
 def first_failure(futures: Collection[OpFuture[Any]]) -> BaseException | None:
     """The error of some future that is done and failed, if there is one."""
     for future in futures:
-        if future.done() and (error := future.exception()) is not None:
+        if not future.done():
+            continue
+        if future.cancelled():
+            return Broken("an operation was cancelled")
+        if (error := future.exception()) is not None:
             return error
     return None

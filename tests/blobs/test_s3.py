@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from gazette.blobs import extras, health
 from gazette.blobs.blob_store import BlobStore
@@ -207,6 +209,37 @@ def test_profiles(s3_proxy: FaultProxy, tmp_path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     url = s3_store(s3_proxy, Profile="other").sign_get("a", 60)
     assert parse_qs(urlsplit(url).query)["X-Amz-Credential"][0].startswith("OTHER/")
+
+
+@pytest.mark.parametrize(
+    ("query", "host"),
+    [
+        ("?Region=eu-west-1", f"{BUCKET}.s3.eu-west-1.amazonaws.com"),
+        ("?Endpoint=https://minio", "minio"),
+    ],
+)
+def test_uploads_are_protected_on_the_way(s3_proxy: FaultProxy, query: str, host: str) -> None:
+    """By a checksum that S3 compares; of stores that only speak S3, by a digest in the signature,
+    which all of them compare, and without the trailers that many do not understand."""
+    store = aws_store(query)
+    sent: list[AWSPreparedRequest] = []
+
+    def keep(request: AWSPreparedRequest, **_: object) -> AWSResponse:
+        sent.append(request)
+        return AWSResponse(request.url, 200, {}, io.BytesIO())
+
+    with store._client("path") as client:
+        client.meta.events.register("before-send.s3", keep)
+    put(store, "path", b"content")
+    (request,) = sent
+    headers = {name.lower(): str(value) for name, value in request.headers.items()}
+    assert urlsplit(request.url).scheme == "https"
+    assert urlsplit(request.url).netloc == host
+    if host == "minio":
+        assert headers["x-amz-content-sha256"] == f"b'{hashlib.sha256(b'content').hexdigest()}'"
+        assert "x-amz-trailer" not in headers
+    else:
+        assert "checksum" in headers["x-amz-trailer"]
 
 
 # --- Reading
