@@ -167,15 +167,17 @@ class Reading:
     async def _pump(self, name: str, pump: _Pump) -> None:
         """Copy a journal to the output, until it ends or its reader is closed."""
         try:
-            await self._copy(name, pump)
-            await pump.stream.finish()
+            if await self._copy(name, pump):
+                await pump.stream.finish()
+            # Else what is held of a message is left to the next read, which begins with it.
             self._note_offset(name, pump)
         finally:
             pump.stream.close()
             pump.reader.close()
             self._pumps.pop(name, None)
 
-    async def _copy(self, name: str, pump: _Pump) -> None:
+    async def _copy(self, name: str, pump: _Pump) -> bool:
+        """Copy until the journal ends; False if that was not awaited."""
         reader = pump.reader
         while True:
             try:
@@ -187,15 +189,17 @@ class Reading:
                 )
                 self._note_offset(name, pump)
                 continue
-            except (NotYet, Closed):
-                return
+            except NotYet:
+                return True
+            except Closed:
+                return False
             except (NotFound, NotAllowed) as error:
                 if not _is_over(error):
                     raise
                 self.context.terminal.note(f"{name}: {error.message}")
-                return
+                return True
             if not piece:
-                return
+                return True
             # Of a journal that says nothing about its messages, a fragment or the head ends them.
             fragment_end = 0 if reader.fragment is None else reader.fragment.end
             at_edge = reader.offset >= min(fragment_end, reader.write_head)

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from urllib3 import HTTPResponse
 
 from gazette.blobs import extras, health
 from gazette.blobs.blob_store import BlobStore
@@ -226,7 +227,7 @@ def test_uploads_are_protected_on_the_way(s3_proxy: FaultProxy, query: str, host
 
     def keep(request: AWSPreparedRequest, **_: object) -> AWSResponse:
         sent.append(request)
-        return AWSResponse(request.url, 200, {}, io.BytesIO())
+        return AWSResponse(request.url, 200, {}, HTTPResponse(io.BytesIO(), preload_content=False))
 
     with store._client("path") as client:
         client.meta.events.register("before-send.s3", keep)
@@ -236,7 +237,7 @@ def test_uploads_are_protected_on_the_way(s3_proxy: FaultProxy, query: str, host
     assert urlsplit(request.url).scheme == "https"
     assert urlsplit(request.url).netloc == host
     if host == "minio":
-        assert headers["x-amz-content-sha256"] == f"b'{hashlib.sha256(b'content').hexdigest()}'"
+        assert hashlib.sha256(b"content").hexdigest() in headers["x-amz-content-sha256"]
         assert "x-amz-trailer" not in headers
     else:
         assert "checksum" in headers["x-amz-trailer"]

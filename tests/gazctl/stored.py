@@ -41,10 +41,10 @@ def store(
 
 
 def stored(broker: BrokerFixture) -> set[str]:
-    """The paths of all fragments that there are."""
+    """The paths of all fragments that there are, without those that are being persisted."""
     root = broker.file_root / "fragments"
     return {
         str(path.relative_to(root))
         for path in root.rglob("*")
-        if path.is_file() and ".test" not in path.parts
+        if path.is_file() and ".test" not in path.parts and not path.name.startswith(".")
     }

@@ -244,9 +244,13 @@ async def test_a_blocking_read_follows_the_head_and_the_selector(
             await until(lambda: "a/old" not in readings[0]._pumps, reading)
             await broker.client.append(AppendParams("a/new"), b"age\n")
             await until(lambda: streams.out.getvalue().endswith(b"half of a message\n"), reading)
+            # Case: what is held when it is interrupted is left to the next read.
+            await broker.client.append(AppendParams("a/new"), b"end\nhalf")
+            await until(lambda: streams.out.getvalue().endswith(b"end\n"), reading)
             assert readings[0].on_signal()
         assert reading.result() == 0
-    assert json.loads(offsets.read_text()) == {"a/old": 18, "a/new": 4 + 18}
+    assert streams.out.getvalue().endswith(b"end\n")
+    assert json.loads(offsets.read_text()) == {"a/old": 18, "a/new": 4 + 18 + 4}
 
 
 async def test_journals_that_cannot_be_read_are_told_of(

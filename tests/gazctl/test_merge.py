@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from pathlib import Path
 
@@ -49,6 +50,7 @@ async def test_a_message_that_is_too_long_to_hold_keeps_others_waiting(terminal:
         assert len(written(terminal)) == 2 * len(piece)
         async with TaskScope("test") as scope:
             waiting = scope.spawn(other.write(b"other\n", at_edge=False), name="other")
+            assert await asyncio.wait({waiting}, timeout=0.02) == (set(), {waiting})
             await long.write(b"end\nnext", at_edge=False)
             await waiting
         assert written(terminal) == 2 * piece + b"end\nother\n"
