@@ -416,7 +416,13 @@ class RocksDBView:
         self._native = store._native
         self._store = store
         self._snapshots = {name: family.snapshot() for name, family in store._families.items()}
-        self._scans: weakref.WeakSet[_Scan] = weakref.WeakSet()
+        # Iterators of rocksdict's snapshots are of the present state, not of the snapshot. One that
+        # is made now is of now, so scans share it.
+        self._pinned = {
+            name: _Pinned(family.iter(_scan_options(self._native)))
+            for name, family in store._families.items()
+        }
+        self._scans: weakref.WeakSet[_ViewScan] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def _snapshot(self, column_family: str) -> Any:
@@ -451,7 +457,8 @@ class RocksDBView:
         """
         low, high = _bounds(prefix, begin, end, column_family)
         with self._lock:
-            scan = _Scan(self._native, self._snapshot(column_family), low, high, reverse=reverse)
+            self._snapshot(column_family)
+            scan = _ViewScan(self._pinned[column_family], low, high, reverse=reverse)
             self._scans.add(scan)
         return scan
 
@@ -461,6 +468,9 @@ class RocksDBView:
             self._snapshots = {}
             for scan in list(self._scans):
                 scan.close()
+            for pinned in self._pinned.values():
+                pinned.close()
+            self._pinned = {}
 
     def __enter__(self) -> Self:
         return self
@@ -523,6 +533,84 @@ class _Pending:
         return found
 
 
+def _scan_options(native: Any) -> Any:
+    options = native.ReadOptions()
+    # Whatever prefix extractor the application tuned in: order is by whole keys.
+    options.set_total_order_seek(True)
+    return options
+
+
+class _Pinned:
+    """An iterator that stays at one state of a column family, and the scan that it was moved by last."""
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+        self.owner: _ViewScan | None = None
+        self.lock = threading.Lock()
+
+    def close(self) -> None:
+        with self.lock:
+            self.native = None
+
+
+class _ViewScan(Iterator[tuple[bytes, bytes]]):
+    """Keys and values of a view between two bounds. Scans of a view may be interleaved."""
+
+    def __init__(self, pinned: _Pinned, low: bytes, high: bytes | None, *, reverse: bool) -> None:
+        self._pinned: _Pinned | None = pinned
+        self._low, self._high, self._reverse = low, high, reverse
+        self._last: bytes | None = None
+        self._ended = False
+
+    def __next__(self) -> tuple[bytes, bytes]:
+        if self._ended:
+            raise StopIteration
+        pinned = self._pinned
+        if pinned is None:
+            raise Closed("the view, or the store, was closed")
+        with pinned.lock:
+            native = pinned.native
+            if native is None:
+                raise Closed("the view, or the store, was closed")
+            self._advance(native, moved=pinned.owner is not self)
+            pinned.owner = self
+            if native.valid():
+                key: bytes = native.key()
+                if key >= self._low and (self._high is None or key < self._high):
+                    self._last = key
+                    return key, native.value()
+        self._ended = True
+        raise StopIteration
+
+    def _advance(self, native: Any, *, moved: bool) -> None:
+        """Go to the next key: from where the iterator is, or from anew if another scan moved it."""
+        last = self._last
+        if last is None:
+            self._seek_first(native)
+        elif self._reverse:
+            if moved:
+                native.seek_for_prev(last)
+            native.prev()
+        else:
+            if moved:
+                native.seek(last)
+            native.next()
+
+    def _seek_first(self, native: Any) -> None:
+        if not self._reverse:
+            native.seek(self._low)
+        elif self._high is None:
+            native.seek_to_last()
+        else:
+            native.seek_for_prev(self._high)
+            if native.valid() and native.key() == self._high:
+                native.prev()
+
+    def close(self) -> None:
+        """End it; it raises ``Closed`` from now on. Any thread."""
+        self._pinned = None
+
+
 class _Scan(Iterator[tuple[bytes, bytes]]):
     """Keys and values of one column family between two bounds.
 
@@ -532,9 +620,7 @@ class _Scan(Iterator[tuple[bytes, bytes]]):
     def __init__(
         self, native: Any, source: Any, low: bytes, high: bytes | None, *, reverse: bool
     ) -> None:
-        options = native.ReadOptions()
-        # Whatever prefix extractor the application tuned in: order is by whole keys.
-        options.set_total_order_seek(True)
+        options = _scan_options(native)
         # Bounds of these options are no use: rocksdict encodes them as if keys were not raw.
         start = (high if reverse else low) or None
         self._items: Any = source.items(backwards=reverse, from_key=start, read_opt=options)

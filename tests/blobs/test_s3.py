@@ -490,6 +490,30 @@ def test_a_spool_that_turns_out_to_be_damaged(
     assert not store.exists("path")
 
 
+class LateFailingReader(io.BytesIO):
+    """Fails when it is read for the second time: after it was signed, while it is sent."""
+
+    def __init__(self, content: bytes, error: Exception) -> None:
+        super().__init__(content)
+        self._error = error
+        self._read_through = False
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self._read_through and not self.tell():
+            raise self._error
+        content = super().read(size)
+        self._read_through |= self.tell() == len(self.getbuffer())
+        return content
+
+
+def test_errors_of_the_source_while_it_is_sent(s3_proxy: FaultProxy, store: S3Store) -> None:
+    """Then the SDK says that the network failed."""
+    source = LateFailingReader(bytes(1000), Corrupt("damaged spool"))
+    with pytest.raises(Corrupt, match="damaged spool"):
+        store.put("path", source)
+    assert not store.exists("path")
+
+
 # --- Errors
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import urllib.request
 from dataclasses import replace
@@ -56,7 +57,7 @@ async def test_fragments_are_listed(broker: BrokerFixture, gazctl: Runner, tmp_p
         ["a/one", "8", "5", "B"],
     ]
     assert "(3d ago)" in result.out
-    assert "(1m ago)" in result.out
+    assert re.search(r"\(\d+m ago\)", result.out)
     assert "<not persisted>" in result.out.splitlines()[3]
     assert rows[0][-2:] == [old.sum.hex()[:12] + "...", "NONE"]
 
