@@ -238,18 +238,21 @@ class S3Store:
     @contextmanager
     def _client(self, path: str) -> Iterator[Any]:
         """The SDK's client, made when it is first needed. Errors in the body become ours."""
+        from gazette.blobs import s3_client
+
         try:
             with self._connecting:
                 if self._connected is None:
-                    from gazette.blobs import s3_client
-
                     # Nothing is kept of a failure: credentials may be put right meanwhile.
                     self._connected = s3_client.connect(self._access, self._settings)
-            yield self._connected
+                client = self._connected
+            yield client
         except GazetteError:
             raise
         except Exception as error:
-            raise self._translated(path)(error) from error
+            if s3_client.blames_credentials(error):
+                self._connected = None  # Those of a file may have been replaced meanwhile.
+            raise s3_client.translated(error, bucket=self.bucket, file=path) from error
 
     def _translated(self, path: str) -> Callable[[Exception], GazetteError]:
         def translated(error: Exception) -> GazetteError:

@@ -36,6 +36,17 @@ _TRANSIENT: Final = frozenset(
 )
 """Errors of clients, by their status, that a repetition may cure."""
 
+_CREDENTIALS: Final = frozenset(
+    {
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+    }
+)
+
 _HINTS: Final = {
     "AccessDenied": "Let the broker list the bucket, and get, put and delete its objects.",
     "403": "Let the broker list the bucket, and get, put and delete its objects.",
@@ -144,6 +155,13 @@ def translated(error: Exception, **facts: Any) -> GazetteError:
     text = str(error) or repr(error)
     hint = "Check that the endpoint can be reached from the broker; the call is retried."
     return Unavailable(f"S3: {text}", hint=hint, **facts)
+
+
+def blames_credentials(error: Exception) -> bool:
+    """Whether the store does not know the credentials, or not any more."""
+    if not isinstance(error, botocore.exceptions.ClientError):
+        return False
+    return error.response.get("Error", {}).get("Code") in _CREDENTIALS
 
 
 def _of_response(error: Any, facts: dict[str, Any]) -> GazetteError:

@@ -10,10 +10,11 @@ import asyncio
 import hashlib
 import os
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import IO, Any, Final, Self
 
 import apsw
 import grpc
@@ -35,6 +36,7 @@ SERVICE: Final = "bench.Bare"
 READ_BYTES: Final = 1 << 18
 START_TIMEOUT_S: Final = 30.0
 TXN_MESSAGES: Final = 50_000
+FILE_BYTES: Final = 1 << 30
 
 
 async def _append(requests: AsyncIterator[bytes], _context: Any) -> bytes:
@@ -42,6 +44,23 @@ async def _append(requests: AsyncIterator[bytes], _context: Any) -> bytes:
     async for chunk in requests:
         digest.update(chunk)
     return digest.digest()
+
+
+class _Filed:
+    """The same, into a file without a name that is begun anew when it is as long as a spool is."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._end = 0
+
+    async def append(self, requests: AsyncIterator[bytes], _context: Any) -> bytes:
+        if self._file is None or self._end > FILE_BYTES:
+            self._file, self._end = tempfile.TemporaryFile(), 0  # noqa: SIM115 - kept
+        digest = hashlib.sha1(usedforsecurity=False)
+        async for chunk in requests:
+            digest.update(chunk)
+            self._end += os.pwrite(self._file.fileno(), chunk, self._end)
+        return digest.digest()
 
 
 async def _read(request: bytes, _context: Any) -> AsyncIterator[bytes]:
@@ -58,6 +77,7 @@ async def _serve(port: int) -> None:
     server = grpc.aio.server(options=grpc_options(16 << 20))
     handlers = {
         "Append": grpc.stream_unary_rpc_method_handler(_append),
+        "File": grpc.stream_unary_rpc_method_handler(_Filed().append),
         "Read": grpc.unary_stream_rpc_method_handler(_read),
         "Unary": grpc.unary_unary_rpc_method_handler(_unary),
     }
@@ -76,7 +96,7 @@ class BareService:
             "bare",
             python_module("gazette.dev.bench_bare", str(self._port)),
             directory / "logs" / "bare.log",
-            environ,
+            {**environ, "TMPDIR": str(directory)},
             clock,
         )
         self._channel: Any = None
@@ -106,9 +126,9 @@ class BareService:
     def pid(self) -> int:
         return self._process.pid
 
-    async def append(self, chunk: bytes, count: int) -> None:
-        """One stream of that many chunks, which the service hashes."""
-        call = self._channel.stream_unary(f"/{SERVICE}/Append")()
+    async def append(self, chunk: bytes, count: int, *, file: bool = False) -> None:
+        """One stream of that many chunks, which the service hashes, and also writes to a ``file``."""
+        call = self._channel.stream_unary(f"/{SERVICE}/{'File' if file else 'Append'}")()
         for _ in range(count):
             await call.write(chunk)
         await call.done_writing()

@@ -13,6 +13,7 @@ from typing import Final
 from rich.console import Console
 
 from gazette.client.append_service import AppendService
+from gazette.client.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.fragment_reader import FragmentAccess
 from gazette.client.journals import FragmentsParams, JournalChange, ListedJournal
@@ -34,6 +35,7 @@ from gazette.tasks import BlockingPool, TaskScope
 STORE: Final = "file:///"
 BROKERS: Final = 3
 FILL_BATCH: Final = 2_000
+COPY_BYTES: Final = 1 << 20
 FILL_BACKLOG_BYTES: Final = 16 << 20
 _READY_TIMEOUT_S: Final = 60.0
 _STORED_TIMEOUT_S: Final = 120.0
@@ -45,7 +47,7 @@ class BenchSettings:
     beforehand (messages, bytes) is this part of what it usually is."""
 
     directory: Path
-    seconds: float = 1.0
+    seconds: float = 0.6
     rounds: int = 3
     scale: float = 1.0
     hand_offs: int = 3
@@ -174,6 +176,13 @@ class Bench:
             if self.clock.monotonic() > deadline:
                 raise Unavailable("fragments were not stored in time", journal=journal)
             await self.clock.sleep(0.2)
+
+    async def copy(self, source: str, target: str) -> None:
+        """Give an empty journal the bytes of another."""
+        head = await self.write_head(source)
+        async with self.client.retry_reader(ReadParams(source, end_offset=head)) as reader:
+            while chunk := await reader.read(COPY_BYTES):
+                await self.client.append(AppendParams(target), chunk)
 
     # -- messages
 

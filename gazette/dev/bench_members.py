@@ -28,7 +28,7 @@ PARTITIONS: Final = 2
 QUERY_PAUSE_S: Final = 0.005
 TRICKLE_S: Final = 0.02
 SETTLE_S: Final = 2.0
-IDLE_SECONDS: Final = 5.0
+IDLE_SECONDS: Final = 8.0
 _TIMEOUT_S: Final = 60.0
 
 

@@ -43,6 +43,11 @@ def exported(url: str) -> Metrics:
         raise Unavailable(f"no metrics of {url}: {error!r}") from error
     finally:
         connection.close()
+    return parse(text)
+
+
+def parse(text: str) -> Metrics:
+    """The text format of Prometheus."""
     return {(match[1], match[2] or ""): float(match[3]) for match in _SAMPLE.finditer(text)}
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from gazette.client.append_service import AppendService
-from gazette.client.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.reader import ReadParams
 from gazette.dev.bench_cluster import Bench, journal_spec
@@ -37,7 +36,6 @@ LARGE: Final = "bench/playback/large"
 LOG_BYTES: Final = 80 << 20
 FRAGMENT_BYTES: Final = 16 << 20
 WRITE_BYTES: Final = 64 << 10
-COPY_BYTES: Final = 1 << 20
 ROW_BYTES: Final = 1_800
 KEYS: Final = 2_000
 ROWS_PER_TXN: Final = 100
@@ -86,7 +84,7 @@ async def playback(bench: Bench) -> list[Figure]:
         async with bench.journals(*specs), bench.direct_client() as direct:
             size = bench.scaled(LOG_BYTES)
             written = await _record(bench, pool, SPOOLED, lambda log: log.transactions(size))
-            await _copy(bench, SPOOLED, STORED)
+            await bench.copy(SPOOLED, STORED)
             await _record(bench, pool, LARGE, lambda log: log.large_writes(size))
             await bench.stored_fragments(STORED)
             figures = [
@@ -150,14 +148,6 @@ async def _play(bench: Bench, name: str, client: Client, log: str) -> Figure:
     read, played = await bench.rounds(reading, playing)
     beside = Baseline("reading the log alone", read)
     return Figure("playback", name, "MB/s", played, beside, value_at_least(200, "MB/s"))
-
-
-async def _copy(bench: Bench, source: str, target: str) -> None:
-    """Give a log the bytes of another."""
-    head = await bench.write_head(source)
-    async with bench.client.retry_reader(ReadParams(source, end_offset=head)) as reader:
-        while chunk := await reader.read(COPY_BYTES):
-            await bench.client.append(AppendParams(target), chunk)
 
 
 async def _record(

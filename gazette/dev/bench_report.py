@@ -7,8 +7,8 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -130,6 +130,8 @@ class Report:
     machine: Mapping[str, Any]
     command: str
     seconds: float
+    suites: Mapping[str, float] = field(default_factory=dict)
+    """By suite, the seconds it took."""
 
     def as_json(self) -> dict[str, Any]:
         met = [one.met for one in self.figures if one.met is not None]
@@ -138,6 +140,7 @@ class Report:
             "command": self.command,
             "machine": dict(self.machine),
             "seconds": round(self.seconds, 1),
+            "suites": dict(self.suites),
             "targets": len(met),
             "targets_met": sum(met),
             "figures": [one.as_json() for one in self.figures],
@@ -239,15 +242,3 @@ def _proc_field(path: str, name: str) -> str:
         if key.strip() == name:
             return value.strip()
     return ""
-
-
-def figures_of(
-    suite: str,
-    baseline: Baseline,
-    rows: Sequence[tuple[str, str, Sequence[float], Target | None]],
-) -> list[Figure]:
-    """Figures that share a baseline: (name, unit, values, target) each."""
-    return [
-        Figure(suite, name, unit, tuple(values), baseline, target)
-        for name, unit, values, target in rows
-    ]

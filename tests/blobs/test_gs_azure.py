@@ -36,6 +36,9 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 
+if not GS and not AZURE:
+    pytest.skip("GAZETTE_TEST_GS and GAZETTE_TEST_AZURE name no emulator", allow_module_level=True)
+
 gs = pytest.mark.skipif(not GS, reason="GAZETTE_TEST_GS names no emulator")
 azure = pytest.mark.skipif(not AZURE, reason="GAZETTE_TEST_AZURE names no emulator")
 

@@ -201,6 +201,35 @@ def test_credentials_that_are_missing_are_looked_for_again(
     assert not store.exists("a")
 
 
+def test_credentials_that_are_wrong_are_read_again(
+    s3_proxy: FaultProxy, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a file that is replaced while brokers run, as secrets of containers are."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    store = s3_store(s3_proxy)
+
+    def who() -> str:
+        put(store, "path", b"content")
+        authorization = s3_proxy.seen[-1].headers["Authorization"]
+        return authorization.partition("Credential=")[2].partition("/")[0]
+
+    text = "[default]\naws_access_key_id = {}\naws_secret_access_key = x\n"
+    file.write_text(text.format("FIRST"))
+    assert who() == "FIRST"
+    file.write_text(text.format("SECOND"))
+    s3_proxy.fail("PUT", status=403, code="AccessDenied")
+    with pytest.raises(NotAllowed, match="AccessDenied"):
+        who()
+    assert who() == "FIRST"
+    s3_proxy.fail("PUT", status=403, code="InvalidAccessKeyId")
+    with pytest.raises(NotAllowed, match="InvalidAccessKeyId"):
+        who()
+    assert who() == "SECOND"
+
+
 def test_profiles(s3_proxy: FaultProxy, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`Profile` of the URL is one of the SDK's files."""
     with pytest.raises(NotAllowed, match="other"):
