@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
-from urllib.parse import unquote
 
 from gazette.blobs.blob_store import (
     BlobInfo,
@@ -42,7 +41,7 @@ class FileStore:
 
     def __init__(self, root: Path, url: FragmentStoreUrl) -> None:
         """Raises ``Invalid`` for query arguments it does not know. Looks at no file."""
-        self._path = unquote(url.path)
+        self._path = url.path
         self._rewrite = parse_rewrite(parse_query(url.query, ("find", "replace")))
         self.directory = Path(os.path.normpath(f"{root}/{self._path}"))
         """Where the objects are."""
@@ -77,7 +76,15 @@ class FileStore:
         validate_prefix(prefix)
         with _mapped(prefix):
             self._require_directory()
-            top = self._locate(prefix[:-1]) if prefix else str(self.directory)
+            # The prefix as it begins the paths of its objects, slash and all: that is what is rewritten.
+            rewritten = self._rewrite.apply(prefix)
+            if rewritten and not rewritten.endswith("/"):
+                raise Invalid(
+                    f"find and replace make {prefix} begin names of files, not a directory",
+                    path="find",
+                    hint="Let both end with a slash, or neither hold one.",
+                )
+            top = self._place(rewritten[:-1]) if rewritten else str(self.directory)
             yield from _walk(top, "")
 
     def remove(self, path: str) -> None:
@@ -99,7 +106,10 @@ class FileStore:
 
     def _locate(self, path: str) -> str:
         validate_path(path)
-        path = self._rewrite.apply(path)
+        return self._place(self._rewrite.apply(path))
+
+    def _place(self, path: str) -> str:
+        """Where a path is that was rewritten already."""
         validate_path(path)
         base = os.path.realpath(self.directory)
         target = os.path.join(base, path)

@@ -207,3 +207,14 @@ def test_other_errors_are_unavailable(tmp_path):
     store = file_store(tmp_path)
     store.put("empty", io.BytesIO())
     assert get(store, "empty") == b""
+
+
+def test_a_prefix_that_is_all_of_find_is_listed_where_its_objects_are(tmp_path: Path) -> None:
+    """Else the journal looks empty, and its offsets would be given out again."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "object").write_bytes(b"content")
+    store = FileStore(tmp_path, FragmentStoreUrl.parse("file:///?find=new/&replace=old/"))
+    assert [info.path for info in store.list("new/")] == ["object"]
+    straddling = FileStore(tmp_path, FragmentStoreUrl.parse("file:///?find=w/&replace=x-"))
+    with pytest.raises(Invalid, match="not a directory"):
+        list(straddling.list("new/"))
