@@ -19,7 +19,7 @@ from gazette.clock import Clock
 from gazette.config import Loaded
 from gazette.errors import GazetteError, Invalid, Unavailable
 from gazette.gazctl.flags import BrokerFlags, ConsumerFlags, SharedFlags
-from gazette.gazctl.terminal import Terminal
+from gazette.gazctl.terminal import ProgressLine, Terminal
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.protocol.validation import within
 from gazette.tasks import TaskScope
@@ -31,6 +31,7 @@ R = TypeVar("R")
 CALLS_MAX: Final = 32
 """Calls in flight of a command that makes one for each of many journals or shards."""
 _CONNECT_S: Final = 10.0
+_PROGRESS_EVERY_S: Final = 0.2
 _UNREACHABLE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -127,6 +128,25 @@ class Context:
                 f"no answer from {address} within {limit_s:g} s",
                 hint="Look at its log; --timeout sets how long to wait.",
             ) from error
+
+    @asynccontextmanager
+    async def telling_progress(
+        self, label: str, amounts: Callable[[], tuple[int, int]]
+    ) -> AsyncIterator[None]:
+        """Around long work: says how many bytes are done, of how many; see `ProgressLine`."""
+
+        async def tell(line: ProgressLine) -> None:
+            while True:
+                await self.clock.sleep(_PROGRESS_EVERY_S)
+                line.update(*amounts())
+
+        with ProgressLine(self.terminal, self.clock, label) as line:
+            async with TaskScope("progress") as scope:
+                scope.daemon(tell(line), name=label)
+                try:
+                    yield
+                finally:
+                    scope.cancel()
 
     async def close(self) -> None:
         for client in (self._broker, self._consumer):

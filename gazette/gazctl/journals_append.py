@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
@@ -50,8 +50,10 @@ async def run(context: Context) -> int:
             if not watch().all:
                 raise NotFound("no journal matches", selector=selector)
             appending = Appending(service, choose_by(flags.mapping, watch, context))
-            await pool.run(_append_input, appending, flags, context)
-            await _flush(context, service, client.address)
+            size = _size_of(flags.input)
+            async with _telling_progress(context, appending, size):
+                await pool.run(_append_input, appending, flags, context)
+                await _flush(context, service, client.address)
             scope.cancel()
     finally:
         # The thread may wait for an input that never comes: it ends with the process.
@@ -69,6 +71,26 @@ def _check(flags: AppendFlags) -> None:
             "there are keys of lines only with --framing lines and a --mapping by key",
             path="--base64",
         )
+
+
+def _size_of(path: str) -> int:
+    """How long the input is; zero if it is a pipe, or not there."""
+    try:
+        return 0 if path == "-" else Path(path).stat().st_size
+    except OSError:
+        return 0
+
+
+@asynccontextmanager
+async def _telling_progress(
+    context: Context, appending: Appending, size: int
+) -> AsyncIterator[None]:
+    """Say how far it is, if that can be known."""
+    if not size:
+        yield
+        return
+    async with context.telling_progress("appended", lambda: (appending.bytes_appended, size)):
+        yield
 
 
 def _append_input(appending: Appending, flags: AppendFlags, context: Context) -> None:
@@ -136,6 +158,11 @@ class Appending:
         self._params: dict[str, AppendParams] = {}
         self._records = 0
         self._bytes = 0
+
+    @property
+    def bytes_appended(self) -> int:
+        """How much was given to the append service, which may have some of it still."""
+        return self._bytes - self._service.backlog_bytes
 
     def summary(self) -> str:
         if not self._bytes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,6 @@ from gazette.gazctl.lookup import write_head
 from gazette.gazctl.merge import MergedOutput, MergedStream, OutputFile
 from gazette.gazctl.message_edges import edges_of
 from gazette.gazctl.moments import parse_moment
-from gazette.gazctl.terminal import ProgressLine
 from gazette.labels import CONTENT_TYPE
 from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.label_set import LabelSelector
@@ -216,29 +215,22 @@ class Reading:
         if pump.reader.offset >= 0:
             self.offsets[name] = pump.reader.offset - pump.stream.held_bytes
 
-    @contextlib.asynccontextmanager
+    @asynccontextmanager
     async def _telling_progress(self) -> AsyncIterator[None]:
         """Say how far it is, unless the content itself is what the user looks at."""
         if self.flags.output == "-":
             yield
             return
-        with ProgressLine(self.context.terminal, self.context.clock, "read") as line:
-            async with TaskScope("progress") as scope:
-                scope.daemon(self._tell_progress(line), name="line")
-                try:
-                    yield
-                finally:
-                    scope.cancel()
+        async with self.context.telling_progress("read", self._amounts):
+            yield
 
-    async def _tell_progress(self, line: ProgressLine) -> None:
-        while True:
-            await self.context.clock.sleep(0.2)
-            written = self.output.file.bytes_written
-            missing = sum(
-                max(0, pump.reader.write_head - max(0, pump.reader.offset))
-                for pump in self._pumps.values()
-            )
-            line.update(written, written + missing)
+    def _amounts(self) -> tuple[int, int]:
+        written = self.output.file.bytes_written
+        missing = sum(
+            max(0, pump.reader.write_head - max(0, pump.reader.offset))
+            for pump in self._pumps.values()
+        )
+        return written, written + missing
 
 
 def _is_over(error: GazetteError) -> bool:

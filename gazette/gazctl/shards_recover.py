@@ -16,17 +16,16 @@ from gazette.gazctl.flags import RecoverFlags
 from gazette.gazctl.journals_fragments import fragments_of
 from gazette.gazctl.output import Table
 from gazette.gazctl.shards_list import get_shard
-from gazette.gazctl.terminal import ProgressLine, bytes_text
+from gazette.gazctl.terminal import bytes_text
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.shard import ShardSpec
 from gazette.recoverylog.player import Player, RecoveredState
 from gazette.stores.sqlite_redo import materialize
-from gazette.tasks import BlockingPool, TaskScope
+from gazette.tasks import BlockingPool
 
 STAGING: Final = ".gazctl-recover"
 """Within the directory, so that what was recovered is moved and not copied."""
 _REDO = re.compile(r"(.+)\.redo-\d{8}")
-_PROGRESS_EVERY_S: Final = 0.2
 
 
 async def run(context: Context) -> int:
@@ -114,19 +113,13 @@ async def _play(
         hints, directory, client, context.clock, pool, stall_timeout_s=context.timeout_s
     )
     player.finish()
-    with ProgressLine(context.terminal, context.clock, f"playing {hints.log}") as line:
-        async with TaskScope("recover") as scope:
-            scope.daemon(_tell_progress(context, player, line), name="progress")
-            state = await player.play()
-            scope.cancel()
-    return state
 
-
-async def _tell_progress(context: Context, player: Player, line: ProgressLine) -> None:
-    while True:
-        await context.clock.sleep(_PROGRESS_EVERY_S)
+    def amounts() -> tuple[int, int]:
         progress = player.progress
-        line.update(progress.bytes_read, progress.bytes_read + progress.lag_bytes)
+        return progress.bytes_read, progress.bytes_read + progress.lag_bytes
+
+    async with context.telling_progress(f"playing {hints.log}", amounts):
+        return await player.play()
 
 
 def finish_directory(directory: Path) -> list[str]:
