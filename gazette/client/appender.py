@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Content: TypeAlias = BytesLike | Iterable[BytesLike] | AsyncIterator[BytesLike]
 
+_CORE_ERROR: Final = "Internal error from Core"
+
 RETRIED_STATUSES: Final = frozenset(
     {
         Status.NOT_JOURNAL_PRIMARY_BROKER.name,
@@ -175,10 +177,21 @@ class Appender:
         await self._open()
         if not self._answered:
             await self._send(COMMIT)
-        with self._translated():
-            if not self._answered:
-                await self._call.done_writing()
-            response = await self._call
+        try:
+            with self._translated():
+                if not self._answered:
+                    await self._call.done_writing()
+                response = await self._call
+        except GazetteError as error:
+            if self._answered and _CORE_ERROR in str(error):
+                # gRPC replaces how a call ended by this, if it ended just as something was written.
+                # What was not taken cannot have been committed.
+                raise Unavailable(
+                    "the broker ended the append before it took all of it",
+                    journal=self._params.journal,
+                    endpoint=self._endpoint,
+                ) from error
+            raise
         self._answered = True
         return self._checked(response)
 
