@@ -139,6 +139,8 @@ async def test_workers_end_when_their_supervisor_is_killed(tmp_path: Path) -> No
     with subprocess.Popen([sys.executable, "-c", program], env=environ()) as parent:
         await appeared(tmp_path / "w.ready")
         parent.kill()
+    while not await appeared(tmp_path / "w.ended"):
+        pass  # It exists a moment before it is written.
     assert await appeared(tmp_path / "w.ended") == "SIGTERM"
 
 
