@@ -78,6 +78,9 @@ def run(argv: Sequence[str]) -> int:
             return asyncio.run(_measure(flags, names, argv, Path(directory), console))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
+    except TimeoutError:
+        console.print("[red]gazette bench: a measurement did not end in time[/]")
+        return 1
     except GazetteError as error:
         console.print(f"[red]gazette bench: {error}[/]\n  {error.hint}")
         return 1
@@ -151,7 +154,7 @@ async def measure(
     figures: list[Figure] = []
     seconds: dict[str, float] = {}
     console.print("starting etcd and 3 brokers …")
-    async with running(settings, clock, console) as bench:
+    async with running(settings, clock) as bench:
         begin = clock.monotonic()
         for name in names:
             console.print(f"{name} …")

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-
 from gazette.client.append_service import AppendService
 from gazette.client.appender import AppendParams
 from gazette.client.client import Client
@@ -62,21 +60,16 @@ class Bench:
         self,
         settings: BenchSettings,
         clock: Clock,
-        console: Console,
         cluster: LocalCluster,
         bare: BareService,
         client: Client,
     ) -> None:
         self.settings = settings
         self.clock = clock
-        self.console = console
         self.cluster = cluster
         self.bare = bare
         self.client = client
         """Reads through brokers only."""
-
-    def say(self, text: str) -> None:
-        self.console.print(text)
 
     @property
     def file_root(self) -> Path:
@@ -245,7 +238,7 @@ def journal_spec(
 
 
 @asynccontextmanager
-async def running(settings: BenchSettings, clock: Clock, console: Console) -> AsyncIterator[Bench]:
+async def running(settings: BenchSettings, clock: Clock) -> AsyncIterator[Bench]:
     """etcd, three brokers in three zones and the bare service, each a process of its own.
 
     Raises what starting them does; leaving it stops everything.
@@ -261,7 +254,7 @@ async def running(settings: BenchSettings, clock: Clock, console: Console) -> As
         )
         addresses = ",".join(one.grpc_url for one in cluster.brokers)
         client = await stack.enter_async_context(Client(addresses, clock=clock))
-        yield Bench(settings, clock, console, cluster, bare, client)
+        yield Bench(settings, clock, cluster, bare, client)
 
 
 async def _stop(cluster: LocalCluster) -> None:
