@@ -20,6 +20,7 @@ from typing import Self
 
 from gazette.clock import Clock, SystemClock
 from gazette.errors import Broken, Conflict, Invalid, NotFound, Unavailable
+from gazette.ports import free_port
 
 _READY = b"ready to serve client requests"
 _POLL_S = 0.01
@@ -136,7 +137,7 @@ class EtcdServer:
         self.directory.mkdir(parents=True, exist_ok=True)
         for attempt in range(_FREE_PORT_ATTEMPTS):
             if self._any_port:
-                self._port = _free_port(self._host)
+                self._port = free_port(self._host)
             try:
                 self._launch(binary, timeout_s)
             except (Broken, Unavailable) as error:
@@ -369,13 +370,6 @@ def _parse_listen(listen: str) -> tuple[str, str, int]:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _free_port(host: str) -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _supports(binary: str, flag: str) -> bool:

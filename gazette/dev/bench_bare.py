@@ -27,8 +27,9 @@ from gazette.client.rpc_errors import END_OF_STREAM
 from gazette.client.wire import CHUNK_BYTES
 from gazette.clock import Clock
 from gazette.dev.bench_app import SCHEMA, UPSERT, BenchMessage
-from gazette.dev.processes import ChildProcess, free_port, python_module
+from gazette.dev.processes import ChildProcess, python_module
 from gazette.errors import Unavailable
+from gazette.ports import free_port
 from gazette.server import grpc_options
 from gazette.supervisor import die_with_parent
 

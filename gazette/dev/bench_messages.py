@@ -23,12 +23,13 @@ from gazette.dev.bench_report import (
     value_at_least,
     value_at_most,
 )
-from gazette.dev.processes import ChildProcess, await_ready, free_port, python_module
+from gazette.dev.processes import ChildProcess, await_ready, python_module
 from gazette.errors import GazetteError, Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG
 from gazette.message.envelope_reader import CommittedReader
 from gazette.message.mapping import Mapping, Partition, Partitions, modulo_mapping
 from gazette.message.publisher import Publisher
+from gazette.ports import free_port
 from gazette.protocol import duration
 from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSet

@@ -12,9 +12,10 @@ from pathlib import Path
 from gazette.client.client import Client
 from gazette.clock import Clock
 from gazette.dev.heads import resume_journals
-from gazette.dev.processes import ChildProcess, await_ready, free_port, port_is_free, python_module
+from gazette.dev.processes import ChildProcess, await_ready, python_module
 from gazette.errors import Invalid, Unavailable
 from gazette.etcd_server import EtcdServer
+from gazette.ports import free_port, port_is_free
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class ClusterSettings:
     etcd_port: int = 0
     log_level: str = "warn"
     ready_timeout_s: float = 60.0
+    durable_etcd: bool = True
+    """Whether etcd syncs its files: without, its data survives its processes but not the machine."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.brokers <= 20:
@@ -73,7 +76,9 @@ class LocalCluster:
         prefixes = ("BROKER_", "ETCD_", "CONSUMER_", "LOG_", "DEBUG_")
         self.environ = {k: v for k, v in environ.items() if not k.startswith(prefixes)}
         listen = f"http://127.0.0.1:{settings.etcd_port}"
-        self.etcd = EtcdServer(self.directory / "etcd", listen=listen)
+        self.etcd = EtcdServer(
+            self.directory / "etcd", listen=listen, durable=settings.durable_etcd
+        )
 
     async def start(self) -> None:
         """Start everything; on failure nothing is left running."""

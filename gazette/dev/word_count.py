@@ -15,9 +15,10 @@ from gazette.client.journals import JournalChange
 from gazette.client.shards import ListedShard, ShardChange, ShardClient
 from gazette.clock import Clock
 from gazette.dev.cluster import LocalCluster
-from gazette.dev.processes import ChildProcess, await_ready, free_port, python_module
+from gazette.dev.processes import ChildProcess, await_ready, python_module
 from gazette.errors import GazetteError, NotFound, Unavailable
 from gazette.labels import CONTENT_PROTO_FIXED, CONTENT_RECOVERY_LOG, CONTENT_TYPE, MESSAGE_TYPE
+from gazette.ports import free_port
 from gazette.protocol import duration
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec

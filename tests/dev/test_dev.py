@@ -19,9 +19,10 @@ from gazette.client.journals import JournalChange
 from gazette.client.reader import ReadParams
 from gazette.clock import SystemClock
 from gazette.dev.cluster import ClusterSettings, LocalCluster
-from gazette.dev.processes import ChildProcess, free_port, python_module
+from gazette.dev.processes import ChildProcess, python_module
 from gazette.dev.word_count import WordCountCluster, WordCountSettings
 from gazette.errors import GazetteError
+from gazette.ports import free_port
 from gazette.testing.broker import journal_spec
 
 pytestmark = pytest.mark.timeout(120)

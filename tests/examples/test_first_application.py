@@ -15,11 +15,12 @@ from gazette.client.shards import ShardChange, ShardClient
 from gazette.clock import SystemClock
 from gazette.dev.cluster import ClusterSettings, LocalCluster
 from gazette.dev.heads import write_head
-from gazette.dev.processes import ChildProcess, await_ready, free_port
+from gazette.dev.processes import ChildProcess, await_ready
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.message.mapping import fixed_mapping
 from gazette.message.message import Message
 from gazette.message.publisher import Publisher
+from gazette.ports import free_port
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.testing.broker import journal_spec

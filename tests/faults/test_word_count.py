@@ -51,7 +51,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 FIRST = int(os.environ.get("GAZETTE_FIRST_SEED", "1"))
 SEEDS = range(FIRST, FIRST + int(os.environ.get("GAZETTE_SEEDS", "50")))
-LEASE_S = 2.0
+LEASE_S = 4.0
 BATCHES = 60
 BATCH_WORDS = 400
 PAUSE_S = 0.05
@@ -63,7 +63,9 @@ class Run:
     def __init__(self, seed: int, directory: Path) -> None:
         self.rng = random.Random(seed)
         self.clock = SystemClock()
-        settings = ClusterSettings(directory, brokers=3, zones=2, lease_ttl_s=LEASE_S)
+        settings = ClusterSettings(
+            directory, brokers=3, zones=2, lease_ttl_s=LEASE_S, durable_etcd=False
+        )
         self.cluster = LocalCluster(settings, self.clock)
         self.words: WordCountCluster
         self.published: Counter[str] = Counter()
