@@ -122,6 +122,7 @@ class _Leader:
             state.assignments,
             state.members_by_id(),
             state.is_consistent,
+            state.demand.replication,
             stale,
         )
         batch = _Batch(self._etcd, leader)

@@ -16,7 +16,6 @@ from gazette.allocator.model import (
     Assignment,
     DecodedKV,
     IsConsistent,
-    Item,
     MemberId,
     assignment_key,
     item_key,
@@ -51,6 +50,8 @@ class Round:
     assignments: Sequence[DecodedKV]
     members: Mapping[MemberId, DecodedKV]
     is_consistent: IsConsistent
+    replication: Mapping[str, int]
+    """How many replicas of each item there shall be: fewer than it asks for while members leave."""
     stale: frozenset[str] = frozenset()
     """Items that are left alone, because etcd is known to have something else."""
 
@@ -215,8 +216,7 @@ class _ItemPlan:
 
         The most loaded members are relieved first.
         """
-        item: Item = self.item.decoded
-        replication = item.value.desired_replication()
+        replication = self.round.replication[self.item.decoded.id]
         left = len(self.consistent)
         order = sorted(
             unwanted, key=lambda kv: self.loads.total_ratio(kv.decoded.member_id), reverse=True

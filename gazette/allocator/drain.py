@@ -13,8 +13,9 @@ _POLL_S: Final = 0.25
 def can_take_over(state: State) -> bool:
     """Whether the members that stay could take everything that we have.
 
-    There must be as many of them as any of our items wants replicas, and all of the cluster's
-    replicas must be within their limits: otherwise the allocator leaves us what does not fit.
+    There must be as many of them as any of our items needs replicas, and all of the cluster's
+    replicas must be within their limits: otherwise the allocator leaves us what does not fit. While
+    members leave, an item may need fewer than it asks for (`state.Demand.replication`).
     """
     staying = [
         kv.decoded.value.item_limit()
@@ -22,9 +23,9 @@ def can_take_over(state: State) -> bool:
         if kv.key != state.local_key and not kv.decoded.value.exiting()
     ]
     useful = sum(limit > 0 for limit in staying)
-    wanted: int = max(
-        (one.item.decoded.value.desired_replication() for one in state.local_items), default=0
-    )
+    replication = state.demand.replication
+    # An item that was created since the last observation is not ours yet.
+    wanted = max((replication.get(one.item.decoded.id, 0) for one in state.local_items), default=0)
     enough: bool = sum(staying) >= state.demand.item_slots
     return enough and useful > 0 and useful >= wanted
 

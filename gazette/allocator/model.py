@@ -36,6 +36,14 @@ class ItemValue(Protocol):
         """How many distinct members shall serve the item; zero for none."""
         ...
 
+    def least_replication(self) -> int:
+        """How many of them it must keep when members leave and too few stay, at most the former.
+
+        An item whose replicas are what makes it durable keeps them all, and the leaving member waits
+        for a replacement. One that is durable without them asks for one: it is handed over at once.
+        """
+        ...
+
 
 class MemberValue(Protocol):
     """What a member's specification tells the allocator."""

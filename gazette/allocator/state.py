@@ -56,9 +56,8 @@ class Demand:
     """
 
     def __init__(self, members: Sequence[DecodedKV], items: Sequence[DecodedKV]) -> None:
-        self.replication: dict[str, int] = {
-            kv.decoded.id: max(0, kv.decoded.value.desired_replication()) for kv in items
-        }
+        self.replication = _replication(members, items)
+        """Of every item: what is desired, or less of it while members are leaving."""
         self.item_slots = sum(self.replication.values())
         self.limits: dict[MemberId, int] = {
             kv.decoded.id: max(0, kv.decoded.value.item_limit()) for kv in members
@@ -99,6 +98,29 @@ class Demand:
             digest.update("\0".join(parts).encode())
             digest.update(b"\1")
         return int.from_bytes(digest.digest(), "big")
+
+
+def _replication(members: Sequence[DecodedKV], items: Sequence[DecodedKV]) -> dict[str, int]:
+    """How many replicas of each item there shall be.
+
+    While members are leaving, items that allow it (``least_replication``) are content with as many
+    replicas as the members that stay can hold: a hand-off must not wait for a replacement to start.
+    """
+    desired = {kv.decoded.id: max(0, kv.decoded.value.desired_replication()) for kv in items}
+    if not any(kv.decoded.value.exiting() for kv in members):
+        return desired
+    least = {kv.decoded.id: max(0, kv.decoded.value.least_replication()) for kv in items}
+    staying = [
+        limit
+        for kv in members
+        if not kv.decoded.value.exiting() and (limit := max(0, kv.decoded.value.item_limit()))
+    ]
+    room = sum(staying)
+    for cap in range(len(staying), 0, -1):
+        reduced = {item: min(wanted, max(least[item], cap)) for item, wanted in desired.items()}
+        if sum(reduced.values()) <= room:
+            return reduced
+    return {item: min(wanted, max(least[item], 1)) for item, wanted in desired.items()}
 
 
 class State:

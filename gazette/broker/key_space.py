@@ -28,6 +28,10 @@ class JournalItem:
     def desired_replication(self) -> int:
         return self.spec.desired_replication(self.max_replication)
 
+    def least_replication(self) -> int:
+        """All of them: what is not persisted yet is only as durable as its replicas are many."""
+        return self.desired_replication()
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerMember:

@@ -30,6 +30,10 @@ class ShardItem:
             return 0
         return 1 + min(self.spec.hot_standbys, self.max_hot_standbys)
 
+    def least_replication(self) -> int:
+        """The primary: what it did is durable in its recovery log, or in a remote store."""
+        return min(1, self.desired_replication())
+
 
 @dataclass(frozen=True, slots=True)
 class ConsumerMember:

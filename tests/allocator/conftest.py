@@ -24,9 +24,13 @@ ROOT = "/root"
 @dataclass(frozen=True)
 class PaperItem:
     replication: int
+    least: int
 
     def desired_replication(self) -> int:
         return self.replication
+
+    def least_replication(self) -> int:
+        return self.least
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,10 @@ def decode_member(zone: str, suffix: str, value: bytes) -> PaperMember:
 
 
 def decode_item(item: str, value: bytes) -> PaperItem:
-    if not value.isdigit():
+    wanted, _, least = value.decode(errors="replace").partition(" least ")
+    if not wanted.isdecimal():
         raise Invalid("not an item", item=item)
-    return PaperItem(int(value))
+    return PaperItem(int(wanted), int(least or wanted))
 
 
 def decode_assignment(item: str, zone: str, suffix: str, slot: int, value: bytes) -> str:
@@ -71,7 +76,8 @@ class PaperCluster:
     """etcd, its mirror and the leader, without any of the three.
 
     Keys are written as in ``"assign/item#zone#member#0"``. A member's value is its limit, and maybe
-    `` exiting``; an item's is its replication; an assignment's is empty or ``consistent``.
+    `` exiting``; an item's is its replication, and maybe `` least `` and how much of it must stay while
+    members leave; an assignment's is empty or ``consistent``.
     """
 
     root = ROOT
@@ -160,7 +166,14 @@ class PaperCluster:
             self.desired = dict(question.answer(solve(question.problem)))
             self.solved = question.network_hash
         members = state.members_by_id()
-        round_ = Round(ROOT, state.items, state.assignments, members, is_consistent)
+        round_ = Round(
+            ROOT,
+            state.items,
+            state.assignments,
+            members,
+            is_consistent,
+            state.demand.replication,
+        )
         return [step for step in converge(round_, self.desired, state.loads()) if step is not None]
 
     def round(self, *, consistent: bool = True) -> bool:

@@ -289,6 +289,7 @@ def test_stale_items_are_left_alone(paper: Any) -> None:
         state.assignments,
         state.members_by_id(),
         cluster.is_consistent,
+        state.demand.replication,
         frozenset({"x", "u"}),
     )
     desired = {"x": (("a", "1"),), "y": (("a", "1"),)}

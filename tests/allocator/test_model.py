@@ -23,6 +23,9 @@ class Value:
     def desired_replication(self) -> int:
         return 1
 
+    def least_replication(self) -> int:
+        return 1
+
     def item_limit(self) -> int:
         return 1
 

@@ -327,6 +327,45 @@ def test_exiting_members_are_drained_at_the_same_time(paper: Any) -> None:
     check_slots(cluster)
 
 
+def test_items_that_need_few_replicas_are_handed_over_without_a_replacement(paper: Any) -> None:
+    """Two members, two replicas each: the one that leaves hands over what the other is ready for."""
+    cluster = cluster_of(paper, {"a#1": 9, "a#2": 9}, {"x": "2 least 1", "y": "2 least 1"})
+    cluster.settle(consistent=False)
+    cluster.mark_consistent(lambda key: key.startswith("assign/x"))
+    cluster.mark_consistent(lambda key: key.endswith("#0"))
+    leaving, staying = ("a#1", "a#2") if "y#a#1#0" in cluster.assigned() else ("a#2", "a#1")
+    cluster.put(f"members/{leaving}", "9 exiting")
+    assert cluster.state(leaving).is_relieved()
+    cluster.settle(consistent=False)
+    # Case: what the other has ready is its own at once; of what it has not, nobody lets go.
+    assert set(cluster.assigned()) == {f"x#{staying}#0", f"y#{leaving}#0", f"y#{staying}#1"}
+    cluster.mark_consistent()
+    cluster.settle(consistent=False)
+    assert cluster.assigned() == [f"x#{staying}#0", f"y#{staying}#0"]
+    assert cluster.state(leaving).should_exit()
+
+    # Case: with the next one, both have two replicas again, and the roles stay where they are.
+    cluster.lose(leaving)
+    cluster.put("members/a#3", 9)
+    cluster.settle()
+    assert cluster.placed() == {"x": {staying, "a#3"}, "y": {staying, "a#3"}}
+    assert {f"x#{staying}#0", f"y#{staying}#0"} <= set(cluster.assigned())
+
+
+def test_members_leave_with_fewer_replicas_if_the_others_have_no_room_for_all(paper: Any) -> None:
+    items = {item: f"{n} least 1" for item, n in many(6, 2).items()}
+    cluster = cluster_of(paper, {"a#1": 4, "a#2": 4, "a#3": 4}, items).settle()
+    cluster.put("members/a#1", "4 exiting")
+    cluster.settle()
+    assert cluster.state("a#1").should_exit()
+    assert all(members for members in cluster.placed().values())
+
+    # Case: nobody leaves, and as many as there is room for are there again.
+    cluster.lose("a#1")
+    cluster.settle()
+    assert cluster.loads() == {"a#2": 4, "a#3": 4}
+
+
 def test_an_overloaded_member_drains_as_far_as_the_others_have_room(paper: Any) -> None:
     cluster = cluster_of(paper, {"a#1": 10, "a#2": 6}, many(10, 1)).settle()
     cluster.put("members/a#1", "10 exiting")

@@ -314,10 +314,8 @@ def drained(*members: tuple[str, bool, int], replication: int = 1, slots: int = 
             )
             for key, exiting, limit in members
         ],
-        local_items=[
-            Stub(item=Stub(decoded=Stub(value=Stub(desired_replication=lambda: replication))))
-        ],
-        demand=Stub(item_slots=slots),
+        local_items=[Stub(item=Stub(decoded=Stub(id="x")))],
+        demand=Stub(item_slots=slots, replication={"x": replication}),
     )
 
 
