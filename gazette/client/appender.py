@@ -17,6 +17,7 @@ from gazette.client.credentials import journal_claims
 from gazette.client.rpc_errors import answered, status_error, status_of, translated
 from gazette.client.wire import CHUNK_BYTES, COMMIT, BytesLike, append_content
 from gazette.errors import Broken, GazetteError, Invalid, Unavailable
+from gazette.failpoints import reach
 from gazette.metrics import APPEND_BYTES
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import split_journal_meta, validate_journal_name
@@ -248,7 +249,9 @@ async def append_once(client: Client, params: AppendParams, content: Content) ->
 
     When the call itself fails, the journal's route is forgotten: the next goes to the default address.
     """
+    journal, clock = params.journal, client.clock
     try:
+        await reach("append.begin", journal, clock)
         async with Appender(client, params) as appender:
             if isinstance(content, bytes | bytearray | memoryview):
                 await appender.write(content)
@@ -258,7 +261,10 @@ async def append_once(client: Client, params: AppendParams, content: Content) ->
             else:
                 for chunk in content:
                     await appender.write(chunk)
-            return await appender.commit()
+            await reach("append.sent", journal, clock)
+            result = await appender.commit()
+        await reach("append.applied", journal, clock)
+        return result
     except (Unavailable, Broken) as error:
         if not status_of(error):
             client.forget_route(params.journal)

@@ -58,6 +58,7 @@ from gazette.errors import (
     Unavailable,
 )
 from gazette.etcd import Etcd
+from gazette.failpoints import hit, reach
 from gazette.keyspace.key_space import KeySpace
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.message.envelope import Envelope
@@ -381,6 +382,7 @@ class Shard:
                 self.assignment.key,
                 self.assignment.raw.create_revision,
             )
+            await reach("promotion.hinted", self.id, context.clock)
         self.progress.update(
             {journal: source.read_through for journal, source in checkpoint.sources.items()}, {}
         )
@@ -442,6 +444,7 @@ class Shard:
             checkpoint = self.store.restore_checkpoint(self)
         if not isinstance(checkpoint, Checkpoint):
             raise ApplicationFailed("Store.restore_checkpoint did not return a Checkpoint")
+        hit("promotion.opened", self.id)
         return checkpoint
 
     async def _open_sources(self, checkpoint: Checkpoint) -> dict[str, EnvelopeDecoder[Any]]:
@@ -519,6 +522,7 @@ class Shard:
             if hints == stored:
                 continue  # An idle shard writes nothing to etcd.
             await settled(flushed)
+            await reach("hints.storing", self.id, context.clock)
             metrics.HORIZON_BYTES.labels(self.fqn).set(recorder.horizon_bytes)
             try:
                 if await store_recorded_hints(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol
 
 from gazette.client.append_service import AppendService
@@ -20,6 +21,7 @@ from gazette.consumer.replica_status import error_text
 from gazette.consumer.shard_thread import portable
 from gazette.consumer.transaction import NANOS, Phases, Policy, Prior, Step, Transaction
 from gazette.errors import Broken, Bug, GazetteError
+from gazette.failpoints import hit
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.publisher import Publisher
@@ -244,6 +246,7 @@ class Transactor:
                 raise _because(f"{what} could not be appended", error)
             if all(future.done() for future in prior.acks.values()):
                 transaction.prior_acknowledged()
+                hit("transaction.acknowledged", self._shard.id)
                 self._report(prior)
         elif transaction.stalled_at is not None and not self._stall_reported:
             self._stall_reported = True
@@ -347,9 +350,11 @@ class Transactor:
         if not delivered or self._deliver(transaction, batch, delivered):
             transaction.note_consumed(len(batch))
             self._sequencer.consumed()
+        hit("transaction.consumed", self._shard.id)
         self._limit = _next_limit(limit, len(batch), self._clock.monotonic() - began_at)
 
     def _begin(self, transaction: Transaction) -> None:
+        hit("transaction.begun", self._shard.id)
         with application_code("begin_transaction"):
             self._application.begin_transaction(self._shard, self._store)
         self._begun = True
@@ -411,7 +416,9 @@ class Transactor:
             sources=self._sequencer.checkpoint(PRUNE_HORIZON_NS),
             ack_intents=self._publisher.build_ack_intents(),
         )
+        hit("commit.finalized", shard.id)
         commit = self._start_commit(checkpoint)
+        hit("commit.started", shard.id)
         transaction.start_commit(self._clock.monotonic())
         acks: dict[str, OpFuture[Any]] = {}
         # Enqueued before the next transaction consumes anything: what that publishes to these
@@ -420,6 +427,8 @@ class Transactor:
             with self._appends.start_append(AppendParams(journal), (commit,)) as txn:
                 txn.write(intent)
                 acks[journal] = txn.release()
+            acks[journal].add_done_callback(partial(_note_appended, journal))
+        hit("commit.enqueued", shard.id)
         self._prior = _Committing(
             checkpoint=checkpoint,
             read_through={j: source.read_through for j, source in checkpoint.sources.items()},
@@ -459,6 +468,11 @@ def _next_limit(limit: int, count: int, elapsed_s: float) -> int:
     if count == limit and elapsed_s < CONSUME_S / 2:
         return min(CONSUME_MAX, 2 * limit)
     return limit
+
+
+def _note_appended(journal: str, ack: OpFuture[Any]) -> None:
+    if not ack.cancelled() and ack.exception() is None:
+        hit("ack.appended", journal)
 
 
 def _failure(futures: Iterable[OpFuture[Any]]) -> BaseException | None:

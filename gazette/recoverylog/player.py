@@ -33,6 +33,7 @@ from gazette.client.reader import OffsetJump, ReadParams
 from gazette.client.retry_reader import RetryReader
 from gazette.clock import Clock
 from gazette.errors import Bug, Closed, Corrupt, GazetteError, Unavailable
+from gazette.failpoints import reach
 from gazette.metrics import RECOVERED_BYTES
 from gazette.protocol.hints import FSMHints
 from gazette.recoverylog.fsm import RecoveryFSM
@@ -202,6 +203,7 @@ class Player:
 
     async def _play(self, scope: TaskScope) -> RecoveredState:
         playback = self._playback
+        await reach("recovery.playing", playback.log, self._clock)
         heads = await self._check_heads()
         self._read_through = heads[playback.log]
         injected = False
@@ -230,7 +232,9 @@ class Player:
             if injected and playback.handoff_applied is False:
                 log.info("hand-off of %s lost a race; injecting it again", playback.log)
                 injected = False
+        await reach("recovery.handed_off", playback.log, self._clock)
         await self._pool.run(self._files.make_live, playback.fsm)
+        await reach("recovery.live", playback.log, self._clock)
         return RecoveredState(self.hints.log, playback.fsm, self.directory, self._author)
 
     async def _must_catch_up(self) -> bool:

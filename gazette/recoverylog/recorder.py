@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gazette.client.appender import AppendParams, AppendResult
 from gazette.errors import Bug, Corrupt, GazetteError, Invalid, Unavailable
+from gazette.failpoints import hit
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.label_set import EMPTY_LABELS, Label, LabelSelector, LabelSet
 from gazette.recoverylog.fsm import Outcome, RecoveryFSM
@@ -278,6 +279,7 @@ class Recorder:
         wait_for: Collection[OpFuture[Any]],
     ) -> OpFuture[AppendResult]:
         try:
+            hit("commit.recording", self.log)
             txn = self._appends.start_append(self._params, wait_for)
             try:
                 for chunk in chunks:

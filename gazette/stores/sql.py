@@ -24,6 +24,7 @@ from gazette.errors import (
     NotAllowed,
     Unavailable,
 )
+from gazette.failpoints import hit
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.tasks import BlockingPool, OpFuture
 
@@ -377,7 +378,9 @@ class _Commit:
                 raise Fenced(
                     "the checkpoint's fence was counted up, or its row deleted", shard=self._fqn
                 )
+            hit("sql.committing", self._fqn)
             self._running.commit()
+        hit("sql.committed", self._fqn)
 
     def abandon(self) -> None:
         """End it if it still waits; do not wait if it is being committed."""

@@ -1,0 +1,172 @@
+"""Points in the code at which a test has the process die, stop, fail or wait. Off unless armed.
+
+A point is a call, ``hit("commit.finalized", shard_id)``, which costs one look at an empty tuple. Armed
+are points by text, that of ``GAZETTE_FAILPOINTS`` when the process starts::
+
+    commit.finalized=kill@3                              die when it is passed for the third time
+    append.applied(recovery/*)=error@2;ack.appended=kill
+
+``POINT(GLOB)=ACTION@WHEN``, separated by semicolons. ``GLOB`` (default: all) is matched against the
+detail of a hit, a shard's id or a journal's name. ``WHEN`` (default 1) counts matching hits, or is ``*``:
+each of them. Actions:
+
+``kill``      SIGKILL to this process: no handler runs, nothing is flushed
+``stop``      SIGSTOP to this process: every thread stands still until somebody sends SIGCONT
+``error``     raise ``Unavailable``
+``delay:S``   wait S seconds: the thread for ``hit``, the task for ``reach``
+
+Not for production: whoever may set a process's environment may kill it anyway, but once is enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import fnmatch
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gazette.clock import Clock
+from gazette.errors import Invalid, Unavailable
+
+ENV: Final = "GAZETTE_FAILPOINTS"
+
+POINTS: Final[Mapping[str, str]] = {
+    "append.begin": "before an append's RPC begins; of a journal",
+    "append.sent": "its content was sent, and not the request to commit it; of a journal",
+    "append.applied": "the broker has applied an append, nobody has been told; of a journal",
+    "transaction.begun": "before the first message of a transaction; of a shard",
+    "transaction.consumed": "some messages of a transaction were consumed; of a shard",
+    "commit.finalized": "the application finalized a transaction, its publishes are enqueued; of a shard",
+    "commit.recording": "the store has committed locally, nothing is enqueued for the log; of a log",
+    "commit.started": "Store.start_commit returned; of a shard",
+    "commit.enqueued": "acknowledgements are enqueued behind the commit; of a shard",
+    "sql.committing": "before the COMMIT of a SQL database; of a shard's fully qualified name",
+    "sql.committed": "after that COMMIT, nobody has been told; of a shard's fully qualified name",
+    "ack.appended": "an acknowledgement is in its journal; of a journal",
+    "transaction.acknowledged": "all acknowledgements of a transaction are in place; of a shard",
+    "recovery.playing": "play-back has begun; of a log",
+    "recovery.handed_off": "play-back was handed over, its files are not in place; of a log",
+    "recovery.live": "its files are in place; of a log",
+    "promotion.opened": "the store is open, and its checkpoint restored; of a shard",
+    "promotion.hinted": "the recovered hints are stored; of a shard",
+    "hints.storing": "before recorded hints are stored; of a shard",
+}
+"""Every point there is, and what its detail is."""
+
+_ENTRY: Final = re.compile(
+    r"(?P<point>[a-z_.]+)(?:\((?P<glob>[^()]*)\))?=(?P<action>[a-z]+)(?::(?P<seconds>[0-9.]+))?"
+    r"(?:@(?P<when>[0-9]+|\*))?"
+)
+
+
+class Action(enum.Enum):
+    KILL = "kill"
+    STOP = "stop"
+    ERROR = "error"
+    DELAY = "delay"
+
+
+@dataclass(slots=True)
+class _Armed:
+    point: str
+    glob: str
+    action: Action
+    seconds: float
+    when: int | None
+    """At which matching hit; None: at each."""
+    seen: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def fires(self, point: str, detail: str) -> bool:
+        if point != self.point or not fnmatch.fnmatchcase(detail, self.glob):
+            return False
+        with self.lock:
+            self.seen += 1
+            return self.when is None or self.seen == self.when
+
+
+_armed: tuple[_Armed, ...] = ()
+
+
+def parse(text: str) -> tuple[_Armed, ...]:
+    """Raises ``Invalid`` for what names no point, no action, or is no specification at all."""
+    entries = [one.strip() for one in text.split(";")]
+    return tuple(_parse_one(entry) for entry in entries if entry)
+
+
+def _parse_one(entry: str) -> _Armed:
+    found = _ENTRY.fullmatch(entry)
+    if found is None:
+        raise Invalid(
+            f"invalid failpoint ({entry!r})", path=ENV, hint="POINT(GLOB)=ACTION[:SECONDS][@WHEN]"
+        )
+    point, action = found["point"], found["action"]
+    if point not in POINTS:
+        raise Invalid(f"unknown failpoint ({point})", path=ENV, hint=f"One of {', '.join(POINTS)}.")
+    if action not in {one.value for one in Action}:
+        raise Invalid(f"unknown action ({action})", path=ENV, hint="kill, stop, error or delay.")
+    if (found["seconds"] is not None) != (action == Action.DELAY.value):
+        raise Invalid(f"seconds belong to delay, and to nothing else ({entry!r})", path=ENV)
+    when = None if found["when"] == "*" else int(found["when"] or 1)
+    if when == 0:
+        raise Invalid(f"hits are counted from one ({entry!r})", path=ENV)
+    seconds = float(found["seconds"] or 0.0)
+    glob = "*" if found["glob"] is None else found["glob"]
+    return _Armed(point, glob, Action(action), seconds, when)
+
+
+def arm(text: str) -> None:
+    """Arm these points, and no others. Raises ``Invalid``, which leaves all as it was."""
+    global _armed
+    _armed = parse(text)
+
+
+@contextlib.contextmanager
+def armed(text: str) -> Iterator[None]:
+    """``arm`` within a block. One at a time: points belong to the process."""
+    global _armed
+    before = _armed
+    arm(text)
+    try:
+        yield
+    finally:
+        _armed = before
+
+
+def hit(point: str, detail: str = "") -> None:
+    """Pass a point, on a thread that may wait."""
+    if _armed and (seconds := _perform(point, detail)):
+        threading.Event().wait(seconds)
+
+
+async def reach(point: str, detail: str, clock: Clock) -> None:
+    """Pass a point, on the event loop. Cancellation: ends a delay."""
+    if _armed and (seconds := _perform(point, detail)):
+        await clock.sleep(seconds)
+
+
+def _perform(point: str, detail: str) -> float:
+    """Do what is armed; how many seconds are to be waited."""
+    seconds = 0.0
+    for one in _armed:
+        if not one.fires(point, detail):
+            continue
+        match one.action:
+            case Action.KILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case Action.STOP:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case Action.ERROR:
+                raise Unavailable("a failpoint", point=point, detail=detail)
+            case Action.DELAY:
+                seconds += one.seconds
+    return seconds
+
+
+arm(os.environ.get(ENV, ""))

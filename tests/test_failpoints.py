@@ -1,0 +1,107 @@
+"""Failpoints: what is armed happens at the hit that was named, and nothing else does."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gazette
+from gazette import failpoints
+from gazette.errors import Invalid, Unavailable
+from gazette.tasks import TaskScope
+from gazette.testing.clock import ManualClock
+from gazette.testing.instant_clock import eventually
+
+PROGRAM = """
+from gazette.failpoints import hit
+for number in range(5):
+    print(number, flush=True)
+    hit("commit.finalized", f"shard-{number % 2}")
+print("end", flush=True)
+"""
+
+
+def run(spec: str) -> subprocess.Popen[str]:
+    environ = {**os.environ, failpoints.ENV: spec}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], env=environ, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_process_dies_at_the_hit_that_was_named() -> None:
+    process = run("commit.finalized(shard-0)=kill@2")
+    output, _ = process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert output.split() == ["0", "1", "2"]
+
+
+def test_a_process_stops_and_goes_on() -> None:
+    process = run("commit.finalized(shard-1)=stop")
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    process.send_signal(signal.SIGCONT)
+    output, _ = process.communicate()
+    assert output.split() == ["0", "1", "2", "3", "4", "end"]
+
+
+def test_errors_and_globs_and_every_hit() -> None:
+    with failpoints.armed("append.applied(recovery/*)=error@2; ack.appended=error@*"):
+        failpoints.hit("append.applied", "recovery/a")
+        failpoints.hit("append.applied", "out/a")
+        with pytest.raises(Unavailable, match="a failpoint"):
+            failpoints.hit("append.applied", "recovery/b")
+        failpoints.hit("append.applied", "recovery/a")
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                failpoints.hit("ack.appended", "out/a")
+    failpoints.hit("ack.appended", "out/a")
+
+
+async def test_a_delay_is_of_the_clock(clock: ManualClock) -> None:
+    with failpoints.armed("append.begin=delay:2.5"):
+        async with TaskScope("test") as scope:
+            task = scope.spawn(failpoints.reach("append.begin", "a/journal", clock), name="reach")
+            await eventually(lambda: clock.sleepers)
+            clock.advance(2.4)
+            assert not task.done()
+            clock.advance(0.2)
+        await failpoints.reach("append.begin", "a/journal", clock)
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("commit.finalised=kill", "unknown failpoint"),
+        ("commit.finalized=explode", "unknown action"),
+        ("commit.finalized", "invalid failpoint"),
+        ("commit.finalized=kill:2", "seconds belong to delay"),
+        ("commit.finalized=delay", "seconds belong to delay"),
+        ("commit.finalized=kill@0", "counted from one"),
+    ],
+)
+def test_what_arms_nothing_is_an_error(spec: str, text: str) -> None:
+    with pytest.raises(Invalid, match=text):
+        failpoints.arm(spec)
+    failpoints.hit("commit.finalized", "a-shard")
+
+
+def test_every_point_is_in_the_code_and_documented() -> None:
+    """A point that nothing passes would make a test of it pass for nothing."""
+    passed: set[str] = set()
+    package = Path(gazette.__file__).parent
+    for path in package.rglob("*.py"):
+        source = path.read_text()
+        if "failpoints import" not in source:
+            continue
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("hit", "reach"):
+                point = node.args[0]
+                assert isinstance(point, ast.Constant), f"{path}: a point is named by a literal"
+                passed.add(str(point.value))
+    assert passed == set(failpoints.POINTS)
