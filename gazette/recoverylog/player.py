@@ -17,13 +17,8 @@ append, so that the old author is refused from then on whether or not the operat
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import logging
-import os
-import shutil
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,20 +27,14 @@ from gazette.client.appender import AppendParams
 from gazette.client.reader import OffsetJump, ReadParams
 from gazette.client.retry_reader import RetryReader
 from gazette.clock import Clock
-from gazette.errors import Bug, Closed, Corrupt, GazetteError, Unavailable
+from gazette.errors import Bug, Corrupt, Unavailable
 from gazette.failpoints import reach
 from gazette.metrics import RECOVERED_BYTES
 from gazette.protocol.hints import FSMHints
 from gazette.recoverylog.fsm import RecoveryFSM
-from gazette.recoverylog.playback import (
-    DropNode,
-    FileAction,
-    OpenNode,
-    Playback,
-    WriteNode,
-    local_path,
-)
+from gazette.recoverylog.playback import Playback
 from gazette.recoverylog.recorder import fence, no_op
+from gazette.recoverylog.staged_files import StagedFiles
 from gazette.tasks import BlockingPool, TaskScope
 
 if TYPE_CHECKING:
@@ -54,8 +43,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 20
-STAGING = ".fnodes"
-DESCRIPTORS_MAX = 128
 
 CATCH_UPS_MAX = 3
 """How often the end waits for what was appended meanwhile. A hand-off against an owner that never
@@ -367,132 +354,3 @@ class Player:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-
-
-class StagedFiles:
-    """The files of a directory while they are played back. Blocking; used by one thread at a time,
-    which the lock makes sure of.
-
-    A cancelled play leaves a running call behind; cleaning up must come after it, or a descriptor
-    could be closed, and be reused by somebody else, while it is written to. A call that begins later
-    still finds the files abandoned and does nothing.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._files: dict[int, int] = {}
-        self._lock = threading.Lock()
-        self._abandoned = False
-
-    @contextlib.contextmanager
-    def _guarded(self, what: str) -> Iterator[None]:
-        with self._lock:
-            if self._abandoned:
-                raise Closed("play-back was given up", directory=str(self.directory))
-            try:
-                yield
-            except OSError as error:
-                raise GazetteError(
-                    f"cannot {what}: {error.strerror or error}",
-                    hint="Free space in the directory for recovered files, or choose another.",
-                    directory=str(self.directory),
-                    errno=error.errno,
-                ) from error
-
-    def prepare(self) -> None:
-        """Begin with an empty directory: whatever it held is removed."""
-        with self._guarded("prepare the directory of a play-back"):
-            if self.directory.exists():
-                shutil.rmtree(self.directory)
-            (self.directory / STAGING).mkdir(parents=True)
-
-    def _staged(self, fnode: int) -> Path:
-        return self.directory / STAGING / str(fnode)
-
-    def perform(self, actions: list[FileAction]) -> None:
-        """Do what the log says. Raises ``GazetteError`` when the disk is full or fails."""
-        with self._guarded("write a played-back file"):
-            for action in actions:
-                match action:
-                    case WriteNode(fnode=fnode, offset=offset, data=data):
-                        _write_all(self._open(fnode), data, offset)
-                    case OpenNode(fnode=fnode):
-                        self._open(fnode, os.O_CREAT | os.O_EXCL)
-                    case DropNode(fnode=fnode):
-                        if (descriptor := self._files.pop(fnode, None)) is not None:
-                            os.close(descriptor)
-                        self._staged(fnode).unlink()
-
-    def _open(self, fnode: int, flags: int = 0) -> int:
-        """The descriptor of a staged file. As few are open as a log has files that are written now:
-        a database of a hundred gigabytes has more files than a process may have open."""
-        descriptor = self._files.pop(fnode, None)
-        if descriptor is None:
-            if len(self._files) >= DESCRIPTORS_MAX:
-                os.close(self._files.pop(next(iter(self._files))))
-            descriptor = os.open(self._staged(fnode), os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
-        self._files[fnode] = descriptor  # The last used one is the last of the dict.
-        return descriptor
-
-    def make_live(self, fsm: RecoveryFSM) -> None:
-        """Give every file its paths. Raises ``Corrupt`` for a path that leaves the directory, and
-        where the log has a file and a directory of one name."""
-        with self._guarded("put played-back files in place"):
-            self._close()
-            for fnode, node in fsm.nodes.items():
-                first, *others = sorted(node.links)
-                target = self._target(first)
-                self._staged(fnode).rename(target)
-                for path in others:
-                    os.link(target, self._target(path))
-            for path, content in fsm.properties.items():
-                with self._target(path).open("x") as file:
-                    file.write(content)
-            shutil.rmtree(self.directory / STAGING)
-
-    def copy_live(self, fsm: RecoveryFSM, directory: Path) -> None:
-        """Copy the files as they are now to their paths below ``directory``, which is wiped first.
-
-        What it holds is what a recovery would give that ended here; play-back goes on undisturbed.
-        """
-        with self._guarded("copy played-back files"):
-            if directory.exists():
-                shutil.rmtree(directory)
-            directory.mkdir(parents=True)
-            for fnode, node in fsm.nodes.items():
-                for path in node.links:
-                    shutil.copyfile(self._staged(fnode), self._target(path, directory))
-            for path, content in fsm.properties.items():
-                self._target(path, directory).write_text(content)
-
-    def _target(self, path: str, directory: Path | None = None) -> Path:
-        target = (directory or self.directory) / local_path(path)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise Corrupt(
-                "recovery log has a file where another needs a directory", path=path
-            ) from error
-        if os.path.lexists(target):
-            raise Corrupt("recovery log has two things of one path", path=path)
-        return target
-
-    def _close(self) -> None:
-        while self._files:
-            _, descriptor = self._files.popitem()
-            os.close(descriptor)
-
-    def abandon(self) -> None:
-        """Remove everything, for good."""
-        with self._lock:
-            self._abandoned = True
-            self._close()
-            shutil.rmtree(self.directory, ignore_errors=True)
-
-
-def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data)
-    while len(view):
-        written = os.pwrite(descriptor, view, offset)
-        view = view[written:]
-        offset += written

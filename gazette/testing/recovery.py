@@ -16,8 +16,8 @@ from gazette.protocol.label_set import EMPTY_LABELS
 from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header
 from gazette.recoverylog.fsm import RecoveryFSM
 from gazette.recoverylog.playback import Playback
-from gazette.recoverylog.player import StagedFiles
 from gazette.recoverylog.recorder import Recorder, no_op
+from gazette.recoverylog.staged_files import StagedFiles
 from gazette.tasks import OpFuture
 
 LOG: Final = "recovery/test"

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from gazette.protocol.hints import FSMHints
 from gazette.recoverylog.playback import Playback
-from gazette.recoverylog.player import StagedFiles
 from gazette.recoverylog.recorder import Group, Recorder
 from gazette.recoverylog.segment import fold_hinted_segments
+from gazette.recoverylog.staged_files import StagedFiles
 from gazette.testing.recovery import LOG, MemoryLog, Replayer, replay, take_over
 
 PATHS = ("/main.db", "/journal", "/dir/next")

@@ -21,8 +21,9 @@ from gazette.etcd import Etcd
 from gazette.protocol.hints import FSMHints
 from gazette.recoverylog.ops import Create, RecordedOp, encode_op
 from gazette.recoverylog.playback import OpenNode
-from gazette.recoverylog.player import Player, PlayerState, RecoveredState, StagedFiles
+from gazette.recoverylog.player import Player, PlayerState, RecoveredState
 from gazette.recoverylog.recorder import Recorder, fence
+from gazette.recoverylog.staged_files import StagedFiles
 from gazette.tasks import BlockingPool, TaskScope, settled
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.instant_clock import breathe, eventually
