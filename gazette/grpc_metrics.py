@@ -1,15 +1,18 @@
-"""Counts what a gRPC server does, under the names of the common Prometheus interceptors."""
+"""What is around every handler of our gRPC servers: counts, under the names of the common Prometheus
+interceptors, and an end without noise for calls whose caller is gone.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import grpc
 import grpc.aio
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from gazette.clock import Clock
 from gazette.metrics import (
@@ -61,9 +64,14 @@ class _Call:
         self._received = received
         self._sent = sent
 
-    def write(self, message: Any) -> Any:
+    async def write(self, message: Any) -> None:
+        """Raises ``CancelledError`` when the caller is gone: there is nobody to go on for."""
         self._sent()
-        return self._context.write(message)
+        try:
+            await self._context.write(message)
+        except cygrpc.ExecuteBatchError as error:
+            # gRPC would log this with a traceback, as if the handler was defective.
+            raise asyncio.CancelledError("the caller is gone") from error
 
     def read(self) -> Any:
         self._received()
@@ -96,7 +104,7 @@ class _Method:
             (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
         }[streams]
         generates = inspect.isasyncgenfunction(inner)
-        behavior = self._generator(inner) if generates else self._coroutine(inner)
+        behavior = self._coroutine(_writing(inner) if generates else inner)
         return make(behavior, handler.request_deserializer, handler.response_serializer)
 
     def _request(self, request: Any) -> Any:
@@ -118,17 +126,6 @@ class _Method:
 
         return call
 
-    def _generator(self, inner: Callable[[Any, Any], AsyncIterator[Any]]) -> Any:
-        async def call(
-            request: Any, context: grpc.aio.ServicerContext[Any, Any]
-        ) -> AsyncIterator[Any]:
-            with self._measured(context):
-                async for response in inner(self._request(request), context):
-                    self._sent.inc()
-                    yield response
-
-        return call
-
     @contextmanager
     def _measured(self, context: Any) -> Iterator[None]:
         self._started.inc()
@@ -147,6 +144,23 @@ class _Method:
             self._seconds.observe(self._clock.monotonic() - begin)
             name = _code_name(code)
             GRPC_SERVER_HANDLED.labels(*self.labels, name).inc()
+
+
+def _writing(
+    generator: Callable[[Any, Any], AsyncIterator[Any]],
+) -> Callable[[Any, Any], Awaitable[None]]:
+    """A handler that writes its responses, of one that yields them."""
+
+    async def call(request: Any, context: Any) -> None:
+        responses = generator(request, context)
+        try:
+            async for response in responses:
+                await context.write(response)
+        finally:
+            if isinstance(responses, AsyncGenerator):
+                await responses.aclose()
+
+    return call
 
 
 def _code_name(code: Any) -> str:

@@ -29,7 +29,8 @@ class FragmentsApi:
     async def list_fragments(
         self, request: broker_pb2.FragmentsRequest, call: Any
     ) -> broker_pb2.FragmentsResponse:
-        """One page of a journal's fragments, in order. Waits for the stores to be listed once."""
+        """One page of a journal's fragments, in order. Waits for the stores to be listed once, but not
+        for long: the call then fails as UNAVAILABLE, with the reason."""
         context = self._context
         with counted("ListFragments") as outcome:
             claims = await authorize(call, context.verifier, Capability.READ)
@@ -63,7 +64,7 @@ class FragmentsApi:
             return response
         assert resolution.replica is not None
         index = resolution.replica.index
-        await index.wait_first_refresh()
+        await resolution.replica.wait_listed(self._context.settings.listing_timeout_s)
         limit = request.page_limit or self._context.settings.fragments_page_default
         page, next_token = select_page(index.fragments(request.next_page_token), request, limit)
         urls = await self._signed(page, request)

@@ -1,13 +1,16 @@
-"""Journals over HTTP: GET and HEAD read, PUT appends, POST /v1/journals/… answers JSON.
+"""Journals over HTTP: GET and HEAD read, PUT appends.
 
 Every request becomes a call of the broker's own gRPC service, with the ``Authorization`` header of the
 request: so it is authenticated, routed and proxied exactly as a gRPC client's is.
+
+A GET without a ``Range`` is answered as the original does: 206, with a range that has no known end.
+With one it is what HTTP calls a part of the whole, of as many bytes as its ``Content-Length`` says. A
+body that ends in good order is whole: what fails on its way is cut off without its end.
 """
 
 from __future__ import annotations
 
-import email.utils
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,17 +19,27 @@ from urllib.parse import parse_qsl
 import grpc
 import grpc.aio
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response
 
+from gazette.broker.http_headers import EXPOSED, append_headers, read_headers, route_headers
+from gazette.broker.http_ranges import (
+    MAX_OFFSET,
+    ByteRange,
+    EntityTag,
+    Unsatisfiable,
+    parse_range,
+    parse_tags,
+)
 from gazette.client.wire import CHUNK_BYTES, COMMIT, Content, append_content
-from gazette.errors import GazetteError, Invalid
+from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
+from gazette.http_body import StreamedBody
+from gazette.json_gateway import Cors, Handler
 from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import split_journal_meta
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Route
 from gazette.protocol.rpc import validate_append_request_opening, validate_read_request
 from gazette.protocol.status import Status
-
-MAX_OFFSET: Final = (1 << 63) - 1
 
 _READ_CODES: Final = {
     Status.OK: 206,
@@ -42,6 +55,7 @@ _APPEND_CODES: Final = {
     Status.INSUFFICIENT_JOURNAL_BROKERS: 503,
     Status.FRAGMENT_STORE_UNHEALTHY: 503,
     Status.NOT_ALLOWED: 403,
+    Status.WRONG_APPEND_OFFSET: 412,
 }
 _GRPC_CODES: Final = {
     grpc.StatusCode.UNAUTHENTICATED: 401,
@@ -49,81 +63,70 @@ _GRPC_CODES: Final = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.CANCELLED: 408,
 }
+_CONDITIONS: Final = ("if-match", "if-none-match", "if-range")
+_NOT_FOR_APPENDS: Final = ("content-range", "if-none-match", "if-unmodified-since")
 
 
 @dataclass(frozen=True, slots=True)
 class Loopback:
-    """The broker's own gRPC service: ``read`` and ``append`` as of ``client.channel.BytePath``."""
+    """The broker's own gRPC service: ``read`` and ``append`` as of ``client.channel.BytePath``.
+
+    ``http_endpoints`` are of the members of a route, by the endpoints that the route has.
+    ``created`` gives the revision at which a journal was created; 0: it is not known here.
+    """
 
     read: Callable[..., Any]
     append: Callable[..., Any]
-    http_endpoint: str
-    grpc_endpoint: str
+    http_endpoints: Callable[[Route], Mapping[str, str]]
+    created: Callable[[str], int]
 
 
 class HttpGateway:
     """The handler of every path that is a journal's name. ``loopback`` is asked for each request."""
 
-    def __init__(self, loopback: Callable[[], Loopback]) -> None:
+    def __init__(self, loopback: Callable[[], Loopback], allow_origins: Sequence[str] = ()) -> None:
         self._loopback = loopback
+        cors = Cors(
+            allow_origins,
+            methods="GET, HEAD, PUT, OPTIONS",
+            headers="Authorization, Content-Type, If-Match, If-None-Match, If-Range, Range",
+            expose=EXPOSED,
+        )
+        self.handle: Handler = cors.wrap(self._handle) if cors else self._handle
 
-    async def handle(self, request: Request) -> Response:
+    async def _handle(self, request: Request) -> Response:
         try:
             if request.method in ("GET", "HEAD"):
-                return await self._read(request)
+                return await _Read(request, self._loopback()).respond()
             if request.method == "PUT":
                 return await self._append(request)
-            return PlainTextResponse(f"unknown method: {request.method}\n", 400)
+            return _text(f"unknown method: {request.method}", 400)
+        except NotAllowed as error:
+            return _text(str(error), 401)
         except Invalid as error:
-            return PlainTextResponse(f"{error}\n", 400)
+            return _text(str(error), 400)
         except ClientDisconnect:
             return Response(status_code=408)
         except grpc.aio.AioRpcError as error:
-            code = _GRPC_CODES.get(error.code(), 500)
-            return PlainTextResponse(f"{error.details()}\n", code)
+            return _text(error.details() or "", _GRPC_CODES.get(error.code(), 500))
         except GazetteError as error:
-            return PlainTextResponse(f"{error}\n", 503)
-
-    async def _read(self, request: Request) -> Response:
-        parsed = parse_read(request)
-        loopback = self._loopback()
-        call = loopback.read(parsed, metadata=authorization(request))
-        messages = aiter(call)
-        first = await anext(messages, None)
-        if first is None:
-            call.cancel()
-            return PlainTextResponse("the broker ended the read before its first response\n", 503)
-        assert isinstance(first, broker_pb2.ReadResponse)
-        status = Status.from_pb(first.status)
-        headers = read_headers(first, loopback, request.url.path)
-        if status is not Status.OK or request.method == "HEAD":
-            call.cancel()
-            body = "" if request.method == "HEAD" else f"{status.name}\n"
-            return PlainTextResponse(body, _READ_CODES.get(status, 500), headers=headers)
-        headers["Content-Type"] = "application/octet-stream"
-        return StreamingResponse(self._body(call, messages, first.offset), 206, headers=headers)
-
-    async def _body(self, call: Any, messages: Any, offset: int) -> AsyncIterator[bytes]:
-        """The content, until the read ends or jumps to another offset.
-
-        An error leaves the body without its end, so that the client knows that it was cut.
-        """
-        try:
-            async for message in messages:
-                if isinstance(message, Content) or message.content:
-                    offset = message.offset + len(message.content)
-                    yield message.content
-                elif message.status != Status.OK or message.offset != offset:
-                    return
-        finally:
-            call.cancel()
+            return _text(str(error), 503)
 
     async def _append(self, request: Request) -> Response:
         if request.url.query:
             raise Invalid(f"unexpected query of an append ({request.url.query})")
+        for name in _NOT_FOR_APPENDS:
+            if name in request.headers:
+                raise Invalid(f"header {name} has no meaning for an append")
         opening = broker_pb2.AppendRequest(journal=journal_of(request))
         validate_append_request_opening(opening)
         loopback = self._loopback()
+        condition = request.headers.get("if-match", "*").strip()
+        if condition != "*":
+            tag = _one_tag(condition)
+            if tag.created != loopback.created(split_journal_meta(opening.journal)[0]):
+                return _text("the journal is not the one that If-Match names", 412)
+            opening.offset = tag.head
         call = loopback.append(metadata=authorization(request))
         try:
             await _write_body(call, opening, request)
@@ -133,16 +136,165 @@ class HttpGateway:
             call.cancel()
             raise
         status = Status.from_pb(response.status)
-        headers = _route_headers(response.header, loopback, request.url.path)
+        headers = _route_of(response.header, loopback, request)
         if status is not Status.OK:
             text = f"{status.name}: {response.store_health_error}".rstrip(": ")
-            return PlainTextResponse(f"{text}\n", _APPEND_CODES.get(status, 500), headers=headers)
-        commit = Fragment.from_pb(response.commit)
-        headers["X-Commit-Begin"] = str(commit.begin)
-        headers["X-Commit-End"] = str(commit.end)
-        headers["X-Commit-SHA1-Sum"] = commit.sum.hex()
-        headers["X-Write-Head"] = str(commit.end)
+            return _text(text, _APPEND_CODES.get(status, 500), headers)
+        headers |= append_headers(Fragment.from_pb(response.commit))
         return Response(status_code=204, headers=headers)
+
+
+class _Read:
+    """One GET or HEAD."""
+
+    def __init__(self, request: Request, loopback: Loopback) -> None:
+        self._request = request
+        self._loopback = loopback
+        self._metadata = authorization(request)
+        self._asked = parse_read(request)
+
+    async def respond(self) -> Response:
+        request, asked = self._request, self._asked
+        try:
+            # Ranges have a meaning for GET only.
+            wanted = parse_range(request.headers.get("range")) if request.method == "GET" else None
+        except Unsatisfiable as error:
+            return _text(str(error), 416)
+        if wanted is not None and "offset" in request.query_params:
+            raise Invalid("an offset and a Range ask for two things: give one of them")
+        conditional = any(name in request.headers for name in _CONDITIONS)
+        if conditional or (wanted is not None and wanted.suffix is not None):
+            answer = await self._settle(wanted)
+            if isinstance(answer, Response):
+                return answer
+            wanted = answer
+        if wanted is not None:
+            asked.offset, asked.end_offset = wanted.first, wanted.end or 0
+        call, messages, first = await self._start(asked)
+        status, headers = self._describe(first)
+        if status is not Status.OK or request.method == "HEAD":
+            call.cancel()
+            if wanted is not None and status is Status.OFFSET_NOT_YET_AVAILABLE:
+                headers["Content-Range"] = f"bytes */{first.write_head}"
+            body = "" if request.method == "HEAD" else status.name
+            return _text(body, _READ_CODES.get(status, 500), headers)
+        end = None
+        if wanted is not None and (wanted.end is not None or not asked.block):
+            end = _end_of(wanted, first.write_head, block=asked.block)
+            if first.offset >= end:  # The bytes asked for are gone; later ones are there.
+                call.cancel()
+                headers["Content-Range"] = f"bytes */{first.write_head}"
+                return _text("no byte of the range is there any more", 416, headers)
+            total = first.write_head if end <= first.write_head else "*"
+            headers["Content-Range"] = f"bytes {first.offset}-{end - 1}/{total}"
+            headers["Content-Length"] = str(end - first.offset)
+        headers["Content-Type"] = "application/octet-stream"
+        body_parts = _body(call, messages, first.offset, end, endless=asked.block)
+        return StreamedBody(body_parts, 206, headers)
+
+    async def _settle(self, wanted: ByteRange | None) -> ByteRange | Response | None:
+        """Check the conditions against the journal as it is now, and place a suffix."""
+        request = self._request
+        peek = broker_pb2.ReadRequest(journal=self._asked.journal, offset=-1, metadata_only=True)
+        call, _, first = await self._start(peek)
+        call.cancel()
+        status, headers = self._describe(first)
+        if status not in (Status.OK, Status.OFFSET_NOT_YET_AVAILABLE):
+            return _text(status.name, _READ_CODES.get(status, 500), headers)
+        now = self._tag(first.write_head)
+
+        def holds(header: str) -> bool:
+            tags = parse_tags(header)
+            return header.strip() == "*" or any(tag.is_prefix_of(now) for tag in tags)
+
+        condition = request.headers.get("if-match")
+        if condition is not None and not holds(condition):
+            return _text("the journal is not the one that If-Match names", 412, headers)
+        condition = request.headers.get("if-none-match")
+        if (
+            condition is not None
+            and not self._asked.block
+            and (condition.strip() == "*" or now in parse_tags(condition))
+        ):
+            headers.pop("Content-Range", None)
+            return Response(status_code=304, headers=headers)
+        condition = request.headers.get("if-range")
+        if condition is not None and not holds(condition):
+            return None
+        if wanted is None or wanted.suffix is None:
+            return wanted
+        if not wanted.suffix or not now.head:
+            headers["Content-Range"] = f"bytes */{now.head}"
+            return _text("there is no last byte", 416, headers)
+        begin = max(0, now.head - wanted.suffix)
+        return ByteRange(begin, None if self._asked.block else now.head - 1)
+
+    async def _start(
+        self, asked: broker_pb2.ReadRequest
+    ) -> tuple[Any, Any, broker_pb2.ReadResponse]:
+        """Call Read, and wait for its first response. Raises ``Invalid``, ``AioRpcError``."""
+        validate_read_request(asked)
+        call = self._loopback.read(asked, metadata=self._metadata)
+        messages = aiter(call)
+        try:
+            first = await anext(messages, None)
+        except BaseException:
+            call.cancel()
+            raise
+        if first is None:
+            call.cancel()
+            raise Unavailable("the broker ended the read before its first response")
+        assert isinstance(first, broker_pb2.ReadResponse)
+        return call, messages, first
+
+    def _describe(self, first: broker_pb2.ReadResponse) -> tuple[Status, dict[str, str]]:
+        status = Status.from_pb(first.status)
+        headers = _route_of(first.header, self._loopback, self._request) | read_headers(first)
+        if status in (Status.OK, Status.OFFSET_NOT_YET_AVAILABLE) and not self._asked.block:
+            tag = self._tag(first.write_head)
+            if tag.created:
+                headers["ETag"] = str(tag)
+        return status, headers
+
+    def _tag(self, head: int) -> EntityTag:
+        journal = split_journal_meta(self._asked.journal)[0]
+        return EntityTag(self._loopback.created(journal), head)
+
+
+def _end_of(wanted: ByteRange, head: int, *, block: bool) -> int:
+    """Where the body ends: at the head as it was when the body began, unless we are to wait."""
+    if wanted.end is None:
+        return head
+    return wanted.end if block else min(wanted.end, head)
+
+
+async def _body(
+    call: Any, messages: Any, offset: int, end: int | None, *, endless: bool
+) -> AsyncIterator[bytes]:
+    """The content, up to ``end`` or the head. Raises ``Broken`` if the read ends before that.
+
+    A read that waits at the head (``endless``) ends whenever the broker ends it.
+    """
+    try:
+        async for message in messages:
+            if isinstance(message, Content) or message.content:
+                content = message.content
+                if end is not None:
+                    content = content[: end - message.offset]
+                offset = message.offset + len(content)
+                yield content
+                if offset == end:
+                    return
+            elif message.status == Status.OFFSET_NOT_YET_AVAILABLE and end is None:
+                return
+            elif message.status != Status.OK:
+                raise Broken("the read ended early", status=Status.from_pb(message.status).name)
+            elif message.offset != offset:
+                raise Broken("bytes are missing", offset=offset, next=message.offset)
+        if end is not None or not endless:
+            raise Broken("the broker ended the read", offset=offset)
+    finally:
+        call.cancel()
 
 
 async def _write_body(call: Any, opening: broker_pb2.AppendRequest, request: Request) -> None:
@@ -194,64 +346,36 @@ def journal_of(request: Request) -> str:
 
 
 def authorization(request: Request) -> tuple[tuple[str, str], ...]:
-    """Call metadata with the credentials of the request, whatever they are worth."""
-    value = request.headers.get("authorization")
-    return (("authorization", value),) if value else ()
+    """Call metadata with the credentials of the request, whatever they are worth.
 
-
-def read_headers(
-    response: broker_pb2.ReadResponse, loopback: Loopback, path: str
-) -> dict[str, str]:
-    headers = _route_headers(response.header, loopback, path)
-    headers["X-Write-Head"] = str(response.write_head)
-    headers["Content-Range"] = f"bytes {response.offset}-{MAX_OFFSET}/{MAX_OFFSET}"
-    if response.HasField("fragment"):
-        fragment = Fragment.from_pb(response.fragment)
-        headers["X-Fragment-Name"] = fragment.content_name()
-        if fragment.mod_time:
-            headers["X-Fragment-Last-Modified"] = email.utils.formatdate(
-                fragment.mod_time, usegmt=True
-            )
-        if response.fragment_url:
-            headers["X-Fragment-Location"] = response.fragment_url
-    return headers
-
-
-def _route_headers(header: broker_pb2.Header, loopback: Loopback, path: str) -> dict[str, str]:
-    """``X-Route-Token``, and as ``Location`` where the primary has the journal.
-
-    Of this broker its HTTP endpoint is known; of others only what they advertise.
+    Raises ``NotAllowed`` for what call metadata cannot carry.
     """
+    value = request.headers.get("authorization")
+    if not value:
+        return ()
+    if not (value.isascii() and value.isprintable()):
+        raise NotAllowed("invalid or unsupported Authorization header (expected 'Bearer')")
+    return (("authorization", value),)
+
+
+def _one_tag(condition: str) -> EntityTag:
+    """The tag of a conditional append. Raises ``Invalid``."""
+    tags = parse_tags(condition)
+    if len(tags) != 1 or str(tags[0]) != condition:
+        raise Invalid(f"invalid If-Match ({condition}; expected one ETag of this journal, or *)")
+    if not tags[0].head:
+        raise Invalid(
+            "an append to an empty journal cannot be conditional on its ETag",
+            hint="Offset 0 means none was given: condition the append on a register instead.",
+        )
+    return tags[0]
+
+
+def _route_of(header: broker_pb2.Header, loopback: Loopback, request: Request) -> dict[str, str]:
     route = Route.from_pb(header.route)
-    headers = {"X-Route-Token": route_token(route)}
-    if endpoint := route.primary_endpoint:
-        if endpoint == loopback.grpc_endpoint:
-            endpoint = loopback.http_endpoint
-        headers["Location"] = f"{endpoint}{path}"
-    return headers
+    path = request.scope.get("raw_path", b"").decode("ascii", "replace") or request.url.path
+    return route_headers(route, loopback.http_endpoints(route), path)
 
 
-def route_token(route: Route) -> str:
-    """A route in the compact text form of protobuf."""
-    parts = [
-        f"members:<zone:{_quoted(member.zone)} suffix:{_quoted(member.suffix)} >"
-        for member in route.members
-    ]
-    if route.primary != 0:
-        parts.append(f"primary:{-1 if route.primary is None else route.primary}")
-    parts += [f"endpoints:{_quoted(endpoint)}" for endpoint in route.endpoints]
-    return " ".join(parts)
-
-
-def _quoted(text: str) -> str:
-    """A string of the text form: octal escapes for what is not ASCII, which headers cannot have."""
-    out: list[str] = []
-    for byte in text.encode():
-        char = chr(byte)
-        if char in '"\\':
-            out.append(f"\\{char}")
-        elif 0x20 <= byte < 0x7F:
-            out.append(char)
-        else:
-            out.append(f"\\{byte:03o}")
-    return f'"{"".join(out)}"'
+def _text(text: str, code: int, headers: Mapping[str, str] | None = None) -> Response:
+    return PlainTextResponse(f"{text}\n" if text else "", code, headers=headers)

@@ -20,11 +20,12 @@ import grpc.aio
 from gazette.auth import Capability, Claims
 from gazette.broker.context import BrokerContext
 from gazette.broker.edge import Expired, Expiry, Outcome, authorize, counted, failing
+from gazette.broker.replica import Replica
 from gazette.broker.resolver import Resolution
 from gazette.client.credentials import journal_claims
 from gazette.errors import Closed, Unavailable
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
-from gazette.fragment.index import Index, QueryResult
+from gazette.fragment.index import AT_WRITE_HEAD, QueryResult
 from gazette.fragment.local_file import LocalFragment
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import Offset
@@ -128,7 +129,7 @@ class ReadApi:
             assert resolution.replica is not None
             stream = _Stream(call, expiry)
             outcome.status = await self._serve(
-                request, resolution.replica.index, resolution.header, stream
+                request, resolution.replica, resolution.header, stream
             )
         else:
             await self._proxy(request, resolution, call, expiry)
@@ -136,12 +137,19 @@ class ReadApi:
     async def _serve(
         self,
         request: broker_pb2.ReadRequest,
-        index: Index,
+        replica: Replica,
         header: Header,
         stream: _Stream,
     ) -> Status:
         """Serve from a local replica: for each fragment its metadata, then its content."""
-        offset, first = request.offset, True
+        index, offset, first = replica.index, request.offset, True
+        if not index.first_refreshed and (offset == AT_WRITE_HEAD or not request.block):
+            # Nobody knows yet where the head is, or that there is nothing at the offset.
+            try:
+                waiting = replica.wait_listed(self._context.settings.listing_timeout_s)
+                await stream.expiry.bound(waiting)
+            except Closed:
+                return Status.OK
         while True:
             try:
                 querying = index.query(offset, request.block, request.begin_mod_time)
@@ -257,14 +265,15 @@ class ReadApi:
         self, request: broker_pb2.ReadRequest, resolution: Resolution, call: Any, expiry: Expiry
     ) -> None:
         """Pass on what another broker of the journal answers, without looking into it."""
-        upstream = self._open_upstream(request, resolution, expiry.remaining_s)
+        timeout_s = expiry.remaining_s
+        upstream = self._open_upstream(request, resolution, timeout_s)
         self._proxied.add(upstream)
         try:
             async for message in upstream:
                 await call.write(message)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                expiry.check()
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
+                raise Expired from None
             await call.abort(error.code(), error.details() or "")
         except asyncio.CancelledError:
             task = asyncio.current_task()

@@ -14,7 +14,7 @@ from gazette.baton import Baton
 from gazette.broker.flow_control import RateBalance
 from gazette.broker.pipeline import Pipeline, roll_back
 from gazette.broker.pulse import pulse_forever
-from gazette.errors import Closed, GazetteError
+from gazette.errors import Closed, GazetteError, Unavailable
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.index import Index
 from gazette.fragment.listing import list_fragments
@@ -85,6 +85,25 @@ class Replica:
             return None
         spec: JournalSpec = item.decoded.value.spec
         return spec
+
+    async def wait_listed(self, timeout_s: float) -> None:
+        """Return once the blob stores were listed: before, the index knows what was appended here only.
+
+        Raises ``Unavailable`` with the reason after ``timeout_s``, and ``Closed``. Cancellation: no
+        effect.
+        """
+        if self.index.first_refreshed:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.index.wait_first_refresh()
+        except TimeoutError:
+            raise Unavailable(
+                "the journal's fragment stores have not been listed yet: "
+                f"{self.refresh_error or 'the first listing still runs'}",
+                hint="Check the stores: `gazctl journals store-health`.",
+                journal=self.journal,
+            ) from None
 
     def start(self, scope: TaskScope) -> None:
         """Start the daemons, as children of ``scope``."""

@@ -49,6 +49,7 @@ from gazette.protocol.ids import ProcessId
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.process import BrokerSpec
+from gazette.protocol.route import Route
 from gazette.server import Server
 from gazette.tasks import BlockingPool, TaskScope, first_of
 
@@ -88,7 +89,12 @@ class BrokerService:
         self._auth = NoAuth() if auth is None else auth
         self._constructors = constructors
         self._private_diagnostics = private_diagnostics
-        self._spec = BrokerSpec(self.process_id, server.endpoint, settings.journal_limit)
+        self._spec = BrokerSpec(
+            self.process_id,
+            server.endpoint,
+            settings.journal_limit,
+            http_endpoint=server.http_endpoint,
+        )
         self._spec.validate()
         self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock)
         self._pools = Pools(
@@ -218,7 +224,7 @@ class BrokerService:
         return parts
 
     def _app(self) -> Starlette:
-        gateway = HttpGateway(self._loopback)
+        gateway = HttpGateway(self._loopback, self.settings.allow_origins)
         routes: list[HttpRoute] = []
         if not self._private_diagnostics:
             routes += diagnostic_routes(self.not_ready)
@@ -237,7 +243,21 @@ class BrokerService:
     def _loopback(self) -> Loopback:
         self._check_serving()
         calls = self.peers.byte_path(self.server.endpoint)
-        return Loopback(calls.read, calls.append, self.server.http_endpoint, self.server.endpoint)
+        return Loopback(calls.read, calls.append, self._http_endpoints, self._created)
+
+    def _http_endpoints(self, route: Route) -> dict[str, str]:
+        """Where the members of a route serve HTTP, of those that serve gRPC elsewhere."""
+        state = self.context.state
+        found: dict[str, str] = {}
+        for one in route.members:
+            member = state.member(one.zone, one.suffix)
+            if member is not None and (http := member.decoded.value.spec.http_endpoint):
+                found[member.decoded.value.spec.endpoint] = http
+        return found
+
+    def _created(self, journal: str) -> int:
+        item = self.context.state.item(journal)
+        return 0 if item is None else item.raw.create_revision
 
     def _check_serving(self) -> None:
         if self._phase not in ("ready", "draining"):

@@ -56,6 +56,8 @@ class BrokerSettings:
     peer_timeout_s: float = 15.0
     """How long a peer may take to answer one proposal, or to accept content."""
     store_check_timeout_s: float = 60.0
+    listing_timeout_s: float = 15.0
+    """How long a call waits for the first listing of a journal's stores before it is refused."""
     spool_threads: int = 4
     blob_threads: int = 16
     parallel_persists: int = 32

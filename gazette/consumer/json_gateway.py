@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
-from google.protobuf import json_format
 from google.protobuf.message import Message
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -13,85 +12,32 @@ from starlette.routing import Route
 
 from gazette.auth import Capability, Verifier
 from gazette.consumer.shard_api import ShardApi
-from gazette.errors import Closed, GazetteError, NotAllowed, Retryable
+from gazette.errors import GazetteError
+from gazette.json_gateway import Cors, code_of, error_response, parse_body, to_json
 from gazette.protocol.pb import consumer_pb2
-
-BODY_BYTES_MAX: Final = 1 << 20
 
 
 def json_routes(
     allow_origins: Sequence[str], api: Callable[[], ShardApi], verifier: Verifier
 ) -> list[Route]:
     """The routes; ``api`` gives the service's implementation, for each request."""
-    origins = frozenset(allow_origins)
+    cors = Cors(allow_origins)
 
-    def handler(
-        name: str, capability: int, new_request: Callable[[], Message]
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def route(path: str, name: str, capability: int, new_request: Callable[[], Message]) -> Route:
         async def handle(request: Request) -> Response:
-            if request.method == "OPTIONS":
-                response = Response()
-            else:
-                response = await _call(request, name, capability, new_request(), api, verifier)
-            origin = request.headers.get("origin")
-            if origin in origins:
-                response.headers["Access-Control-Allow-Origin"] = origin or ""
-                response.headers["Access-Control-Allow-Methods"] = "GET, POST, OPTIONS"
-                response.headers["Access-Control-Allow-Headers"] = "Content-Type, Authorization"
-                response.headers["Vary"] = "Origin"
-            return response
+            try:
+                claims = verifier.verify(request.headers.get("authorization"), capability)
+                message = new_request()
+                await parse_body(request, message)
+                method: Callable[..., Awaitable[Any]] = getattr(api(), name)
+                response = await method(message, claims)
+            except GazetteError as error:
+                return error_response(code_of(error), str(error))
+            return JSONResponse(to_json(response))
 
-        return handle
+        return Route(path, cors.wrap(handle), methods=["POST", "OPTIONS"])
 
     return [
-        Route(
-            "/v1/shards/list",
-            handler("list", Capability.LIST, consumer_pb2.ListRequest),
-            methods=["POST", "OPTIONS"],
-        ),
-        Route(
-            "/v1/shards/stat",
-            handler("stat", Capability.READ, consumer_pb2.StatRequest),
-            methods=["POST", "OPTIONS"],
-        ),
+        route("/v1/shards/list", "list", Capability.LIST, consumer_pb2.ListRequest),
+        route("/v1/shards/stat", "stat", Capability.READ, consumer_pb2.StatRequest),
     ]
-
-
-async def _call(
-    request: Request,
-    name: str,
-    capability: int,
-    message: Message,
-    api: Callable[[], ShardApi],
-    verifier: Verifier,
-) -> Response:
-    try:
-        claims = verifier.verify(request.headers.get("authorization"), capability)
-        json_format.Parse(await _bounded_body(request) or b"{}", message)
-        method: Callable[..., Awaitable[Message]] = getattr(api(), name)
-        response = await method(message, claims)
-    except NotAllowed as error:
-        return _error(401, error.message)
-    except (json_format.ParseError, ValueError) as error:
-        return _error(400, str(error))
-    except (Retryable, Closed) as error:
-        return _error(503, str(error))
-    except GazetteError as error:
-        return _error(500, str(error))
-    value: dict[str, Any] = json_format.MessageToDict(
-        response, always_print_fields_with_no_presence=True
-    )
-    return JSONResponse(value)
-
-
-async def _bounded_body(request: Request) -> bytes:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > BODY_BYTES_MAX:
-            raise ValueError(f"request body is too large (expected <= {BODY_BYTES_MAX} bytes)")
-    return bytes(body)
-
-
-def _error(status: int, text: str) -> Response:
-    return JSONResponse({"error": {"http_code": status, "message": text}}, status)

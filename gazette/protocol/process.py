@@ -37,12 +37,16 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSpec:
-    """A broker, as a member of the allocator. ``exiting`` asks that it be drained."""
+    """A broker, as a member of the allocator. ``exiting`` asks that it be drained.
+
+    ``http_endpoint`` is where it serves HTTP; empty: at ``endpoint``, as brokers of others do.
+    """
 
     id: ProcessId
     endpoint: str
     journal_limit: int
     exiting: bool = False
+    http_endpoint: str = ""
 
     @property
     def process(self) -> ProcessSpec:
@@ -61,12 +65,13 @@ class BrokerSpec:
             process_spec=self.process.to_pb(),
             journal_limit=self.journal_limit,
             exiting=self.exiting,
+            http_endpoint=self.http_endpoint,
         )
 
     @classmethod
     def from_pb(cls, pb: broker_pb2.BrokerSpec) -> BrokerSpec:
         process = ProcessSpec.from_pb(pb.process_spec)
-        return cls(process.id, process.endpoint, pb.journal_limit, pb.exiting)
+        return cls(process.id, process.endpoint, pb.journal_limit, pb.exiting, pb.http_endpoint)
 
 
 @dataclass(frozen=True, slots=True)

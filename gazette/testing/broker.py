@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from gazette.auth import KeyedAuth, NoAuth
+from gazette.blobs.blob_stores import StoreConstructor
 from gazette.broker.service import BrokerService
 from gazette.broker.settings import BrokerSettings
 from gazette.client.client import Client
@@ -72,10 +74,12 @@ class BrokerFixture:
         auth: KeyedAuth | NoAuth | None = None,
         lease_ttl_s: float = 5.0,
         server: dict[str, Any] | None = None,
+        constructors: Mapping[str, StoreConstructor] | None = None,
         **settings: Any,
     ) -> Self:
         """Start a broker and return once it is ready. ``etcd`` says where; the broker has its own
-        connection. ``settings`` are fields of ``BrokerSettings``, ``server`` those of ``ServerSettings``.
+        connection. ``settings`` are fields of ``BrokerSettings``, ``server`` those of ``ServerSettings``;
+        ``constructors`` replace the blob stores.
         """
         clock = SystemClock() if clock is None else clock
         file_root = tmp_path / "root"
@@ -102,6 +106,7 @@ class BrokerFixture:
             etcd.settings,
             replace(defaults, **settings),
             auth=auth,
+            constructors=constructors,
         )
         try:
             await service.start()

@@ -7,7 +7,8 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ import pytest
 from google.protobuf import json_format
 
 from gazette.auth import Capability, Claims, KeyedAuth
-from gazette.broker.http_gateway import route_token
-from gazette.broker.json_gateway import to_json
+from gazette.blobs.blob_store import BlobInfo
+from gazette.blobs.file import FileStore
+from gazette.broker.http_headers import route_token
 from gazette.client.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.clock import SystemClock
 from gazette.etcd import Etcd
+from gazette.json_gateway import to_json
+from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.journal import JournalFlag, Suspend, SuspendLevel
 from gazette.protocol.pb import broker_pb2
@@ -169,20 +173,31 @@ async def test_stored_fragments_show_where_they_are(
     assert response.headers["X-Fragment-Last-Modified"].endswith(" GMT")
 
 
-async def test_a_body_ends_before_a_second_jump(
+async def store(broker: BrokerFixture, begin: int, content: bytes) -> Path:
+    """Put a fragment into the store that was persisted long ago."""
+    digest = hashlib.sha1(content).hexdigest()
+    name = f"{begin:016x}-{begin + len(content):016x}-{digest}.raw"
+    path = broker.file_root / "fragments" / JOURNAL / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    os.utime(path, (1_000_000_000, 1_000_000_000))
+    return path
+
+
+async def test_a_body_is_cut_off_before_a_second_jump(
     broker: BrokerFixture, http: httpx.AsyncClient
 ) -> None:
-    for begin, content in ((5, b"one"), (100, b"two")):
-        digest = hashlib.sha1(content).hexdigest()
-        path = broker.file_root / f"fragments/{JOURNAL}/{begin:x}-{begin + 3:x}-{digest}.raw"
-        name = f"{begin:016x}-{begin + 3:016x}-{digest}.raw"
-        path = path.with_name(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        os.utime(path, (1_000_000_000, 1_000_000_000))
+    await store(broker, 5, b"one")
+    await store(broker, 100, b"two")
     await broker.create(journal_spec(JOURNAL))
-    response = await http.get(f"/{JOURNAL}")
-    assert response.content == b"one"
+    for headers in ({}, {"Range": "bytes=5-"}):
+        got = b""
+        with pytest.raises(httpx.RemoteProtocolError):
+            async with http.stream("GET", f"/{JOURNAL}", headers=headers) as response:
+                async for part in response.aiter_raw():
+                    got += part
+        # What came is right, and where it goes on can be asked for.
+        assert got == b"one"
     response = await http.get(f"/{JOURNAL}?offset=8")
     assert (response.content, response.headers["Content-Range"][:10]) == (b"two", "bytes 100-")
 
@@ -198,6 +213,200 @@ async def test_a_damaged_fragment_leaves_the_body_without_its_end(
     await broker.create(journal_spec(JOURNAL))
     with pytest.raises(httpx.RemoteProtocolError, match="without sending complete message body"):
         await http.get(f"/{JOURNAL}")
+
+
+# --- Ranges and conditions
+
+
+@pytest.mark.parametrize(
+    ("value", "span", "total"),
+    [
+        ("bytes=0-3", (0, 4), 10),
+        ("bytes=2-2", (2, 3), 10),
+        ("bytes=4-", (4, 10), 10),
+        ("bytes=8-200", (8, 10), 10),
+        (f"bytes=8-{MAX * 4}", (8, 10), 10),
+        ("bytes=-3", (7, 10), 10),
+        ("bytes=-200", (0, 10), 10),
+        ("Bytes = 5-6", (5, 7), 10),
+    ],
+)
+async def test_a_range_is_answered_with_its_bytes(
+    broker: BrokerFixture,
+    http: httpx.AsyncClient,
+    value: str,
+    span: tuple[int, int],
+    total: int,
+) -> None:
+    await broker.create(journal_spec(JOURNAL))
+    for part in (b"0123", b"456789"):
+        await append(broker, part)
+    response = await http.get(f"/{JOURNAL}", headers={"Range": value})
+    begin, end = span
+    assert (response.status_code, response.content) == (206, b"0123456789"[begin:end])
+    assert response.headers["Content-Range"] == f"bytes {begin}-{end - 1}/{total}"
+    assert response.headers["Content-Length"] == str(end - begin)
+    assert response.headers["Accept-Ranges"] == "bytes"
+
+
+@pytest.mark.parametrize(
+    ("value", "range_of_answer"),
+    [
+        ("bytes=10-", "bytes */10"),
+        ("bytes=10-20", "bytes */10"),
+        ("bytes=-0", "bytes */10"),
+        ("bytes=5-4", None),
+        ("bytes=0-1,3-4", None),
+        ("bytes=x-", None),
+        ("bytes=", None),
+        (f"bytes={MAX + 1}-", None),
+    ],
+)
+async def test_ranges_that_cannot_be_had(
+    broker: BrokerFixture, http: httpx.AsyncClient, value: str, range_of_answer: str | None
+) -> None:
+    await broker.create(journal_spec(JOURNAL))
+    await append(broker, b"0123456789")
+    response = await http.get(f"/{JOURNAL}", headers={"Range": value})
+    assert response.status_code == 416
+    assert response.headers.get("Content-Range") == range_of_answer
+
+
+async def test_ranges_that_do_not_count(broker: BrokerFixture, http: httpx.AsyncClient) -> None:
+    await broker.create(journal_spec(JOURNAL))
+    await append(broker, b"0123456789")
+    # Case: of units that nobody knows, and of methods for which there are none.
+    response = await http.get(f"/{JOURNAL}", headers={"Range": "pages=1-2"})
+    assert response.headers["Content-Range"] == f"bytes 0-{MAX}/{MAX}"
+    response = await http.head(f"/{JOURNAL}", headers={"Range": "bytes=20-30"})
+    assert response.status_code == 206
+    # Case: two answers to one question.
+    response = await http.get(f"/{JOURNAL}?offset=1", headers={"Range": "bytes=2-"})
+    assert (response.status_code, "one of them" in response.text) == (400, True)
+
+
+async def test_what_was_pruned_is_no_part_of_a_range(
+    broker: BrokerFixture, http: httpx.AsyncClient
+) -> None:
+    await store(broker, 100, b"0123456789")
+    await broker.create(journal_spec(JOURNAL))
+    response = await http.get(f"/{JOURNAL}", headers={"Range": "bytes=50-104"})
+    assert (response.content, response.headers["Content-Range"]) == (b"01234", "bytes 100-104/110")
+    response = await http.get(f"/{JOURNAL}", headers={"Range": "bytes=50-99"})
+    assert response.status_code == 416
+    assert response.headers["Content-Range"] == "bytes */110"
+
+
+async def test_a_range_of_a_growing_journal_ends_where_it_said(
+    broker: BrokerFixture, http: httpx.AsyncClient
+) -> None:
+    await broker.create(journal_spec(JOURNAL))
+    await append(broker, b"0123456789")
+    async with http.stream("GET", f"/{JOURNAL}", headers={"Range": "bytes=5-"}) as response:
+        await append(broker, b"later")
+        assert await response.aread() == b"56789"
+    # Case: with block=true it waits for bytes that are not there yet, and ends with the last of them.
+    url = f"/{JOURNAL}?block=true"
+    async with http.stream("GET", url, headers={"Range": "bytes=12-19"}) as response:
+        assert response.headers["Content-Range"] == "bytes 12-19/*"
+        assert response.headers["Content-Length"] == "8"
+        await append(broker, b"even later")
+        assert await response.aread() == b"tereven "
+    # Case: without an end it goes on, as `tail -c 4 -f`.
+    async with http.stream("GET", url, headers={"Range": "bytes=-4"}) as response:
+        body = response.aiter_raw()
+        assert await anext(body) == b"ater"
+        await append(broker, b"!")
+        assert await anext(body) == b"!"
+
+
+async def test_a_download_is_resumed_while_the_journal_grows(
+    broker: BrokerFixture, http: httpx.AsyncClient
+) -> None:
+    await broker.create(journal_spec(JOURNAL))
+    await append(broker, b"01234")
+    tag = (await http.get(f"/{JOURNAL}")).headers["ETag"]
+    await append(broker, b"56789")
+    headers = {"Range": "bytes=3-", "If-Range": tag}
+    response = await http.get(f"/{JOURNAL}", headers=headers)
+    assert response.content == b"3456789"
+    assert response.headers["ETag"] != tag
+    # Case: the tag is of a journal of the same name that was made at another revision.
+    created = int(tag.strip('"').partition("-")[0], 16)
+    other = f'"{created - 1:x}-5"'
+    response = await http.get(f"/{JOURNAL}", headers={"Range": "bytes=3-", "If-Range": other})
+    assert response.content == b"0123456789"
+    response = await http.get(f"/{JOURNAL}", headers={"If-Match": other})
+    assert response.status_code == 412
+
+
+async def test_nothing_new_is_304(broker: BrokerFixture, http: httpx.AsyncClient) -> None:
+    await broker.create(journal_spec(JOURNAL))
+    await append(broker, b"01234")
+    tag = (await http.head(f"/{JOURNAL}")).headers["ETag"]
+    for method in ("GET", "HEAD"):
+        response = await http.request(method, f"/{JOURNAL}", headers={"If-None-Match": tag})
+        assert (response.status_code, response.content) == (304, b"")
+        assert (response.headers["ETag"], response.headers["X-Write-Head"]) == (tag, "5")
+    await append(broker, b"5")
+    response = await http.get(f"/{JOURNAL}", headers={"If-None-Match": tag})
+    assert response.content == b"012345"
+    assert (await http.get("/no/such", headers={"If-None-Match": "*"})).status_code == 404
+
+
+async def test_appends_on_condition(broker: BrokerFixture, http: httpx.AsyncClient) -> None:
+    await broker.create(journal_spec(JOURNAL))
+    await append(broker, b"01234")
+    tag = (await http.head(f"/{JOURNAL}")).headers["ETag"]
+    for code in (204, 412):
+        response = await http.put(f"/{JOURNAL}", content=b"5", headers={"If-Match": tag})
+        assert response.status_code == code
+    for headers, code in (
+        ({"If-Match": "*"}, 204),
+        ({"If-Match": '"ffff-5"'}, 412),
+        ({"If-Match": '"1-0"'}, 400),
+        ({"If-Match": "nonsense"}, 400),
+        ({"If-None-Match": "*"}, 400),
+        ({"Content-Range": "bytes 0-1/2"}, 400),
+    ):
+        response = await http.put(f"/{JOURNAL}", content=b"6", headers=headers)
+        assert response.status_code == code, response.text
+    assert (await http.get(f"/{JOURNAL}")).content == b"0123456"
+
+
+class SlowToList(FileStore):
+    """A store whose listings of journals wait."""
+
+    asked = threading.Event()
+    go_on = threading.Event()
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        if prefix.startswith(JOURNAL):
+            self.asked.set()
+            assert self.go_on.wait(30)
+        return super().list(prefix)
+
+
+async def test_a_read_waits_for_the_first_listing(etcd: Etcd, tmp_path: Path) -> None:
+    def construct(url: FragmentStoreUrl) -> FileStore:
+        return SlowToList(tmp_path / "root", url)
+
+    async with (
+        await BrokerFixture.start(
+            etcd, tmp_path, constructors={"file": construct}, listing_timeout_s=0.3
+        ) as broker,
+        httpx.AsyncClient(base_url=broker.http) as http,
+    ):
+        await store(broker, 0, b"stored")
+        await broker.client.apply_journals([JournalChange(upsert=journal_spec(JOURNAL))])
+        await asyncio.to_thread(SlowToList.asked.wait, 30)
+        # Case: what is not known yet is not answered as nothing.
+        response = await http.get(f"/{JOURNAL}")
+        assert response.status_code == 503
+        assert "have not been listed yet" in response.text
+        SlowToList.go_on.set()
+        response = await http.head(f"/{JOURNAL}?offset=-1")
+        assert response.headers["X-Write-Head"] == "6"
 
 
 async def test_a_blocking_get_is_flushed_as_content_comes(
@@ -250,8 +459,10 @@ async def test_other_brokers_journals_are_served_too(etcd: Etcd, tmp_path: Path)
         await two.settled(JOURNAL)
         response = await http.put(f"/{JOURNAL}", content=b"through another")
         assert response.status_code == 204
-        # Only the advertised endpoint of another broker is known.
-        assert response.headers["Location"] == f"{one.endpoint}/{JOURNAL}"
+        # The location is one that speaks HTTP.
+        assert response.headers["Location"] == f"{one.http}/{JOURNAL}"
+        found = await http.get(response.headers["Location"])
+        assert found.content == b"through another"
         assert (await http.get(f"/{JOURNAL}")).content == b"through another"
 
 

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -386,6 +387,26 @@ async def test_a_fragment_that_has_vanished_from_its_store_is_an_error(
     path.unlink()
     with pytest.raises(grpc.aio.AioRpcError, match="no such object"):
         await read_all(broker)
+
+
+async def test_a_reader_that_goes_away_is_no_error(
+    broker: BrokerFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    await broker.create(journal_spec(JOURNAL))
+    for _ in range(8):
+        await append(broker, noise(4_000_000))
+    request = broker_pb2.ReadRequest(journal=JOURNAL, block=True)
+    for seconds in (0.005, 0.02, 0.05, 0.1):
+        call: Any = stub(broker).Read(request, timeout=seconds)
+        with suppress(grpc.aio.AioRpcError):
+            await call.read()
+        # It reads no more, and its deadline passes while the broker has more to write.
+        await call.code()
+    async with grpc.aio.insecure_channel(broker.endpoint.removeprefix("http://")) as channel:
+        call = JournalStub(channel).Read(request)
+        await call.read()
+    await broker.client.append(AppendParams(JOURNAL), b"the broker goes on")
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_a_reader_that_goes_away_leaves_no_open_file(

@@ -160,14 +160,16 @@ class ProcessSpec(_message.Message):
     def __init__(self, id: _Optional[_Union[ProcessSpec.ID, _Mapping]] = ..., endpoint: _Optional[str] = ...) -> None: ...
 
 class BrokerSpec(_message.Message):
-    __slots__ = ("process_spec", "journal_limit", "exiting")
+    __slots__ = ("process_spec", "journal_limit", "exiting", "http_endpoint")
     PROCESS_SPEC_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_LIMIT_FIELD_NUMBER: _ClassVar[int]
     EXITING_FIELD_NUMBER: _ClassVar[int]
+    HTTP_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     process_spec: ProcessSpec
     journal_limit: int
     exiting: bool
-    def __init__(self, process_spec: _Optional[_Union[ProcessSpec, _Mapping]] = ..., journal_limit: _Optional[int] = ..., exiting: _Optional[bool] = ...) -> None: ...
+    http_endpoint: str
+    def __init__(self, process_spec: _Optional[_Union[ProcessSpec, _Mapping]] = ..., journal_limit: _Optional[int] = ..., exiting: _Optional[bool] = ..., http_endpoint: _Optional[str] = ...) -> None: ...
 
 class Fragment(_message.Message):
     __slots__ = ("journal", "begin", "end", "sum", "compression_codec", "backing_store", "mod_time", "path_postfix")

@@ -1,0 +1,83 @@
+"""Which bytes of a journal an HTTP request asks for, and under which conditions.
+
+A journal only grows, and the bytes at an offset never change. So a range of HTTP is a range of
+offsets, and the size of the whole is the head of the journal as of the response. An entity tag names a
+creation of the journal and the head it had: a later head has the same bytes before it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+MAX_OFFSET: Final = (1 << 63) - 1
+
+_SPEC: Final = re.compile(r"[ \t]*(?:([0-9]+)-([0-9]*)|-([0-9]+))[ \t]*")
+_TAG: Final = re.compile(r'"([0-9a-f]{1,16})-([0-9a-f]{1,16})"')
+
+
+class Unsatisfiable(Exception):
+    """A range that no journal, or not this one as it is, has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """``bytes=first-last`` (inclusive; ``last`` None: to the head), or the last ``suffix`` bytes."""
+
+    first: int = 0
+    last: int | None = None
+    suffix: int | None = None
+
+    @property
+    def end(self) -> int | None:
+        """The offset behind the last byte; None: the head."""
+        return None if self.last is None else self.last + 1
+
+
+def parse_range(header: str | None) -> ByteRange | None:
+    """The range of a ``Range`` header; None if there is none, or one of units that we do not know.
+
+    Raises ``Unsatisfiable`` for what is no range of bytes, and for several at once.
+    """
+    if header is None:
+        return None
+    unit, equals, ranges = header.partition("=")
+    if not equals or unit.strip().lower() != "bytes":
+        return None
+    if "," in ranges:
+        raise Unsatisfiable("several ranges in one request are not served: ask for each")
+    match = _SPEC.fullmatch(ranges)
+    if match is None:
+        raise Unsatisfiable(f"not a range of bytes: {header}")
+    first, last, suffix = match.groups()
+    if suffix is not None:
+        return ByteRange(suffix=min(int(suffix), MAX_OFFSET))
+    found = ByteRange(int(first), int(last) if last else None)
+    if found.first > MAX_OFFSET:
+        raise Unsatisfiable(f"beyond the largest offset: {header}")
+    if found.last is not None and found.last < found.first:
+        raise Unsatisfiable(f"ends before it begins: {header}")
+    if found.last is not None and found.last >= MAX_OFFSET:
+        return ByteRange(found.first)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class EntityTag:
+    """``created`` is the etcd revision at which the journal was created, ``head`` its length then."""
+
+    created: int
+    head: int
+
+    def __str__(self) -> str:
+        return f'"{self.created:x}-{self.head:x}"'
+
+    def is_prefix_of(self, other: EntityTag) -> bool:
+        """Whether what had this tag is the beginning of what has the other one."""
+        return self.created == other.created and self.head <= other.head
+
+
+def parse_tags(header: str) -> list[EntityTag]:
+    """The tags of an ``If-…`` header that can be ours; weak ones count as strong."""
+    return [EntityTag(int(a, 16), int(b, 16)) for a, b in _TAG.findall(header)]
