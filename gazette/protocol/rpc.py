@@ -25,7 +25,7 @@ from gazette.protocol.ids import (
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2, consumer_pb2
-from gazette.protocol.route import Header, Route
+from gazette.protocol.route import Route, valid_header
 from gazette.protocol.shard import ReplicaStatus, ShardSpec
 from gazette.protocol.status import ShardStatus, Status
 from gazette.protocol.validation import within
@@ -415,7 +415,7 @@ def _optional_header(pb: _Routed) -> None:
 
 def _header(pb: broker_pb2.Header) -> None:
     with within("Header"):
-        Header.from_pb(pb).validate()
+        valid_header(pb)
 
 
 def _status(value: int) -> Status:
