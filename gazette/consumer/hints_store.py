@@ -66,20 +66,20 @@ async def read_hints(etcd: Etcd, spec: ShardSpec) -> tuple[StoredHints, ...]:
     return tuple(stored)
 
 
-def pick_hints(stored: tuple[StoredHints, ...], spec: ShardSpec) -> FSMHints:
-    """The hints to recover from: the first that can be used, or none at all for a new shard.
+def usable_hints(stored: tuple[StoredHints, ...], spec: ShardSpec) -> tuple[FSMHints, ...]:
+    """The hints to recover from, the first being the best; for a new shard, hints of nothing.
 
-    Damaged ones are passed over with a warning. If *all* that exist are damaged this raises
-    ``Corrupt``: starting from nothing would drop the shard's state.
+    Those that follow are for the case that the log has lost what the ones before them need. Damaged ones
+    are passed over with a warning. If *all* that exist are damaged this raises ``Corrupt``: starting from
+    nothing would drop the shard's state.
     """
-    damaged: list[StoredHints] = []
-    for one in stored:
-        if one.hints is not None:
-            for bad in damaged:
-                log.warning("hints %s of shard %s are damaged: %s", bad.key, spec.id, bad.error)
-            return one.hints
-        if one.error:
-            damaged.append(one)
+    usable = list(dict.fromkeys(one.hints for one in stored if one.hints is not None))
+    damaged = [one for one in stored if one.error]
+    for bad in damaged:
+        log.warning("hints %s of shard %s are damaged: %s", bad.key, spec.id, bad.error)
+    if usable:
+        # Hints without files say to read the log from its first byte: whatever has files is better.
+        return tuple(sorted(usable, key=lambda hints: not hints.live_nodes))
     if damaged:
         raise Corrupt(
             f"no hints of the shard can be used: {damaged[0].error}",
@@ -87,7 +87,7 @@ def pick_hints(stored: tuple[StoredHints, ...], spec: ShardSpec) -> FSMHints:
             keys=", ".join(one.key for one in damaged),
             hint="Restore one of these keys. Delete them all only to start the shard from nothing.",
         )
-    return FSMHints(log=spec.recovery_log)
+    return (FSMHints(log=spec.recovery_log),)
 
 
 async def store_recorded_hints(
@@ -95,13 +95,27 @@ async def store_recorded_hints(
 ) -> bool:
     """Write the primary's hints, if we still are the primary; whether that was so.
 
-    A zombie's hints are dropped by the comparison. Raises ``Unavailable``.
+    They also go into backups that have none yet, or some without files: as long as there is such a one a
+    log cannot be pruned, and it took as many promotions as there are backups to fill them. A zombie's
+    hints are dropped by the comparison. Raises ``Unavailable``.
     """
-    result = await etcd.txn(
-        (Compare.create_revision(assignment_key, "=", create_revision),),
-        (Op.put(spec.hint_primary_key, hints.to_json()),),
-    )
-    return result.succeeded
+    ours = Compare.create_revision(assignment_key, "=", create_revision)
+    value = hints.to_json()
+    result = await etcd.txn((ours,), (Op.put(spec.hint_primary_key, value),))
+    if not result.succeeded or not hints.live_nodes or not spec.hint_backup_keys:
+        return result.succeeded
+    empty = [slot for slot in (await read_hints(etcd, spec))[1:] if _is_empty(slot)]
+    if empty:
+        # Should somebody else have written one of them meanwhile, then all wait for the next time.
+        await etcd.txn(
+            (ours, *(Compare.mod_revision(slot.key, "=", slot.mod_revision) for slot in empty)),
+            tuple(Op.put(slot.key, value) for slot in empty),
+        )
+    return True
+
+
+def _is_empty(slot: StoredHints) -> bool:
+    return not slot.error and (slot.hints is None or not slot.hints.live_nodes)
 
 
 async def store_recovered_hints(
@@ -114,10 +128,11 @@ async def store_recovered_hints(
 ) -> None:
     """Put what was recovered from into the first backup, and move the others on.
 
-    Retried until it is done or the assignment is gone: pruning relies on it. Cancellation: it may
-    have been written.
+    Hints without files, those of a shard's first owner, are not worth a backup: they say to read the
+    log from its first byte, and would keep it from ever being pruned. Retried until it is done or the
+    assignment is gone: pruning relies on it. Cancellation: it may have been written.
     """
-    if not spec.hint_backup_keys:
+    if not spec.hint_backup_keys or not hints.live_nodes:
         return
     attempt = 0
     while True:
@@ -152,7 +167,7 @@ async def _rotate(
     for slot in backups:
         compares.append(Compare.mod_revision(slot.key, "=", slot.mod_revision))
         operations.append(Op.put(slot.key, value))
-        if slot.mod_revision == 0:
+        if _is_empty(slot):
             break  # An empty slot takes the last one that moves.
         value = slot.value
     return (await etcd.txn(tuple(compares), tuple(operations))).succeeded

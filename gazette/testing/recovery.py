@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import random
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
+from gazette.blobs.blob_store import BlobStore
 from gazette.client.appender import AppendParams, AppendResult
-from gazette.errors import Bug
+from gazette.errors import Bug, Corrupt
+from gazette.gazctl.prune_plan import Needs
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.label_set import EMPTY_LABELS
 from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header
-from gazette.recoverylog.fsm import RecoveryFSM
+from gazette.recoverylog.fsm import Outcome, RecoveryFSM
+from gazette.recoverylog.ops import HEADER_LENGTH, decode_op
 from gazette.recoverylog.playback import Playback
 from gazette.recoverylog.recorder import Recorder, no_op
 from gazette.recoverylog.staged_files import StagedFiles
@@ -41,6 +46,11 @@ class MemoryLog:
         self.dependencies: dict[OpFuture[Any], list[int]] = {}
         self._waiting: list[tuple[bytes, OpFuture[AppendResult]]] = []
 
+    @property
+    def end(self) -> int:
+        """The write head."""
+        return len(self.data)
+
     def start_append(
         self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
     ) -> MemoryTxn:
@@ -48,7 +58,7 @@ class MemoryLog:
             if not dependency.done():
                 raise Bug("a log in memory does not wait for dependencies")
             dependency.result()
-            self.dependencies.setdefault(dependency, []).append(len(self.data))
+            self.dependencies.setdefault(dependency, []).append(self.end)
         return MemoryTxn(self)
 
     def release_held(self) -> None:
@@ -73,6 +83,79 @@ class MemoryLog:
         if content:
             self.ends.append(len(self.data))
         future.set_result(AppendResult(Fragment(LOG, begin, len(self.data)), EMPTY_LABELS, _HEADER))
+
+
+class FragmentLog(MemoryLog):
+    """A recovery log whose bytes are fragments in a blob store, and can be pruned; it never ends up in
+    memory whole.
+
+    ``log[begin:end]`` reads it. ``fragment_bytes``: a fragment is closed once it has as many.
+    """
+
+    def __init__(self, store: BlobStore, *, fragment_bytes: int = 4 << 20) -> None:
+        super().__init__()
+        self.store = store
+        self.fragments: list[Fragment] = []
+        self.pruned_bytes = 0
+        self._fragment_bytes = fragment_bytes
+        self._spool = bytearray()
+        self._begin = 0
+        self._cached: tuple[Fragment, bytes] | None = None
+
+    @property
+    def end(self) -> int:
+        """The write head."""
+        return self._begin + len(self._spool)
+
+    def _commit(self, content: bytes, future: OpFuture[AppendResult]) -> None:
+        begin = self.end
+        self._spool += content
+        end = self.end
+        if len(self._spool) >= self._fragment_bytes:
+            self.flush()
+        future.set_result(AppendResult(Fragment(LOG, begin, end), EMPTY_LABELS, _HEADER))
+
+    def flush(self) -> None:
+        """Store what was appended since the last fragment."""
+        if not self._spool:
+            return
+        digest = hashlib.sha1(self._spool, usedforsecurity=False).digest()
+        fragment = Fragment(LOG, self._begin, self.end, digest)
+        self.store.put(fragment.content_path(), io.BytesIO(self._spool))
+        self.fragments.append(fragment)
+        self._begin = self.end
+        self._spool.clear()
+
+    def prune(self, keep: Collection[FSMHints]) -> int:
+        """Remove the fragments that no hints of ``keep`` need, as ``gazctl shards prune`` does; bytes
+        that were removed."""
+        needs = Needs()
+        for hints in keep:
+            needs.add_hints(hints)
+        removed = 0
+        spooled = [Fragment(LOG, self._begin, self.end)] if self._spool else []
+        for fragment in needs.unneeded(LOG, [*self.fragments, *spooled]):
+            if fragment in spooled:
+                continue
+            self.store.remove(fragment.content_path())
+            self.fragments.remove(fragment)
+            removed += fragment.length
+        self.pruned_bytes += removed
+        return removed
+
+    def __getitem__(self, span: slice) -> bytes:
+        """Bytes from ``span.start`` on, up to ``span.stop`` or the end of a fragment. Raises
+        ``Corrupt`` if they were pruned."""
+        start, stop = int(span.start), int(span.stop)
+        if start >= self._begin:
+            return bytes(self._spool[start - self._begin : stop - self._begin])
+        for fragment in self.fragments:
+            if fragment.begin <= start < fragment.end:
+                if self._cached is None or self._cached[0] != fragment:
+                    with self.store.open(fragment.content_path()) as file:
+                        self._cached = fragment, file.read()
+                return self._cached[1][start - fragment.begin : stop - fragment.begin]
+        raise Corrupt("the log was pruned here", offset=start)
 
 
 class MemoryTxn:
@@ -109,7 +192,7 @@ class Replayer:
 
     def advance(
         self,
-        data: bytes | memoryview,
+        data: bytes | memoryview | FragmentLog,
         end: int,
         *,
         chunk_bytes: Callable[[], int] = lambda: 1 << 16,
@@ -169,16 +252,18 @@ def take_over(
     log: MemoryLog, directory: Path, rng: random.Random, *, hints: FSMHints | None = None
 ) -> Recorder:
     """Recover a log as its next owner: play it back, hand it off to a new author, and go on."""
-    fsm = replay(bytes(log.data), directory, hints=hints)
+    replayer = Replayer(directory, hints=hints)
+    source = log if isinstance(log, FragmentLog) else memoryview(bytes(log.data))
+    try:
+        replayer.advance(source, log.end, chunk_bytes=lambda: 1 << 20)
+        fsm = replayer.finish()
+    except BaseException:
+        replayer.abandon()
+        raise
     author = rng.randrange(1, 1 << 32)
-    frame = no_op(fsm, author)
+    first_offset, frame = log.end, no_op(fsm, author)
     log.enqueue(frame).result()
-    playback = Playback(hints or FSMHints(log=LOG))
-    playback.expect_handoff(author)
-    while playback.read_offset < len(log.data):
-        if (wanted := playback.wanted()) is not None:
-            playback.seek(*wanted)
-        begin = playback.read_offset
-        playback.feed(bytes(log.data[begin : begin + (1 << 20)]))
-    assert playback.handoff_applied
-    return Recorder(playback.fsm, author, directory, log, LOG, len(log.data))  # type: ignore[arg-type]
+    payload = frame[HEADER_LENGTH:]
+    op = decode_op(payload, log=LOG, first_offset=first_offset, frame_end=log.end)
+    assert fsm.apply(op, payload) is Outcome.APPLIED
+    return Recorder(fsm, author, directory, log, LOG, log.end)  # type: ignore[arg-type]
