@@ -12,7 +12,7 @@ STAMP := $(BIN)/.gazette-installed
 DEV_STAMP := $(BIN)/.gazette-dev-installed
 WORKERS ?= 2
 
-.PHONY: setup demo test check fmt bench docs faults protos clean
+.PHONY: setup demo test check fmt bench docs faults soak-stores protos clean
 
 setup: $(DEV_STAMP)
 
@@ -50,6 +50,11 @@ test: $(DEV_STAMP)
 # Real processes, killed at random moments; prints its seeds. Not part of `make test`.
 faults: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m faults --timeout 3600 $(ARGS)
+
+# A million transactions on one shard of each kind: what their recovery logs cost, and that they stay bounded.
+soak-stores: $(DEV_STAMP)
+	$(BIN)/python benchmarks/soak_stores.py --store sqlite $(ARGS)
+	$(BIN)/python benchmarks/soak_stores.py --store rocksdb $(ARGS)
 
 bench: $(DEV_STAMP)
 	$(BIN)/gazette bench $(ARGS)

@@ -207,7 +207,7 @@ def main() -> int:
             soak.transaction()
             if soak.number % step == 0:
                 soak.fail_over()
-                horizon, played, opened = soak.recoveries[-1]
+                horizon, _, opened = soak.recoveries[-1]
                 print(
                     f"{soak.number} transactions in {perf_counter() - begin:.0f} s: log"
                     f" {soak.log.end / 1e6:.0f} MB ({soak.log.pruned_bytes / 1e6:.0f} MB pruned), live"

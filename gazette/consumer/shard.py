@@ -32,10 +32,10 @@ from gazette.clock import Clock
 from gazette.consumer import metrics
 from gazette.consumer.application import Application, Store, shard_directory_prefix
 from gazette.consumer.hints_store import (
-    pick_hints,
     read_hints,
     store_recorded_hints,
     store_recovered_hints,
+    usable_hints,
 )
 from gazette.consumer.inbox import Call, Chunk, Inbox, Jump, SourceFailed
 from gazette.consumer.progress import Progress
@@ -299,7 +299,7 @@ class Shard:
         await self._update_status(ReplicaStatus(ReplicaCode.BACKFILL, ()))
         context = self._context
         stored = await self._retried(lambda: read_hints(context.etcd, spec), "reading hints")
-        hints = pick_hints(stored, spec)
+        hints, *older_hints = usable_hints(stored, spec)
         await self._check_recovery_log(spec)
         self._directory = Path(
             tempfile.mkdtemp(prefix=shard_directory_prefix(self.id), dir=context.scratch_directory)
@@ -310,6 +310,7 @@ class Shard:
             context.client,
             context.clock,
             context.player_pool,
+            older_hints=older_hints,
             stall_timeout_s=context.stall_timeout_s,
         )
         self._scope.spawn(self._guard(self._announce_standby(self._player)), name="tailing")

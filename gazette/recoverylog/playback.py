@@ -90,6 +90,15 @@ JUNK_MAX: Final = 64 << 20
 """More than this without a frame is not a recovery log."""
 
 
+class PrunedLog(Corrupt):
+    """The log no longer holds operations that the hints need. Older hints may need others."""
+
+    default_hint = (
+        "Fragments were removed too early. Recover from another backup of the hints, or restore the"
+        " fragments."
+    )
+
+
 class Playback:
     """Decodes a log from some offset on and drives the recovery FSM.
 
@@ -112,6 +121,8 @@ class Playback:
         self._junk_run = 0
         self._jumped = False
         """Whether bytes were missing since the last operation that applied."""
+        self._lost: tuple[int, int] | None = None
+        """The first bytes that were missing."""
 
     @property
     def read_offset(self) -> int:
@@ -145,7 +156,18 @@ class Playback:
         return self._raw is not None or len(self._buffer) >= HEADER_LENGTH
 
     def jump(self, offset: int) -> None:
-        """The log's bytes up to ``offset`` no longer exist. Raises ``Corrupt`` if they are needed."""
+        """The log's bytes up to ``offset`` no longer exist. Raises ``PrunedLog`` if they are needed."""
+        if self._lost is None:
+            self._lost = self.read_offset, offset
+        if not self.fsm.has_hints and self.fsm.next_seq_no == 1:
+            # To go on would pass for a shard without any state.
+            raise PrunedLog(
+                "no hints say where to begin, and the recovery log was pruned",
+                log=self.log,
+                offset=self.offset,
+                jumped_to=offset,
+                hint="Restore the shard's hints. To begin anew without its state, give it another log.",
+            )
         segment = self.fsm.hinted_segments[0] if self.fsm.hinted_segments else None
         if (
             segment is not None
@@ -153,17 +175,15 @@ class Playback:
             and segment.last_offset
             and offset > segment.last_offset
         ):
-            raise Corrupt(
+            raise PrunedLog(
                 "the recovery log no longer holds operations that the hints name",
                 log=self.log,
                 offset=self.offset,
                 jumped_to=offset,
                 segment_end=segment.last_offset,
-                hint="Fragments were removed too early. Recover from an older backup of the hints,"
-                " or restore the fragments.",
             )
         if self._raw is not None and self._raw.fnode is not None:
-            raise Corrupt(
+            raise PrunedLog(
                 "the recovery log no longer holds the bytes of a write",
                 log=self.log,
                 offset=self.read_offset,
@@ -301,6 +321,14 @@ class Playback:
     def missing(self) -> Corrupt:
         """The error of a log that ended before all hinted operations were read."""
         segment = self.fsm.hinted_segments[0]
+        if self._lost is not None:
+            return PrunedLog(
+                "the recovery log no longer holds operations that the hints name",
+                log=self.log,
+                offset=self._lost[0],
+                jumped_to=self._lost[1],
+                segment=segment,
+            )
         return Corrupt(
             "the recovery log ends before operations that its hints name: data was lost, or the"
             " hints are of another log",

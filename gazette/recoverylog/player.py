@@ -19,20 +19,23 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gazette.client.appender import AppendParams
+from gazette.client.appender import AppendParams, SuspendControl
 from gazette.client.reader import OffsetJump, ReadParams
 from gazette.client.retry_reader import RetryReader
+from gazette.client.rpc_errors import status_of
 from gazette.clock import Clock
-from gazette.errors import Bug, Corrupt, Unavailable
+from gazette.errors import Bug, Corrupt, NotAllowed, Unavailable
 from gazette.failpoints import reach
 from gazette.metrics import RECOVERED_BYTES
 from gazette.protocol.hints import FSMHints
+from gazette.protocol.status import Status
 from gazette.recoverylog.fsm import RecoveryFSM
-from gazette.recoverylog.playback import Playback
+from gazette.recoverylog.playback import Playback, PrunedLog
 from gazette.recoverylog.recorder import fence, no_op
 from gazette.recoverylog.staged_files import StagedFiles
 from gazette.tasks import BlockingPool, TaskScope
@@ -43,6 +46,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 20
+
+SUSPENDED_POLL_S = 2.0
+"""How often a standby looks whether a fully suspended log was resumed."""
 
 CATCH_UPS_MAX = 3
 """How often the end waits for what was appended meanwhile. A hand-off against an owner that never
@@ -110,9 +116,13 @@ class Player:
         clock: Clock,
         pool: BlockingPool,
         *,
+        older_hints: Sequence[FSMHints] = (),
         stall_timeout_s: float = 60.0,
     ) -> None:
+        """``older_hints`` are played, one after the other, if the log was pruned of what the ones before
+        them need."""
         self.hints = hints
+        """Those that are played."""
         self.directory = directory
         self.tailing = asyncio.Event()
         """Set when the head was reached for the first time."""
@@ -120,6 +130,7 @@ class Player:
         self._client = client
         self._clock = clock
         self._pool = pool
+        self._older_hints = list(older_hints)
         self._stall_timeout_s = stall_timeout_s
         self._playback = Playback(hints)
         self._files = StagedFiles(directory)
@@ -171,9 +182,8 @@ class Player:
         """
         done = False
         try:
-            await self._pool.run(self._files.prepare)
             async with TaskScope(f"player {self.hints.log}") as scope:
-                state = await self._play(scope)
+                state = await self._play_some_hints(scope)
                 scope.cancel()
             self.state = PlayerState.LIVE
             done = True
@@ -187,6 +197,20 @@ class Player:
                     self._pool.submit(self._files.abandon)
                 except RuntimeError:  # The pool was closed, and the process is about to end.
                     self._files.abandon()
+
+    async def _play_some_hints(self, scope: TaskScope) -> RecoveredState:
+        """Play by the first hints whose operations the log still has."""
+        while True:
+            await self._pool.run(self._files.prepare)
+            try:
+                return await self._play(scope)
+            except PrunedLog as error:
+                if not self._older_hints:
+                    raise
+                log.warning("%s; trying older hints", error)
+            self._close_reader()
+            self.hints = self._older_hints.pop(0)
+            self._playback = Playback(self.hints)
 
     async def _play(self, scope: TaskScope) -> RecoveredState:
         playback = self._playback
@@ -267,9 +291,20 @@ class Player:
         return heads
 
     async def _write_head(self, name: str) -> int:
-        """The log's end. An empty append, since only the primary knows it."""
-        result = await self._client.append(AppendParams(journal=name), b"")
-        return result.commit.end
+        """The log's end. An empty append, since only the primary knows it; one that leaves a suspended
+        log suspended."""
+        try:
+            result = await self._client.append(
+                AppendParams(journal=name, suspend=SuspendControl.KEEP), b""
+            )
+        except NotAllowed as error:
+            if status_of(error) != Status.SUSPENDED.name:
+                raise
+        else:
+            return result.commit.end
+        # No broker serves it, because it has no bytes; its specification says where it goes on.
+        spec = (await self._client.get_journal(name)).spec
+        return 0 if spec.suspend is None else spec.suspend.offset
 
     async def _inject(self) -> None:
         """Append the operation of the hand-off, and read through it from here on."""
@@ -285,10 +320,19 @@ class Player:
 
     async def _read(self, reader: RetryReader) -> bytes | OffsetJump:
         # A jump is no failure of the task, which would end the whole scope.
-        try:
-            return await reader.read(READ_BYTES)
-        except OffsetJump as jump:
-            return jump
+        while True:
+            try:
+                return await reader.read(READ_BYTES)
+            except OffsetJump as jump:
+                return jump
+            except NotAllowed as error:
+                if status_of(error) != Status.SUSPENDED.name:
+                    raise
+            # All of its fragments are gone, and whoever appends resumes it.
+            head = await self._write_head(self._playback.log)
+            if head > self._playback.read_offset:
+                return OffsetJump(self._playback.log, self._playback.read_offset, head)
+            await self._clock.sleep(SUSPENDED_POLL_S)
 
     async def _read_some(self, scope: TaskScope, *, at_head: bool) -> None:
         """Feed one chunk, or return when something was asked for while there was none."""
@@ -328,9 +372,12 @@ class Player:
                 hint="Check the brokers of this journal and its fragment store.",
             )
         if self._pending in done:
-            await self._feed(self._pending)
+            assert self._reader is not None
+            await self._feed(scope, self._reader, self._pending)
 
-    async def _feed(self, task: asyncio.Task[bytes | OffsetJump]) -> None:
+    async def _feed(
+        self, scope: TaskScope, reader: RetryReader, task: asyncio.Task[bytes | OffsetJump]
+    ) -> None:
         self._pending = None
         data = task.result()
         if isinstance(data, OffsetJump):
@@ -344,6 +391,9 @@ class Player:
         self._bytes_read += len(data)
         RECOVERED_BYTES.inc(len(data))
         actions = self._playback.feed(data)
+        if self._playback.wanted() is None and not self._playback.handoff_applied:
+            # Goes on while files are written.
+            self._pending = scope.spawn(self._read(reader), name="read")
         if actions:
             await self._pool.run(self._files.perform, actions)
 

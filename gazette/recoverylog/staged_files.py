@@ -57,6 +57,7 @@ class StagedFiles:
     def prepare(self) -> None:
         """Begin with an empty directory: whatever it held is removed."""
         with self._guarded("prepare the directory of a play-back"):
+            self._close()
             if self.directory.exists():
                 shutil.rmtree(self.directory)
             (self.directory / STAGING).mkdir(parents=True)

@@ -532,8 +532,8 @@ async def test_hints_are_stored_from_time_to_time_and_kept_at_promotions(
     await second.await_primary(SHARD)
     backups = [await etcd.get(key) for key in spec.hint_backup_keys]
     assert [one is not None for one in backups] == [True, True]
-    assert decode_hints(backups[0].value).live_nodes  # type: ignore[union-attr]
-    assert not decode_hints(backups[1].value).live_nodes  # type: ignore[union-attr]
+    # The first owner recovered nothing. Its first hints filled all slots, else the log could not be pruned.
+    assert all(decode_hints(one.value).live_nodes for one in backups)  # type: ignore[union-attr]
     got = await second.shards.get_hints(SHARD)
     assert got.primary is not None
     assert len(got.backups) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import threading
@@ -13,14 +14,15 @@ from typing import Any
 import pytest
 
 from gazette.client import AppendService, Client
-from gazette.client.appender import AppendParams
+from gazette.client.appender import AppendParams, SuspendControl
 from gazette.client.journals import JournalChange
 from gazette.clock import SystemClock
 from gazette.errors import Corrupt, Fenced, GazetteError, Unavailable
 from gazette.etcd import Etcd
 from gazette.protocol.hints import FSMHints
+from gazette.protocol.journal import SuspendLevel
 from gazette.recoverylog.ops import Create, RecordedOp, encode_op
-from gazette.recoverylog.playback import OpenNode
+from gazette.recoverylog.playback import OpenNode, PrunedLog
 from gazette.recoverylog.player import Player, PlayerState, RecoveredState
 from gazette.recoverylog.recorder import Recorder, fence
 from gazette.recoverylog.staged_files import StagedFiles
@@ -303,8 +305,15 @@ async def test_hints_skip_what_was_pruned(world: World, tmp_path: Path) -> None:
         assert await world.files(hints) == expected
         with pytest.raises(Corrupt, match="no longer holds operations"):
             await world.files(old)
-        with pytest.raises(Corrupt, match="cannot be played further"):
+        with pytest.raises(PrunedLog, match="no hints say where to begin"):
             await world.files()
+        # Whoever has several hints goes through them. What was asked of it before is still done.
+        player = world.player(old, older_hints=[FSMHints(LOG), hints])
+        player.hand_off(33)
+        state = await player.play()
+        assert player.hints == hints
+        assert state.author == 33
+        assert tree(state.directory) == expected
 
 
 async def test_hints_beyond_the_log_are_refused(world: World) -> None:
@@ -322,6 +331,34 @@ async def test_hints_beyond_the_log_are_refused(world: World) -> None:
     await world.broker.client.append(AppendParams(FORK), bytes(10_000))
     with pytest.raises(Corrupt, match="ends before operations"):
         await world.files(FSMHints(log=FORK, live_nodes=exact.live_nodes))
+
+
+async def test_looking_leaves_a_suspended_log_suspended(world: World) -> None:
+    """Neither a recovery nor a standby resumes it. A hand-off does."""
+
+    async def level() -> SuspendLevel:
+        return (await world.broker.client.get_journal(LOG)).spec.suspend_level
+
+    async def suspend() -> None:
+        with contextlib.suppress(GazetteError):
+            await world.broker.client.append(AppendParams(LOG, suspend=SuspendControl.NOW))
+
+    await suspend()
+    assert await level() is SuspendLevel.FULL, "there is nothing in it yet"
+    assert await world.files() == {}
+    standby = world.player()
+    async with TaskScope("standby") as scope:
+        playing = scope.spawn(standby.play(), name="play")
+        await eventually(standby.tailing.is_set)
+        assert await level() is SuspendLevel.FULL
+        standby.hand_off(11)
+        first = await world.recorder(await playing)
+    assert await level() is SuspendLevel.NONE
+    await put(first, "/a", b"one")
+    await suspend()
+    assert await level() is SuspendLevel.PARTIAL
+    assert await world.files() == {"/a": b"one"}
+    assert await level() is SuspendLevel.PARTIAL
 
 
 async def test_a_log_forks(world: World) -> None:
