@@ -160,6 +160,11 @@ class Transactor:
         """Have the commit of the running transaction wait for one more future."""
         self._extra_waits.append(future)
 
+    @property
+    def commit(self) -> OpFuture[Any]:
+        """The last commit that was begun. Once `run` was called; any thread."""
+        return self._prior.commit
+
     def run(self, checkpoint: Checkpoint) -> None:
         """Transactions without end, from a restored checkpoint on.
 

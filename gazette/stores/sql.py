@@ -39,6 +39,7 @@ except ImportError as error:
 
 TABLE: Final = "gazette_checkpoints"
 _RESTORE_ATTEMPTS: Final = 10
+_CREATE_ATTEMPTS: Final = 5
 _READING: Final = "gazette_reading"
 _SERIALIZATION: Final = frozenset({"40001", "40P01"})
 
@@ -59,7 +60,26 @@ def checkpoint_table(metadata: sa.MetaData, name: str = TABLE) -> sa.Table:
 
 def create_checkpoint_table(engine: sa.Engine, name: str = TABLE) -> None:
     """Create the table of checkpoints, unless there is one."""
-    checkpoint_table(sa.MetaData(), name).create(engine, checkfirst=True)
+    metadata = sa.MetaData()
+    checkpoint_table(metadata, name)
+    create_tables(engine, metadata)
+
+
+def create_tables(engine: sa.Engine, metadata: sa.MetaData) -> None:
+    """Create the tables that are missing. Members and shards may do so at the same time.
+
+    For tables of the application beside that of checkpoints (`checkpoint_table`); what is there is
+    not compared. Raises SQLAlchemy's errors.
+    """
+    for attempt in range(1, _CREATE_ATTEMPTS + 1):
+        try:
+            metadata.create_all(engine, checkfirst=True)
+        except (exc.IntegrityError, exc.ProgrammingError, exc.OperationalError):
+            # Somebody else may have created one since we looked; the next look sees it.
+            if attempt == _CREATE_ATTEMPTS:
+                raise
+        else:
+            return
 
 
 def create_engine(url: str, **options: Any) -> sa.Engine:

@@ -54,6 +54,8 @@ from gazette.testing.recovery import LOG, MemoryLog, take_over
 StoreT = TypeVar("StoreT", bound=Store)
 
 STEP_TIMEOUT_S: Final = 60.0
+BLOCKED_S: Final = 0.5
+"""How long the thread may do nothing while a commit is held, before it is taken to wait for that."""
 _HEADER: Final = Header(ProcessId("local", "test-member"), EMPTY_ROUTE, EtcdHeader(1, 1, 1, 1))
 
 
@@ -128,6 +130,11 @@ class MemoryJournals:
         for future in append.waits:
             future.add_done_callback(lambda _: self._pump(append.params.journal))
         self._pump(append.params.journal)
+
+    def is_waiting(self, owner: object, journal: str) -> bool:
+        """Whether an append of ``owner`` to a journal has not taken place yet."""
+        with self._lock:
+            return any(one.owner is owner for one in self._of(journal).queue)
 
     def pending_except(self, owner: object, journal: str) -> frozenset[OpFuture[Any]]:
         with self._lock:
@@ -211,6 +218,8 @@ class _Appends:
     def __init__(self, journals: MemoryJournals) -> None:
         self.journals = journals
         self.closed = False
+        self.commit_waits: set[OpFuture[Any]] = set()
+        """What the last commit waits for, as far as we know."""
 
     def start_append(
         self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
@@ -225,7 +234,9 @@ class _Appends:
         return self.start_append(params, dependencies)
 
     def pending_except(self, journal: str) -> frozenset[OpFuture[Any]]:
-        return self.journals.pending_except(self, journal)
+        """Asked for when a transaction commits: what its commit has to wait for."""
+        self.commit_waits = set(self.journals.pending_except(self, journal))
+        return frozenset(self.commit_waits)
 
 
 class _Log(MemoryLog):
@@ -291,10 +302,10 @@ class _SteppedInbox(Inbox):
             super().wake()
             self._changed.notify_all()
 
-    def await_idle(self, ended: Callable[[], bool]) -> bool:
-        """Return once the thread waits or has ended; False if it does neither for long."""
+    def await_idle(self, ended: Callable[[], bool], timeout_s: float) -> bool:
+        """Return once the thread waits or has ended; False if it does neither for that long."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._idle or ended(), STEP_TIMEOUT_S)
+            return self._changed.wait_for(lambda: self._idle or ended(), timeout_s)
 
     def note_end(self) -> None:
         with self._changed:
@@ -307,6 +318,7 @@ class _DrivenShard:
     def __init__(self, spec: ShardSpec) -> None:
         self._spec = spec
         self.waits: Callable[[OpFuture[Any]], None] = lambda future: None
+        self.published: list[OpFuture[Any]] = []
 
     @property
     def id(self) -> str:
@@ -322,6 +334,7 @@ class _DrivenShard:
 
     def publish_future(self, future: OpFuture[Any]) -> None:
         self.waits(future)
+        self.published = [one for one in self.published if not one.done()] + [future]
 
 
 @dataclass(slots=True)
@@ -343,7 +356,8 @@ class AppDriver(Generic[StoreT]):
 
     ``sources`` are the journals it reads, ``content_types`` those of journals that are not JSON lines.
     ``log=False`` is for stores that are durable by themselves. ``fields`` are further ones of the
-    ``ShardSpec``. Two drivers on the same ``journals`` are two members that both believe to be primary.
+    ``ShardSpec``. ``commit_wait_s`` is how long ``run`` waits for a store that commits on a thread of
+    its own, in seconds of the real clock; after that it returns without. Two drivers on the same ``journals`` are two members that both believe to be primary.
 
     The application's callbacks run on the shard's thread, as ever, while ``run`` and others wait.
     """
@@ -360,6 +374,7 @@ class AppDriver(Generic[StoreT]):
         clock: ManualClock | None = None,
         seed: int = 1,
         chunk_bytes: int = 1 << 20,
+        commit_wait_s: float = 10.0,
         **fields: Any,
     ) -> None:
         self.application = application
@@ -373,6 +388,7 @@ class AppDriver(Generic[StoreT]):
         self._log = log
         self._rng = random.Random(seed)
         self._chunk_bytes = chunk_bytes
+        self._commit_wait_s = commit_wait_s
         self._lives = 0
         self._life: _Life | None = None
         read = tuple(ShardSource(journal) for journal in sorted(sources))
@@ -485,12 +501,43 @@ class AppDriver(Generic[StoreT]):
         self.close()
 
     def _settle(self, life: _Life) -> None:
-        if not life.inbox.await_idle(life.running.done):
-            raise Unavailable(
-                "a callback of the application did not return", timeout_s=STEP_TIMEOUT_S
-            )
-        if life.running.done() and (error := life.running.exception()) is not None:
-            raise error
+        """Return when nothing goes on any more, but what waits for held appends or for time."""
+        while True:
+            if not self._await_idle(life):
+                return
+            if life.running.done():
+                if (error := life.running.exception()) is not None:
+                    raise error
+                return
+            commit = life.transactor.commit
+            if commit.done() or self._is_held(life):
+                return
+            # The store commits on a thread of its own. What happens then is done by callbacks, of which
+            # ours is the last.
+            called = threading.Event()
+            commit.add_done_callback(lambda _, called=called: called.set())  # type: ignore[misc]
+            if not called.wait(self._commit_wait_s):
+                return
+
+    def _await_idle(self, life: _Life) -> bool:
+        """Whether the thread waits for input or has ended: it may also wait for a commit that is held."""
+        waited_s = 0.0
+        while not life.inbox.await_idle(life.running.done, BLOCKED_S):
+            waited_s += BLOCKED_S
+            if self._is_held(life):
+                return False
+            if waited_s >= STEP_TIMEOUT_S:
+                raise Unavailable(
+                    "a callback of the application did not return", timeout_s=STEP_TIMEOUT_S
+                )
+        return True
+
+    def _is_held(self, life: _Life) -> bool:
+        """Whether the commit that goes on waits for appends that are held, or for the application."""
+        if life.transactor.commit.done():
+            return False
+        waits = [*life.appends.commit_waits, *life.shard.published]
+        return self.journals.is_waiting(life.appends, LOG) or not all(one.done() for one in waits)
 
     def _alive(self) -> _Life:
         if self._life is None:

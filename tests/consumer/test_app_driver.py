@@ -514,7 +514,7 @@ def test_a_store_that_breaks_its_contract(tmp_path: Path, application: Any, erro
 
 def test_a_commit_that_fails_later_ends_the_shard(tmp_path: Path) -> None:
     database = RemoteDatabase()
-    with AppDriver(Tally(database), tmp_path, [SOURCE], log=False) as driver:
+    with AppDriver(Tally(database), tmp_path, [SOURCE], log=False, commit_wait_s=0.0) as driver:
         _ = driver.store
         database.held = True
         driver.publish(SOURCE, *words("a"))
