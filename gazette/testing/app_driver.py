@@ -357,7 +357,8 @@ class AppDriver(Generic[StoreT]):
     ``sources`` are the journals it reads, ``content_types`` those of journals that are not JSON lines.
     ``log=False`` is for stores that are durable by themselves. ``fields`` are further ones of the
     ``ShardSpec``. ``commit_wait_s`` is how long ``run`` waits for a store that commits on a thread of
-    its own, in seconds of the real clock; after that it returns without. Two drivers on the same ``journals`` are two members that both believe to be primary.
+    its own, in seconds of the real clock; after that it returns without. Two drivers on the same
+    ``journals`` are two members that both believe to be primary.
 
     The application's callbacks run on the shard's thread, as ever, while ``run`` and others wait.
     """
