@@ -9,10 +9,10 @@ docs/consistency.md).
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from gazette.client.appender import AppendParams, AppendResult
 from gazette.errors import Bug, Corrupt, GazetteError, Invalid, Unavailable
@@ -34,11 +34,26 @@ from gazette.recoverylog.ops import (
 )
 from gazette.tasks import OpFuture
 
-if TYPE_CHECKING:
-    from gazette.client.append_service import AppendService
-
 PROPERTY_PATHS = frozenset({"/IDENTITY"})
 """Files that are recorded as properties: RocksDB links them over what exists."""
+
+
+class LogTxn(Protocol):
+    """One append in the making: `gazette.client.append_txn.AppendTxn`, or one to a file."""
+
+    def write(self, content: bytes | bytearray | memoryview) -> None: ...
+
+    def release(self) -> OpFuture[AppendResult]: ...
+
+    def roll_back(self) -> None: ...
+
+
+class LogAppends(Protocol):
+    """Where a recorder appends: an append service, or a `gazette.recoverylog.log_file.LogFile`."""
+
+    def start_append(
+        self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
+    ) -> LogTxn: ...
 
 
 def fence(author: int) -> LabelSet:
@@ -160,9 +175,11 @@ class Recorder:
         fsm: RecoveryFSM,
         author: int,
         directory: Path,
-        appends: AppendService,
+        appends: LogAppends,
         log: str,
         write_head: int,
+        *,
+        offline: bool = False,
     ) -> None:
         """See `open`, which most callers want."""
         if not directory.is_absolute():
@@ -171,6 +188,10 @@ class Recorder:
         self.author = author
         self.directory = directory
         self.log = log
+        self.offline = offline
+        """Whether nobody reads the log before all of it is published (see `log_file`): then commits on
+        the way may be recorded later, all at once, which `at_end` is for."""
+        self._at_end: list[Callable[[], None]] = []
         self._appends = appends
         self._write_head = write_head
         self._recent: OpFuture[AppendResult] | None = None
@@ -185,7 +206,7 @@ class Recorder:
         fsm: RecoveryFSM,
         author: int,
         directory: Path,
-        appends: AppendService,
+        appends: LogAppends,
         *,
         deadline_s: float = 60.0,
     ) -> Recorder:
@@ -303,6 +324,18 @@ class Recorder:
     def flush(self, deadline_s: float = 60.0) -> None:
         """Block until everything recorded so far is in the log. Raises ``Unavailable``, ``Fenced``."""
         _await(self.barrier(), deadline_s, self.log)
+
+    def at_end(self, record: Callable[[], None]) -> None:
+        """Have `end` call something that records what was left for later. Only of an offline log."""
+        if not self.offline:
+            raise Bug("commits of a log that others read are recorded at once", log=self.log)
+        self._at_end.append(record)
+
+    def end(self) -> FSMHints:
+        """Record what was left for later, and give the hints of an offline log that is complete."""
+        for record in self._at_end:
+            record()
+        return self.build_hints()
 
     def snapshot_hints(self) -> tuple[FSMHints, OpFuture[AppendResult]]:
         """Hints of the present files, and the future after which they may be stored.

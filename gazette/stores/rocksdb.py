@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 from gazette.consumer.application import Shard, Store
-from gazette.errors import Broken, Closed, Corrupt, Invalid
+from gazette.errors import Broken, Closed, Corrupt, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.recoverylog.recorder import Recorder
 from gazette.stores.rocksdb_keys import (
@@ -39,6 +41,7 @@ WAL_BYTES: Final = 64 << 20
 """WALs are kept below this: it bounds what a new owner replays, beside the log's horizon."""
 _BATCH_OPS: Final = 8192
 _STALL_FLUSHES: Final = 3
+_INGESTED_TABLE_BYTES: Final = 64 << 20
 
 _RECORDABLE: Final = {
     "allow_mmap_writes": "false",
@@ -118,6 +121,8 @@ class RocksDBStore(Store):
         self._marks: dict[str, int] = {}
         self._families: dict[str, Any] = {}
         self._handles: dict[str, Any] = {}
+        self._table_options: dict[str, Any] = {}
+        self._recorder = recorder
         self._path = str(recorder.directory)
         self._recording = RocksDBRecording(recorder)
         self._database: Any = None
@@ -147,6 +152,7 @@ class RocksDBStore(Store):
                 for name in native.Rdict.list_cf(self._path):
                     if name != DEFAULT and name not in families:
                         families[name] = recorded[name]
+            self._table_options = {DEFAULT: self._options(options), **families}
             self._database = native.Rdict(self._path, self._database_options(options), families)
             self._families[DEFAULT] = self._database
             for name in families:
@@ -283,6 +289,56 @@ class RocksDBStore(Store):
                 key=key.hex(),
                 hint="Put a prefix before your keys, or use a column family of your own.",
             )
+
+    # -- building a state
+
+    def ingest(self, items: Iterable[tuple[bytes, bytes]], *, column_family: str = DEFAULT) -> int:
+        """Take over keys in ascending order, each once, as finished tables; how many.
+
+        Several times faster than ``put``, and only for a store that is being built by a backfill:
+        tables take effect at once, outside of any transaction (``NotAllowed`` for a live one).
+        Raises ``Invalid`` for reserved keys, and for those that are not in ascending order.
+        """
+        self._pending_of(column_family)
+        if not self._recorder.offline:
+            raise NotAllowed(
+                "ingest() is for building a state, and this store is live",
+                hint="Use put(), which is part of the running transaction.",
+            )
+        family = self._families[column_family]
+        count = 0
+        last: bytes | None = None
+        with tempfile.TemporaryDirectory(prefix="ingest-", dir=Path(self._path).parent) as scratch:
+            tables: list[str] = []
+            writer: Any = None
+            size = 0
+            with _native_errors("ingest keys", self._path):
+                for key, value in items:
+                    self._check(key, value, column_family)
+                    if last is not None and key <= last:
+                        raise Invalid(
+                            "keys must be in ascending order, each once",
+                            key=key.hex(),
+                            last=last.hex(),
+                        )
+                    if writer is None:
+                        writer = self._native.SstFileWriter(self._table_options[column_family])
+                        tables.append(f"{scratch}/{len(tables):06d}.sst")
+                        writer.open(tables[-1])
+                    writer[key] = value
+                    last = key
+                    count += 1
+                    size += len(key) + len(value)
+                    if size >= _INGESTED_TABLE_BYTES:
+                        writer.finish()
+                        writer, size = None, 0
+                if writer is not None:
+                    writer.finish()
+                if tables:
+                    options = self._native.IngestExternalFileOptions()
+                    options.set_move_files(True)
+                    family.ingest_external_file(tables, options)
+        return count
 
     # -- reading beside it
 

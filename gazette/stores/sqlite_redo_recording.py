@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import apsw
 
-from gazette.errors import Bug, Corrupt, Invalid
+from gazette.errors import Broken, Bug, Corrupt, Invalid
 from gazette.recoverylog.recorder import Group, Recorder
 from gazette.stores.sqlite_redo import (
     HEADER_LENGTH,
@@ -123,7 +123,9 @@ class RedoRecording:
         self._configure(connection)
         self._begin_redo()
         self._assume_groups()
-        if not recorded:
+        if self.recorder.offline:
+            self.recorder.at_end(self._record_images)
+        elif not recorded:
             self._ship_all()
         connection.set_wal_hook(self._on_commit)
         return connection
@@ -193,7 +195,13 @@ class RedoRecording:
         """Record what was committed since the last call, as one append after ``wait_for``.
 
         Does not block on the append. Raises ``Corrupt`` when the WAL is not what SQLite said.
+        Of an offline log nothing is recorded before its end, and the WAL is only kept short.
         """
+        if self.recorder.offline:
+            if self._hooked >= self._checkpoint_frames:
+                self._checkpoint()
+                self._hooked = 0
+            return self.recorder.barrier(wait_for)
         changes = self._collect()
         if changes is None:
             return self.recorder.barrier(wait_for)
@@ -202,6 +210,20 @@ class RedoRecording:
         if self._shipped >= self._checkpoint_frames:
             self._checkpoint()
         return future
+
+    def _record_images(self) -> None:
+        """Record the database as images of all its groups: at the end of an offline log."""
+        assert self._connection is not None
+        if not checkpoint(self._connection, BUSY_MS):
+            raise Broken(
+                "the database is still being read, so that it cannot be recorded",
+                path=str(self.path),
+                hint="Read cursors to their end, and close connections, before the build returns.",
+            )
+        self._hooked = 0
+        self._resize(os.fstat(self._main_fd).st_size // self._state.page_size)
+        for number in range(self._group_count()):
+            self._reimage(number)
 
     def _collect(self) -> list[PageChange] | None:
         if self._hooked == 0:

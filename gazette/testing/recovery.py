@@ -266,4 +266,4 @@ def take_over(
     payload = frame[HEADER_LENGTH:]
     op = decode_op(payload, log=LOG, first_offset=first_offset, frame_end=log.end)
     assert fsm.apply(op, payload) is Outcome.APPLIED
-    return Recorder(fsm, author, directory, log, LOG, log.end)  # type: ignore[arg-type]
+    return Recorder(fsm, author, directory, log, LOG, log.end)

@@ -1,0 +1,280 @@
+"""Stage 14 of the byte path, away from the shard: builds a store's state as a branch of its recovery log.
+
+A `StateBuilder` opens the very store that the application's ``new_store`` makes, over a recorder whose
+log is a local file. Whatever is written to it and committed, with the checkpoint that says where the
+live shard goes on, is then a file of operations, and hints for it: a `BuiltState`. SQLite records its
+database as images when all is done, RocksDB takes whole tables (`RocksDBStore.ingest`), so a build costs
+little more than the plain database would.
+
+A store without a recovery log (`SQLStore`) is built in place: its transaction is the publication.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from gazette.consumer.application import Application, Store
+from gazette.errors import Bug, Invalid
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.protocol.hints import FSMHints, decode_hints
+from gazette.protocol.shard import ShardSpec
+from gazette.recoverylog.log_file import Branch, LogFile, offline_recorder
+from gazette.recoverylog.recorder import Recorder
+from gazette.tasks import OpFuture
+
+PIECE_BYTES: Final = 4 << 20
+"""Operations are appended in pieces of about this size, each ending where one of the store's did."""
+_COMMIT_TIMEOUT_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltState:
+    """A state that was built: a branch of ``log``, in a file of ``size`` bytes.
+
+    ``hints`` and ``ends`` count from the file's beginning. With an empty ``log`` the state is in its
+    database already, and there is no file.
+    """
+
+    shard: str
+    log: str
+    branch: Branch
+    hints: FSMHints
+    ends: tuple[int, ...]
+    size: int
+    sha256: str
+    checkpoint: Checkpoint
+    messages: int = 0
+    """How many messages it was built from; rows of a fold, where that is what is known."""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(
+            {
+                "shard": self.shard,
+                "log": self.log,
+                "author": self.branch.author,
+                "first_seq_no": self.branch.first_seq_no,
+                "hints": self.hints.to_json().decode(),
+                "ends": self.ends,
+                "size": self.size,
+                "sha256": self.sha256,
+                "checkpoint": self.checkpoint.to_json().decode(),
+                "messages": self.messages,
+                "facts": self.facts,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, data: bytes) -> BuiltState:
+        """Read `to_json`. Raises ``Invalid``."""
+        try:
+            value = msgspec.json.decode(data, type=_Encoded)
+        except msgspec.MsgspecError as error:
+            raise Invalid(f"not the description of a built state: {error}") from error
+        return cls(
+            value.shard,
+            value.log,
+            Branch(value.author, value.first_seq_no),
+            decode_hints(value.hints.encode()),
+            tuple(value.ends),
+            value.size,
+            value.sha256,
+            Checkpoint.from_json(value.checkpoint.encode()),
+            value.messages,
+            value.facts,
+        )
+
+
+class _Encoded(msgspec.Struct):
+    shard: str
+    log: str
+    author: int
+    first_seq_no: int
+    hints: str
+    ends: list[int]
+    size: int
+    sha256: str
+    checkpoint: str
+    messages: int
+    facts: dict[str, Any]
+
+
+class OfflineShard:
+    """What an application's callbacks see as their shard while its state is built."""
+
+    def __init__(self, spec: ShardSpec, fqn: str) -> None:
+        self._spec = spec
+        self._fqn = fqn
+        self.waits: list[OpFuture[Any]] = []
+
+    @property
+    def id(self) -> str:
+        return self._spec.id
+
+    @property
+    def fqn(self) -> str:
+        if not self._fqn:
+            raise Invalid(
+                "the shard's key in etcd is not known while its state is built",
+                shard=self.id,
+                hint="Give the consumer's --etcd.prefix as the backfill's --prefix.",
+            )
+        return self._fqn
+
+    @property
+    def spec(self) -> ShardSpec:
+        return self._spec
+
+    def publish_future(self, future: OpFuture[Any]) -> None:
+        self.waits.append(future)
+
+
+class StateBuilder:
+    """Builds the state of one shard in ``directory``, which must be empty or not exist. One thread.
+
+    ::
+
+        with StateBuilder(application, spec, directory, rng) as builder:
+            builder.store.executemany("INSERT …", rows)
+            built = builder.finish(checkpoint)
+            upload(builder.path, built)
+
+    The directory is removed at the end of the block.
+    """
+
+    def __init__(
+        self,
+        application: Application[Any],
+        spec: ShardSpec,
+        directory: Path,
+        rng: random.Random,
+        *,
+        fqn: str = "",
+    ) -> None:
+        """Open the store. Raises what the application's ``new_store`` does, and ``Invalid``."""
+        self.shard = OfflineShard(spec, fqn)
+        self.directory = directory.absolute()
+        self.path = self.directory / "log"
+        self._branch = Branch.new(rng)
+        self._file: LogFile | None = None
+        self._recorder: Recorder | None = None
+        self._opened: Store | None = None
+        self._built: BuiltState | None = None
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if next(self.directory.iterdir(), None) is not None:
+            raise Invalid("a state is built in an empty directory", directory=str(self.directory))
+        try:
+            if spec.recovery_log:
+                files = self.directory / "files"
+                files.mkdir()
+                self._file = LogFile(self.path)
+                self._recorder = offline_recorder(
+                    spec.recovery_log, self._branch, files, self._file
+                )
+            store = application.new_store(self.shard, self._recorder)
+            if not isinstance(store, Store):
+                raise Invalid(f"new_store returned {type(store).__name__}, which is no Store")
+            self._opened = store
+            self.restored = store.restore_checkpoint(self.shard)
+            """What the store held when it was opened: empty, unless its state is in a database."""
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def store(self) -> Any:
+        """The application's store."""
+        return self._opened
+
+    def commit(self, checkpoint: Checkpoint | None = None) -> OpFuture[Any]:
+        """Commit what was written so far; without a checkpoint, on the way to the last commit.
+
+        Never call it so for a store without a recovery log, of which every commit takes effect.
+        """
+        if self._built is not None or self._opened is None:
+            raise Bug("a commit of a state that is finished", shard=self.shard.id)
+        if checkpoint is None and self._recorder is None:
+            raise Bug("a store without a recovery log has one commit", shard=self.shard.id)
+        waits, self.shard.waits = self.shard.waits, []
+        for future in waits:
+            future.result(_COMMIT_TIMEOUT_S)
+        done = self._opened.start_commit(self.shard, checkpoint or Checkpoint(), ())
+        done.result(_COMMIT_TIMEOUT_S)
+        return done
+
+    def finish(
+        self, checkpoint: Checkpoint, *, messages: int = 0, facts: dict[str, Any] | None = None
+    ) -> BuiltState:
+        """Commit, with the checkpoint at which the live shard goes on. Nothing may be written after."""
+        self.commit(checkpoint)
+        recorder, file = self._recorder, self._file
+        spec = self.shard.spec
+        if recorder is None or file is None:
+            hints = FSMHints(log="none")
+            self._built = BuiltState(
+                spec.id, "", self._branch, hints, (), 0, "", checkpoint, messages, facts or {}
+            )
+            return self._built
+        hints = recorder.end()
+        if not hints.live_nodes:
+            raise Invalid(
+                "the store recorded no file, so there is nothing to publish",
+                shard=spec.id,
+                hint="Stores must record their files with the recorder that new_store is given.",
+            )
+        file.close()
+        self._built = BuiltState(
+            spec.id,
+            spec.recovery_log,
+            self._branch,
+            hints,
+            pieces(file.ends),
+            file.end,
+            file.sha256,
+            checkpoint,
+            messages,
+            facts or {},
+        )
+        return self._built
+
+    def close(self) -> None:
+        """Release the store and remove the directory."""
+        store, self._opened = self._opened, None
+        try:
+            if store is not None:
+                store.destroy()
+        finally:
+            if self._file is not None:
+                self._file.close()
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def pieces(ends: list[int]) -> tuple[int, ...]:
+    """The ends of appends, thinned out: each piece is at least `PIECE_BYTES`, but for the last."""
+    kept: list[int] = []
+    begin = 0
+    for end in ends:
+        if end - begin >= PIECE_BYTES:
+            kept.append(end)
+            begin = end
+    if ends and (not kept or kept[-1] != ends[-1]):
+        kept.append(ends[-1])
+    return tuple(kept)
