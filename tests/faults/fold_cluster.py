@@ -1,0 +1,455 @@
+"""A cluster of real processes that runs `fold_app`, what is published to it, and the check of what it did.
+
+The check knows the input and nothing else: the state of every shard must equal its fold, and a
+read-committed reader of each output journal must find what the fold of each message was, each once, in
+the order of the input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import psutil
+
+from gazette.client.append_service import AppendService
+from gazette.client.appender import AppendParams
+from gazette.client.client import Client
+from gazette.client.journals import JournalChange
+from gazette.client.reader import ReadParams
+from gazette.client.shards import ListedShard, ShardChange, ShardClient
+from gazette.clock import SystemClock
+from gazette.dev.cluster import ClusterSettings, LocalCluster
+from gazette.dev.processes import ChildProcess, await_ready
+from gazette.dev.word_count import Member
+from gazette.errors import GazetteError, NotYet, Unavailable
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
+from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.framing import framing_of
+from gazette.message.mapping import fixed_mapping
+from gazette.message.publisher import Publisher
+from gazette.message.sequencer import Sequencer
+from gazette.ports import free_port
+from gazette.protocol import duration
+from gazette.protocol.fragment import Codec
+from gazette.protocol.journal import FragmentSpec, JournalSpec
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.shard import ReplicaCode, ShardSource, ShardSpec
+from gazette.tasks import TaskScope, settled
+from tests.faults.fold_app import KIND, Input, Output, outputs_of
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PREFIX: Final = "/gazette/consumers/fold"
+LOGS: Final = "recovery/fold"
+LOGGED: Final = ("sqlite", "rocksdb", "json")
+"""Kinds of stores with a recovery log; the others are in a database."""
+KEYS: Final = [f"key-{i:02d}" for i in range(30)]
+UP_S: Final = 60.0
+
+
+def shard_of(kind: str) -> str:
+    return f"shard-{kind}"
+
+
+def source_of(shard_id: str) -> str:
+    return f"in/{shard_id}"
+
+
+@dataclass
+class Source:
+    """What was published to one shard, in order, and what follows from it."""
+
+    shard_id: str
+    published: list[tuple[str, int]] = field(default_factory=list)
+    futures: list[Any] = field(default_factory=list)
+
+    def state(self) -> dict[str, tuple[int, int]]:
+        state: dict[str, tuple[int, int]] = {}
+        for key, n in self.published:
+            count, total = state.get(key, (0, 0))
+            state[key] = (count + 1, total + n)
+        return state
+
+    def outputs(self) -> list[tuple[str, int, int, int]]:
+        state: dict[str, tuple[int, int]] = {}
+        outputs = []
+        for key, n in self.published:
+            count, total = state.get(key, (0, 0))
+            state[key] = (count + 1, total + n)
+            outputs.append((key, n, *state[key]))
+        return outputs
+
+
+class CommittedReader:
+    """Reads an output journal as far as it goes, again and again, and keeps what has committed."""
+
+    def __init__(self, journal: str) -> None:
+        self.journal = journal
+        self.outputs: list[tuple[str, int, int, int]] = []
+        self._offset = 0
+        framing = framing_of(CONTENT_JSON_LINES, Output)
+        self._decoder: EnvelopeDecoder[Any] = EnvelopeDecoder(journal, framing, 0)
+        self._sequencer: Sequencer[Any] = Sequencer({}, 1 << 20)
+
+    async def read(self, client: Client) -> None:
+        reader = client.retry_reader(ReadParams(self.journal, self._offset, block=False))
+        try:
+            while data := await reader.read(1 << 20):
+                self._take(data)
+        except NotYet:
+            pass
+        finally:
+            self._offset = reader.offset
+            reader.close()
+
+    def _take(self, data: bytes) -> None:
+        decoder, sequencer = self._decoder, self._sequencer
+        decoder.feed(data)
+        while batch := decoder.decode():
+            index = 0
+            while index < len(batch):
+                index = sequencer.queue_batch(batch, index)
+                assert sequencer.replay_range is None
+                while found := sequencer.dequeue(1 << 16):
+                    self.outputs += [
+                        (m.key, m.n, m.count, m.total)
+                        for m in (one.message for one in found if not one.is_ack)
+                    ]
+
+
+class FoldCluster:
+    """etcd, a broker, members of `fold_app`, and a shard for each kind of store."""
+
+    def __init__(
+        self,
+        directory: Path,
+        kinds: Sequence[str],
+        *,
+        environ: Mapping[str, str] | None = None,
+        lease_s: float = 3.0,
+        max_txn_s: float = 0.5,
+        seed: int = 1,
+    ) -> None:
+        self.clock = SystemClock()
+        self.kinds = tuple(kinds)
+        self.shard_ids = [shard_of(kind) for kind in kinds]
+        self.lease_s = lease_s
+        self.max_txn_s = max_txn_s
+        self.rng = random.Random(seed)
+        settings = ClusterSettings(directory, brokers=1, zones=1, lease_ttl_s=20.0)
+        self.cluster = LocalCluster(settings, self.clock)
+        self.members: list[Member] = []
+        self.frozen: list[Member] = []
+        """Those that SIGSTOP has stopped."""
+        self.sources = {shard_id: Source(shard_id) for shard_id in self.shard_ids}
+        self.readers = [
+            CommittedReader(journal) for one in self.shard_ids for journal in outputs_of(one)
+        ]
+        self._environ = dict(environ or {})
+        self._started = 0
+        self._numbers = 0
+        self._paused = False
+        self._idle = asyncio.Event()
+
+    async def start(self, *, standbys: bool = True) -> None:
+        await self.cluster.start()
+        self.client = Client(self.cluster.brokers[0].grpc_url, clock=self.clock)
+        self.appends = AppendService(self.client)
+        self.publisher = Publisher.standalone(self.appends, self.clock, random.SystemRandom())
+        self.http = httpx.AsyncClient(timeout=30.0)
+        await self.client.apply_journals([JournalChange(upsert=one) for one in self._journals()])
+        async with TaskScope("members") as scope:
+            for _ in range(2 if standbys else 1):
+                scope.spawn(self.start_member(), name="member")
+        async with self.shards() as shards:
+            await shards.apply_shards([ShardChange(upsert=one) for one in self._specs()])
+        await self.await_up(standbys=standbys)
+
+    async def stop(self) -> None:
+        for member in self.members:
+            await member.process.kill()
+        if hasattr(self, "http"):
+            await self.http.aclose()
+            await self.appends.close()
+            await self.client.close()
+        await self.cluster.stop()
+
+    def _journals(self) -> list[JournalSpec]:
+        fragment = FragmentSpec(
+            length=1 << 24,
+            codec=Codec.NONE,
+            stores=("file:///",),
+            refresh_interval_ns=30 * duration.SECOND,
+        )
+        names: dict[str, str] = {}
+        for shard_id in self.shard_ids:
+            for name in (source_of(shard_id), *outputs_of(shard_id)):
+                names[name] = CONTENT_JSON_LINES
+        for kind in self.kinds:
+            if kind in LOGGED:
+                names[f"{LOGS}/{shard_of(kind)}"] = CONTENT_RECOVERY_LOG
+        return [
+            JournalSpec(name, 1, LabelSet.of((CONTENT_TYPE, content_type)), fragment)
+            for name, content_type in names.items()
+        ]
+
+    def _specs(self) -> list[ShardSpec]:
+        specs = []
+        for kind in self.kinds:
+            shard_id = shard_of(kind)
+            logged = kind in LOGGED
+            specs.append(
+                ShardSpec(
+                    id=shard_id,
+                    sources=(ShardSource(source_of(shard_id)),),
+                    recovery_log_prefix=LOGS if logged else "",
+                    hint_prefix="/gazette/hints/fold" if logged else "",
+                    hint_backups=2 if logged else 0,
+                    max_txn_duration_ns=int(self.max_txn_s * 1e9),
+                    hot_standbys=1,
+                    labels=LabelSet.of((KIND, kind)),
+                )
+            )
+        return specs
+
+    # -- members
+
+    @property
+    def running(self) -> list[Member]:
+        """Processes that live, and are not frozen."""
+        frozen = self.frozen
+        return [one for one in self.members if one.process.running and one not in frozen]
+
+    def shards(self, member: Member | None = None) -> ShardClient:
+        member = self.running[-1] if member is None else member
+        return ShardClient(member.grpc_url, route_cache_size=0, clock=self.clock)
+
+    async def start_member(self, *, failpoints: str = "", ready: bool = True) -> Member:
+        self._started += 1
+        name = f"member-{self._started:03d}"
+        grpc_port, http_port = free_port(), free_port()
+        scratch = self.cluster.directory / "scratch" / name
+        scratch.mkdir(parents=True)
+        argv = [
+            sys.executable,
+            "-m",
+            "tests.faults.fold_app",
+            "serve",
+            f"--consumer.id={name}",
+            "--consumer.host=127.0.0.1",
+            f"--consumer.port={grpc_port}",
+            f"--consumer.http-port={http_port}",
+            f"--consumer.scratch-dir={scratch}",
+            # Often, so that recoveries begin from many kinds of hints.
+            "--consumer.hints-interval=1s",
+            "--consumer.drain-timeout=0s",
+            f"--broker.address={self.cluster.brokers[0].grpc_url}",
+            f"--broker.file-root={self.cluster.directory / 'fragments'}",
+            f"--etcd.address={self.cluster.etcd.endpoint}",
+            f"--etcd.prefix={PREFIX}",
+            f"--etcd.lease={self.lease_s}s",
+            "--log.level=info",
+        ]
+        environ = {
+            **self.cluster.environ,
+            **self._environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "GAZETTE_FAILPOINTS": failpoints,
+        }
+        log_path = self.cluster.directory / "logs" / f"{name}.log"
+        process = ChildProcess(name, argv, log_path, environ, self.clock)
+        await process.start()
+        member = Member(process, "local", grpc_port, http_port)
+        self.members.append(member)
+        if ready:
+            await await_ready(process, http_port, self.clock, UP_S)
+        return member
+
+    async def arm(self, member: Member, spec: str) -> None:
+        answer = await self.http.post(f"{member.http_url}/arm", content=spec)
+        answer.raise_for_status()
+
+    async def await_death(self, member: Member, timeout_s: float = 30.0) -> int:
+        """Its exit code. Raises ``Unavailable`` with the end of its log if it lives on."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await member.process.wait()
+        except TimeoutError:
+            raise Unavailable(
+                f"{member.id} lives on after {timeout_s} s:\n{member.process.log_tail()}"
+            ) from None
+
+    async def listed(self) -> tuple[ListedShard, ...]:
+        async with self.shards() as shards:
+            return (await shards.list_shards()).shards
+
+    async def primary_of(self, shard_id: str) -> Member:
+        """The member that serves a shard as its primary, and lives."""
+        for shard in await self.listed():
+            if shard.spec.id == shard_id and shard.route.primary_id is not None:
+                suffix = shard.route.primary_id.suffix
+                return next(one for one in self.running if one.id == suffix)
+        raise Unavailable("no primary", shard=shard_id)
+
+    async def await_frozen(self, member: Member, timeout_s: float = 30.0) -> None:
+        """Return when SIGSTOP has stopped a member. It does not count as running until `thaw`."""
+        process = psutil.Process(member.process.pid)
+        async with asyncio.timeout(timeout_s):
+            while process.status() != psutil.STATUS_STOPPED:
+                await self.clock.sleep(0.02)
+        self.frozen.append(member)
+
+    def thaw(self, member: Member) -> None:
+        """Let a member go on."""
+        self.frozen.remove(member)
+        member.process.signal(signal.SIGCONT)
+
+    async def await_up(self, *, standbys: bool, timeout_s: float = UP_S) -> None:
+        """Return when every shard has a primary that lives and serves, and its standby if asked for.
+
+        Raises the error of a shard that failed.
+        """
+        deadline = self.clock.monotonic() + timeout_s
+        states: Any = None
+        while self.clock.monotonic() < deadline:
+            alive = {one.id for one in self.running}
+            try:
+                shards = await self.listed()
+            except GazetteError:
+                shards = ()
+            for shard in shards:
+                for status in shard.status:
+                    if status.code is ReplicaCode.FAILED:
+                        raise GazetteError(f"{shard.spec.id} failed: {status.errors[0]}")
+            states = {s.spec.id: (s.route, [one.code.name for one in s.status]) for s in shards}
+            if len(shards) == len(self.shard_ids) and all(
+                self._is_up(one, alive, standbys=standbys) for one in shards
+            ):
+                return
+            await self.clock.sleep(0.05)
+        raise Unavailable(f"shards are not up after {timeout_s:.0f} s: {states}")
+
+    def _is_up(self, shard: ListedShard, alive: set[str], *, standbys: bool) -> bool:
+        primary = shard.route.primary_id
+        codes = [status.code for status in shard.status]
+        return (
+            primary is not None
+            and primary.suffix in alive
+            and ReplicaCode.PRIMARY in codes
+            and all(one.suffix in alive for one in shard.route.members)
+            and (not standbys or (len(codes) == 2 and min(codes) >= ReplicaCode.STANDBY))
+        )
+
+    async def is_failed(self, shard_id: str) -> bool:
+        return any(
+            status.code is ReplicaCode.FAILED
+            for shard in await self.listed()
+            if shard.spec.id == shard_id
+            for status in shard.status
+        )
+
+    async def repair(self) -> None:
+        """What an operator does about shards that failed: retry them, once each."""
+        async with self.shards() as shards:
+            await shards.unassign(self.shard_ids, only_failed=True)
+
+    # -- load
+
+    async def publish_forever(self, pause_s: float = 0.04) -> None:
+        """Publish to all shards, but while `paused`."""
+        while True:
+            if self._paused:
+                self._idle.set()
+            else:
+                self._idle.clear()
+                for source in self.sources.values():
+                    await self.publish(source, self.rng.randint(1, 8))
+            await self.clock.sleep(pause_s)
+
+    async def publish(self, source: Source, count: int, **fields: Any) -> None:
+        """Some messages, either each for itself, or as one transaction."""
+        journal = source_of(source.shard_id)
+        mapping = fixed_mapping(journal, CONTENT_JSON_LINES)
+        messages = []
+        for _ in range(count):
+            self._numbers += 1
+            key = self.rng.choice(KEYS)
+            source.published.append((key, self._numbers))
+            messages.append(Input(key=key, n=self._numbers, **fields))
+        if self.rng.random() < 0.5:
+            futures = await self.publisher.publish_from_loop(mapping, messages)
+            source.futures.append(futures[journal])
+            return
+        for message in messages:
+            self.publisher.publish_uncommitted(mapping, message)
+        for name, intent in self.publisher.build_ack_intents().items():
+            source.futures.append(self.appends.append(AppendParams(name), intent))
+
+    async def pause(self) -> None:
+        """No message is on its way any more."""
+        self._paused = True
+        self._idle.clear()
+        await self._idle.wait()
+        for source in self.sources.values():
+            futures, source.futures = source.futures, []
+            for future in futures:
+                await settled(future)
+
+    def resume(self) -> None:
+        self._paused = False
+
+    # -- the check
+
+    async def read_through(self, timeout_s: float = UP_S) -> None:
+        """Return when every shard has consumed, committed and acknowledged all of its source."""
+        async with asyncio.timeout(timeout_s), TaskScope("read through") as scope:
+            for shard_id in self.shard_ids:
+                scope.spawn(self._read_through(shard_id), name=shard_id)
+
+    async def _read_through(self, shard_id: str) -> None:
+        source = source_of(shard_id)
+        head = (await self.client.append(AppendParams(source), b"")).commit.end
+        while True:
+            try:
+                async with self.shards() as shards:
+                    await shards.stat(shard_id, {source: head})
+                    return
+            except GazetteError:
+                await self.clock.sleep(0.1)
+
+    async def check(self) -> None:
+        """All that was published took effect once, in every shard and every output. Pauses the load."""
+        await self.pause()
+        await self.read_through()
+        for shard_id, source in self.sources.items():
+            member = await self.primary_of(shard_id)
+            answer = await self.http.get(f"{member.http_url}/state/{shard_id}")
+            answer.raise_for_status()
+            state = {key: tuple(value) for key, value in answer.json().items()}
+            assert state == source.state(), f"{shard_id}: state is not the fold of the input"
+        for reader in self.readers:
+            await reader.read(self.client)
+            shard_id = reader.journal.split("/")[1]
+            expected = self.sources[shard_id].outputs()
+            assert_same(reader.outputs, expected, reader.journal)
+        self.resume()
+
+
+def assert_same(found: list[Any], expected: list[Any], what: str) -> None:
+    """As ``assert found == expected``, with a report that is short."""
+    if found == expected:
+        return
+    at = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), -1)
+    at = min(len(found), len(expected)) if at < 0 else at
+    raise AssertionError(
+        f"{what}: {len(found)} outputs, expected {len(expected)}; from {at} on"
+        f" {found[at : at + 3]}, expected {expected[at : at + 3]}"
+    )

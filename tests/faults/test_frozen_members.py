@@ -1,0 +1,139 @@
+"""Members that stand still: stopped past their lease and woken up again, or busy in a callback.
+
+A zombie is a primary that was stopped, has been replaced, and goes on where it was, in the middle of a
+transaction. What it does then must have no effect, and it must end, with a clear error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gazette.tasks import TaskScope
+from tests.faults.databases import sql_environ
+from tests.faults.fold_cluster import LOGGED, FoldCluster, shard_of
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+
+KINDS = ("sqlite", "rocksdb", "json", "postgres", "sqlfile")
+STOPS = (
+    # Of whatever transaction comes first; the point, of a shard with a log, and of one without.
+    ("commit.finalized({shard})", "commit.finalized({shard})"),
+    ("append.begin(recovery/fold/{shard})", "sql.committing(*/{shard})"),
+    ("append.applied(recovery/fold/{shard})", "sql.committed(*/{shard})"),
+    ("ack.appended(out/{shard}/a)", "ack.appended(out/{shard}/a)"),
+)
+LEASE_S = 3.0
+
+
+@pytest.fixture
+def databases(tmp_path: Path) -> Iterator[dict[str, str]]:
+    with sql_environ(tmp_path, KINDS) as environ:
+        yield environ
+
+
+async def with_cluster(directory: Path, kinds: Any, test: Any, **kwargs: Any) -> None:
+    cluster = FoldCluster(directory, kinds, lease_s=LEASE_S, **kwargs)
+    try:
+        await cluster.start()
+        async with TaskScope("load") as scope:
+            load = scope.spawn(cluster.publish_forever(), name="publish")
+            await test(cluster)
+            load.cancel()
+    finally:
+        await cluster.stop()
+
+
+def test_a_zombie_changes_nothing_and_ends(tmp_path: Path, databases: dict[str, str]) -> None:
+    """With each kind of store, at points before, in and after its commit."""
+
+    async def test(cluster: FoldCluster) -> None:
+        for stop in STOPS:
+            for kind in KINDS:
+                point = stop[0 if kind in LOGGED else 1].format(shard=shard_of(kind))
+                try:
+                    await be_zombie(cluster, point, shard_of(kind))
+                except BaseException as error:
+                    error.add_note(f"a zombie at {point}")
+                    raise
+
+    asyncio.run(with_cluster(tmp_path, KINDS, test, environ=databases))
+
+
+async def be_zombie(cluster: FoldCluster, point: str, shard_id: str) -> None:
+    zombie = await cluster.primary_of(shard_id)
+    began = cluster.clock.monotonic()
+    await cluster.arm(zombie, f"{point}=stop@{cluster.rng.randint(1, 5)}")
+    await cluster.await_frozen(zombie)
+    await cluster.await_up(standbys=False)
+    await cluster.clock.sleep(0.5)  # The new owner's transactions go on, while the old one stands.
+    cluster.thaw(zombie)
+    thawed = cluster.clock.monotonic()
+    code = await cluster.await_death(zombie)
+    ended = cluster.clock.monotonic()
+    log = zombie.process.log_tail()
+    assert code == 1, log
+    assert "lease" in log, log
+    assert "Traceback" not in log, log
+    await cluster.start_member()
+    await cluster.await_up(standbys=True)
+    await cluster.check()
+    print(f"{point}: replaced in {thawed - began:.1f} s, ended {ended - thawed:.1f} s after it woke")
+
+
+def test_a_slow_callback_costs_its_shard_time_and_nothing_else(tmp_path: Path) -> None:
+    """Of two shards of one process, one stands in a callback for three leases."""
+
+    async def test(cluster: FoldCluster) -> None:
+        slow, other = cluster.shard_ids
+        primary = await cluster.primary_of(slow)
+        for member in cluster.running:
+            if member is not primary:
+                await member.process.kill()
+        await cluster.await_up(standbys=False)
+        await nap(cluster, slow, 3 * LEASE_S, primary.id, greedy=False)
+        began, queries = cluster.clock.monotonic(), 0
+        while (now := cluster.clock.monotonic() - began) < 3 * LEASE_S:
+            for shard_id in (slow, other):
+                answer = await cluster.http.get(f"{primary.http_url}/state/{shard_id}", timeout=1.0)
+                answer.raise_for_status()
+            async with asyncio.timeout(2.0):
+                # All that was published to the other shard so far, through its transactions.
+                await cluster._read_through(other)
+            queries += 1
+            await cluster.clock.sleep(0.1)
+        assert primary.process.running
+        await cluster.check()
+        assert await cluster.primary_of(slow) is primary, "it was replaced"
+        print(f"{queries} queries and reads of the other shard in {now:.1f} s, none failed")
+
+    asyncio.run(with_cluster(tmp_path, ("sqlite", "json"), test))
+
+
+def test_a_callback_that_keeps_the_interpreter_costs_its_member_the_lease(tmp_path: Path) -> None:
+    """One call into C that lets nothing else run for longer than the lease: others take over, and
+    the member ends when it learns of it. Exactly once, all the same."""
+
+    async def test(cluster: FoldCluster) -> None:
+        shard_id = cluster.shard_ids[0]
+        greedy = await cluster.primary_of(shard_id)
+        await nap(cluster, shard_id, 3 * LEASE_S, greedy.id, greedy=True)
+        assert await cluster.await_death(greedy) == 1
+        assert "lease" in greedy.process.log_tail()
+        await cluster.start_member()
+        await cluster.await_up(standbys=True)
+        await cluster.check()
+
+    asyncio.run(with_cluster(tmp_path, ("sqlite",), test))
+
+
+async def nap(
+    cluster: FoldCluster, shard_id: str, seconds: float, member: str, *, greedy: bool
+) -> None:
+    """Have a callback of that member take so long."""
+    source = cluster.sources[shard_id]
+    await cluster.publish(source, 1, nap_s=seconds, greedy=greedy, by=member)
