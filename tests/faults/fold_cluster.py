@@ -453,3 +453,9 @@ def assert_same(found: list[Any], expected: list[Any], what: str) -> None:
         f"{what}: {len(found)} outputs, expected {len(expected)}; from {at} on"
         f" {found[at : at + 3]}, expected {expected[at : at + 3]}"
     )
+
+
+def report(text: str) -> None:
+    """A line for whoever runs this with ``-s``."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from gazette.tasks import TaskScope
 from tests.faults import crash_matrix
 from tests.faults.crash_matrix import ROWS
 from tests.faults.databases import sql_environ
-from tests.faults.fold_cluster import FoldCluster
+from tests.faults.fold_cluster import FoldCluster, report
 
 REPEATS = int(os.environ.get("GAZETTE_REPEATS", "10"))
 SEED = int(os.environ.get("GAZETTE_FIRST_SEED", "1"))
@@ -39,7 +38,7 @@ async def run_matrix(cluster: FoldCluster, rows: list[crash_matrix.Row], repeats
             for row in rows:
                 for kind in cluster.kinds:
                     number += 1
-                    began = time.monotonic()
+                    began = cluster.clock.monotonic()
                     try:
                         ran = await crash_matrix.run(cluster, row, kind, cold=number % 3 == 0)
                     except BaseException as error:
@@ -47,8 +46,8 @@ async def run_matrix(cluster: FoldCluster, rows: list[crash_matrix.Row], repeats
                         raise
                     if ran:
                         done[row.name, kind] += 1
-                        took = time.monotonic() - began
-                        print(f"{repetition + 1} {row.name} | {kind}: {took:.1f} s", flush=True)
+                        took = cluster.clock.monotonic() - began
+                        report(f"{repetition + 1} {row.name} | {kind}: {took:.1f} s")
         load.cancel()
     return done
 
@@ -80,8 +79,8 @@ def test_every_output_once_wherever_a_member_dies(
     done = asyncio.run(run_cluster(tmp_path, STORES, rows, REPEATS, environ=databases))
     for row in rows:
         counts = ", ".join(f"{kind} {done[row.name, kind]}" for kind in STORES)
-        print(f"{row.name}: {counts}")
-    print(f"{sum(done.values())} deaths, no violation")
+        report(f"{row.name}: {counts}")
+    report(f"{sum(done.values())} deaths, no violation")
 
 
 @pytest.mark.timeout(120)

@@ -15,7 +15,7 @@ import pytest
 
 from gazette.tasks import TaskScope
 from tests.faults.databases import sql_environ
-from tests.faults.fold_cluster import LOGGED, FoldCluster, shard_of
+from tests.faults.fold_cluster import LOGGED, FoldCluster, report, shard_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
@@ -82,7 +82,9 @@ async def be_zombie(cluster: FoldCluster, point: str, shard_id: str) -> None:
     await cluster.start_member()
     await cluster.await_up(standbys=True)
     await cluster.check()
-    print(f"{point}: replaced in {thawed - began:.1f} s, ended {ended - thawed:.1f} s after it woke")
+    report(
+        f"{point}: replaced in {thawed - began:.1f} s, ended {ended - thawed:.1f} s after it woke"
+    )
 
 
 def test_a_slow_callback_costs_its_shard_time_and_nothing_else(tmp_path: Path) -> None:
@@ -109,7 +111,7 @@ def test_a_slow_callback_costs_its_shard_time_and_nothing_else(tmp_path: Path) -
         assert primary.process.running
         await cluster.check()
         assert await cluster.primary_of(slow) is primary, "it was replaced"
-        print(f"{queries} queries and reads of the other shard in {now:.1f} s, none failed")
+        report(f"{queries} queries and reads of the other shard in {now:.1f} s, none failed")
 
     asyncio.run(with_cluster(tmp_path, ("sqlite", "json"), test))
 
