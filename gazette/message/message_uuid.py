@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from gazette.errors import Invalid
 
@@ -79,6 +80,14 @@ class UuidColumns(NamedTuple):
     producers: list[ProducerId]
     clocks: list[int]
     flags: list[int]
+
+
+class UuidArrays(NamedTuple):
+    """The parts of many UUIDs, each an array of ``uint64``. A producer is its six bytes as a number."""
+
+    producers: npt.NDArray[np.uint64]
+    clocks: npt.NDArray[np.uint64]
+    flags: npt.NDArray[np.uint64]
 
 
 class Clock:
@@ -262,6 +271,16 @@ def parse_columns(uuids: bytes) -> UuidColumns:
             parse_uuid(uuids[at : at + UUID_BYTES]) for at in range(0, len(uuids), UUID_BYTES)
         ]
         return UuidColumns([p[0] for p in parsed], [p[1] for p in parsed], [p[2] for p in parsed])
+    producers, clocks, flags = parse_arrays(uuids)
+    if bool((producers == producers[0]).all()):
+        names = [int(producers[0]).to_bytes(PRODUCER_BYTES, "big")] * len(producers)
+    else:
+        names = list(map(_Producers().__getitem__, producers.tolist()))
+    return UuidColumns(names, clocks.tolist(), flags.tolist())
+
+
+def parse_arrays(uuids: bytes) -> UuidArrays:
+    """`parse_uuid` of each 16 bytes of ``uuids``, as arrays."""
     words = np.frombuffer(uuids, dtype=">u8").astype(np.uint64)
     high, low = words[0::2], words[1::2]
     u64 = np.uint64
@@ -272,9 +291,4 @@ def parse_columns(uuids: bytes) -> UuidColumns:
         | ((low >> u64(58)) & u64(0xF))
     )
     flags = (low >> u64(48)) & u64(FLAGS_MAX)
-    numbers = low & u64((1 << 48) - 1)
-    if bool((numbers == numbers[0]).all()):
-        producers = [int(numbers[0]).to_bytes(PRODUCER_BYTES, "big")] * len(numbers)
-    else:
-        producers = list(map(_Producers().__getitem__, numbers.tolist()))
-    return UuidColumns(producers, clocks.tolist(), flags.tolist())
+    return UuidArrays(low & u64((1 << 48) - 1), clocks, flags)

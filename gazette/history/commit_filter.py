@@ -1,0 +1,111 @@
+"""Tells which messages of a run have committed: `CommitFilter`, the second pass. Pure.
+
+It is the sequencer, by columns: it takes the messages of a run in order, and gives them back with a
+verdict on each as soon as every one of a batch has one. What is pending waits for its
+acknowledgement, so at worst it holds the run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gazette.history.columns import Array64, Columns
+from gazette.history.fold import CommittedRun
+from gazette.history.segments import Clocks, Segment, counted, records, segments, since_of
+from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN
+
+T = TypeVar("T")
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class _Batch(Generic[T]):
+    payload: T
+    committed: Mask
+    pending: int = 0
+
+
+@dataclass(slots=True)
+class _Producer(Generic[T]):
+    acked: int
+    newest: int
+    pending: list[tuple[_Batch[T], Array64, Clocks]] = field(default_factory=list)
+
+    def settle(self, clock: int | None) -> None:
+        """What is pending has committed up to a clock, or (None) was rolled back."""
+        for batch, rows, clocks in self.pending:
+            if clock is not None:
+                batch.committed[rows] = clocks <= np.uint64(clock)
+            batch.pending -= len(rows)
+        self.pending.clear()
+
+
+class CommitFilter(Generic[T]):
+    """For one run. ``T`` is whatever the caller keeps with a batch.
+
+    ``acks``: acknowledgements are given too, each that commits (and not those of a rollback).
+    """
+
+    def __init__(self, run: CommittedRun, *, acks: bool = False) -> None:
+        self._run = run
+        self._acks = acks
+        self._since = since_of(run.run)
+        self._producers: dict[int, _Producer[T]] = {
+            number: _Producer(acked, newest) for number, (acked, newest) in run.known.items()
+        }
+        self._batches: deque[_Batch[T]] = deque()
+
+    def take(self, columns: Columns, payload: T) -> None:
+        """The next messages of the run."""
+        batch = _Batch(payload, np.zeros(len(columns), np.bool_))
+        self._batches.append(batch)
+        rows, unclocked = counted(columns, self._run.run.begin, self._since)
+        batch.committed[unclocked] = True
+        if not self._acks and len(unclocked):
+            batch.committed[unclocked[columns.uuids.flags[unclocked] == ACK_TXN]] = False
+        for segment in segments(columns, rows):
+            producer = self._producers.get(segment.producer)
+            if producer is None:
+                clock = int(segment.clocks[0]) - 1
+                producer = self._producers[segment.producer] = _Producer(clock, clock)
+            self._step(producer, segment, batch)
+
+    def _step(self, producer: _Producer[T], segment: Segment, batch: _Batch[T]) -> None:
+        rows, clocks = segment.rows, segment.clocks
+        if segment.kind == CONTINUE_TXN:
+            new = records(clocks, producer.newest)
+            if not new.all():
+                rows, clocks = rows[new], clocks[new]
+            if len(rows):
+                producer.pending.append((batch, rows, clocks))
+                producer.newest = int(clocks[-1])
+                batch.pending += len(rows)
+        elif segment.kind == ACK_TXN:
+            clock = int(clocks[0])
+            commits = clock > producer.acked
+            producer.settle(clock if commits else None)
+            producer.acked = producer.newest = clock
+            batch.committed[rows] = commits and self._acks
+        else:
+            new = records(clocks, producer.acked)
+            batch.committed[rows] = new
+            if new.any():
+                producer.settle(None)
+                producer.acked = producer.newest = int(clocks.max())
+
+    def finish(self) -> None:
+        """The run has ended: what is pending has the fate that the fold has found."""
+        for number, producer in self._producers.items():
+            producer.settle(self._run.fates.get(number))
+
+    def ready(self) -> Iterator[tuple[T, Mask]]:
+        """The batches that are decided, in order: their payload, and which messages committed."""
+        while self._batches and not self._batches[0].pending:
+            batch = self._batches.popleft()
+            yield batch.payload, batch.committed

@@ -1,0 +1,174 @@
+"""Puts the summaries of runs together, in the order of each journal. Pure, and quick.
+
+Forwards it carries the states of producers from run to run; backwards it tells each run what became of
+what was pending at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gazette.errors import Bug, Corrupt
+from gazette.history.snapshot import JournalSnapshot, Run, Snapshot
+from gazette.history.summary import ProducerSummary, RunSummary, State, Undecided
+from gazette.message.message_uuid import PRODUCER_BYTES, ProducerId
+from gazette.protocol.checkpoint import Checkpoint, ProducerState, SourceCheckpoint
+from gazette.protocol.ids import JournalName, Offset
+
+Resolve = Callable[[Run, int, int], Offset]
+"""From a run, a producer and a clock: where the first pending message of the run begins that is of the
+producer and above the clock (`summary.first_beyond`). It reads the run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedRun:
+    """A run, and what sequencing it needs to know beyond its own bytes. Producers are numbers."""
+
+    run: Run
+    known: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """Of the producers in the run that were known before it: ``acked`` and ``newest``."""
+    fates: Mapping[int, int] = field(default_factory=dict)
+    """Of those that have something pending at its end: up to which clock that committed later."""
+    clock_min: int = 0
+    """The least clock of its messages; zero if some have none."""
+    clock_max: int = 0
+    empty: bool = False
+    """It holds no message at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A snapshot of which is known what has committed."""
+
+    snapshot: Snapshot
+    runs: tuple[CommittedRun, ...]
+    sources: Mapping[JournalName, SourceCheckpoint]
+    """What the checkpoint of a consumer that has read the snapshot, and no more, says of its journals."""
+    rows: int = 0
+    """Messages that were read, committed or not."""
+
+    @property
+    def open(self) -> dict[JournalName, tuple[ProducerId, ...]]:
+        """By journal, the producers that have something pending at its end."""
+        found = {
+            journal: tuple(p for p, state in source.producers.items() if state.begin is not None)
+            for journal, source in self.sources.items()
+        }
+        return {journal: producers for journal, producers in found.items() if producers}
+
+    def checkpoint(self) -> Checkpoint:
+        """The sources as a checkpoint. It has no acknowledgements to write."""
+        return Checkpoint(dict(self.sources))
+
+
+@dataclass(slots=True)
+class _Context:
+    """One run, while it is folded."""
+
+    run: Run
+    summary: RunSummary
+    known: dict[int, tuple[int, int]] = field(default_factory=dict)
+    fates: dict[int, int] = field(default_factory=dict)
+
+    def committed(self) -> CommittedRun:
+        return CommittedRun(
+            self.run,
+            self.known,
+            self.fates,
+            self.summary.clock_min,
+            self.summary.clock_max,
+            not self.summary.rows,
+        )
+
+
+def fold(
+    snapshot: Snapshot, runs: Sequence[Run], summaries: Sequence[RunSummary], resolve: Resolve
+) -> Folded:
+    """Fold the summaries of all runs of a snapshot, which may come in any order.
+
+    Raises `Corrupt` if a transaction commits whose begin the journal has lost, and what ``resolve``
+    does. Raises `Bug` if the runs are not those of the snapshot.
+    """
+    by_number = {summary.number: summary for summary in summaries}
+    contexts: dict[JournalName, list[_Context]] = {j.journal: [] for j in snapshot.journals}
+    for run in runs:
+        if run.number not in by_number or run.journal not in contexts:
+            raise Bug("not a run of the snapshot", journal=run.journal, number=run.number)
+        contexts[run.journal].append(_Context(run, by_number[run.number]))
+    sources = {
+        journal.journal: _JournalFold(journal, resolve).fold(contexts[journal.journal])
+        for journal in snapshot.journals
+    }
+    return Folded(
+        snapshot,
+        tuple(context.committed() for found in contexts.values() for context in found),
+        sources,
+        sum(summary.rows for summary in summaries),
+    )
+
+
+class _JournalFold:
+    def __init__(self, journal: JournalSnapshot, resolve: Resolve) -> None:
+        self._journal = journal
+        self._resolve = resolve
+        self._states: dict[int, State] = {}
+        self._waiting: dict[int, list[_Context]] = {}
+        """The runs that hold what a producer has pending."""
+        self._lost: dict[int, Offset] = {}
+        """Of those that had something pending before the snapshot: where it began, until it is seen."""
+        since = journal.since
+        for producer, state in journal.producers.items():
+            number = int.from_bytes(producer, "big")
+            self._states[number] = State(state.last_ack, state.last_ack, state.begin)
+            if producer in since:
+                self._lost[number] = since[producer]
+
+    def fold(self, contexts: Sequence[_Context]) -> SourceCheckpoint:
+        end = self._journal.begin
+        for context in contexts:
+            end = max(end, context.summary.end)
+            for producer, summary in context.summary.producers.items():
+                self._step(context, producer, summary)
+        return SourceCheckpoint(
+            end,
+            {
+                producer.to_bytes(PRODUCER_BYTES, "big"): ProducerState(state.acked, state.begin)
+                for producer, state in self._states.items()
+            },
+        )
+
+    def _step(self, context: _Context, producer: int, summary: ProducerSummary) -> None:
+        before = self._states.get(producer)
+        if before is None:
+            clock = summary.first_clock - 1
+            before = State(clock, clock, None)
+        else:
+            context.known[producer] = (before.acked, before.newest)
+        if self._lost.get(producer) == summary.first_begin:
+            del self._lost[producer]
+        after, fate = summary.apply(
+            before, lambda clock: self._resolve(context.run, producer, clock)
+        )
+        waiting = self._waiting.setdefault(producer, [])
+        if fate is not Undecided.PENDING:
+            if isinstance(fate, int) and before.begin is not None:
+                if producer in self._lost:
+                    raise self._corrupt(producer, self._lost[producer])
+                for earlier in waiting:
+                    earlier.fates[producer] = fate
+            self._lost.pop(producer, None)
+            waiting.clear()
+        if after.begin is not None:
+            waiting.append(context)
+        self._states[producer] = after
+
+    def _corrupt(self, producer: int, begin: Offset) -> Corrupt:
+        return Corrupt(
+            "a transaction commits whose begin the journal has lost",
+            hint="Keep fragments for longer than transactions of producers take, or begin behind it "
+            "without the states of producers.",
+            journal=self._journal.journal,
+            producer=producer.to_bytes(PRODUCER_BYTES, "big").hex(),
+            begin=begin,
+        )

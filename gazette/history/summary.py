@@ -1,0 +1,241 @@
+"""What a run does to the states of its producers, whatever these were before it: `summarise`. Pure.
+
+The state of a producer in a journal is what the sequencer knows of it: up to which clock its messages
+have committed (``acked``), up to which it has been seen (``newest``), and where the first message
+begins that is pending, if one is. How a run changes it can be told in a few numbers, because
+
+* an acknowledgement leaves the same state whatever was before it, so that all after the first one of
+  a run can be worked out without knowing;
+* before that, a message outside of transactions is new if its clock is above ``acked``. The last one
+  which is new is the one with the greatest clock, if any is; what follows it is known again;
+* without a new one, the pending messages of the run join those that were pending before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from gazette.history.columns import Columns
+from gazette.history.segments import Segment, counted, records, segments, since_of
+from gazette.history.snapshot import Run
+from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN
+from gazette.protocol.ids import Offset
+
+
+class State(NamedTuple):
+    """A producer in one journal. ``acked <= newest``; ``begin`` is None if nothing is pending."""
+
+    acked: int
+    newest: int
+    begin: Offset | None
+
+
+class Undecided(Enum):
+    """What a run may leave undecided of what was pending before it."""
+
+    PENDING = "pending"
+    ROLLED_BACK = "rolled back"
+
+
+Fate = int | Undecided
+"""What becomes of pending messages: committed up to a clock, rolled back, or still pending."""
+
+FirstBeyond = Callable[[int], Offset]
+"""Where the first pending message of a run begins whose clock is above the given one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSummary:
+    """What a run holds of one producer.
+
+    "Before" means before its first acknowledgement in the run.
+    """
+
+    first_clock: int
+    first_begin: Offset
+    """Of the first message that counts."""
+    outside: int | None = None
+    """The greatest clock, before, of messages outside of transactions …"""
+    after_outside: State | None = None
+    """… and the state before the first acknowledgement, if that one is new."""
+    pending: int = 0
+    """The clock of the first pending message, before; zero if there is none …"""
+    pending_begin: Offset = 0
+    """… where that begins …"""
+    pending_newest: int = 0
+    """… and the greatest clock of those."""
+    acknowledged: int | None = None
+    """The clock of the first acknowledgement …"""
+    after: State | None = None
+    """… and the state at the end of the run, if there is one."""
+
+    def apply(self, before: State, first_beyond: FirstBeyond) -> tuple[State, Fate]:
+        """The state at the end of the run, and what became of what was pending at its begin.
+
+        ``first_beyond`` is asked in the rare case that part of what is pending was committed before
+        the run: a producer's messages were repeated after it had acknowledged them.
+        """
+        if self.outside is not None and self.outside > before.acked:
+            assert self.after_outside is not None
+            state, fate = self.after_outside, Undecided.ROLLED_BACK
+            return (state if self.after is None else self.after), fate
+        if self.acknowledged is not None:
+            assert self.after is not None
+            commits = self.acknowledged > before.acked
+            return self.after, self.acknowledged if commits else Undecided.ROLLED_BACK
+        newest, begin = before.newest, before.begin
+        if self.pending_newest > newest:
+            newest = self.pending_newest
+            if begin is None:
+                new = self.pending > before.acked
+                begin = self.pending_begin if new else first_beyond(before.acked)
+        return State(before.acked, newest, begin), Undecided.PENDING
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What a run holds."""
+
+    number: int
+    """Of the run."""
+    producers: dict[int, ProducerSummary]
+    end: Offset
+    """Where its last complete message ends; where the run begins, if there is none."""
+    rows: int
+    """Messages, including acknowledgements and those that do not count."""
+    clock_min: int
+    """The least clock of all; zero if some messages have none, or there are no messages."""
+    clock_max: int
+
+    def size_hint(self) -> int:
+        """How many producers it is about."""
+        return len(self.producers)
+
+
+@dataclass(slots=True)
+class _Producer:
+    first_clock: int
+    first_begin: Offset
+    outside: int | None = None
+    pending: int = 0
+    pending_begin: Offset = 0
+    pending_newest: int = 0
+    acknowledged: int | None = None
+    state: State | None = None
+    """Once it is known: after the greatest clock outside of transactions, or an acknowledgement."""
+    after_outside: State | None = None
+
+    def take(self, segment: Segment, columns: Columns) -> None:
+        if segment.kind == ACK_TXN:
+            clock = int(segment.clocks[0])
+            if self.acknowledged is None:
+                self.acknowledged = clock
+                self.after_outside = self.state
+            self.state = State(clock, clock, None)
+        elif segment.kind == CONTINUE_TXN:
+            self._take_pending(segment, columns)
+        else:
+            newest = int(segment.clocks.max())
+            if self.acknowledged is None:
+                if self.outside is None or newest > self.outside:
+                    self.outside = newest
+                    self.state = State(newest, newest, None)
+            elif self.state is not None and newest > self.state.acked:
+                self.state = State(newest, newest, None)
+
+    def _take_pending(self, segment: Segment, columns: Columns) -> None:
+        newest = int(segment.clocks.max())
+        if self.acknowledged is None:
+            if not self.pending:
+                self.pending = int(segment.clocks[0])
+                self.pending_begin = int(columns.begins[segment.rows[0]])
+            self.pending_newest = max(self.pending_newest, newest)
+        state = self.state
+        if state is None or newest <= state.newest:
+            return
+        begin = state.begin
+        if begin is None:
+            first = int(np.argmax(segment.clocks > np.uint64(state.acked)))
+            begin = int(columns.begins[segment.rows[first]])
+        self.state = State(state.acked, newest, begin)
+
+    def summary(self) -> ProducerSummary:
+        acknowledged = self.acknowledged is not None
+        return ProducerSummary(
+            self.first_clock,
+            self.first_begin,
+            self.outside,
+            self.after_outside if acknowledged else self.state,
+            self.pending,
+            self.pending_begin,
+            self.pending_newest,
+            self.acknowledged,
+            self.state if acknowledged else None,
+        )
+
+
+@dataclass(slots=True)
+class Summariser:
+    """Takes the columns of a run, piece by piece and in order; gives its summary."""
+
+    run: Run
+    _producers: dict[int, _Producer] = field(default_factory=dict)
+    _end: Offset = -1
+    _rows: int = 0
+    _clock_min: int | None = None
+    _clock_max: int = 0
+
+    def take(self, columns: Columns) -> None:
+        """The next messages."""
+        if not len(columns):
+            return
+        self._end = int(columns.ends[-1])
+        self._rows += len(columns)
+        least = int(columns.uuids.clocks.min())
+        self._clock_min = least if self._clock_min is None else min(self._clock_min, least)
+        self._clock_max = max(self._clock_max, int(columns.uuids.clocks.max()))
+        rows = counted(columns, self.run.begin, since_of(self.run)).sequenced
+        for segment in segments(columns, rows):
+            producer = self._producers.get(segment.producer)
+            if producer is None:
+                producer = self._producers[segment.producer] = _Producer(
+                    int(segment.clocks[0]), int(columns.begins[segment.rows[0]])
+                )
+            producer.take(segment, columns)
+
+    def summary(self) -> RunSummary:
+        return RunSummary(
+            self.run.number,
+            {number: producer.summary() for number, producer in self._producers.items()},
+            self.run.pieces[0].begin if self._end < 0 else self._end,
+            self._rows,
+            self._clock_min or 0,
+            self._clock_max,
+        )
+
+
+def summarise(run: Run, columns: Iterable[Columns]) -> RunSummary:
+    """The summary of a run whose messages are ``columns``, in order."""
+    summariser = Summariser(run)
+    for some in columns:
+        summariser.take(some)
+    return summariser.summary()
+
+
+def first_beyond(run: Run, columns: Iterable[Columns], producer: int, clock: int) -> Offset | None:
+    """Where the first pending message of a producer begins whose clock is above ``clock``."""
+    since = since_of(run)
+    for some in columns:
+        rows = counted(some, run.begin, since).sequenced
+        of_producer = some.uuids.producers[rows] == np.uint64(producer)
+        for segment in segments(some, rows[of_producer]):
+            if segment.kind == CONTINUE_TXN:
+                found = records(segment.clocks, clock)
+                if found.any():
+                    return int(some.begins[segment.rows[int(np.argmax(found))]])
+    return None

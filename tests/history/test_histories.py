@@ -1,0 +1,212 @@
+"""Two passes over runs of a journal, against the sequencer that reads it from its begin to its end."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gazette.errors import Corrupt
+from gazette.history.columns import Columns, Shape
+from gazette.history.commit_filter import CommitFilter
+from gazette.history.fold import Folded, fold
+from gazette.history.snapshot import JournalSnapshot, Piece, Run, Snapshot
+from gazette.history.summary import first_beyond, summarise
+from gazette.message.envelope import Envelope
+from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, parse_arrays
+from gazette.message.sequencer import Sequencer
+from gazette.protocol.checkpoint import SourceCheckpoint
+
+JOURNAL = "a/journal"
+UNKNOWN_FLAGS = 0x2AA
+
+
+class Item(NamedTuple):
+    producer: int
+    clock: int
+    flags: int
+
+
+def envelopes_of(items: list[Item]) -> list[Envelope]:
+    found, offset = [], 0
+    for number, item in enumerate(items):
+        end = offset + 8 + number % 5
+        producer = bytes([1, 0, 0, 0, 0, item.producer])
+        found.append(Envelope(JOURNAL, offset, end, number, producer, item.clock, item.flags))
+        offset = end
+    return found
+
+
+def columns_of(envelopes: list[Envelope]) -> Columns:
+    uuids = b"".join(build_uuid(e.producer, e.clock, e.flags) for e in envelopes)
+    return Columns(
+        np.array([e.begin for e in envelopes], np.int64),
+        np.array([e.end for e in envelopes], np.int64),
+        parse_arrays(uuids),
+    )
+
+
+class History:
+    """A journal whose bytes were given out in pieces, of which some may be gone."""
+
+    def __init__(self, envelopes: list[Envelope], chunk: int) -> None:
+        self.envelopes = envelopes
+        self.chunk = chunk
+
+    def columns(self, run: Run) -> list[Columns]:
+        held = [
+            e
+            for e in self.envelopes
+            if any(piece.begin <= e.begin and e.end <= piece.end for piece in run.pieces)
+        ]
+        return [columns_of(held[at : at + self.chunk]) for at in range(0, len(held), self.chunk)]
+
+    def folded(self, snapshot: Snapshot, run_bytes: int) -> Folded:
+        runs = snapshot.runs(run_bytes)
+        summaries = [summarise(run, self.columns(run)) for run in runs]
+
+        def resolve(run: Run, producer: int, clock: int) -> int:
+            offset = first_beyond(run, self.columns(run), producer, clock)
+            assert offset is not None
+            return offset
+
+        return fold(snapshot, runs, list(reversed(summaries)), resolve)
+
+    def committed(self, folded: Folded) -> list[int]:
+        found: list[int] = []
+        for run in folded.runs:
+            passes: CommitFilter[np.ndarray] = CommitFilter(run)
+            for columns in self.columns(run.run):
+                passes.take(columns, columns.begins)
+                found += [b for begins, mask in passes.ready() for b in begins[mask].tolist()]
+            passes.finish()
+            found += [b for begins, mask in passes.ready() for b in begins[mask].tolist()]
+        return found
+
+
+def sequenced(
+    envelopes: list[Envelope], source: SourceCheckpoint | None, begin: int, end: int
+) -> tuple[list[Envelope], SourceCheckpoint]:
+    """What a sequencer makes of the messages within a range of offsets."""
+    sources = {} if source is None else {JOURNAL: source}
+    sequencer: Sequencer[int] = Sequencer(sources, 4)
+    delivered: list[Envelope] = []
+    for envelope in envelopes:
+        if not begin <= envelope.begin or envelope.end > end:
+            continue
+        sequencer.queue(envelope)
+        if (wanted := sequencer.replay_range) is not None:
+            held = [e for e in envelopes if wanted.begin <= e.begin and e.end <= wanted.end]
+            sequencer.start_replay(iter([held] if held else []))
+        while batch := sequencer.dequeue(3):
+            delivered += batch
+    return delivered, sequencer.checkpoint().get(JOURNAL, SourceCheckpoint(begin))
+
+
+any_item = st.builds(
+    Item,
+    producer=st.integers(0, 2),
+    clock=st.integers(0, 12),
+    flags=st.sampled_from([OUTSIDE_TXN, CONTINUE_TXN, CONTINUE_TXN, ACK_TXN, UNKNOWN_FLAGS]),
+)
+
+
+def published(rng: random.Random) -> list[Item]:
+    """As publishers write: transactions, retried appends, rollbacks, successors of the dead."""
+    items: list[list[Item]] = []
+    for producer in range(rng.randint(1, 3)):
+        clock, acked, batches = rng.randint(1, 50), 0, []
+        for _ in range(rng.randint(1, 6)):
+            flags = rng.choice([OUTSIDE_TXN, CONTINUE_TXN, CONTINUE_TXN])
+            batch = []
+            for _ in range(rng.randint(0, 8)):
+                clock += 1
+                batch.append(Item(producer, clock, flags))
+                if flags == CONTINUE_TXN and rng.random() < 0.3:
+                    batches.append(batch)
+                    batch = []
+            if flags == OUTSIDE_TXN:
+                acked = clock
+            elif rng.random() < 0.8:
+                clock += 1
+                acked = clock if rng.random() < 0.8 else acked
+                if acked:
+                    batch.append(Item(producer, acked, ACK_TXN))
+            batches.append(batch)
+        at = 0
+        for batch in batches:
+            at = rng.randint(at, len(items))
+            items.insert(at, batch * rng.choice([1, 1, 1, 2]))
+            at += 1
+    return [item for batch in items for item in batch]
+
+
+histories = st.one_of(
+    st.lists(any_item, max_size=40),
+    st.integers(0, 2**32).map(lambda seed: published(random.Random(seed))),
+)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(
+    items=histories,
+    middle=st.integers(0, 40),
+    last=st.integers(0, 60),
+    cuts=st.sets(st.integers(1, 60)),
+    lost=st.sets(st.integers(0, 60), max_size=8),
+    run_bytes=st.sampled_from([1, 30, 90, 10_000]),
+    chunk=st.integers(1, 9),
+)
+@example(
+    # Repeated after it was acknowledged, and going on: what is pending begins behind the repetition.
+    items=[Item(0, 1, 1), Item(0, 2, 1), Item(0, 2, 2), Item(0, 1, 1), Item(0, 2, 1), Item(0, 3, 1)],
+    middle=0,
+    last=60,
+    cuts={3},
+    lost=set(),
+    run_bytes=1,
+    chunk=9,
+)
+def test_two_passes_are_one_sequencer(items, middle, last, cuts, lost, run_bytes, chunk):
+    """From any checkpoint, to any end, over any runs: the same messages and the same checkpoint."""
+    envelopes = envelopes_of(items)
+    count = len(envelopes)
+    middle, last = min(middle, count), max(min(middle, count), min(last, count))
+    begin = envelopes[middle].begin if middle < count else (envelopes[-1].end if count else 0)
+    end = envelopes[last - 1].end if last else 0
+    prior: SourceCheckpoint | None = None
+    if middle:
+        _, prior = sequenced(envelopes, None, 0, begin)
+    # Fragments that were deleted: behind what the checkpoint still needs.
+    kept = [e for at, e in enumerate(envelopes) if at not in lost or at < middle]
+    want, checkpoint = sequenced(kept, prior, begin, max(begin, end))
+
+    bounds = sorted({0, *(cut for cut in cuts if cut < count), count})
+    pieces = []
+    for low, high in zip(bounds, bounds[1:], strict=False):
+        for at in range(low, high):
+            envelope = envelopes[at]
+            if envelope not in kept:
+                continue
+            if at > low and pieces and pieces[-1].end == envelope.begin:
+                pieces[-1] = Piece(pieces[-1].begin, envelope.end)
+            else:
+                pieces.append(Piece(envelope.begin, envelope.end))
+    snapshot = snapshot_of(pieces, begin, max(begin, end), prior)
+    history = History(kept, chunk)
+    folded = history.folded(snapshot, run_bytes)
+    assert folded.sources[JOURNAL] == checkpoint
+    assert history.committed(folded) == sorted(e.begin for e in want if not e.is_ack)
+
+
+def snapshot_of(pieces, begin, end, prior) -> Snapshot:
+    from gazette.history.snapshot import cover
+
+    producers = {} if prior is None else prior.producers
+    journal = JournalSnapshot(JOURNAL, Shape(), begin, end, (), producers)
+    held = cover(pieces, journal.read_begin, end)
+    return Snapshot((JournalSnapshot(JOURNAL, Shape(), begin, end, held, producers),))
