@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import threading
 from collections.abc import Callable, Collection, Coroutine
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
@@ -183,6 +184,40 @@ class BlockingPool:
     def close(self) -> None:
         """Refuse new work and drop what has not begun; does not wait for what runs."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class LoopThread:
+    """An event loop in a thread of its own, for code that blocks and has none.
+
+    ``run`` may be called from any thread but its own. Close it; what still runs is cancelled then.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, coro: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop; return or raise what it does.
+
+        An interrupt of the waiting thread (``KeyboardInterrupt``) cancels it.
+        """
+        future = asyncio.run_coroutine_threadsafe(coro, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Cancel what runs, wait for it, and end the thread. May be repeated."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()
 
 
 async def first_of(*events: asyncio.Event) -> None:

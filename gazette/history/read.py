@@ -1,0 +1,171 @@
+"""Reads runs: their messages as columns, their summaries, and what has committed as envelopes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+from gazette.errors import Bug
+from gazette.history.access import Access, OpenAccess
+from gazette.history.columns import ColumnDecoder, Columns
+from gazette.history.commit_filter import CommitFilter
+from gazette.history.fold import CommittedRun, Folded, fold
+from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
+from gazette.history.summary import RunSummary, first_beyond, summarise
+from gazette.message.envelope import Envelope
+from gazette.message.frames import FRAME_BYTES_MAX, MalformedMessage, TruncatedFrame
+from gazette.message.framing import framing_of
+from gazette.message.message_uuid import PRODUCER_BYTES
+from gazette.protocol.ids import Offset
+
+_THREADS: Final = 2
+
+
+class Batch(NamedTuple):
+    """Messages as columns, and the bytes that they were found in: those of offset ``base`` on."""
+
+    columns: Columns
+    buffer: bytes
+    base: Offset
+
+
+def read_columns(access: OpenAccess, run: Run) -> Iterator[Batch]:
+    """All messages of a run, in order, whatever became of them.
+
+    Raises what `OpenAccess.chunks` does, `MalformedMessage`, and `TruncatedFrame` for a message that
+    goes on in the next run: then runs are to be made larger. One that is incomplete at the end of the
+    last run of a journal is left out.
+    """
+    decoder = ColumnDecoder(run.journal, run.shape)
+    rest, base = b"", run.pieces[0].begin
+    for offset, data in access.chunks(run):
+        if offset != base + len(rest):
+            if rest:
+                _cut(run, base, rest, offset)
+            rest, base = b"", offset
+        buffer = rest + data if rest else data
+        columns, consumed = decoder.decode(buffer, base)
+        if len(columns):
+            yield Batch(columns, buffer, base)
+        rest, base = buffer[consumed:], base + consumed
+        if len(rest) > FRAME_BYTES_MAX:
+            raise MalformedMessage(
+                "message is too long",
+                begin=base,
+                end=base + len(rest),
+                raw=rest[:1024],
+                journal=run.journal,
+            )
+    if rest and not run.last:
+        try:
+            decoder.finish(rest, base)
+        except TruncatedFrame as error:
+            raise TruncatedFrame(
+                "a message goes on in the next fragment, which another task reads "
+                "(its publisher appended it in parts): let one task read the whole journal",
+                begin=error.begin,
+                end=error.end,
+                raw=error.raw,
+                journal=run.journal,
+            ) from error
+
+
+def _cut(run: Run, base: Offset, rest: bytes, offset: Offset) -> None:
+    if run.shape.malformed == "fail":
+        raise MalformedMessage(
+            f"the journal goes on at offset {offset}, inside of a message",
+            begin=base,
+            end=base + len(rest),
+            raw=rest,
+            journal=run.journal,
+        )
+
+
+def summarise_run(access: OpenAccess, run: Run) -> RunSummary:
+    """The first pass over one run. Raises what `read_columns` does."""
+    return summarise(run, (batch.columns for batch in read_columns(access, run)))
+
+
+def resolver(access: OpenAccess) -> Callable[[Run, int, int], Offset]:
+    """What `fold` asks in rare cases: it reads the run again."""
+
+    def resolve(run: Run, producer: int, clock: int) -> Offset:
+        columns = (batch.columns for batch in read_columns(access, run))
+        found = first_beyond(run, columns, producer, clock)
+        if found is None:
+            raise Bug("a run is not what it was", journal=run.journal, number=run.number)
+        return found
+
+    return resolve
+
+
+def fold_locally(
+    access: Access, snapshot: Snapshot, *, run_bytes: int = RUN_BYTES, threads: int = _THREADS
+) -> Folded:
+    """Both parts of the first pass in this process: ``threads`` runs at a time.
+
+    Raises what `read_columns` and `fold` do.
+    """
+    runs = snapshot.runs(run_bytes)
+    with access.open() as opened, concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        summaries = list(pool.map(lambda run: summarise_run(opened, run), runs))
+        return fold(snapshot, runs, summaries, resolver(opened))
+
+
+def read_committed(
+    access: OpenAccess, run: CommittedRun, *, acks: bool = False
+) -> Iterator[tuple[Batch, Any]]:
+    """The second pass over one run: all messages, and which of each batch have committed.
+
+    Batches of which none has are left out. Raises what `read_columns` does.
+    """
+    passes: CommitFilter[Batch] = CommitFilter(run, acks=acks)
+    for batch in read_columns(access, run.run):
+        passes.take(batch.columns, batch)
+        for ready, committed in passes.ready():
+            if committed.any():
+                yield ready, committed
+    passes.finish()
+    for ready, committed in passes.ready():
+        if committed.any():
+            yield ready, committed
+
+
+def read_envelopes(
+    access: OpenAccess, run: CommittedRun, message_type: Any
+) -> Iterator[list[Envelope[Any]]]:
+    """The committed messages of a run as those of an application: without acknowledgements, by offset.
+
+    Raises what `read_columns` does, and `MalformedMessage` for what is not of the type.
+    """
+    framing = framing_of(run.run.shape.content_type, message_type)
+    skips = run.run.shape.malformed == "skip"
+    for (columns, buffer, base), committed in read_committed(access, run):
+        uuids = columns.uuids
+        begins, ends = columns.begins[committed].tolist(), columns.ends[committed].tolist()
+        producers, clocks = uuids.producers[committed].tolist(), uuids.clocks[committed].tolist()
+        flags = uuids.flags[committed].tolist()
+        envelopes = []
+        for begin, end, producer, clock, flag in zip(
+            begins, ends, producers, clocks, flags, strict=True
+        ):
+            try:
+                frames = framing.decode(buffer[begin - base : end - base], begin)
+            except MalformedMessage as error:
+                if skips:
+                    continue
+                raise error.of(run.run.journal) from error.__cause__
+            envelopes.append(
+                Envelope(
+                    run.run.journal,
+                    begin,
+                    end,
+                    frames.messages[0],
+                    producer.to_bytes(PRODUCER_BYTES, "big"),
+                    clock,
+                    flag,
+                )
+            )
+        if envelopes:
+            yield envelopes

@@ -1,0 +1,237 @@
+"""Lists what there is of journals, and fixes a `Snapshot` of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from gazette.blobs.blob_stores import BlobStores
+from gazette.client.client import Client
+from gazette.client.journals import FragmentsParams
+from gazette.client.reader import WRITE_HEAD, ReadParams
+from gazette.errors import Invalid, NotFound, NotYet
+from gazette.fragment.cover_set import CoverSet
+from gazette.fragment.index import JUMP_AGE_S
+from gazette.fragment.listing import list_fragments
+from gazette.history.access import OpenAccess
+from gazette.history.columns import Shape
+from gazette.history.snapshot import JournalSnapshot, Piece, Snapshot, cover
+from gazette.labels import CONTENT_TYPE
+from gazette.message.message_uuid import ProducerId
+from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import JournalName, Offset, validate_journal_name
+from gazette.protocol.journal import FragmentSpec, JournalSpec
+from gazette.protocol.label_set import LabelSelector, LabelSet
+from gazette.protocol.validation import within
+
+TIME_SLACK_S: Final = 60
+"""By how much the clocks of publishers may be ahead of a blob store's."""
+
+_LISTS_AT_ONCE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which journals, and how much of each.
+
+    Journals are named, or those that match ``selector``; that takes brokers. ``stores`` are where
+    to look for fragments without asking brokers. ``content_type`` wins over the label of a journal.
+    """
+
+    journals: tuple[JournalName, ...] = ()
+    selector: LabelSelector | None = None
+    stores: tuple[str, ...] = ()
+    content_type: str = ""
+    shape: Shape = Shape()
+    """Everything but its content type counts."""
+    path_postfix_template: str = ""
+    """Of journals that are read from ``stores``."""
+    begin: Mapping[JournalName, Offset] = field(default_factory=dict)
+    end: Mapping[JournalName, Offset] = field(default_factory=dict)
+    begin_all: Offset = 0
+    """Where those begin that ``begin`` does not name."""
+    end_all: Offset | None = None
+    sources: Mapping[JournalName, SourceCheckpoint] = field(default_factory=dict)
+    """Go on from a checkpoint: it wins over ``begin``."""
+    begin_time_s: float = 0
+    """Leave out fragments that were stored earlier, so that none of their messages is younger."""
+    skip_gaps: bool = False
+    """Read over missing fragments that may yet appear."""
+
+    def validate(self) -> None:
+        """Raises `Invalid`."""
+        if bool(self.journals) == (self.selector is not None):
+            raise Invalid("give either names of journals, or a selector of them", path="journals")
+        if self.selector is not None and self.stores:
+            raise Invalid(
+                "a selector is matched by brokers: stores know names only", path="selector"
+            )
+        for name in self.journals:
+            with within("journals"):
+                validate_journal_name(name)
+
+
+def take_snapshot(access: OpenAccess, selection: Selection) -> Snapshot:
+    """What there is of the journals now.
+
+    Ends where their fragments do or, through brokers, at the head: what is not stored yet is read from
+    brokers. Where a journal has lost bytes reading goes on behind them, as readers do: at its begin,
+    and where what follows was stored more than six hours ago. A younger gap may be a fragment that its
+    broker has not uploaded yet: that raises ``NotYet`` unless ``skip_gaps``.
+
+    Raises `Invalid`, ``NotFound`` for a journal that is not there, ``NotYet``, and what brokers and
+    stores do. Blocks.
+    """
+    selection.validate()
+    return access.run(_take(access, selection))
+
+
+async def _take(access: OpenAccess, selection: Selection) -> Snapshot:
+    listed: list[JournalSnapshot]
+    now = access.clock.now()
+    if selection.stores:
+        specs = [_spec_of(name, selection) for name in selection.journals]
+        listed = [
+            _journal(spec, await _stored(access.stores, spec), None, selection, now)
+            for spec in specs
+        ]
+    else:
+        client = await access.client()
+        limit = asyncio.Semaphore(_LISTS_AT_ONCE)
+
+        async def one(spec: JournalSpec) -> JournalSnapshot:
+            async with limit:
+                fragments, head = await _brokered(access, client, spec)
+            return _journal(spec, fragments, head, selection, now)
+
+        listed = list(await asyncio.gather(*map(one, await _specs(client, selection))))
+    return Snapshot(tuple(sorted(listed, key=lambda journal: journal.journal)))
+
+
+def _spec_of(name: JournalName, selection: Selection) -> JournalSpec:
+    return JournalSpec(
+        name,
+        labels=LabelSet.of(),
+        fragment=FragmentSpec(
+            stores=selection.stores, path_postfix_template=selection.path_postfix_template
+        ),
+    )
+
+
+async def _specs(client: Client, selection: Selection) -> list[JournalSpec]:
+    if selection.selector is not None:
+        found = await client.list_journals(selection.selector)
+        if not found.journals:
+            raise NotFound(
+                "no journal matches the selector",
+                hint="See `gazctl journals list`; a label's value must be equal, or a prefix by name.",
+                selector=str(selection.selector),
+            )
+        return [listed.spec for listed in found.journals]
+    return [(await client.get_journal(name)).spec for name in selection.journals]
+
+
+async def _stored(stores: BlobStores, spec: JournalSpec) -> list[Fragment]:
+    return list(await list_fragments(stores, spec))
+
+
+async def _brokered(
+    access: OpenAccess, client: Client, spec: JournalSpec
+) -> tuple[list[Fragment], Offset]:
+    """The fragments that brokers know, and the head of the journal."""
+    stored = await client.list_fragments(FragmentsParams(spec.name))
+    fragments = [one.fragment for one in stored]
+    return fragments, await _head(client, spec.name)
+
+
+async def _head(client: Client, journal: JournalName) -> Offset:
+    reader = client.reader(ReadParams(journal, WRITE_HEAD, metadata_only=True))
+    try:
+        async with reader:
+            await reader.open()
+    except NotYet:
+        pass
+    return reader.write_head
+
+
+def _journal(
+    spec: JournalSpec,
+    fragments: Sequence[Fragment],
+    head: Offset | None,
+    selection: Selection,
+    now: float,
+) -> JournalSnapshot:
+    journal = spec.name
+    source = selection.sources.get(journal)
+    begin = selection.begin.get(journal, selection.begin_all)
+    producers: Mapping[ProducerId, ProducerState] = {}
+    if source is not None:
+        begin, producers = source.read_through, source.producers
+    pieces = [
+        Piece(one.begin, one.end, one if one.backing_store and one.mod_time else None)
+        for one in CoverSet(fragments)
+    ]
+    known = max([head or 0, *(piece.end for piece in pieces)])
+    if pieces and known > pieces[-1].end:
+        # Written since the fragments were listed.
+        pieces.append(Piece(pieces[-1].end, known))
+    elif head and not pieces:
+        pieces.append(Piece(0, head))
+    end = selection.end.get(journal, selection.end_all)
+    end = known if end is None else end
+    if end > known:
+        raise Invalid(
+            f"the end of {journal} is beyond what there is of it ({end}; expected at most {known})",
+            path="end",
+            hint=None if head is not None else "Give a broker, to read what is not stored yet.",
+        )
+    if source is None and selection.begin_time_s:
+        begin = max(begin, _at_time(pieces, selection.begin_time_s))
+    begin, end = min(begin, known) if source is None else begin, max(end, begin)
+    shape = replace(
+        selection.shape,
+        content_type=selection.content_type
+        or spec.labels.value_of(CONTENT_TYPE)
+        or selection.shape.content_type,
+    )
+    empty = JournalSnapshot(journal, shape, begin, end, (), producers)
+    held = cover(pieces, empty.read_begin, end)
+    if not selection.skip_gaps:
+        _check_gaps(journal, held, empty.read_begin, pieces, now)
+    return replace(empty, pieces=held)
+
+
+def _at_time(pieces: Sequence[Piece], begin_time_s: float) -> Offset:
+    """Where the first piece begins that may hold a message as young as that."""
+    for piece in pieces:
+        fragment = piece.fragment
+        if fragment is None or fragment.mod_time >= begin_time_s - TIME_SLACK_S:
+            return piece.begin
+    return pieces[-1].end if pieces else 0
+
+
+def _check_gaps(
+    journal: JournalName,
+    held: Sequence[Piece],
+    begin: Offset,
+    pieces: Sequence[Piece],
+    now: float,
+) -> None:
+    at = begin
+    for number, piece in enumerate(held):
+        gap = piece.begin > at
+        # Nothing at all before it: pruned, and not to come.
+        pruned = number == 0 and piece.begin <= pieces[0].begin
+        fragment = piece.fragment
+        settled = fragment is not None and fragment.mod_time < now - JUMP_AGE_S
+        if gap and not pruned and not settled:
+            raise NotYet(
+                f"the journal has no bytes from offset {at} to {piece.begin}, and what follows is "
+                "too young to say that they are lost: a broker may have them, and not stored them yet",
+                hint="Read again when it has, end before the gap, or say that gaps are to be skipped.",
+                journal=journal,
+            )
+        at = piece.end

@@ -1,0 +1,56 @@
+"""Stored fragments, written without a broker: what tests of readers of blob stores read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from gazette.codecs import new_compressor
+from gazette.message.framing import framing_of
+from gazette.message.message_uuid import uuid_text
+from gazette.protocol.fragment import Codec, Fragment, FragmentStoreUrl
+from gazette.protocol.ids import JournalName, Offset
+
+
+def write_fragment(
+    root: Path,
+    store: str,
+    journal: JournalName,
+    begin: Offset,
+    content: bytes,
+    codec: Codec = Codec.NONE,
+    path_postfix: str = "",
+) -> Fragment:
+    """Write a fragment to a ``file://`` store below ``root``, as a broker names it."""
+    digest = hashlib.sha1(content, usedforsecurity=False).digest()
+    fragment = Fragment(
+        journal, begin, begin + len(content), digest, codec, store, path_postfix=path_postfix
+    )
+    path = root / FragmentStoreUrl.parse(store).path.lstrip("/") / fragment.content_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    compressor = new_compressor(codec)
+    path.write_bytes(compressor.compress(content) + compressor.end_batch() + compressor.finish())
+    return fragment
+
+
+def write_journal(
+    root: Path,
+    store: str,
+    journal: JournalName,
+    contents: Iterable[bytes],
+    codec: Codec = Codec.NONE,
+    begin: Offset = 0,
+) -> list[Fragment]:
+    """Write a journal, each of ``contents`` one fragment."""
+    fragments: list[Fragment] = []
+    for content in contents:
+        fragments.append(write_fragment(root, store, journal, begin, content, codec))
+        begin += len(content)
+    return fragments
+
+
+def json_line(message: dict[str, object], uuid: bytes = b"") -> bytes:
+    """A line of a JSON journal. With a UUID, that comes first."""
+    document = {"uuid": uuid_text(uuid), **message} if uuid else message
+    return framing_of("application/x-ndjson", dict).encode(document)

@@ -1,0 +1,248 @@
+"""Snapshots of stored journals, and what is read of them."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import gazette
+from gazette.clock import SystemClock
+from gazette.errors import Corrupt, Invalid, NotFound, NotYet
+from gazette.history.access import Access
+from gazette.history.columns import ColumnDecoder, Shape, uuid_bytes
+from gazette.history.read import fold_locally, read_columns, read_envelopes
+from gazette.history.snapshot import Run
+from gazette.history.take import Selection, take_snapshot
+from gazette.message.frames import MalformedMessage, TruncatedFrame
+from gazette.message.framing import JSONLinesFraming
+from gazette.message.message_codec import DictCodec
+from gazette.message.message_uuid import (
+    ACK_TXN,
+    CONTINUE_TXN,
+    OUTSIDE_TXN,
+    build_uuid,
+    parse_columns,
+)
+from gazette.protocol.checkpoint import ProducerState
+from gazette.protocol.fragment import Codec
+from gazette.testing.stored import json_line, write_fragment, write_journal
+
+STORE = "file:///fragments/"
+JOURNAL = "topic/one"
+ALPHA, BETA = bytes([1, 0, 0, 0, 0, 1]), bytes([1, 0, 0, 0, 0, 2])
+
+
+class Word(gazette.Message):
+    word: str = ""
+
+
+def line(producer: bytes, clock: int, flags: int, **fields: object) -> bytes:
+    return json_line(fields, build_uuid(producer, clock, flags))
+
+
+def taken(root: Path, **options):
+    access = Access.of(file_root=root, direct=True)
+    selection = Selection(journals=(JOURNAL,), stores=(STORE,), **options)
+    with access.open() as opened:
+        return access, take_snapshot(opened, selection)
+
+
+def words(access: Access, folded) -> list[str]:
+    with access.open() as opened:
+        return [
+            envelope.message.word
+            for run in folded.runs
+            for batch in read_envelopes(opened, run, Word)
+            for envelope in batch
+        ]
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP, Codec.ZSTANDARD, Codec.SNAPPY])
+def test_what_has_committed_is_read(tmp_path, codec):
+    """Over fragments, runs of which hold one, and a second producer whose transaction is open."""
+    write_journal(
+        tmp_path,
+        STORE,
+        JOURNAL,
+        [
+            line(ALPHA, 10, CONTINUE_TXN, word="a") + line(BETA, 10, CONTINUE_TXN, word="no"),
+            line(ALPHA, 10, CONTINUE_TXN, word="a") + line(ALPHA, 11, CONTINUE_TXN, word="b"),
+            line(ALPHA, 12, ACK_TXN) + line(ALPHA, 13, OUTSIDE_TXN, word="c"),
+            line(BETA, 9, ACK_TXN) + line(BETA, 12, CONTINUE_TXN, word="open"),
+        ],
+        codec,
+    )
+    access, snapshot = taken(tmp_path)
+    for run_bytes in (1, 1 << 20):
+        folded = fold_locally(access, snapshot, run_bytes=run_bytes)
+        assert words(access, folded) == ["a", "b", "c"]
+        end = snapshot.journals[0].end
+        source = folded.sources[JOURNAL]
+        begin = end - len(line(BETA, 12, CONTINUE_TXN, word="open"))
+        assert source.read_through == end
+        assert source.producers == {ALPHA: ProducerState(13, None), BETA: ProducerState(9, begin)}
+        # And from there on, nothing.
+        _, later = taken(tmp_path, sources=folded.sources)
+        again = fold_locally(access, later, run_bytes=run_bytes)
+        assert words(access, again) == []
+        assert again.sources == folded.sources
+    # The transaction commits, and what began before the checkpoint is read again.
+    write_fragment(tmp_path, STORE, JOURNAL, end, line(BETA, 13, ACK_TXN), codec)
+    access, later = taken(tmp_path, sources=folded.sources)
+    assert words(access, fold_locally(access, later, run_bytes=1)) == ["open"]
+
+
+def test_offsets_bound_what_is_read(tmp_path):
+    lines = [line(ALPHA, 10 + n, OUTSIDE_TXN, word=str(n)) for n in range(6)]
+    fragments = write_journal(
+        tmp_path, STORE, JOURNAL, [b"".join(lines[:3]), b"".join(lines[3:])], Codec.GZIP
+    )
+    size = len(lines[0])
+    access, snapshot = taken(tmp_path, begin={JOURNAL: size}, end_all=4 * size)
+    assert words(access, fold_locally(access, snapshot)) == ["1", "2", "3"]
+    # An end within a message leaves that for later.
+    access, snapshot = taken(tmp_path, begin_all=3 * size, end_all=5 * size - 1)
+    assert [piece.fragment.begin for piece in snapshot.journals[0].pieces] == [fragments[1].begin]
+    folded = fold_locally(access, snapshot)
+    assert words(access, folded) == ["3"]
+    assert folded.sources[JOURNAL].read_through == 4 * size
+    with pytest.raises(Invalid, match="is beyond what there is of it"):
+        taken(tmp_path, end_all=6 * size + 1)
+
+
+def test_time_leaves_out_old_fragments(tmp_path):
+    contents = [line(ALPHA, 10 + n, OUTSIDE_TXN, word=str(n)) for n in range(3)]
+    fragments = write_journal(tmp_path, STORE, JOURNAL, contents)
+    for fragment, age in zip(fragments, (5000, 3000, 0), strict=True):
+        path = tmp_path / "fragments" / fragment.content_path()
+        os.utime(path, (path.stat().st_mtime - age,) * 2)
+    now = SystemClock().now()
+    access, snapshot = taken(tmp_path, begin_time_s=now - 3030)
+    assert words(access, fold_locally(access, snapshot)) == ["1", "2"]
+    # A minute's grace, for clocks that differ.
+    access, snapshot = taken(tmp_path, begin_time_s=now - 2970)
+    assert words(access, fold_locally(access, snapshot)) == ["1", "2"]
+    access, snapshot = taken(tmp_path, begin_time_s=now - 2000)
+    assert words(access, fold_locally(access, snapshot)) == ["2"]
+
+
+def test_gaps(tmp_path):
+    """A begin that was pruned is passed over; a young gap may yet be filled; an old one is lost."""
+    content = line(ALPHA, 10, OUTSIDE_TXN, word="a")
+    write_fragment(tmp_path, STORE, JOURNAL, 1000, content)
+    access, snapshot = taken(tmp_path)
+    assert words(access, fold_locally(access, snapshot)) == ["a"]
+    later = line(ALPHA, 11, OUTSIDE_TXN, word="b")
+    fragment = write_fragment(tmp_path, STORE, JOURNAL, 2000, later)
+    with pytest.raises(NotYet, match=f"no bytes from offset {1000 + len(content)} to 2000"):
+        taken(tmp_path)
+    access, snapshot = taken(tmp_path, skip_gaps=True)
+    assert words(access, fold_locally(access, snapshot)) == ["a", "b"]
+    path = tmp_path / "fragments" / fragment.content_path()
+    os.utime(path, (path.stat().st_mtime - 7 * 3600,) * 2)
+    access, snapshot = taken(tmp_path)
+    assert words(access, fold_locally(access, snapshot)) == ["a", "b"]
+
+
+def test_what_is_stored_is_not_trusted(tmp_path):
+    content = line(ALPHA, 10, OUTSIDE_TXN, word="a")
+    fragment = write_fragment(tmp_path, STORE, JOURNAL, 0, content)
+    path = tmp_path / "fragments" / fragment.content_path()
+    path.write_bytes(content.replace(b'"a"', b'"b"'))
+    access, snapshot = taken(tmp_path)
+    with pytest.raises(Corrupt, match="does not have the SHA-1 of its name"):
+        fold_locally(access, snapshot)
+    path.write_bytes(content + b"x")
+    with pytest.raises(Corrupt, match="holds more than its fragment"):
+        fold_locally(access, snapshot)
+    path.unlink()
+    with pytest.raises(NotFound, match="a fragment of the snapshot is gone"):
+        fold_locally(access, snapshot)
+
+
+def test_a_message_in_parts_needs_larger_runs(tmp_path):
+    content = line(ALPHA, 10, OUTSIDE_TXN, word="a") * 2
+    write_journal(tmp_path, STORE, JOURNAL, [content[:70], content[70:]])
+    access, snapshot = taken(tmp_path)
+    assert words(access, fold_locally(access, snapshot)) == ["a"]
+    with pytest.raises(TruncatedFrame, match="let one task read the whole journal"):
+        fold_locally(access, snapshot, run_bytes=1)
+
+
+def test_malformed_messages_fail_or_are_skipped(tmp_path):
+    content = line(ALPHA, 10, OUTSIDE_TXN, word="a")
+    write_journal(tmp_path, STORE, JOURNAL, [content, b"what?\n" + content.replace(b"a", b"a")])
+    access, snapshot = taken(tmp_path)
+    with pytest.raises(MalformedMessage, match="line is not a message") as raised:
+        fold_locally(access, snapshot)
+    assert raised.value.begin == len(content)
+    access, snapshot = taken(tmp_path, shape=Shape(malformed="skip"))
+    assert words(access, fold_locally(access, snapshot)) == ["a"]
+
+
+def test_a_journal_that_is_not_there_is_empty(tmp_path):
+    """Of a store one cannot say more: a broker would say that there is no such journal."""
+    (tmp_path / "fragments").mkdir()
+    access, snapshot = taken(tmp_path)
+    folded = fold_locally(access, snapshot)
+    assert words(access, folded) == []
+    assert folded.sources[JOURNAL].read_through == 0
+
+
+def test_selections_are_checked():
+    with pytest.raises(Invalid, match="either names of journals, or a selector"):
+        Selection().validate()
+    with pytest.raises(Invalid, match="nothing to read from"):
+        Access.of()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_columns_are_what_the_framing_finds(seed):
+    """The fast path of lines that begin with their UUID, and the slow one, in any mixture."""
+    rng = random.Random(seed)
+    fast, lines = seed % 3 == 0, []
+    for number in range(rng.randint(1, 40)):
+        uuid = build_uuid(rng.randbytes(6), rng.getrandbits(64), rng.getrandbits(10))
+        one = json_line({"word": "x" * rng.randint(0, 9), "n": number}, uuid)
+        if not fast and rng.random() < 0.3:
+            plain = msgspec.json.decode(one)
+            choices = [
+                msgspec.json.encode({"n": 1, **{k: v for k, v in plain.items() if k != "uuid"}}),
+                msgspec.json.encode({"n": 1, "uuid": plain["uuid"]}),
+                msgspec.json.encode({"uuid": plain["uuid"].upper(), "in": {"uuid": "other"}}),
+                one[:-2] + b',"uuid":""}',
+                b' {"uuid" : null}',
+            ]
+            one = rng.choice(choices).rstrip(b"\n") + b"\n"
+        lines.append(one)
+    buffer, base = b"".join(lines) + b'{"uuid":"', rng.randint(0, 99)
+    want = JSONLinesFraming(DictCodec(), 1 << 20).decode(buffer, base)
+    columns, consumed = ColumnDecoder(JOURNAL, Shape()).decode(buffer, base)
+    assert (columns.begins.tolist(), columns.ends.tolist()) == (want.begins, want.ends)
+    assert consumed == want.consumed
+    assert parse_columns(uuid_bytes(columns.uuids)) == parse_columns(want.uuids)
+    assert columns.uuids.clocks.tolist() == parse_columns(want.uuids).clocks
+
+
+def test_uuids_within_other_fields():
+    decoder = ColumnDecoder(JOURNAL, Shape(uuid_field="_meta.uuid"))
+    uuid = "00000000-0000-1000-8002-010000000001"
+    buffer = b'{"_meta":{"uuid":"%s"}}\n{"a":1}\n{"_meta":null}\n' % uuid.encode()
+    columns, consumed = decoder.decode(buffer, 0)
+    assert consumed == len(buffer)
+    assert columns.uuids.flags.tolist() == [ACK_TXN, 0, 0]
+    assert columns.uuids.producers.tolist() == [int.from_bytes(ALPHA, "big"), 0, 0]
+
+
+def test_bytes_need_no_frames(tmp_path):
+    write_journal(tmp_path, STORE, JOURNAL, [b"\x00\x01", b"\x02"])
+    access, snapshot = taken(tmp_path, content_type="application/octet-stream")
+    (run,) = snapshot.runs()
+    assert isinstance(run, Run)
+    with access.open() as opened:
+        found = [(batch.base, batch.buffer) for batch in read_columns(opened, run)]
+        assert found == [(0, b"\x00\x01"), (2, b"\x02")]
