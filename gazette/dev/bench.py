@@ -16,9 +16,11 @@ from rich.console import Console
 
 from gazette.clock import Clock, SystemClock
 from gazette.config import Schema, exit_with, setting
+from gazette.dev.bench_allocator import allocator
 from gazette.dev.bench_cluster import Bench, BenchSettings, running
 from gazette.dev.bench_journals import append, latency, read
 from gazette.dev.bench_members import failover, idle
+from gazette.dev.bench_memory import memory
 from gazette.dev.bench_messages import consume, end_to_end, publish
 from gazette.dev.bench_recovery import playback
 from gazette.dev.bench_report import Figure, Report, load_average, machine_facts
@@ -36,6 +38,8 @@ SUITES: Final[dict[str, Suite]] = {
     "failover": failover,
     "playback": playback,
     "idle": idle,
+    "memory": memory,
+    "allocator": allocator,
 }
 ALL: Final = "all"
 LINE_WIDTH: Final = 120

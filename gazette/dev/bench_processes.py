@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
+import resource
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -30,6 +31,17 @@ def cpu_seconds(pids: Iterable[int]) -> float:
                 f"no CPU times of process {pid}: {error}", hint="Measure on Linux."
             ) from error
     return total / 1e9
+
+
+def resident_bytes(pid: int) -> int:
+    """How much memory a process holds, files that it has mapped included. Linux only, as above."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except OSError as error:
+        raise NotFound(
+            f"no memory figures of process {pid}: {error}", hint="Measure on Linux."
+        ) from error
+    return pages * resource.getpagesize()
 
 
 def exported(url: str) -> Metrics:

@@ -45,6 +45,8 @@ SUITES = [
     "failover",
     "playback",
     "idle",
+    "memory",
+    "allocator",
 ]
 
 
