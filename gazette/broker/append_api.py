@@ -22,7 +22,7 @@ from gazette.broker.append_driver import AppendCall, AppendDriver
 from gazette.broker.append_events import AppendTerms, Ending, Outcome, SuspendControl
 from gazette.broker.append_wire import AppendMessage
 from gazette.broker.context import BrokerContext
-from gazette.broker.edge import authorize, code_of, counted, failing
+from gazette.broker.edge import Expiry, authorize, code_of, counted, failing
 from gazette.broker.resolver import Resolution
 from gazette.client.credentials import journal_claims
 from gazette.client.wire import COMMIT, append_content
@@ -107,7 +107,10 @@ class AppendApi:
                 ended = await self._run(driver, claims)
                 if ended.ending is Ending.PROXY:
                     assert driver.resolution is not None
-                    response = await self._proxy(opening, content, driver.resolution, call)
+                    expiry = Expiry(claims, context.clock)
+                    response = await self._proxy(
+                        opening, content, driver.resolution, call, expiry.remaining_s
+                    )
                 else:
                     await content.drain()
                     response = await _response_of(ended, driver, call)
@@ -138,15 +141,21 @@ class AppendApi:
         content: ClientContent,
         at: Resolution,
         call: Any,
+        timeout_s: float | None,
     ) -> broker_pb2.AppendResponse:
-        """Pass the append on to the primary, as it comes in. Cancellation: cancelled there, too."""
+        """Pass the append on to the primary, as it comes in, until the caller's claims expire.
+
+        Cancellation: cancelled there, too.
+        """
         peers = self._context.peers
         primary = at.header.process_id
         endpoint = peers.pick(at.header.route, process_id=primary)
         if endpoint is None:
             raise Unavailable("no endpoint is known of the primary", primary=primary)
         claims = journal_claims(Capability.APPEND, at.journal)
-        upstream = peers.byte_path(endpoint).append(metadata=peers.credentials.metadata(claims))
+        upstream = peers.byte_path(endpoint).append(
+            metadata=peers.credentials.metadata(claims), timeout=timeout_s
+        )
         # Brokers that are not ours may not expect a metadata segment here, and nobody needs it.
         opening.journal = at.journal
         opening.header.CopyFrom(at.header.to_pb())
@@ -154,6 +163,9 @@ class AppendApi:
             await _forward(opening, content, upstream)
             return await upstream  # type: ignore[no-any-return]
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
+                text = "authorization expired during the append"
+                await call.abort(grpc.StatusCode.UNAUTHENTICATED, text)
             await call.abort(error.code(), error.details() or "")
             raise  # Not reached: ``abort`` raises.
         except asyncio.CancelledError:

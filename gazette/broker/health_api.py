@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
+
 from gazette.auth import Capability
 from gazette.blobs import health
 from gazette.blobs.blob_stores import ActiveStore
 from gazette.broker.context import BrokerContext
 from gazette.broker.edge import authorize, counted, failing
 from gazette.errors import GazetteError
+from gazette.protocol.label_set import EVERYTHING
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.rpc import validate_health_request
 from gazette.protocol.status import Status
@@ -25,11 +28,18 @@ class HealthApi:
     ) -> broker_pb2.FragmentStoreHealthResponse:
         """Wait for the first check of the store, which begins with this call if it is not in use.
 
-        With ``check_delete``, an object is also written and removed below ``check_delete_prefix``.
+        Only for callers whose claims cover everything. With ``check_delete``, an object is also written
+        and removed below ``check_delete_prefix``.
         """
         context = self._context
         with counted("FragmentStoreHealth") as outcome:
-            await authorize(call, context.verifier, Capability.READ)
+            claims = await authorize(call, context.verifier, Capability.READ)
+            if claims.selector != EVERYTHING:
+                # A store is no journal: who may see some journals only may not have this broker reach
+                # out, with its credentials, to wherever they say.
+                await call.abort(
+                    grpc.StatusCode.UNAUTHENTICATED, "not authorized to all journals of a store"
+                )
             async with failing(call):
                 validate_health_request(request)
                 error = await self._check(request)

@@ -13,10 +13,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import grpc
+
 from gazette.auth import Capability, Claims
 from gazette.broker.append_wire import ReplicateContent, ReplicateMessage
 from gazette.broker.context import BrokerContext
-from gazette.broker.edge import Outcome, authorize, counted, failing
+from gazette.broker.edge import Expired, Expiry, Outcome, authorize, counted, failing
 from gazette.broker.replica import Replica
 from gazette.broker.resolver import Resolution
 from gazette.broker.unless import Superseded, take_unless
@@ -46,12 +48,17 @@ class ReplicateApi:
     async def replicate(self, requests: AsyncIterator[ReplicateMessage], call: Any) -> None:
         """Serve a primary until it ends its stream, or is gone. What it did not commit is rolled back.
 
-        Cancellation: so it is then; the spool is given back.
+        A stream does not outlive the token that it was opened with: it is ended as UNAUTHENTICATED.
+        Primaries renew theirs before that (`pipeline`). Cancellation: so it is then; the spool is
+        given back.
         """
         with counted("Replicate") as outcome:
             claims = await authorize(call, self._context.verifier, Capability.REPLICATE)
-            async with failing(call):
-                await self._replicate(requests, claims, call, outcome)
+            try:
+                async with failing(call):
+                    await self._replicate(requests, claims, call, outcome)
+            except Expired:
+                await call.abort(grpc.StatusCode.UNAUTHENTICATED, "authorization has expired")
 
     async def _replicate(
         self,
@@ -65,7 +72,8 @@ class ReplicateApi:
             outcome.status = Status.OK
             return
         header, proposal = _opening_of(opening)
-        at, held = await self._join(proposal.fragment.journal, claims, header)
+        expiry = Expiry(claims, self._context.clock)
+        at, held = await expiry.bound(self._join(proposal.fragment.journal, claims, header))
         if held is None:
             status = at.status if at.status is not Status.OK else Status.WRONG_ROUTE
             outcome.status = status
@@ -74,7 +82,7 @@ class ReplicateApi:
         replica, spool = held
         context = self._context
         local = WriteBehind(spool, context.scope, context.pools.spools, primary=False)
-        stream = _Stream(local, requests, call, at.header)
+        stream = _Stream(local, requests, call, at.header, expiry)
         try:
             async with TaskScope(f"replicate {at.journal}") as scope:
                 scope.spawn(self._watch(stream, claims, at, header), name="watch")
@@ -139,11 +147,12 @@ class _Stream:
     call: Any
     header: Header | None
     """Of our resolution; sent with the first answer."""
+    expiry: Expiry
     messages: int = 0
 
     async def serve(self, proposal: Proposal) -> None:
         await self._propose(proposal, acknowledge=True)
-        async for message in self.requests:
+        while (message := await self._next()) is not None:
             self.messages += 1
             if isinstance(message, ReplicateContent):
                 await self.local.content(message.content, message.delta)
@@ -153,6 +162,13 @@ class _Stream:
                 await self._propose(_proposal_of(message), acknowledge=message.acknowledge)
             else:
                 await self.local.content(message.content, message.content_delta)
+
+    async def _next(self) -> ReplicateMessage | None:
+        """The next message; None at the end. Raises ``Expired``."""
+        self.expiry.check()
+        if self.expiry.remaining_s is None:
+            return await anext(self.requests, None)
+        return await self.expiry.bound(anext(self.requests, None))
 
     async def _propose(self, proposal: Proposal, *, acknowledge: bool) -> None:
         result = await self.local.propose(proposal)

@@ -18,7 +18,7 @@ import grpc.aio
 
 from gazette.allocator.model import assignment_key, item_key, member_key
 from gazette.allocator.state import State
-from gazette.auth import NoAuth
+from gazette.auth import KeyedAuth, NoAuth
 from gazette.blobs.blob_stores import BlobSettings, BlobStores
 from gazette.broker.append_api import AppendApi
 from gazette.broker.append_wire import decode_append, decode_replicate
@@ -115,7 +115,13 @@ class FixedBroker:
     """One broker: ``context`` has its parts. Serves Append and Replicate at ``endpoint``."""
 
     def __init__(
-        self, etcd: MemoryEtcd, name: str, clock: Clock, files: Path, settings: BrokerSettings
+        self,
+        etcd: MemoryEtcd,
+        name: str,
+        clock: Clock,
+        files: Path,
+        settings: BrokerSettings,
+        auth: KeyedAuth | NoAuth,
     ) -> None:
         self.id = ProcessId(settings.zone, name)
         self.server = grpc.aio.server(options=grpc_options(16 << 20))
@@ -124,7 +130,6 @@ class FixedBroker:
         self.lagging: list[WatchResponse] | None = None
         """Set to a list, what the broker's key space would have been told is kept there instead."""
         self._etcd = etcd
-        auth = NoAuth()
         pools = Pools(BlockingPool("spools", 2), BlockingPool("blobs", 2))
         key_space = KeySpace(ROOT, broker_decoder(ROOT, settings.max_replication))
         state = State(key_space, member_key(ROOT, *_parts(self.id)), is_consistent)
@@ -225,7 +230,13 @@ class FixedCluster:
 
     @classmethod
     async def start(
-        cls, count: int, tmp_path: Path, *, clock: Clock | None = None, **settings: Any
+        cls,
+        count: int,
+        tmp_path: Path,
+        *,
+        clock: Clock | None = None,
+        auth: KeyedAuth | NoAuth | None = None,
+        **settings: Any,
     ) -> Self:
         etcd = MemoryEtcd()
         files = tmp_path / "root"
@@ -234,7 +245,9 @@ class FixedCluster:
         brokers = {}
         for name in "abcdefgh"[:count]:
             chosen = BrokerSettings(zone="zone", id=f"broker-{name}", root=ROOT, **settings)
-            brokers[name] = FixedBroker(etcd, f"broker-{name}", clock, files, chosen)
+            brokers[name] = FixedBroker(
+                etcd, f"broker-{name}", clock, files, chosen, NoAuth() if auth is None else auth
+            )
         for broker in brokers.values():
             spec = BrokerSpec(broker.id, broker.endpoint, 1024).to_pb()
             etcd.change({member_key(ROOT, *_parts(broker.id)): spec.SerializeToString()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import grpc
 import grpc.aio
 import pytest
 
+from gazette.auth import Capability, Claims, KeyedAuth, bearer
 from gazette.broker.append_wire import replicate_content
+from gazette.clock import SystemClock
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import Suspend, SuspendLevel
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
@@ -29,7 +32,7 @@ REGISTERS = LabelSet.of(("author", "me"))
 class Primary:
     """A Replicate call to broker ``b``, one message at a time."""
 
-    def __init__(self, cluster: FixedCluster, **header: Any) -> None:
+    def __init__(self, cluster: FixedCluster, *, token: str = "", **header: Any) -> None:
         self.cluster = cluster
         a, b = cluster["a"], cluster["b"]
         route = Route((a.id, b.id), 0, (a.endpoint, b.endpoint))
@@ -44,7 +47,7 @@ class Primary:
             request_serializer=None,
             response_deserializer=broker_pb2.ReplicateResponse.FromString,
         )
-        self.call: Any = method()
+        self.call: Any = method(metadata=bearer(token))
 
     async def send(self, message: broker_pb2.ReplicateRequest | bytes) -> None:
         data = message if isinstance(message, bytes) else message.SerializeToString()
@@ -389,3 +392,25 @@ async def test_replica_that_is_given_up_gets_its_spool_back(
     assert "the route has changed" in ((await old.broken()).details() or "")
     await broker.context.resolver.wait_torn_down(10.0)
     assert broker.context.persister.unpersisted == 1
+
+
+async def test_a_stream_ends_with_the_token_that_opened_it(tmp_path: Path) -> None:
+    auth = KeyedAuth.parse(SystemClock(), base64.b64encode(b"k" * 32).decode())
+    claims = Claims.of_journal(Capability.REPLICATE, JOURNAL)
+    async with await FixedCluster.start(2, tmp_path, auth=auth) as cluster:
+        cluster["a"].lagging = []
+        cluster.create(SPEC, "a", "b")
+        primary = Primary(cluster, token=auth.sign(claims, 2))
+        assert (await primary.open(fragment(0, 0))).status == Status.OK
+        # Another waits for the spool, which the first one has.
+        waiting = Primary(cluster, token=auth.sign(claims, 1))
+        await waiting.send(waiting.opening(fragment(0, 0)))
+        await primary.send(replicate_content(b"not committed", 0))
+        for one in (waiting, primary):
+            error = await one.broken()
+            assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert "expired" in (error.details() or "")
+        # The spool is free again, without what was not committed.
+        successor = Primary(cluster, token=auth.sign(claims, 60))
+        assert (await successor.open(fragment(0, 0))).status == Status.OK
+        assert await successor.end() is grpc.StatusCode.OK
