@@ -27,7 +27,7 @@ from gazette.tasks import BlockingPool, LoopThread
 
 T = TypeVar("T")
 
-BLOCK_BYTES: Final = 1 << 20
+BLOCK_BYTES: Final = 1 << 22
 """The most that one piece of `OpenAccess.chunks` has."""
 _LISTING_THREADS: Final = 8
 

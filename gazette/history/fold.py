@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gazette.errors import Bug, Corrupt
-from gazette.history.snapshot import JournalSnapshot, Run, Snapshot
+from gazette.history.snapshot import RUN_BYTES, JournalSnapshot, Run, Snapshot
 from gazette.history.summary import ProducerSummary, RunSummary, State, Undecided
 from gazette.message.message_uuid import PRODUCER_BYTES, ProducerId
 from gazette.protocol.checkpoint import Checkpoint, ProducerState, SourceCheckpoint
@@ -47,6 +47,9 @@ class Folded:
     """What the checkpoint of a consumer that has read the snapshot, and no more, says of its journals."""
     rows: int = 0
     """Messages that were read, committed or not."""
+    replays: Mapping[JournalName, frozenset[ProducerId]] = field(default_factory=dict)
+    """Producers that committed what they had pending before the snapshot, and were not replayed: the
+    runs are incomplete, and their snapshot must be folded again with these."""
 
     @property
     def open(self) -> dict[JournalName, tuple[ProducerId, ...]]:
@@ -96,36 +99,64 @@ def fold(
         if run.number not in by_number or run.journal not in contexts:
             raise Bug("not a run of the snapshot", journal=run.journal, number=run.number)
         contexts[run.journal].append(_Context(run, by_number[run.number]))
-    sources = {
-        journal.journal: _JournalFold(journal, resolve).fold(contexts[journal.journal])
-        for journal in snapshot.journals
-    }
+    folds = [_JournalFold(journal, resolve) for journal in snapshot.journals]
+    sources = {one.journal: one.fold(contexts[one.journal]) for one in folds}
     return Folded(
         snapshot,
         tuple(context.committed() for found in contexts.values() for context in found),
         sources,
         sum(summary.rows for summary in summaries),
+        {one.journal: frozenset(one.replays) for one in folds if one.replays},
     )
+
+
+def fold_snapshot(
+    snapshot: Snapshot,
+    summarise: Callable[[Sequence[Run]], Sequence[RunSummary]],
+    resolve: Resolve,
+    run_bytes: int = RUN_BYTES,
+) -> Folded:
+    """The whole first pass: ``summarise`` gives the summaries of runs, by whatever means.
+
+    Runs are summarised twice if something commits that was pending before the snapshot. Raises what
+    ``summarise`` and `fold` do.
+    """
+    while True:
+        runs = snapshot.runs(run_bytes)
+        folded = fold(snapshot, runs, summarise(runs), resolve)
+        if not folded.replays:
+            return folded
+        replays = {
+            journal.journal: journal.replays | folded.replays.get(journal.journal, frozenset())
+            for journal in snapshot.journals
+        }
+        snapshot = snapshot.replaying(replays)
 
 
 class _JournalFold:
     def __init__(self, journal: JournalSnapshot, resolve: Resolve) -> None:
-        self._journal = journal
+        self.journal = journal.journal
+        self.replays: set[ProducerId] = set()
+        self._begin = journal.begin
         self._resolve = resolve
         self._states: dict[int, State] = {}
         self._waiting: dict[int, list[_Context]] = {}
         """The runs that hold what a producer has pending."""
         self._lost: dict[int, Offset] = {}
         """Of those that had something pending before the snapshot: where it began, until it is seen."""
-        since = journal.since
+        self._unread: set[int] = set()
+        """Of those that had something pending before the snapshot: if that is not replayed."""
+        pending = journal.pending
         for producer, state in journal.producers.items():
             number = int.from_bytes(producer, "big")
             self._states[number] = State(state.last_ack, state.last_ack, state.begin)
-            if producer in since:
-                self._lost[number] = since[producer]
+            if producer in journal.replays:
+                self._lost[number] = pending[producer]
+            elif producer in pending:
+                self._unread.add(number)
 
     def fold(self, contexts: Sequence[_Context]) -> SourceCheckpoint:
-        end = self._journal.begin
+        end = self._begin
         for context in contexts:
             end = max(end, context.summary.end)
             for producer, summary in context.summary.producers.items():
@@ -155,9 +186,12 @@ class _JournalFold:
             if isinstance(fate, int) and before.begin is not None:
                 if producer in self._lost:
                     raise self._corrupt(producer, self._lost[producer])
+                if producer in self._unread:
+                    self.replays.add(producer.to_bytes(PRODUCER_BYTES, "big"))
                 for earlier in waiting:
                     earlier.fates[producer] = fate
             self._lost.pop(producer, None)
+            self._unread.discard(producer)
             waiting.clear()
         if after.begin is not None:
             waiting.append(context)
@@ -168,7 +202,7 @@ class _JournalFold:
             "a transaction commits whose begin the journal has lost",
             hint="Keep fragments for longer than transactions of producers take, or begin behind it "
             "without the states of producers.",
-            journal=self._journal.journal,
+            journal=self.journal,
             producer=producer.to_bytes(PRODUCER_BYTES, "big").hex(),
             begin=begin,
         )

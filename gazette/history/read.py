@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from gazette.errors import Bug
 from gazette.history.access import Access, OpenAccess
 from gazette.history.columns import ColumnDecoder, Columns
 from gazette.history.commit_filter import CommitFilter
-from gazette.history.fold import CommittedRun, Folded, fold
+from gazette.history.fold import CommittedRun, Folded, fold_snapshot
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
 from gazette.history.summary import RunSummary, first_beyond, summarise
 from gazette.message.envelope import Envelope
@@ -105,12 +105,14 @@ def fold_locally(
 ) -> Folded:
     """Both parts of the first pass in this process: ``threads`` runs at a time.
 
-    Raises what `read_columns` and `fold` do.
+    Raises what `read_columns` and `fold_snapshot` do.
     """
-    runs = snapshot.runs(run_bytes)
     with access.open() as opened, concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        summaries = list(pool.map(lambda run: summarise_run(opened, run), runs))
-        return fold(snapshot, runs, summaries, resolver(opened))
+
+        def summarise_all(runs: Sequence[Run]) -> list[RunSummary]:
+            return list(pool.map(lambda run: summarise_run(opened, run), runs))
+
+        return fold_snapshot(snapshot, summarise_all, resolver(opened), run_bytes)
 
 
 def read_committed(

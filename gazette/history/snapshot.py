@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gazette.errors import Invalid
@@ -34,8 +34,8 @@ class JournalSnapshot:
     """What is read of one journal.
 
     ``producers`` are the states of its producers at ``begin``, as of a checkpoint that has been read
-    through to there; none, if reading begins from scratch. Producers that had something pending then
-    are read again from where that began, so pieces begin there.
+    through to there; none, if reading begins from scratch. What those had pending is read again for
+    the producers of ``replays`` only: most of what is pending for long never commits.
     """
 
     journal: JournalName
@@ -43,15 +43,17 @@ class JournalSnapshot:
     begin: Offset
     end: Offset
     pieces: tuple[Piece, ...]
-    """Ascending, without overlap. Between two that do not meet the journal has lost its bytes."""
+    """Ascending, without overlap, from where the first pending message begins. Between two that do not
+    meet the journal has lost its bytes."""
     producers: Mapping[ProducerId, ProducerState] = field(default_factory=dict)
+    replays: frozenset[ProducerId] = frozenset()
 
     def __post_init__(self) -> None:
         if not 0 <= self.begin <= self.end:
             raise Invalid(
                 f"invalid range of offsets ({self.begin} to {self.end})", path=self.journal
             )
-        at = self.read_begin
+        at = self.pieces_begin
         for piece in self.pieces:
             if not at <= piece.begin < piece.end <= self.end:
                 raise Invalid(
@@ -60,31 +62,38 @@ class JournalSnapshot:
             at = piece.end
 
     @property
-    def read_begin(self) -> Offset:
-        """Where reading begins: at ``begin``, or before it at the first that is pending there."""
-        return min(self.begin, *self.since.values(), self.begin)
-
-    @property
-    def since(self) -> dict[ProducerId, Offset]:
-        """From where on the messages of producers count that had something pending at ``begin``."""
+    def pending(self) -> dict[ProducerId, Offset]:
+        """Producers that had something pending at ``begin``, and where that begins."""
         return {
             producer: state.begin
             for producer, state in self.producers.items()
             if state.begin is not None and state.begin < self.begin
         }
 
+    @property
+    def pieces_begin(self) -> Offset:
+        """Where pieces begin: at ``begin``, or before it at the first message that is pending there."""
+        return min([self.begin, *self.pending.values()])
+
+    @property
+    def since(self) -> dict[ProducerId, Offset]:
+        """From where on the messages of producers count that are to be replayed."""
+        return {
+            producer: begin for producer, begin in self.pending.items() if producer in self.replays
+        }
+
     def runs(self, run_bytes: int, number: int) -> list[Run]:
-        """Its pieces in runs of about that size; the first run has that number."""
+        """What is to be read in runs of about that size; the first run has that number."""
+        since = self.since
         groups: list[list[Piece]] = []
         size = 0
-        for piece in self.pieces:
+        for piece in cover(self.pieces, min([self.begin, *since.values()]), self.end):
             length = piece.end - piece.begin
             if not groups or size + length > run_bytes:
                 groups.append([])
                 size = 0
             groups[-1].append(piece)
             size += length
-        since = self.since
         return [
             Run(
                 journal=self.journal,
@@ -142,6 +151,15 @@ class Snapshot:
         for journal in self.journals:
             runs += journal.runs(run_bytes, len(runs))
         return tuple(runs)
+
+    def replaying(self, replays: Mapping[JournalName, frozenset[ProducerId]]) -> Snapshot:
+        """The same, with what these producers had pending read again."""
+        return Snapshot(
+            tuple(
+                replace(journal, replays=replays.get(journal.journal, frozenset()))
+                for journal in self.journals
+            )
+        )
 
 
 def cover(fragments: Iterable[Piece], begin: Offset, end: Offset) -> tuple[Piece, ...]:

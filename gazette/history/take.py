@@ -198,9 +198,9 @@ def _journal(
         or selection.shape.content_type,
     )
     empty = JournalSnapshot(journal, shape, begin, end, (), producers)
-    held = cover(pieces, empty.read_begin, end)
+    held = cover(pieces, empty.pieces_begin, end)
     if not selection.skip_gaps:
-        _check_gaps(journal, held, empty.read_begin, pieces, now)
+        _check_gaps(journal, held, empty.pieces_begin, pieces, now)
     return replace(empty, pieces=held)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gazette.errors import Corrupt
 from gazette.history.columns import Columns, Shape
 from gazette.history.commit_filter import CommitFilter
-from gazette.history.fold import Folded, fold
+from gazette.history.fold import Folded, fold_snapshot
 from gazette.history.snapshot import JournalSnapshot, Piece, Run, Snapshot, cover
 from gazette.history.summary import first_beyond, summarise
 from gazette.message.envelope import Envelope
@@ -73,15 +73,15 @@ class History:
         return [columns_of(held[at : at + self.chunk]) for at in range(0, len(held), self.chunk)]
 
     def folded(self, snapshot: Snapshot, run_bytes: int) -> Folded:
-        runs = snapshot.runs(run_bytes)
-        summaries = [summarise(run, self.columns(run)) for run in runs]
-
         def resolve(run: Run, producer: int, clock: int) -> int:
             offset = first_beyond(run, self.columns(run), producer, clock)
             assert offset is not None
             return offset
 
-        return fold(snapshot, runs, list(reversed(summaries)), resolve)
+        def summaries(runs):
+            return [summarise(run, self.columns(run)) for run in reversed(runs)]
+
+        return fold_snapshot(snapshot, summaries, resolve, run_bytes)
 
     def committed(self, folded: Folded) -> list[int]:
         found: list[int] = []
@@ -220,7 +220,7 @@ def test_two_passes_are_one_sequencer(items, middle, last, cuts, lost, run_bytes
 def snapshot_of(pieces, begin, end, prior) -> Snapshot:
     producers = {} if prior is None else prior.producers
     journal = JournalSnapshot(JOURNAL, Shape(), begin, end, (), producers)
-    held = cover(pieces, journal.read_begin, end)
+    held = cover(pieces, journal.pieces_begin, end)
     return Snapshot((JournalSnapshot(JOURNAL, Shape(), begin, end, held, producers),))
 
 
