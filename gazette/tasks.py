@@ -246,6 +246,23 @@ async def settled(future: OpFuture[T]) -> T:
         raise
 
 
+def portable(error: BaseException) -> BaseException:
+    """``error``, as one that the event loop takes for nothing but an error.
+
+    Raised there, SystemExit and KeyboardInterrupt would end the process, a CancelledError would pass
+    for the cancellation of whoever waits, and a StopIteration would keep it waiting for ever.
+    """
+    special = StopIteration | asyncio.CancelledError | concurrent.futures.CancelledError
+    if isinstance(error, Exception) and not isinstance(error, special):
+        return error
+    broken = Broken(
+        f"a thread raised {type(error).__name__}: {error}",
+        hint="Code that runs on a thread must not raise this: the process goes on, what was asked for fails.",
+    )
+    broken.__cause__ = error
+    return broken
+
+
 def resolved(value: T) -> OpFuture[T]:
     """An ``OpFuture`` that has already succeeded."""
     future: OpFuture[T] = OpFuture()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gazette.message.envelope import Envelope
     from gazette.message.publisher import Publisher
     from gazette.recoverylog.recorder import Recorder
+    from gazette.recoverylog.staged_files import PlayedFiles
 
 StoreT = TypeVar("StoreT", bound="Store")
 
@@ -100,6 +101,30 @@ class Store(ABC):
         for a pending commit: the futures behind it are cancelled before."""
 
 
+class StateView(ABC):
+    """What a member that is a hot standby of a shard answers queries with, if they allow it.
+
+    A store that can be read without its log has one (``SQLiteStore.view``). Its methods are called by
+    one thread at a time, which may be another one each time; they may block.
+    """
+
+    @abstractmethod
+    def refresh(self, files: PlayedFiles) -> Any:
+        """What queries are served with: what the primary's store would be to them, as of ``files``.
+
+        Those are the shard's files at the end of an append; they stay as they are during the call.
+        What was returned before may be in use until ``release`` is called with it.
+        """
+
+    @abstractmethod
+    def release(self, reader: Any) -> None:
+        """Nobody uses what ``refresh`` returned once any more."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release files and connections. What was not released is still in use."""
+
+
 class Application(ABC, Generic[StoreT]):
     """Subclass, implement ``new_store`` and ``consume_message``, and pass it to ``runconsumer.main``.
 
@@ -142,6 +167,14 @@ class Application(ABC, Generic[StoreT]):
         ``recorder`` is None if, and only if, the specification names no recovery log: then the store
         keeps its state elsewhere. With one, its ``directory`` holds what was played back.
         """
+
+    def new_view(self, shard: Shard, directory: Path) -> StateView | None:
+        """How hot standbys of the shard answer queries that allow for stale answers. None: they do not.
+
+        ``directory`` is an empty one of the view's own. Called once per standby, at the first such
+        query, for example as ``return MyStore.view(directory)``.
+        """
+        return None
 
     @abstractmethod
     def consume_message(

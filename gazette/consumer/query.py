@@ -14,7 +14,6 @@ from gazette.auth import Claims
 from gazette.client.channel import Channels
 from gazette.clock import Clock
 from gazette.consumer.resolver import Resolution, Resolver
-from gazette.consumer.shard_thread import portable
 from gazette.errors import (
     Closed,
     GazetteError,
@@ -28,7 +27,7 @@ from gazette.errors import (
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.route import Header
 from gazette.protocol.status import ShardStatus
-from gazette.tasks import BlockingPool, TaskScope, settled
+from gazette.tasks import BlockingPool, TaskScope, portable, settled
 
 T = TypeVar("T")
 

@@ -12,19 +12,17 @@ of the store runs on the shard's own thread.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
 import random
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gazette.allocator.model import DecodedKV
 from gazette.client.append_service import AppendService
-from gazette.client.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.reader import OffsetJump, ReadParams
 from gazette.client.retry_reader import RetryReader
@@ -38,19 +36,19 @@ from gazette.consumer.hints_store import (
     usable_hints,
 )
 from gazette.consumer.inbox import Call, Chunk, Inbox, Jump, SourceFailed
+from gazette.consumer.outside import READ_BYTES, ShardOutside
 from gazette.consumer.progress import Progress
 from gazette.consumer.replica_status import error_text, traceback_text, update_status
-from gazette.consumer.shard_thread import ShardThread, portable
+from gazette.consumer.shard_thread import ShardThread
+from gazette.consumer.standby_reads import StandbyReads
 from gazette.consumer.transactor import (
     ApplicationFailed,
-    FinishedTransaction,
     Transactor,
     application_code,
 )
 from gazette.errors import (
     Broken,
     Closed,
-    Corrupt,
     GazetteError,
     Invalid,
     NotFound,
@@ -61,11 +59,9 @@ from gazette.etcd import Etcd
 from gazette.failpoints import hit, reach
 from gazette.keyspace.key_space import KeySpace
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
-from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.framing import framing_of
 from gazette.message.publisher import Publisher
-from gazette.message.sequencer import ReplayRange
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import split_journal_meta
@@ -82,11 +78,13 @@ T = TypeVar("T")
 _NOT_FOUND_MAX: Final = 5
 """How often a journal may be unknown before it is taken not to exist: the broker that was asked may
 not have heard of it yet."""
-READ_BYTES: Final = 1 << 20
-_REPLAY_POLL_S: Final = 1.0
 INBOX_BYTES: Final = 4 << 20
 STOP_TIMEOUT_S: Final = 10.0
 """How long a shard that is stopped waits for a callback that runs; after that it ends by itself."""
+
+
+READS_PATIENCE_S: Final = 60.0
+"""How long queries of a standby may go on when it was promoted: they read what is their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +129,7 @@ class Shard:
         self._inbox: Inbox | None = None
         self._appends: AppendService | None = None
         self._player: Player | None = None
+        self._reads: StandbyReads | None = None
         self._recovered: asyncio.Future[RecoveredState]
         self._recorder: Recorder | None = None
         self._transactor: Transactor | None = None
@@ -184,6 +183,14 @@ class Shard:
             self._scope.spawn(self._guard(self._primary()), name="primary")
 
     @property
+    def reads(self) -> StandbyReads | None:
+        """What answers queries while this is a standby; None for one that does not tail its log."""
+        player = self._player
+        if self._started_primary or self.ended.is_set() or player is None:
+            return None
+        return self._reads if player.tailing.is_set() else None
+
+    @property
     def is_primary(self) -> bool:
         return self._started_primary
 
@@ -198,6 +205,8 @@ class Shard:
         self.store_ready.set()
         if self._inbox is not None:
             self._inbox.stop()
+        if self._reads is not None:
+            await self._quietly(self._reads.close(STOP_TIMEOUT_S), "closing its view")
         await self._quietly(self._reports.stop(STOP_TIMEOUT_S), "stopping its reports")
         if self._appends is not None:
             await self._quietly(self._appends.close(), "closing its appends")
@@ -313,6 +322,13 @@ class Shard:
             older_hints=older_hints,
             stall_timeout_s=context.stall_timeout_s,
         )
+        self._reads = StandbyReads(
+            lambda directory: context.application.new_view(self, directory),
+            self._directory.with_name(self._directory.name + ".view"),
+            self._player,
+            context.clock,
+            context.player_pool,
+        )
         self._scope.spawn(self._guard(self._announce_standby(self._player)), name="tailing")
         self._playing.set()
         recovered = await self._player.play()
@@ -421,7 +437,11 @@ class Shard:
         if self._player is None or self.failure is not None:
             raise Closed("the shard failed before it could be promoted")
         self._player.hand_off(self._context.rng.randrange(1, (1 << 32) - 1))
-        return await self._recovered
+        recovered = await self._recovered
+        if self._reads is not None:
+            closing = self._quietly(self._reads.close(READS_PATIENCE_S), "closing a standby's view")
+            self._reports.spawn(closing, name="view")
+        return recovered
 
     def _open_store(self, recovered: RecoveredState | None) -> Checkpoint:
         """On the shard's thread: everything that may block."""
@@ -477,7 +497,16 @@ class Shard:
             self._context.new_publisher(self._appends),
             self._appends,
             self._inbox,
-            _Outside(self),
+            ShardOutside(
+                self,
+                self._inbox,
+                self.progress,
+                self._new_decoder,
+                self._scope,
+                self.ended,
+                self._context.client,
+                self._context.clock,
+            ),
             self._context.clock,
             decoders,
             spec_of=lambda: self.spec,
@@ -555,112 +584,3 @@ class Shard:
         if player is None or self._started_primary:
             return None
         return player.progress.lag_bytes
-
-
-class _Outside:
-    """What the transactor, on its thread, has done on the loop."""
-
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
-
-    def _on_loop(self, fn: Callable[..., None], *args: Any) -> None:
-        self._shard._loop.call_soon_threadsafe(fn, *args)
-
-    def append_recovered(self, journal: str, intent: bytes) -> OpFuture[Any]:
-        client = self._shard._context.client
-
-        async def append() -> Any:
-            try:
-                return await client.append(AppendParams(journal), intent)
-            except NotFound:
-                log.warning("journal %s of a recovered acknowledgement is gone", journal)
-                return None
-
-        return self._start(append, f"acknowledge {journal}")
-
-    def _start(self, work: Callable[[], Awaitable[T]], name: str) -> OpFuture[T]:
-        """Have a task of the shard do something; if the shard ends before, it fails with ``Closed``."""
-        future: OpFuture[T] = OpFuture()
-
-        async def run() -> None:
-            try:
-                result = await work()
-            except asyncio.CancelledError:
-                raise
-            except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
-                future.set_exception(portable(error))
-            else:
-                future.set_result(result)
-
-        def closed(_: object = None) -> None:
-            if not future.done():
-                future.set_exception(Closed("the shard has ended"))
-
-        def start() -> None:
-            if self._shard.ended.is_set():
-                closed()
-            else:
-                # Also if it is cancelled before it began.
-                self._shard._scope.spawn(run(), name=name).add_done_callback(closed)
-
-        self._shard._loop.call_soon_threadsafe(start)
-        return future
-
-    def replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
-        shard = self._shard
-        inbox = shard._inbox
-        assert inbox is not None
-        decoder = shard._new_decoder(wanted.journal, wanted.begin)
-        params = ReadParams(wanted.journal, wanted.begin, block=True, end_offset=wanted.end)
-
-        async def open_reader() -> RetryReader:
-            return RetryReader(shard._context.client, params, clock=shard._context.clock)
-
-        def wait(work: Callable[[], Awaitable[T]]) -> T:
-            future = self._start(work, f"replay {wanted.journal}")
-            while not concurrent.futures.wait((future,), timeout=_REPLAY_POLL_S).done:
-                inbox.check()
-            inbox.check()
-            return future.result()
-
-        reader = wait(open_reader)
-        try:
-            while data := wait(lambda: reader.read(READ_BYTES)):
-                decoder.feed(data)
-                while batch := decoder.decode():
-                    yield batch
-        except OffsetJump as jump:
-            raise Corrupt(
-                f"a transaction of source {wanted.journal} cannot be read again: the journal has no"
-                f" bytes before offset {jump.offset} any more",
-                hint="Keep fragments for longer than transactions of producers take.",
-                begin=wanted.begin,
-                end=wanted.end,
-            ) from jump
-        finally:
-            self._on_loop(reader.close)
-
-    def progress(self, read_through: dict[str, int]) -> None:
-        self._on_loop(self._shard.progress.update, read_through, {})
-
-    def finished(self, transaction: FinishedTransaction) -> None:
-        self._on_loop(self._note_finished, transaction)
-
-    def stalled(self, reason: str) -> None:
-        log.info("shard %s stalls: %s", self._shard.id, reason)
-
-    def _note_finished(self, transaction: FinishedTransaction) -> None:
-        shard = self._shard
-        shard.progress.update(transaction.read_through, transaction.publish_at)
-        fqn = shard.fqn
-        for journal, offset in transaction.read_through.items():
-            metrics.READ_HEAD.labels(fqn, journal).set(offset)
-        if transaction.phases is None:
-            return
-        metrics.TRANSACTIONS.labels(fqn).inc()
-        metrics.READ_MESSAGES.labels(fqn).inc(transaction.messages)
-        metrics.READ_BYTES.labels(fqn).inc(transaction.bytes)
-        for phase, kind, name in metrics.PHASES:
-            metrics.PHASE_SECONDS.labels(fqn, phase, kind).inc(
-                max(0.0, getattr(transaction.phases, name))
-            )

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gazette.errors import Broken, Closed
-from gazette.tasks import OpFuture, settled
+from gazette.errors import Closed
+from gazette.tasks import OpFuture, portable, settled
 
 T = TypeVar("T")
-
-
-def portable(error: BaseException) -> BaseException:
-    """``error``, as one that the event loop takes for nothing but an error.
-
-    Raised there, SystemExit and KeyboardInterrupt would end the process, a CancelledError would pass
-    for the cancellation of whoever waits, and a StopIteration would keep it waiting for ever.
-    """
-    special = StopIteration | asyncio.CancelledError | concurrent.futures.CancelledError
-    if isinstance(error, Exception) and not isinstance(error, special):
-        return error
-    broken = Broken(
-        f"the shard's thread raised {type(error).__name__}: {error}",
-        hint="Code of a shard must not raise this: it ends the shard, not the process.",
-    )
-    broken.__cause__ = error
-    return broken
 
 
 class ShardThread:

@@ -18,7 +18,6 @@ from gazette.clock import Clock
 from gazette.consumer.application import Application, DeferToNextTransaction, Shard, Store
 from gazette.consumer.inbox import Call, Chunk, Event, Inbox, Jump, SourceFailed
 from gazette.consumer.replica_status import error_text
-from gazette.consumer.shard_thread import portable
 from gazette.consumer.transaction import NANOS, Phases, Policy, Prior, Step, Transaction
 from gazette.errors import Broken, Bug, GazetteError
 from gazette.failpoints import hit
@@ -28,7 +27,7 @@ from gazette.message.publisher import Publisher
 from gazette.message.sequencer import ReplayRange, Sequencer
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.shard import ShardSpec
-from gazette.tasks import OpFuture, failed, resolved
+from gazette.tasks import OpFuture, failed, portable, resolved
 
 log = logging.getLogger(__name__)
 

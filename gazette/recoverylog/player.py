@@ -19,17 +19,17 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gazette.client.appender import AppendParams, SuspendControl
 from gazette.client.reader import OffsetJump, ReadParams
 from gazette.client.retry_reader import RetryReader
 from gazette.client.rpc_errors import status_of
 from gazette.clock import Clock
-from gazette.errors import Bug, Corrupt, NotAllowed, Unavailable
+from gazette.errors import Bug, Closed, Corrupt, NotAllowed, Unavailable
 from gazette.failpoints import reach
 from gazette.metrics import RECOVERED_BYTES
 from gazette.protocol.hints import FSMHints
@@ -37,13 +37,15 @@ from gazette.protocol.status import Status
 from gazette.recoverylog.fsm import RecoveryFSM
 from gazette.recoverylog.playback import Playback, PrunedLog
 from gazette.recoverylog.recorder import fence, no_op
-from gazette.recoverylog.staged_files import StagedFiles
-from gazette.tasks import BlockingPool, TaskScope
+from gazette.recoverylog.staged_files import PlayedFiles, StagedFiles
+from gazette.tasks import BlockingPool, TaskScope, portable
 
 if TYPE_CHECKING:
     from gazette.client.client import Client
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 READ_BYTES = 1 << 20
 
@@ -102,6 +104,22 @@ class PlayProgress:
         )
 
 
+class _View(Generic[T]):
+    """A wish to read the files."""
+
+    def __init__(self, call: Callable[[PlayedFiles], T], result: asyncio.Future[T]) -> None:
+        self.call = call
+        self.result = result
+
+    def succeed(self, value: T) -> None:
+        if not self.result.done():
+            self.result.set_result(value)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.result.done():
+            self.result.set_exception(portable(error))
+
+
 class Player:
     """Plays one log into one directory. Loop-bound; file work runs in ``pool``.
 
@@ -137,6 +155,13 @@ class Player:
         self._author: int | None = None
         self._finish = False
         self._requested = asyncio.Event()
+        self._woken = asyncio.Event()
+        """Set when the loop that plays should look again at what is asked of it."""
+        self._views: list[_View[Any]] = []
+        self._cut: int | None = None
+        """Where views are taken: the end of an append, so that no transaction is seen in part."""
+        self._rest = b""
+        """Bytes that were read beyond the cut."""
         self._read_through = 0
         self._catch_ups = 0
         self._bytes_read = 0
@@ -164,6 +189,7 @@ class Player:
             raise Bug("a player is ended once", log=self.hints.log)
         self._author = author
         self._requested.set()
+        self._woken.set()
 
     def finish(self) -> None:
         """Ask ``play`` to end at the write head, leaving the log to its owner."""
@@ -171,6 +197,27 @@ class Player:
             raise Bug("a player is ended once", log=self.hints.log)
         self._finish = True
         self._requested.set()
+        self._woken.set()
+
+    def note_head(self, head: int) -> None:
+        """The log is known to reach to ``head``: play-back that does not get there has stalled."""
+        if self.tailing.is_set() and self._author is None and head > self._read_through:
+            self._read_through = head
+            self._woken.set()
+
+    async def view(self, call: Callable[[PlayedFiles], T]) -> T:
+        """Have ``call`` read the files as they are at the end of an append that is no older than now.
+
+        It runs on a thread of the pool, and play-back waits for it. Raises what it raises, and ``Closed``
+        if play-back ends before. Cancellation: it may still run. Waits until the log was played once.
+        """
+        view = _View(call, asyncio.get_running_loop().create_future())
+        if self.state in (PlayerState.LIVE, PlayerState.FAILED):
+            raise Closed("play-back has ended", log=self.hints.log)
+        self._views.append(view)
+        self._woken.set()
+        result: T = await view.result
+        return result
 
     async def play(self) -> RecoveredState:
         """Play until `hand_off` or `finish` was asked for and done.
@@ -190,6 +237,7 @@ class Player:
             return state
         finally:
             self._close_reader()
+            self._end_views()
             if not done:
                 self.state = PlayerState.FAILED
                 # In a thread of its own accord: a cancelled task must not await.
@@ -237,6 +285,8 @@ class Player:
                     break
                 await self._inject()
                 injected = True
+            if self._views and self.tailing.is_set() and not self._requested.is_set():
+                await self._take_views()
             await self._read_some(scope, at_head=playback.read_offset >= self._read_through)
             if playback.handoff_applied:
                 break
@@ -247,6 +297,34 @@ class Player:
         await self._pool.run(self._files.make_live, playback.fsm)
         await reach("recovery.live", playback.log, self._clock)
         return RecoveredState(self.hints.log, playback.fsm, self.directory, self._author)
+
+    async def _take_views(self) -> None:
+        """Perform what wants to see the files, or see to it that their log is read to a cut."""
+        playback = self._playback
+        if self._cut is None:
+            self._cut = await self._write_head(playback.log)
+            self._read_through = max(self._read_through, self._cut)
+        if playback.read_offset < self._cut:
+            return
+        self._cut = None
+        views, self._views = self._views, []
+        for view in views:
+            try:
+                if playback.incomplete:
+                    raise self._torn()
+                result = await self._pool.run(self._files.view, playback.fsm, view.call)
+            except asyncio.CancelledError:
+                self._views = views  # For `_end_views`.
+                raise
+            except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+                view.fail(error)
+            else:
+                view.succeed(result)
+
+    def _end_views(self) -> None:
+        views, self._views = self._views, []
+        for view in views:
+            view.fail(Closed("play-back has ended", log=self.hints.log))
 
     async def _must_catch_up(self) -> bool:
         """Whether to read more before the log is ended, or taken over."""
@@ -336,6 +414,12 @@ class Player:
 
     async def _read_some(self, scope: TaskScope, *, at_head: bool) -> None:
         """Feed one chunk, or return when something was asked for while there was none."""
+        if self._rest:
+            rest, self._rest = self._rest, b""
+            actions = self._playback.feed(self._up_to_cut(rest))
+            if actions:
+                await self._pool.run(self._files.perform, actions)
+            return
         if self._pending is None:
             if self._reader is None:
                 self._reader = RetryReader(
@@ -351,7 +435,7 @@ class Player:
         waits: set[asyncio.Task[object]] = {self._pending}
         request: asyncio.Task[object] | None = None
         if at_head and not self._requested.is_set():
-            request = scope.spawn(self._requested.wait(), name="request")
+            request = scope.spawn(self._woken.wait(), name="request")
             waits.add(request)
         try:
             done, _ = await asyncio.wait(
@@ -362,6 +446,7 @@ class Player:
         finally:
             if request is not None:
                 request.cancel()
+                self._woken.clear()
         if not done:
             raise Unavailable(
                 "play-back stalled: the log holds more, but yields no bytes",
@@ -390,14 +475,22 @@ class Player:
             return
         self._bytes_read += len(data)
         RECOVERED_BYTES.inc(len(data))
-        actions = self._playback.feed(data)
+        actions = self._playback.feed(self._up_to_cut(data))
         if self._playback.wanted() is None and not self._playback.handoff_applied:
             # Goes on while files are written.
             self._pending = scope.spawn(self._read(reader), name="read")
         if actions:
             await self._pool.run(self._files.perform, actions)
 
+    def _up_to_cut(self, data: bytes) -> bytes:
+        if self._cut is None:
+            return data
+        count = max(0, self._cut - self._playback.read_offset)
+        self._rest = data[count:]
+        return data[:count]
+
     def _close_reader(self) -> None:
+        self._rest = b""
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None

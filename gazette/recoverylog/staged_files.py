@@ -6,9 +6,10 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from gazette.errors import Closed, Corrupt, GazetteError
 from gazette.recoverylog.fsm import RecoveryFSM
@@ -20,8 +21,49 @@ from gazette.recoverylog.playback import (
     local_path,
 )
 
+T = TypeVar("T")
+
 STAGING: Final = ".fnodes"
 DESCRIPTORS_MAX: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedFiles:
+    """The files of a log as of one moment, to be read for as long as somebody holds that moment.
+
+    ``paths`` are relative to the directory of the shard; the files behind them must not be changed.
+    """
+
+    paths: Mapping[str, Path]
+    properties: Mapping[str, str]
+
+    def copy_to(self, directory: Path) -> None:
+        """Copy them to their paths below ``directory``, which is wiped first.
+
+        What it holds is what a recovery would give that ended here. Raises ``Corrupt`` for what
+        cannot stand in one directory.
+        """
+        if directory.exists():
+            shutil.rmtree(directory)
+        directory.mkdir(parents=True)
+        for path, source in self.paths.items():
+            shutil.copyfile(source, target_of(directory, path))
+        for path, content in self.properties.items():
+            target_of(directory, path).write_text(content)
+
+
+def target_of(directory: Path, path: str) -> Path:
+    """Where a relative path stands below a directory; what lies above it is made. Raises ``Corrupt``."""
+    target = directory / path
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise Corrupt(
+            "recovery log has a file where another needs a directory", path=path
+        ) from error
+    if os.path.lexists(target):
+        raise Corrupt("recovery log has two things of one path", path=path)
+    return target
 
 
 class StagedFiles:
@@ -106,32 +148,23 @@ class StagedFiles:
                     file.write(content)
             shutil.rmtree(self.directory / STAGING)
 
+    def view(self, fsm: RecoveryFSM, call: Callable[[PlayedFiles], T]) -> T:
+        """Have ``call`` read the files as they are now; nothing changes them meanwhile."""
+        with self._guarded("read played-back files"):
+            paths = {
+                local_path(path): self._staged(fnode)
+                for fnode, node in fsm.nodes.items()
+                for path in sorted(node.links)
+            }
+            properties = {local_path(path): text for path, text in fsm.properties.items()}
+            return call(PlayedFiles(paths, properties))
+
     def copy_live(self, fsm: RecoveryFSM, directory: Path) -> None:
-        """Copy the files as they are now to their paths below ``directory``, which is wiped first.
+        """Copy the files as they are now to their paths below ``directory``, which is wiped first."""
+        self.view(fsm, lambda files: files.copy_to(directory))
 
-        What it holds is what a recovery would give that ended here; play-back goes on undisturbed.
-        """
-        with self._guarded("copy played-back files"):
-            if directory.exists():
-                shutil.rmtree(directory)
-            directory.mkdir(parents=True)
-            for fnode, node in fsm.nodes.items():
-                for path in node.links:
-                    shutil.copyfile(self._staged(fnode), self._target(path, directory))
-            for path, content in fsm.properties.items():
-                self._target(path, directory).write_text(content)
-
-    def _target(self, path: str, directory: Path | None = None) -> Path:
-        target = (directory or self.directory) / local_path(path)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise Corrupt(
-                "recovery log has a file where another needs a directory", path=path
-            ) from error
-        if os.path.lexists(target):
-            raise Corrupt("recovery log has two things of one path", path=path)
-        return target
+    def _target(self, path: str) -> Path:
+        return target_of(self.directory, local_path(path))
 
     def _close(self) -> None:
         while self._files:

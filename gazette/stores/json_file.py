@@ -15,10 +15,11 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from gazette.consumer.application import Shard, Store
+from gazette.consumer.application import Shard, StateView, Store
 from gazette.errors import Corrupt, Invalid
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.staged_files import PlayedFiles
 from gazette.tasks import OpFuture
 
 StateT = TypeVar("StateT")
@@ -62,6 +63,28 @@ class JSONFileStore(Store, Generic[StateT]):
         else:
             self.state = (new_state or state_type)()
         self._committed = self._encode()
+
+    @classmethod
+    def view(cls, state_type: type[Any], new_state: Callable[[], Any] | None = None) -> StateView:
+        """What `Application.new_view` returns for shards with this store.
+
+        Queries then get an object of this class on which ``__init__`` was not called: methods that
+        rest on ``read`` alone work as on the primary.
+        """
+
+        def open_reader(files: PlayedFiles) -> Any:
+            store = cls.__new__(cls)
+            store._lock = threading.Lock()
+            store._decoder = msgspec.json.Decoder(state_type)
+            path = files.paths.get(STATE_PATH.lstrip("/"))
+            if path is None:
+                store.state = (new_state or state_type)()
+            else:
+                store.state = store._load(path.read_bytes())
+            store._committed = store._encode()
+            return store
+
+        return _JSONFileView(open_reader)
 
     def _encode(self) -> bytes:
         """The state as JSON, which is known to decode again: what is committed must be readable."""
@@ -122,6 +145,22 @@ class JSONFileStore(Store, Generic[StateT]):
         return self._checkpoint
 
     def destroy(self) -> None:
+        """Nothing is held open."""
+
+
+class _JSONFileView(StateView):
+    """The state is read whole each time: it is small enough to be written whole at each commit."""
+
+    def __init__(self, open_reader: Callable[[PlayedFiles], Any]) -> None:
+        self._open_reader = open_reader
+
+    def refresh(self, files: PlayedFiles) -> Any:
+        return self._open_reader(files)
+
+    def release(self, reader: Any) -> None:
+        """Nothing is held open."""
+
+    def close(self) -> None:
         """Nothing is held open."""
 
 

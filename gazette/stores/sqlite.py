@@ -7,20 +7,20 @@ reaches the recovery log as one append.
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Literal, Protocol, Self, cast
 
 import apsw
 
-from gazette.consumer.application import Shard, Store
-from gazette.errors import Closed, GazetteError, Invalid, NotAllowed
+from gazette.consumer.application import Shard, StateView, Store
+from gazette.errors import GazetteError, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.recoverylog.recorder import Recorder
+from gazette.stores.sqlite_read_pool import ReadPool
 from gazette.stores.sqlite_redo_recording import RedoRecording
 from gazette.stores.sqlite_vfs_recording import VfsRecording
+from gazette.stores.sqlite_view import SQLiteView
 from gazette.tasks import OpFuture
 
 Bindings = Sequence[Any] | dict[str, Any]
@@ -48,37 +48,6 @@ class Recording(Protocol):
     def close(self) -> None: ...
 
 
-_READING: Final = frozenset(
-    {apsw.SQLITE_SELECT, apsw.SQLITE_READ, apsw.SQLITE_FUNCTION, apsw.SQLITE_RECURSIVE}
-)
-_READING_PRAGMAS: Final = frozenset(
-    {
-        "application_id",
-        "collation_list",
-        "compile_options",
-        "data_version",
-        "database_list",
-        "encoding",
-        "foreign_key_check",
-        "foreign_key_list",
-        "freelist_count",
-        "function_list",
-        "index_info",
-        "index_list",
-        "index_xinfo",
-        "integrity_check",
-        "page_count",
-        "page_size",
-        "quick_check",
-        "schema_version",
-        "table_info",
-        "table_list",
-        "table_xinfo",
-        "user_version",
-    }
-)
-_SETTINGS: Final = frozenset({"application_id", "encoding", "page_size", "user_version"})
-"""Pragmas that read without an argument, and write with one."""
 _RECORDED_PRAGMAS: Final = frozenset(
     {"journal_mode", "locking_mode", "wal_autocheckpoint", "wal_checkpoint"}
 )
@@ -130,7 +99,7 @@ class SQLiteStore(Store):
             raise Invalid(f"unknown recording mode {mode!r}", hint="Use 'redo' or 'vfs'.")
         self._ours = False
         self._rolled_back = False
-        self._readers = _ReadPool(self._recording.path, readers)
+        self._readers = ReadPool(self._recording.path, readers)
         try:
             self.connection = self._recording.open()
             """The writing connection, for what this class does not offer (functions, tracing …)."""
@@ -146,6 +115,24 @@ class SQLiteStore(Store):
         except BaseException:
             self.destroy()
             raise
+
+    # -- of a hot standby
+
+    @classmethod
+    def view(cls, directory: Path, *, readers: int = 4) -> StateView:
+        """What `Application.new_view` returns for shards with this store.
+
+        Queries then get an object of this class on which ``__init__`` was not called: methods that
+        rest on ``query`` alone work as on the primary, and what writes raises ``NotAllowed``.
+        """
+        return SQLiteView(directory, lambda path: cls._reading(path, readers))
+
+    @classmethod
+    def _reading(cls, path: Path, readers: int) -> Self:
+        store = cls.__new__(cls)
+        store._readers = ReadPool(path, readers, immutable=True)
+        store.connection = cast("apsw.Connection", _NoConnection())
+        return store
 
     # -- the running transaction
 
@@ -262,6 +249,10 @@ class SQLiteStore(Store):
         row = self.connection.execute("SELECT checkpoint FROM gazette_checkpoint").fetchall()
         return Checkpoint.from_bytes(cast("bytes", row[0][0])) if row else Checkpoint()
 
+    def close_reading(self) -> None:
+        """End queries, of a store that a hot standby reads with."""
+        self._readers.close()
+
     def destroy(self) -> None:
         """Ends queries that run (``Closed``); does not wait for them."""
         self._readers.close()
@@ -269,85 +260,10 @@ class SQLiteStore(Store):
         self._recording.close()
 
 
-_PROGRESS_STEPS = 100_000
-"""Of SQLite's virtual machine between two looks at whether the store was destroyed: milliseconds."""
+class _NoConnection:
+    """The writing connection of a store that only reads."""
 
-
-class _ReadPool:
-    """Read-only connections, at most ``limit`` at once, made when needed."""
-
-    def __init__(self, path: Path, limit: int) -> None:
-        self._path = path
-        self._slots = threading.BoundedSemaphore(limit)
-        self._lock = threading.Lock()
-        self._idle: list[apsw.Connection] = []
-        self._busy: set[apsw.Connection] = set()
-        self._closed = False
-
-    @contextlib.contextmanager
-    def connection(self) -> Iterator[apsw.Connection]:
-        with self._slots:
-            connection = self._take()
-            try:
-                yield connection
-            except apsw.InterruptError as error:
-                raise self._closed_error() from error
-            finally:
-                with self._lock:
-                    self._busy.discard(connection)
-                    if self._closed:
-                        connection.close()
-                    else:
-                        self._idle.append(connection)
-
-    def _take(self) -> apsw.Connection:
-        with self._lock:
-            if self._closed:
-                raise self._closed_error()
-            if self._idle:
-                connection = self._idle.pop()
-                self._busy.add(connection)
-                return connection
-        connection = self._connect()
-        with self._lock:
-            if self._closed:
-                connection.close()
-                raise self._closed_error()
-            self._busy.add(connection)
-        return connection
-
-    def _closed_error(self) -> Closed:
-        return Closed("the store was destroyed", path=str(self._path))
-
-    def _connect(self) -> apsw.Connection:
-        try:
-            connection = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE)
-        except apsw.CantOpenError as error:
-            raise self._closed_error() from error
-        connection.set_busy_timeout(5_000)
-        connection.execute("PRAGMA query_only=ON").fetchall()
-        connection.execute("PRAGMA wal_autocheckpoint=0").fetchall()
-        connection.authorizer = _authorize_reading
-        # An interrupt ends what runs, and nothing that is about to: a query that begins at the moment
-        # of `close` would go on for as long as it likes.
-        connection.set_progress_handler(lambda: self._closed, _PROGRESS_STEPS)
-        return connection
-
-    def close(self) -> None:
-        """Close what is idle, and interrupt what is not: its users close it."""
-        with self._lock:
-            self._closed = True
-            while self._idle:
-                self._idle.pop().close()
-            for connection in self._busy:
-                connection.interrupt()
-
-
-def _authorize_reading(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    if action in _READING:
-        return apsw.SQLITE_OK
-    if action == apsw.SQLITE_PRAGMA:
-        pragma = (first or "").lower()
-        if pragma in _READING_PRAGMAS and not (second is not None and pragma in _SETTINGS):
-            return apsw.SQLITE_OK
-    raise NotAllowed("query() only reads", hint="Write from consume_message(), with execute().")
+    def __getattr__(self, name: str) -> Any:
+        raise NotAllowed(
+            "a hot standby's state is only read", hint="Use query(), or ask the shard's primary."
+        )

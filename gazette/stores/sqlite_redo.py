@@ -28,7 +28,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -224,27 +224,31 @@ class RedoState:
         )
 
 
-def read_frames(data: memoryview, end: int | None, name: str) -> Iterator[tuple[int, memoryview]]:
+def read_frames(
+    data: memoryview, end: int | None, name: str, *, base: int = 0
+) -> Iterator[tuple[int, memoryview]]:
     """(kind, payload) of a redo file's frames; a payload ends where its frame does.
 
-    ``end`` is where a successor says that this file ends: everything before must be whole. Without a
-    successor the file ends at its first incomplete frame. Raises ``Corrupt``.
+    ``data`` is the file from offset ``base`` on, which is 0 or where a frame ends. ``end`` is where a
+    successor says that this file ends: everything before must be whole. Without a successor the file
+    ends at its first incomplete frame. Raises ``Corrupt``.
     """
-    at = HEADER_LENGTH
-    limit = len(data) if end is None else end
-    if limit > len(data):
+    at = max(base, HEADER_LENGTH)
+    length_known = base + len(data)
+    limit = length_known if end is None else end
+    if limit > length_known or at > limit:
         raise Corrupt(
             "redo file is shorter than its successor says",
             file=name,
             expected=limit,
-            length=len(data),
+            length=length_known,
         )
     while limit - at >= _FRAME.size:
-        length, crc, kind = _FRAME.unpack_from(data, at)
+        length, crc, kind = _FRAME.unpack_from(data, at - base)
         begin = at + _FRAME.size
         if begin + length > limit:
             break
-        payload = data[begin : begin + length]
+        payload = data[begin - base : begin - base + length]
         if zlib.crc32(payload, zlib.crc32(bytes((kind,)))) != crc:
             raise Corrupt("redo frame fails its checksum", file=name, offset=at)
         if kind not in (KIND_COMMIT, KIND_IMAGE):
@@ -258,7 +262,7 @@ def read_frames(data: memoryview, end: int | None, name: str) -> Iterator[tuple[
 
 
 @dataclass(frozen=True, slots=True)
-class _RedoFile:
+class RedoFile:
     """A redo file of a directory. ``end`` is where its successor says that it ends."""
 
     path: Path
@@ -266,17 +270,21 @@ class _RedoFile:
     page_size: int
     end: int | None
 
-    def frames(self) -> Iterator[tuple[int, memoryview]]:
-        """Its frames. The file is in memory for as long: never two of them are."""
-        return read_frames(memoryview(self.path.read_bytes()), self.end, self.path.name)
+    def frames(self, begin: int = 0) -> Iterator[tuple[int, memoryview]]:
+        """Its frames from an offset on. They are in memory for as long: never two files are."""
+        with self.path.open("rb") as file:
+            file.seek(begin)
+            data = file.read()
+        return read_frames(memoryview(data), self.end, self.path.name, base=begin)
 
 
-def _redo_files(directory: Path, database: str) -> list[_RedoFile]:
-    """The redo files of a database, in order. Raises ``Corrupt`` when one is missing."""
+def redo_files(paths: Mapping[str, Path], database: str) -> list[RedoFile]:
+    """The redo files of a database, in order, among files by name. Raises ``Corrupt`` when one is
+    missing."""
     pattern = re.compile(re.escape(database) + r"\.redo-(\d{8})$")
     found: list[tuple[int, Path, tuple[int, int, int]]] = []
-    for path in directory.iterdir():
-        if match := pattern.match(path.name):
+    for name, path in paths.items():
+        if match := pattern.match(name):
             with path.open("rb") as file:
                 header = _decode_header(file.read(HEADER_LENGTH))
             # A header that is not whole was cut off: the file had not begun to count.
@@ -290,14 +298,19 @@ def _redo_files(directory: Path, database: str) -> list[_RedoFile]:
             raise Corrupt("redo files differ in page size", file=path.name)
     ends: list[int | None] = [*(header[2] for _, _, header in found[1:]), None][: len(found)]
     return [
-        _RedoFile(path, index, header[0], end)
+        RedoFile(path, index, header[0], end)
         for (index, path, header), end in zip(found, ends, strict=True)
     ]
 
 
+def files_of(directory: Path) -> dict[str, Path]:
+    """What a directory holds, by name."""
+    return {path.name: path for path in directory.iterdir()}
+
+
 def is_recorded(directory: Path, database: str) -> bool:
     """Whether a played-back directory has this database in the form of images and redo."""
-    return bool(_redo_files(directory, database))
+    return bool(redo_files(files_of(directory), database))
 
 
 def materialize(directory: Path, database: str) -> RedoState:
@@ -307,17 +320,32 @@ def materialize(directory: Path, database: str) -> RedoState:
     removed from ``directory`` (never from the log). Raises ``Corrupt`` when they contradict each other;
     the directory is then left as it was.
     """
-    files = _redo_files(directory, database)
+    paths = files_of(directory)
+    target = directory / (database + ".materialize")
+    state = build(paths, database, target)
+    target.replace(directory / database)
+    pattern = re.compile(re.escape(database) + r"\.(image-\d{6}-\d{8}|redo-\d{8})$")
+    for name, path in paths.items():
+        if pattern.match(name):
+            path.unlink()
+    return state
+
+
+def build(paths: Mapping[str, Path], database: str, target: Path) -> RedoState:
+    """Write to ``target`` the database as of the last commit that images and redo among ``paths`` hold.
+
+    The files are left alone. Raises as ``materialize``; ``target`` then does not exist.
+    """
+    files = redo_files(paths, database)
     if not files:
         raise Invalid(
-            "directory has no recorded database", directory=str(directory), database=database
+            "directory has no recorded database", directory=str(target.parent), database=database
         )
     state = _read_state(files)
-    target = directory / (database + ".materialize")
     try:
         descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            _write_images(descriptor, directory, database, state)
+            _write_images(descriptor, paths, database, state)
             _replay(descriptor, files, state)
             os.ftruncate(descriptor, state.pages * state.page_size)
         finally:
@@ -329,17 +357,31 @@ def materialize(directory: Path, database: str) -> RedoState:
         raise GazetteError(
             f"cannot build the database from its log: {error.strerror or error}",
             hint="Free space in the directory for recovered files, or choose another.",
-            directory=str(directory),
+            directory=str(target.parent),
         ) from error
-    target.replace(directory / database)
-    pattern = re.compile(re.escape(database) + r"\.(image-\d{6}-\d{8}|redo-\d{8})$")
-    for path in list(directory.iterdir()):
-        if pattern.match(path.name):
-            path.unlink()
     return state
 
 
-def _read_state(files: list[_RedoFile]) -> RedoState:
+def apply_redo(descriptor: int, file: RedoFile, begin: int, pages: int) -> tuple[int, int]:
+    """Apply the frames of a redo file from an offset on to a database that has all before them.
+
+    ``pages`` is its size so far. (size in pages, offset behind the last whole frame). Images need not
+    be read: they hold what such a database has already. Raises ``Corrupt``, ``OSError``.
+    """
+    at = max(begin, HEADER_LENGTH)
+    for kind, payload in file.frames(at):
+        at += _FRAME.size + len(payload)
+        if kind != KIND_COMMIT:
+            continue
+        commit = _decode_commit(payload, file.page_size)
+        pages = commit.pages
+        for change in commit.changes:
+            for offset, data in change.ranges:
+                _pwrite(descriptor, data, (change.page - 1) * file.page_size + offset)
+    return pages, at
+
+
+def _read_state(files: list[RedoFile]) -> RedoState:
     """First pass: the last image of each group, the database's size, and where files end."""
     state = RedoState(page_size=files[0].page_size, pages=0)
     for file in files:
@@ -358,20 +400,21 @@ def _read_state(files: list[_RedoFile]) -> RedoState:
     return state
 
 
-def _write_images(descriptor: int, directory: Path, database: str, state: RedoState) -> None:
+def _write_images(
+    descriptor: int, paths: Mapping[str, Path], database: str, state: RedoState
+) -> None:
     for group, image in state.groups.items():
-        path = directory / image_name(database, group, image.serial)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError as error:
-            raise Corrupt("an image that redo needs is missing", file=path.name) from error
+        name = image_name(database, group, image.serial)
+        if name not in paths:
+            raise Corrupt("an image that redo needs is missing", file=name)
+        data = paths[name].read_bytes()
         expected = image.count * state.page_size
         if len(data) < expected or zlib.crc32(data[:expected]) != image.crc:
-            raise Corrupt("an image is not what redo says it is", file=path.name, length=len(data))
+            raise Corrupt("an image is not what redo says it is", file=name, length=len(data))
         _pwrite(descriptor, data[:expected], (image.first - 1) * state.page_size)
 
 
-def _replay(descriptor: int, files: list[_RedoFile], state: RedoState) -> None:
+def _replay(descriptor: int, files: list[RedoFile], state: RedoState) -> None:
     """Second pass: apply every change that is later than its page's image."""
     images = sorted((image.first, image.count, group) for group, image in state.groups.items())
     firsts = [first for first, _, _ in images]

@@ -1,0 +1,157 @@
+"""What the transactor of a shard, on its thread, has done on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+from gazette.client.appender import AppendParams
+from gazette.client.client import Client
+from gazette.client.reader import OffsetJump, ReadParams
+from gazette.client.retry_reader import RetryReader
+from gazette.clock import Clock
+from gazette.consumer import metrics
+from gazette.consumer.application import Shard
+from gazette.consumer.inbox import Inbox
+from gazette.consumer.progress import Progress
+from gazette.consumer.transactor import FinishedTransaction
+from gazette.errors import Closed, Corrupt, NotFound
+from gazette.message.envelope import Envelope
+from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.sequencer import ReplayRange
+from gazette.tasks import OpFuture, TaskScope, portable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+READ_BYTES: Final = 1 << 20
+_REPLAY_POLL_S: Final = 1.0
+
+
+class ShardOutside:
+    """What the transactor, on its thread, has done on the loop."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        inbox: Inbox,
+        progress: Progress,
+        new_decoder: Callable[[str, int], EnvelopeDecoder[Any]],
+        scope: TaskScope,
+        ended: asyncio.Event,
+        client: Client,
+        clock: Clock,
+    ) -> None:
+        """``scope`` is the shard's, and ``ended`` is set when it ended. Called on the loop."""
+        self._shard = shard
+        self._inbox = inbox
+        self._progress = progress
+        self._new_decoder = new_decoder
+        self._scope = scope
+        self._ended = ended
+        self._client = client
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+
+    def _on_loop(self, fn: Callable[..., None], *args: Any) -> None:
+        self._loop.call_soon_threadsafe(fn, *args)
+
+    def append_recovered(self, journal: str, intent: bytes) -> OpFuture[Any]:
+        client = self._client
+
+        async def append() -> Any:
+            try:
+                return await client.append(AppendParams(journal), intent)
+            except NotFound:
+                log.warning("journal %s of a recovered acknowledgement is gone", journal)
+                return None
+
+        return self._start(append, f"acknowledge {journal}")
+
+    def _start(self, work: Callable[[], Awaitable[T]], name: str) -> OpFuture[T]:
+        """Have a task of the shard do something; if the shard ends before, it fails with ``Closed``."""
+        future: OpFuture[T] = OpFuture()
+
+        async def run() -> None:
+            try:
+                result = await work()
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+                future.set_exception(portable(error))
+            else:
+                future.set_result(result)
+
+        def closed(_: object = None) -> None:
+            if not future.done():
+                future.set_exception(Closed("the shard has ended"))
+
+        def start() -> None:
+            if self._ended.is_set():
+                closed()
+            else:
+                # Also if it is cancelled before it began.
+                self._scope.spawn(run(), name=name).add_done_callback(closed)
+
+        self._loop.call_soon_threadsafe(start)
+        return future
+
+    def replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
+        inbox = self._inbox
+        decoder = self._new_decoder(wanted.journal, wanted.begin)
+        params = ReadParams(wanted.journal, wanted.begin, block=True, end_offset=wanted.end)
+
+        async def open_reader() -> RetryReader:
+            return RetryReader(self._client, params, clock=self._clock)
+
+        def wait(work: Callable[[], Awaitable[T]]) -> T:
+            future = self._start(work, f"replay {wanted.journal}")
+            while not concurrent.futures.wait((future,), timeout=_REPLAY_POLL_S).done:
+                inbox.check()
+            inbox.check()
+            return future.result()
+
+        reader = wait(open_reader)
+        try:
+            while data := wait(lambda: reader.read(READ_BYTES)):
+                decoder.feed(data)
+                while batch := decoder.decode():
+                    yield batch
+        except OffsetJump as jump:
+            raise Corrupt(
+                f"a transaction of source {wanted.journal} cannot be read again: the journal has no"
+                f" bytes before offset {jump.offset} any more",
+                hint="Keep fragments for longer than transactions of producers take.",
+                begin=wanted.begin,
+                end=wanted.end,
+            ) from jump
+        finally:
+            self._on_loop(reader.close)
+
+    def progress(self, read_through: dict[str, int]) -> None:
+        self._on_loop(self._progress.update, read_through, {})
+
+    def finished(self, transaction: FinishedTransaction) -> None:
+        self._on_loop(self._note_finished, transaction)
+
+    def stalled(self, reason: str) -> None:
+        log.info("shard %s stalls: %s", self._shard.id, reason)
+
+    def _note_finished(self, transaction: FinishedTransaction) -> None:
+        self._progress.update(transaction.read_through, transaction.publish_at)
+        fqn = self._shard.fqn
+        for journal, offset in transaction.read_through.items():
+            metrics.READ_HEAD.labels(fqn, journal).set(offset)
+        if transaction.phases is None:
+            return
+        metrics.TRANSACTIONS.labels(fqn).inc()
+        metrics.READ_MESSAGES.labels(fqn).inc(transaction.messages)
+        metrics.READ_BYTES.labels(fqn).inc(transaction.bytes)
+        for phase, kind, name in metrics.PHASES:
+            metrics.PHASE_SECONDS.labels(fqn, phase, kind).inc(
+                max(0.0, getattr(transaction.phases, name))
+            )

@@ -1,0 +1,181 @@
+"""Queries on a hot standby: an edition of the shard's state, and how old it is.
+
+A query says how stale its answer may be. An edition is as of the end of the recovery log at some
+moment, which was asked of the log's primary; it is made when a query needs a newer one, once for all
+that wait, and ahead of time when half of what a query allowed for has passed. A standby that nobody
+queries does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from gazette.clock import Clock
+from gazette.consumer.application import StateView
+from gazette.errors import Closed, GazetteError, Moved, NotAllowed
+from gazette.recoverylog.staged_files import PlayedFiles
+from gazette.tasks import BlockingPool, TaskScope
+
+log = logging.getLogger(__name__)
+
+MAX_STALENESS_S: Final = 3600.0
+
+
+class Player(Protocol):
+    """What is used of ``recoverylog.player.Player``."""
+
+    def view(self, call: Callable[[PlayedFiles], Any]) -> Awaitable[Any]: ...
+
+
+class Edition:
+    """The state as of one moment. Loop-bound; ``uses`` of it end before it is released."""
+
+    def __init__(self, reader: Any, as_of: float) -> None:
+        self.reader = reader
+        self.as_of = as_of
+        """Of the monotonic clock: everything that was committed before is in it."""
+        self.uses = 0
+        self.replaced = False
+
+
+class StandbyReads:
+    """The editions of one standby. Loop-bound."""
+
+    def __init__(
+        self,
+        new_view: Callable[[Path], StateView | None],
+        directory: Path,
+        player: Player,
+        clock: Clock,
+        pool: BlockingPool,
+    ) -> None:
+        self._new_view = new_view
+        self._directory = directory
+        self._player = player
+        self._clock = clock
+        self._pool = pool
+        self._scope = TaskScope("standby reads")
+        self._view: StateView | None = None
+        self._current: Edition | None = None
+        self._older: Edition | None = None
+        """Replaced, and still in use: there is no third, so until it is released, none is made."""
+        self._refreshing: asyncio.Task[None] | None = None
+        self._released = asyncio.Event()
+        self._closed = False
+
+    @property
+    def staleness_s(self) -> float | None:
+        """How old the present edition is; None if there is none."""
+        return None if self._current is None else self._clock.monotonic() - self._current.as_of
+
+    async def begin(self, max_staleness_s: float) -> Edition:
+        """An edition that is at most that old, to be given back by ``end``.
+
+        Raises ``NotAllowed`` if the application has no view, ``Moved`` when the standby ended, and the
+        error that keeps it from being made. The caller bounds the wait.
+        """
+        while True:
+            if self._closed:
+                raise Moved("the standby has ended")
+            edition = self._current
+            if edition is not None and self._age(edition) <= max_staleness_s:
+                if 2 * self._age(edition) > max_staleness_s:
+                    self._refresh()
+                edition.uses += 1
+                return edition
+            await asyncio.shield(self._refresh())
+
+    def _age(self, edition: Edition) -> float:
+        return self._clock.monotonic() - edition.as_of
+
+    def end(self, edition: Edition) -> None:
+        edition.uses -= 1
+        if edition.uses == 0:
+            self._released.set()
+            if edition.replaced and not self._closed:
+                self._drop(edition)
+
+    def _refresh(self) -> asyncio.Task[None]:
+        """The making of the next edition, begun now if it has not."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = self._scope.spawn(self._make(), name="edition")
+            self._refreshing.add_done_callback(_noted)
+        return self._refreshing
+
+    async def _make(self) -> None:
+        while self._older is not None:  # A long query reads it.
+            self._released.clear()
+            await self._released.wait()
+        as_of = self._clock.monotonic()
+        try:
+            reader = await self._player.view(self._made)
+        except Closed as error:
+            raise Moved("the standby has ended") from error
+        before, self._current = self._current, Edition(reader, as_of)
+        if self._closed:
+            self._release(self._current)
+        if before is not None:
+            before.replaced = True
+            if before.uses:
+                self._older = before
+            else:
+                self._drop(before)
+
+    def _made(self, files: PlayedFiles) -> Any:
+        """On a thread."""
+        if self._view is None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._view = self._new_view(self._directory)
+        if self._view is None:
+            raise NotAllowed(
+                "the application answers no queries from hot standbys",
+                hint="Override Application.new_view(), or ask without max_staleness.",
+            )
+        return self._view.refresh(files)
+
+    def _drop(self, edition: Edition) -> None:
+        if self._older is edition:
+            self._older = None
+        self._released.set()
+        self._release(edition)
+
+    def _release(self, edition: Edition) -> None:
+        if self._view is not None:
+            # Before anything else may be refreshed; it closes connections, which does not block.
+            self._view.release(edition.reader)
+
+    async def close(self, patience_s: float) -> None:
+        """Take no more queries, let those that run end for so many seconds, and release everything:
+        what still runs gets `Closed` from what it reads. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._scope.stop()
+            async with asyncio.timeout(patience_s):
+                while any(one is not None and one.uses for one in (self._current, self._older)):
+                    self._released.clear()
+                    await self._released.wait()
+        except TimeoutError:
+            log.warning("a standby's state is released although a query reads it")
+        finally:
+            try:
+                await self._pool.run(self._close)
+            except GazetteError as error:
+                log.warning("a standby's view did not close: %s", error)
+
+    def _close(self) -> None:
+        if self._view is not None:
+            self._view.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _noted(task: asyncio.Task[None]) -> None:
+    """Whoever waits has the error; there may be nobody."""
+    if not task.cancelled():
+        task.exception()
