@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import apsw
+
 from gazette.consumer.application import StateView
 from gazette.errors import Bug, Corrupt, GazetteError
 from gazette.recoverylog.staged_files import PlayedFiles
@@ -48,18 +50,26 @@ class FollowedDatabase:
         before, self._redo = self._redo, None
         try:
             if not redo_files(files.paths, self._database):
-                # Recorded as it is: with the journal or WAL that it had.
-                files.copy_to(self._directory)
                 self.rebuilds += 1
+                files.copy_to(self._directory)
+                self._recover()
                 return
             after = None if before is None else self._apply(files.paths, *before)
             self._redo = after or self._build(files.paths)
-        except OSError as error:
+        except (OSError, apsw.Error) as error:
             raise GazetteError(
                 f"cannot follow the database: {error.strerror or error}",
                 hint="Free space in the directory for recovered files, or choose another.",
                 directory=str(self._directory),
             ) from error
+
+    def _recover(self) -> None:
+        """It was recorded as it was: with the journal or WAL of its owner."""
+        connection = apsw.Connection(str(self.path))
+        try:
+            connection.execute("PRAGMA journal_mode=DELETE").fetchall()
+        finally:
+            connection.close()
 
     def _build(self, paths: Mapping[str, Path]) -> tuple[int, int]:
         self.rebuilds += 1

@@ -22,7 +22,7 @@ from gazette.recoverylog.fsm import Outcome, RecoveryFSM
 from gazette.recoverylog.ops import HEADER_LENGTH, decode_op
 from gazette.recoverylog.playback import Playback
 from gazette.recoverylog.recorder import Recorder, no_op
-from gazette.recoverylog.staged_files import StagedFiles
+from gazette.recoverylog.staged_files import PlayedFiles, StagedFiles
 from gazette.tasks import OpFuture
 
 LOG: Final = "recovery/test"
@@ -211,6 +211,10 @@ class Replayer:
                 return
             piece = bytes(data[begin : min(end, begin + chunk_bytes())])
             self._files.perform(playback.feed(piece))
+
+    def view(self, call: Callable[[PlayedFiles], Any]) -> Any:
+        """Have ``call`` read the files as they are."""
+        return self._files.view(self.fsm, call)
 
     def copy_live(self, target: Path) -> None:
         """Copy the files as they are now to their paths below ``target``, which is wiped."""

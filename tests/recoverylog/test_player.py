@@ -17,7 +17,7 @@ from gazette.client import AppendService, Client
 from gazette.client.appender import AppendParams, SuspendControl
 from gazette.client.journals import JournalChange
 from gazette.clock import SystemClock
-from gazette.errors import Corrupt, Fenced, GazetteError, Unavailable
+from gazette.errors import Broken, Closed, Corrupt, Fenced, GazetteError, Unavailable
 from gazette.etcd import Etcd
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.journal import SuspendLevel
@@ -25,7 +25,7 @@ from gazette.recoverylog.ops import Create, RecordedOp, encode_op
 from gazette.recoverylog.playback import OpenNode, PrunedLog
 from gazette.recoverylog.player import Player, PlayerState, RecoveredState
 from gazette.recoverylog.recorder import Recorder, fence
-from gazette.recoverylog.staged_files import StagedFiles
+from gazette.recoverylog.staged_files import PlayedFiles, StagedFiles
 from gazette.tasks import BlockingPool, TaskScope, settled
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.instant_clock import breathe, eventually
@@ -528,3 +528,77 @@ async def test_the_horizon_follows_the_oldest_file(world: World) -> None:
     assert 50_000 < first.horizon_bytes < 101_000
     assert first.live_paths() == ["/a"]
     assert first.write_head == await world.head()
+
+
+async def test_views_see_whole_appends_and_everything_that_was_acknowledged(world: World) -> None:
+    """Of an owner that never pauses, while its standby plays; a view's error is the view's own."""
+    owner = await world.owner(11)
+    await put(owner, "/a", b"0")
+    await put(owner, "/b", b"0")
+    player = world.player()
+    acknowledged = 0
+
+    async def write() -> None:
+        nonlocal acknowledged
+        for number in range(1, 1_000_000):
+            with owner.group() as group:
+                for name in ("a", "b"):
+                    data = f"{number}".encode() + b"x" * 200_000
+                    group.write(group.create(f"/next-{name}"), 0, data)
+                    group.rename(f"/next-{name}", f"/{name}")
+            try:
+                await settled(group.future)
+            except Fenced:
+                return
+            acknowledged = number
+
+    def read(files: PlayedFiles) -> tuple[int, int]:
+        one, two = (int(files.paths[name].read_bytes().rstrip(b"x")) for name in ("a", "b"))
+        return one, two
+
+    def fail(files: PlayedFiles) -> None:
+        raise SystemExit(1)
+
+    async with TaskScope("standby") as scope:
+        playing = scope.spawn(player.play(), name="play")
+        scope.spawn(write(), name="write")
+        for _ in range(8):
+            before = acknowledged
+            one, two = await player.view(read)
+            assert one == two >= before
+            with pytest.raises(Broken, match="raised SystemExit"):
+                await player.view(fail)
+        waiting = scope.spawn(_closed(player.view(read)), name="late")
+        player.hand_off(22)
+        await playing
+        assert await waiting is None or await waiting
+        with pytest.raises(Closed):
+            await player.view(read)
+        scope.cancel()
+
+
+async def _closed(view: Any) -> Any:
+    try:
+        return await view
+    except Closed:
+        return None
+
+
+async def test_a_standby_that_gets_no_bytes_fails(world: World) -> None:
+    """Its log is known to have more than it was given."""
+    await put(await world.owner(11), "/a", b"one")
+    player = world.player(stall_timeout_s=0.2)
+    async with TaskScope("standby") as scope:
+        playing = scope.spawn(_failed(player.play()), name="play")
+        await player.tailing.wait()
+        player.note_head(await world.head() + 1)
+        error = await playing
+    assert isinstance(error, Unavailable)
+    assert "stalled" in str(error)
+
+
+async def _failed(work: Any) -> Any:
+    try:
+        return await work
+    except GazetteError as error:
+        return error

@@ -1,0 +1,139 @@
+"""The state of a SQLite shard on a hot standby: at each refresh the last commit, for the price of the
+redo since the one before."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gazette.errors import Closed, NotAllowed
+from gazette.recoverylog.staged_files import PlayedFiles
+from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.sqlite_view import FollowedDatabase, SQLiteView
+from gazette.testing.recovery import Replayer, take_over
+from tests.stores.test_sqlite_recovery import (
+    MODES,
+    Recorded,
+    content_of,
+    new_recorder,
+    open_store,
+    record,
+    run,
+    scratch,
+    small_recordings,
+)
+
+__all__ = ["scratch"]
+COUNT = 240
+
+
+class Counted(SQLiteStore):
+    """As applications make one: with a constructor of its own."""
+
+    def __init__(self, recorder: Any) -> None:
+        super().__init__(recorder)
+        self.gathered: list[str] = []
+
+    def words(self) -> int:
+        (row,) = self.query("SELECT count(*) FROM word")
+        return int(row[0])
+
+
+def content(store: SQLiteStore) -> str:
+    with store._readers.connection() as connection:
+        return content_of(connection)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_refresh_is_the_last_commit(
+    mode: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through checkpoints, new redo files, images and vacuums; what is read meanwhile stays."""
+    small_recordings(monkeypatch, mode)
+    rng = random.Random(f"view {mode}")
+    recorded = record(mode, scratch, rng, COUNT)
+    follow(recorded, scratch, rng)
+
+
+def test_fail_overs_do_not_disturb_it(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_recordings(monkeypatch, "redo")
+    rng = random.Random("view of several owners")
+    recorded = Recorded()
+    store = open_store(new_recorder(recorded.log, scratch / "first"), "redo")
+    for owner in range(5):
+        run(recorded, store, rng, COUNT // 5)
+        store.destroy()
+        recorder = take_over(recorded.log, scratch / f"owner-{owner}", rng)
+        store = open_store(recorder, "redo")
+    store.destroy()
+    follow(recorded, scratch, rng)
+
+
+def follow(recorded: Recorded, directory: Path, rng: random.Random) -> None:
+    data = bytes(recorded.log.data)
+    replayer = Replayer(directory / "staged")
+    view = Counted.view(directory / "view")
+    assert isinstance(view, SQLiteView)
+    copies: list[FollowedDatabase] = list(view._free)
+    former: Counted | None = None
+    was = ""
+    refreshes = 0
+    for index in range(0, len(recorded.ends), 2):
+        if rng.randrange(3) == 0:
+            continue
+        replayer.advance(data, recorded.ends[index])
+        store = replayer.view(view.refresh)
+        refreshes += 1
+        assert content(store) == recorded.content[index]
+        assert store.words() >= 0
+        if former is not None:
+            assert content(former) == was, "what is in use was changed"
+            view.release(former)
+            with pytest.raises(Closed):
+                former.query("SELECT 1")
+        former, was = store, recorded.content[index]
+    view.close()
+    replayer.abandon()
+    rebuilds = sum(copy.rebuilds for copy in copies)
+    assert refreshes > 40
+    if b".redo-" in recorded.log.data[:4000]:
+        assert rebuilds < refreshes / 2, "it hardly ever followed the redo"
+
+
+def test_a_view_only_reads(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = record("redo", scratch, random.Random("reads"), 5)
+    replayer = Replayer(scratch / "staged")
+    replayer.advance(bytes(recorded.log.data), recorded.ends[-1])
+    view = Counted.view(scratch / "view")
+    store = replayer.view(view.refresh)
+    for write in ("execute", "executemany"):
+        with pytest.raises(NotAllowed, match="only read"):
+            getattr(store, write)("INSERT INTO word VALUES (?, ?)", ("a", 1))
+    with pytest.raises(NotAllowed):
+        store.query("DELETE FROM word")
+    view.close()
+    replayer.abandon()
+
+
+def test_a_copy_that_was_damaged_is_made_anew(scratch: Path) -> None:
+    recorded = record("redo", scratch, random.Random("damage"), 30)
+    replayer = Replayer(scratch / "staged")
+    copy = FollowedDatabase(scratch / "copy")
+    data = bytes(recorded.log.data)
+
+    def files_of(end: int) -> PlayedFiles:
+        replayer.advance(data, end)
+        files: PlayedFiles = replayer.view(lambda files: files)
+        return files
+
+    copy.follow(files_of(recorded.ends[10]))
+    shutil.rmtree(scratch / "copy")
+    with pytest.raises(Exception, match="cannot follow the database"):
+        copy.follow(files_of(recorded.ends[20]))
+    copy.follow(files_of(recorded.ends[20]))
+    assert copy.rebuilds == 2
+    replayer.abandon()
