@@ -58,7 +58,7 @@ class FollowedDatabase:
             self._redo = after or self._build(files.paths)
         except (OSError, apsw.Error) as error:
             raise GazetteError(
-                f"cannot follow the database: {error.strerror or error}",
+                f"cannot follow the database: {error}",
                 hint="Free space in the directory for recovered files, or choose another.",
                 directory=str(self._directory),
             ) from error
