@@ -1,0 +1,120 @@
+"""Protobuf messages as rows: the Arrow type of a class, and the values of its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from gazette.errors import Invalid
+
+_DEPTH_MAX: Final = 16
+_KINDS: Final[dict[int, pa.DataType]] = {
+    FieldDescriptor.CPPTYPE_INT32: pa.int32(),
+    FieldDescriptor.CPPTYPE_INT64: pa.int64(),
+    # Spark has no unsigned numbers.
+    FieldDescriptor.CPPTYPE_UINT32: pa.int64(),
+    FieldDescriptor.CPPTYPE_UINT64: pa.decimal128(20, 0),
+    FieldDescriptor.CPPTYPE_DOUBLE: pa.float64(),
+    FieldDescriptor.CPPTYPE_FLOAT: pa.float32(),
+    FieldDescriptor.CPPTYPE_BOOL: pa.bool_(),
+    FieldDescriptor.CPPTYPE_ENUM: pa.string(),
+}
+
+Value = Callable[[Any], Any]
+
+
+def protobuf_schema(message_type: Any) -> pa.Schema:
+    """The columns of a generated class. Raises `Invalid` for one that contains itself."""
+    return pa.schema(_struct(message_type.DESCRIPTOR, 0))
+
+
+def protobuf_row(message_type: Any, schema: pa.Schema) -> Callable[[Any], dict[str, Any]]:
+    """From messages of a class to the values of the fields of a schema, as Arrow takes them.
+
+    Raises `Invalid` for a field that messages do not have.
+    """
+    return _row(message_type.DESCRIPTOR, list(schema))
+
+
+def _struct(descriptor: Descriptor, depth: int) -> list[pa.Field]:
+    if depth > _DEPTH_MAX:
+        raise Invalid(
+            f"{descriptor.full_name} contains itself, which no table can",
+            hint="Read value=binary, or give the fields that you need.",
+        )
+    return [pa.field(field.name, _kind(field, depth)) for field in descriptor.fields]
+
+
+def _kind(field: FieldDescriptor, depth: int) -> pa.DataType:
+    if _is_map(field):
+        entry = _message(field).fields_by_name
+        return pa.map_(_single(entry["key"], depth), _single(entry["value"], depth))
+    single = _single(field, depth)
+    return pa.list_(single) if field.is_repeated else single
+
+
+def _single(field: FieldDescriptor, depth: int) -> pa.DataType:
+    if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
+        return pa.struct(_struct(_message(field), depth + 1))
+    if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+        return pa.binary() if field.type == FieldDescriptor.TYPE_BYTES else pa.string()
+    return _KINDS[field.cpp_type]
+
+
+def _row(descriptor: Descriptor, columns: Sequence[pa.Field]) -> Callable[[Any], dict[str, Any]]:
+    values = []
+    for column in columns:
+        field = descriptor.fields_by_name.get(column.name)
+        if field is None:
+            known = ", ".join(one.name for one in descriptor.fields)
+            raise Invalid(
+                f"messages {descriptor.full_name} have no such field (they have {known})",
+                path=column.name,
+            )
+        values.append((column.name, _value(field, column.type)))
+    return lambda message: {name: value(message) for name, value in values}
+
+
+def _value(field: FieldDescriptor, kind: pa.DataType) -> Value:
+    name = field.name
+    if _is_map(field) and pa.types.is_map(kind):
+        one = _one(_message(field).fields_by_name["value"], kind.item_type)
+        return lambda message: [(key, one(value)) for key, value in getattr(message, name).items()]
+    if field.is_repeated and pa.types.is_list(kind):
+        one = _one(field, kind.value_type)
+        return lambda message: [one(item) for item in getattr(message, name)]
+    if field.is_repeated:
+        raise Invalid(f"the field is repeated, and not {kind}", path=name)
+    one = _one(field, kind)
+    if field.has_presence:
+        return lambda message: one(getattr(message, name)) if message.HasField(name) else None
+    return lambda message: one(getattr(message, name))
+
+
+def _one(field: FieldDescriptor, kind: pa.DataType) -> Value:
+    if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
+        if not pa.types.is_struct(kind):
+            raise Invalid(f"the field is a message, and not {kind}", path=field.name)
+        return _row(_message(field), [kind.field(at) for at in range(kind.num_fields)])
+    if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM and pa.types.is_string(kind):
+        enum: Any = field.enum_type
+        names = {number: value.name for number, value in enum.values_by_number.items()}
+        return lambda number: names.get(number, str(number))
+    return lambda value: value
+
+
+def _message(field: FieldDescriptor) -> Descriptor:
+    found = field.message_type
+    assert found is not None, "asked for the type first"
+    return found
+
+
+def _is_map(field: FieldDescriptor) -> bool:
+    return bool(
+        field.is_repeated
+        and field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE
+        and _message(field).GetOptions().map_entry
+    )

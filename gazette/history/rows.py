@@ -1,0 +1,417 @@
+"""The messages of runs as rows: Arrow record batches, with columns of the messages and of their places.
+
+Needs pyarrow. Rows are made of whole buffers where Arrow can parse them (JSON of plain types); else
+message by message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.json
+
+from gazette.errors import Corrupt, Invalid
+from gazette.history.access import OpenAccess
+from gazette.history.columns import Columns, uuid_bytes
+from gazette.history.fold import CommittedRun
+from gazette.history.protobuf_rows import protobuf_row
+from gazette.history.read import Batch, read_columns, read_committed
+from gazette.history.snapshot import Run
+from gazette.message.csv_framing import parse_record
+from gazette.message.message_uuid import ACK_TXN, PRODUCER_BYTES, clock_at
+from gazette.protocol.ids import JournalName, Offset
+
+Value = Literal["json", "csv", "protobuf", "text", "binary"]
+Mask = npt.NDArray[np.bool_]
+
+META: Final[dict[str, pa.DataType]] = {
+    "journal": pa.string(),
+    "offset": pa.int64(),
+    "uuid": pa.string(),
+    "producer": pa.string(),
+    "clock": pa.int64(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "flags": pa.int32(),
+}
+"""What every message has beside itself, and its type."""
+
+_HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
+_TEXT_CHARS: Final = 36
+_DIGITS: Final = np.array([at for at in range(_TEXT_CHARS) if at not in (8, 13, 18, 23)])
+_UNIX_EPOCH: Final = clock_at(0)
+_FIXED_HEADER_BYTES: Final = 8
+
+
+class Unfit(Corrupt):
+    """A message does not fit the columns it is to be read as."""
+
+    default_hint = (
+        "Give the field another type, or leave it out; read `value=text` or `binary` to see the message; "
+        "or `malformed=skip` to go on without such messages."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """What rows are made of.
+
+    ``schema`` has all columns in order, of which ``meta`` maps some to keys of `META`. The others are
+    fields of the message; of ``text`` and ``binary`` there is one, which is the message.
+    Clocks bound what is read: from ``clock_begin`` to before ``clock_end``.
+    """
+
+    value: Value
+    schema: pa.Schema
+    meta: tuple[tuple[str, str], ...] = ()
+    acks: bool = False
+    clock_begin: int = 0
+    clock_end: int | None = None
+    offset_begin: Offset = 0
+    offset_end: Offset | None = None
+
+    @property
+    def fields(self) -> pa.Schema:
+        """The columns that are fields of messages."""
+        names = dict(self.meta)
+        return pa.schema([field for field in self.schema if field.name not in names])
+
+    def validate(self) -> None:
+        """Raises `Invalid`."""
+        for name, key in self.meta:
+            kind = self.schema.field(name).type
+            if kind != META[key]:
+                raise Invalid(f"column {name} is of type {META[key]}, and not {kind}", path=name)
+        fields = self.fields
+        if self.value in ("text", "binary"):
+            want = pa.string() if self.value == "text" else pa.binary()
+            if len(fields) > 1 or any(field.type != want for field in fields):
+                raise Invalid(f"value={self.value} has one column of its own, of type {want}")
+
+    def selects(self, run: CommittedRun | Run) -> bool:
+        """Whether a run may hold rows that are asked for."""
+        inner = run.run if isinstance(run, CommittedRun) else run
+        if inner.end <= self.offset_begin:
+            return False
+        if self.offset_end is not None and inner.pieces[0].begin >= self.offset_end:
+            return False
+        if isinstance(run, Run):
+            return True
+        if run.empty or (self.clock_begin and run.clock_max < self.clock_begin):
+            return False
+        return self.clock_end is None or run.clock_min < self.clock_end
+
+
+def read_rows(
+    access: OpenAccess, run: CommittedRun | Run, format: RowFormat
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a run, by offset: of a `CommittedRun` what has committed, of a `Run` everything.
+
+    Raises what `read_columns` does, `MalformedMessage` included, and `Unfit`.
+    """
+    inner = run.run if isinstance(run, CommittedRun) else run
+    maker = _Maker(inner, format)
+    if isinstance(run, CommittedRun):
+        for batch, committed in read_committed(access, run, acks=format.acks):
+            yield from maker.rows(batch, committed)
+        return
+    for batch in read_columns(access, run):
+        every = batch.columns.begins >= run.begin
+        if not format.acks:
+            every &= batch.columns.uuids.flags != ACK_TXN
+        yield from maker.rows(batch, every)
+
+
+class _Maker:
+    """Makes rows of one run."""
+
+    def __init__(self, run: Run, format: RowFormat) -> None:
+        self._run = run
+        self._format = format
+        self._fields = format.fields
+        self._meta = dict(format.meta)
+        self._skips = run.shape.malformed == "skip"
+        self._parse = self._parser()
+
+    def rows(self, batch: Batch, wanted: Mask) -> Iterator[pa.RecordBatch]:
+        wanted = self._bounded(batch.columns, wanted)
+        if not wanted.any():
+            return
+        columns = batch.columns
+        fit, fields = self._parse(batch, wanted)
+        if not len(fit):
+            return
+        arrays = {
+            name: _meta_array(key, self._run.journal, columns, fit)
+            for name, key in self._meta.items()
+        }
+        arrays.update(zip(self._fields.names, fields, strict=True))
+        yield pa.RecordBatch.from_arrays(
+            [arrays[name] for name in self._format.schema.names], schema=self._format.schema
+        )
+
+    def _bounded(self, columns: Columns, wanted: Mask) -> Mask:
+        format = self._format
+        if format.clock_begin:
+            wanted = wanted & (columns.uuids.clocks >= np.uint64(format.clock_begin))
+        if format.clock_end is not None:
+            clocks = columns.uuids.clocks
+            wanted = wanted & (clocks < np.uint64(format.clock_end)) & (clocks != 0)
+        if format.offset_begin:
+            wanted = wanted & (columns.begins >= format.offset_begin)
+        if format.offset_end is not None:
+            wanted = wanted & (columns.begins < format.offset_end)
+        return wanted
+
+    def _parser(self) -> Callable[[Batch, Mask], tuple[Any, list[pa.Array]]]:
+        if not len(self._fields):
+            return lambda _batch, wanted: (np.flatnonzero(wanted), [])
+        match self._format.value:
+            case "text" | "binary":
+                return self._parse_payloads
+            case "json" if all(_is_plain(field.type) for field in self._fields):
+                return self._parse_json
+            case "json":
+                decode = msgspec.json.Decoder(dict[str, Any]).decode
+                return lambda batch, wanted: self._parse_each(batch, wanted, decode, _strict)
+            case "csv":
+                return lambda batch, wanted: self._parse_each(batch, wanted, self._csv_row, _csv)
+            case "protobuf":
+                kind = self._run.shape.message_type()
+                row = protobuf_row(kind, self._fields)
+                return lambda batch, wanted: self._parse_each(
+                    batch, wanted, lambda payload: row(kind.FromString(payload)), _strict
+                )
+
+    def _payload(self, batch: Batch, row: int) -> bytes:
+        begin = int(batch.columns.begins[row]) - batch.base
+        end = int(batch.columns.ends[row]) - batch.base
+        head, tail = self._frame()
+        return batch.buffer[begin + head : end - tail]
+
+    def _frame(self) -> tuple[int, int]:
+        """How many bytes of a frame precede and follow its payload."""
+        match self._run.shape.content_type:
+            case "application/x-ndjson" | "text/csv":
+                return 0, 1
+            case "application/x-protobuf-fixed":
+                return _FIXED_HEADER_BYTES, 0
+        return 0, 0
+
+    def _parse_payloads(self, batch: Batch, wanted: Mask) -> tuple[Any, list[pa.Array]]:
+        rows = np.flatnonzero(wanted)
+        kind = self._fields.field(0).type
+        payloads = [self._payload(batch, row) for row in rows.tolist()]
+        if kind == pa.string():
+            texts = [payload.decode("utf-8", "replace") for payload in payloads]
+            return rows, [pa.array(texts, kind)]
+        return rows, [pa.array(payloads, kind)]
+
+    def _parse_json(self, batch: Batch, wanted: Mask) -> tuple[Any, list[pa.Array]]:
+        """All lines of the buffer at once, and then those that are wanted."""
+        columns, buffer = batch.columns, batch.buffer
+        begin = int(columns.begins[0]) - batch.base
+        end = int(columns.ends[-1]) - batch.base
+        contiguous = bool((columns.begins[1:] == columns.ends[:-1]).all())
+        if contiguous and wanted.sum() * 4 >= len(wanted):
+            text: Any = pa.py_buffer(buffer).slice(begin, end - begin)
+            count = len(columns)
+        else:
+            text = pa.py_buffer(
+                b"".join(
+                    [self._payload(batch, row) + b"\n" for row in np.flatnonzero(wanted).tolist()]
+                )
+            )
+            contiguous, count = False, int(wanted.sum())
+        try:
+            table = pyarrow.json.read_json(
+                pa.BufferReader(text),
+                read_options=pyarrow.json.ReadOptions(
+                    use_threads=False, block_size=max(1 << 10, text.size)
+                ),
+                parse_options=pyarrow.json.ParseOptions(
+                    explicit_schema=self._fields, unexpected_field_behavior="ignore"
+                ),
+            )
+        except pa.ArrowInvalid:
+            table = None
+        if table is None or table.num_rows != count:
+            decode = msgspec.json.Decoder(dict[str, Any]).decode
+            return self._parse_each(batch, wanted, decode, _strict)
+        if contiguous and not wanted.all():
+            table = table.filter(pa.array(wanted))
+        arrays = [
+            column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+            for column in table.columns
+        ]
+        return np.flatnonzero(wanted), arrays
+
+    def _csv_row(self, payload: bytes) -> dict[str, Any]:
+        record = parse_record(payload + b"\n", 0)
+        if record is None or record.error:
+            raise Invalid("not one record")
+        values = record.fields[1:] if self._run.shape.uuid_field else record.fields
+        return dict(zip(self._fields.names, values, strict=False))
+
+    def _parse_each(
+        self,
+        batch: Batch,
+        wanted: Mask,
+        decode: Callable[[bytes], dict[str, Any]],
+        convert: Callable[[Sequence[Any], pa.DataType], pa.Array],
+    ) -> tuple[Any, list[pa.Array]]:
+        rows = np.flatnonzero(wanted).tolist()
+        try:
+            found = [decode(self._payload(batch, row)) for row in rows]
+            return np.array(rows), self._convert(found, convert)
+        except (
+            ValueError,
+            TypeError,
+            ArithmeticError,
+            msgspec.MsgspecError,
+            Invalid,
+            pa.ArrowException,
+        ):
+            pass
+        # One of them does not fit: which is it?
+        fit: list[int] = []
+        parts: list[list[pa.Array]] = []
+        for row in rows:
+            payload = self._payload(batch, row)
+            try:
+                parts.append(self._convert([decode(payload)], convert))
+                fit.append(row)
+            except (
+                ValueError,
+                TypeError,
+                ArithmeticError,
+                msgspec.MsgspecError,
+                Invalid,
+                pa.ArrowException,
+            ) as error:
+                if not self._skips:
+                    raise Unfit(
+                        f"message does not fit its columns: {str(error).splitlines()[0]}",
+                        journal=self._run.journal,
+                        begin=int(batch.columns.begins[row]),
+                        content=payload[:200],
+                    ) from error
+        arrays = [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
+        return np.array(fit, np.int64), arrays
+
+    def _convert(
+        self,
+        found: Sequence[dict[str, Any]],
+        convert: Callable[[Sequence[Any], pa.DataType], pa.Array],
+    ) -> list[pa.Array]:
+        arrays = []
+        for field in self._fields:
+            try:
+                arrays.append(convert([one.get(field.name) for one in found], field.type))
+            except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as error:
+                raise Invalid(
+                    f"{str(error).splitlines()[0]} (expected {field.type})", path=field.name
+                ) from error
+        return arrays
+
+
+def _strict(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Values of JSON or protobuf as an array. Texts become times, dates and numbers where needed."""
+    if _needs_cast(kind) and any(isinstance(value, str) for value in values):
+        return pa.array(values, pa.string()).cast(kind)
+    if pa.types.is_binary(kind) and any(isinstance(value, str) for value in values):
+        values = [
+            msgspec.convert(value, bytes) if isinstance(value, str) else value for value in values
+        ]
+    if pa.types.is_string(kind):
+        values = [
+            value
+            if value is None or isinstance(value, str)
+            else msgspec.json.encode(value).decode()
+            for value in values
+        ]
+    return pa.array(values, kind)
+
+
+def _csv(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Texts as an array; an empty one is null, but where text is asked for."""
+    if pa.types.is_string(kind):
+        return pa.array(values, kind)
+    return pa.array([value or None for value in values], pa.string()).cast(kind)
+
+
+def _needs_cast(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_temporal(kind) or pa.types.is_decimal(kind))
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether Arrow's parser of JSON makes it of what JSON means by it."""
+    if pa.types.is_struct(kind):
+        return all(_is_plain(kind.field(at).type) for at in range(kind.num_fields))
+    if pa.types.is_list(kind):
+        return _is_plain(kind.value_type)
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_string(kind)
+    )
+
+
+def _meta_array(key: str, journal: JournalName, columns: Columns, rows: Any) -> pa.Array:
+    count = len(rows)
+    uuids = columns.uuids
+    match key:
+        case "journal":
+            name = journal.encode()
+            bounds = np.arange(count + 1, dtype=np.int32) * np.int32(len(name))
+            return pa.StringArray.from_buffers(
+                count, pa.py_buffer(bounds), pa.py_buffer(name * count)
+            )
+        case "offset":
+            return pa.array(columns.begins[rows])
+        case "uuid":
+            return _uuid_array(
+                uuid_bytes(
+                    uuids._replace(
+                        producers=uuids.producers[rows],
+                        clocks=uuids.clocks[rows],
+                        flags=uuids.flags[rows],
+                    )
+                ),
+                uuids.clocks[rows] | uuids.producers[rows],
+            )
+        case "producer":
+            numbers, indices = np.unique(uuids.producers[rows], return_inverse=True)
+            names = [int(number).to_bytes(PRODUCER_BYTES, "big").hex() for number in numbers]
+            return pa.array(names, pa.string()).take(pa.array(indices))
+        case "clock":
+            return pa.array(uuids.clocks[rows].astype(np.int64))
+        case "timestamp":
+            clocks = uuids.clocks[rows]
+            # From 100 ns since 1582, behind four bits of sequence, to microseconds since 1970.
+            micros = ((clocks >> np.uint64(4)).astype(np.int64) - (_UNIX_EPOCH >> 4)) // 10
+            return pa.array(micros, META[key], mask=clocks == 0)
+        case "flags":
+            return pa.array(uuids.flags[rows].astype(np.int32))
+    raise Invalid(f"not a column of messages ({key})")
+
+
+def _uuid_array(raw: bytes, present: npt.NDArray[np.uint64]) -> pa.Array:
+    """Texts of UUIDs; null for those that are nil."""
+    octets = np.frombuffer(raw, np.uint8).reshape(-1, 16)
+    count = len(octets)
+    text = np.full((count, _TEXT_CHARS), ord("-"), np.uint8)
+    text[:, _DIGITS[0::2]] = _HEX[octets >> 4]
+    text[:, _DIGITS[1::2]] = _HEX[octets & 0xF]
+    bounds = np.arange(count + 1, dtype=np.int32) * np.int32(_TEXT_CHARS)
+    array = pa.StringArray.from_buffers(count, pa.py_buffer(bounds), pa.py_buffer(text.tobytes()))
+    if bool((present != 0).all()):
+        return array
+    return pa.compute.if_else(pa.array(present != 0), array, pa.scalar(None, pa.string()))

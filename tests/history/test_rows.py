@@ -1,0 +1,197 @@
+"""Rows of runs, in every format, against the messages that were written."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+
+import pyarrow as pa
+import pytest
+from word_count import ngram_pb2
+
+from gazette.errors import Invalid
+from gazette.history.access import Access
+from gazette.history.columns import Shape
+from gazette.history.protobuf_rows import protobuf_schema
+from gazette.history.read import fold_locally
+from gazette.history.rows import META, RowFormat, Unfit, read_rows
+from gazette.history.take import Selection, take_snapshot
+from gazette.labels import CONTENT_CSV, CONTENT_PROTO_FIXED
+from gazette.message.framing import framing_of
+from gazette.message.message_uuid import (
+    ACK_TXN,
+    CONTINUE_TXN,
+    OUTSIDE_TXN,
+    build_uuid,
+    clock_at,
+    uuid_text,
+)
+from gazette.protocol.fragment import Codec
+from gazette.testing.stored import json_line, write_journal
+
+STORE, JOURNAL = "file:///fragments/", "topic/one"
+ALPHA = bytes([1, 0, 0, 0, 0, 0xAB])
+NOON = clock_at(1_700_000_000_123_456_000)
+ALL_META = tuple((name, name) for name in META)
+
+
+def rows(root, format: RowFormat, shape: Shape = Shape(), *, uncommitted: bool = False):
+    access = Access.of(file_root=root, direct=True)
+    selection = Selection(journals=(JOURNAL,), stores=(STORE,), shape=shape)
+    format.validate()
+    with access.open() as opened:
+        snapshot = take_snapshot(opened, selection)
+        runs = snapshot.runs(1) if uncommitted else fold_locally(access, snapshot, run_bytes=1).runs
+        found = [b for run in runs if format.selects(run) for b in read_rows(opened, run, format)]
+    return pa.Table.from_batches(found, format.schema).to_pylist()
+
+
+def json_format(*fields: tuple[str, pa.DataType], meta=(), **options) -> RowFormat:
+    schema = pa.schema([*((name, META[key]) for name, key in meta), *fields])
+    return RowFormat("json", schema, meta, **options)
+
+
+def test_meta_columns(tmp_path):
+    write_journal(
+        tmp_path,
+        STORE,
+        JOURNAL,
+        [
+            json_line({"word": "a"}, build_uuid(ALPHA, NOON + 7, OUTSIDE_TXN)) + b'{"word":"b"}\n',
+        ],
+        Codec.ZSTANDARD,
+    )
+    first, second = rows(tmp_path, json_format(("word", pa.string()), meta=ALL_META))
+    assert first == {
+        "journal": JOURNAL,
+        "offset": 0,
+        "uuid": uuid_text(build_uuid(ALPHA, NOON + 7, OUTSIDE_TXN)),
+        "producer": "0100000000ab",
+        "clock": NOON + 7,
+        "timestamp": datetime.datetime(2023, 11, 14, 22, 13, 20, 123456, datetime.UTC),
+        "flags": 0,
+        "word": "a",
+    }
+    # A message without a UUID has been committed, and has no time.
+    assert second["uuid"] is second["timestamp"] is None
+    assert (second["word"], second["clock"]) == ("b", 0)
+
+
+def test_committed_and_uncommitted(tmp_path):
+    lines = [
+        json_line({"n": 1}, build_uuid(ALPHA, 10, CONTINUE_TXN)),
+        json_line({"n": 1}, build_uuid(ALPHA, 10, CONTINUE_TXN)),
+        json_line({}, build_uuid(ALPHA, 11, ACK_TXN)),
+        json_line({"n": 2}, build_uuid(ALPHA, 12, CONTINUE_TXN)),
+    ]
+    write_journal(tmp_path, STORE, JOURNAL, lines)
+    format = json_format(("n", pa.int64()))
+    assert rows(tmp_path, format) == [{"n": 1}]
+    assert rows(tmp_path, format, uncommitted=True) == [{"n": 1}, {"n": 1}, {"n": 2}]
+    format = json_format(("n", pa.int64()), acks=True)
+    assert rows(tmp_path, format) == [{"n": 1}, {"n": None}]
+    assert len(rows(tmp_path, format, uncommitted=True)) == 4
+
+
+def test_json_of_any_type(tmp_path):
+    """Types that Arrow's parser takes, and those that it does not."""
+    document = {
+        "text": "ü", "deep": {"list": [1, 2]}, "time": "2024-01-02T03:04:05Z", "day": "2024-01-02",
+        "money": "1.50", "raw": "aGk=", "map": {"a": 1}, "number": 3, "else": True,
+    }  # fmt: skip
+    write_journal(tmp_path, STORE, JOURNAL, [json_line(document) + b'{"number":null}\n'])
+    plain = [
+        ("text", pa.string()),
+        ("deep", pa.struct([("list", pa.list_(pa.int64())), ("gone", pa.string())])),
+        ("number", pa.float64()),
+        ("absent", pa.bool_()),
+    ]
+    want = {
+        "text": "ü", "deep": {"list": [1, 2], "gone": None}, "number": 3.0, "absent": None,
+    }  # fmt: skip
+    found = rows(tmp_path, json_format(*plain))
+    assert found[0] == want
+    assert found[1]["number"] is None
+    special = [
+        ("time", pa.timestamp("us", "UTC")),
+        ("day", pa.date32()),
+        ("money", pa.decimal128(10, 2)),
+        ("raw", pa.binary()),
+        ("number", pa.string()),
+    ]
+    assert rows(tmp_path, json_format(*special))[0] == {
+        "time": datetime.datetime(2024, 1, 2, 3, 4, 5, tzinfo=datetime.UTC),
+        "day": datetime.date(2024, 1, 2),
+        "money": decimal.Decimal("1.50"),
+        "raw": b"hi",
+        "number": "3",
+    }
+    (mapped, _) = rows(tmp_path, json_format(("map", pa.map_(pa.string(), pa.int64()))))
+    assert mapped == {"map": [("a", 1)]}
+
+
+def test_a_message_that_does_not_fit(tmp_path):
+    lines = [json_line({"n": n}, build_uuid(ALPHA, 10 + i, 0)) for i, n in enumerate([1, "x", 3])]
+    write_journal(tmp_path, STORE, JOURNAL, [b"".join(lines)])
+    format = json_format(("n", pa.int64()))
+    with pytest.raises(Unfit, match=r"n: .*\(expected int64\)") as raised:
+        rows(tmp_path, format)
+    assert raised.value.facts["begin"] == len(lines[0])
+    assert rows(tmp_path, format, Shape(malformed="skip")) == [{"n": 1}, {"n": 3}]
+
+
+def test_bounds(tmp_path):
+    lines = [json_line({"n": n}, build_uuid(ALPHA, 10 + n, 0)) for n in range(6)]
+    write_journal(tmp_path, STORE, JOURNAL, [b"".join(lines[:3]), b"".join(lines[3:])])
+    n, size = ("n", pa.int64()), len(lines[0])
+    assert [r["n"] for r in rows(tmp_path, json_format(n, clock_begin=12, clock_end=14))] == [2, 3]
+    found = rows(tmp_path, json_format(n, offset_begin=size, offset_end=4 * size))
+    assert [row["n"] for row in found] == [1, 2, 3]
+    format = json_format(n, clock_begin=13)
+    access = Access.of(file_root=tmp_path, direct=True)
+    with access.open() as opened:
+        snapshot = take_snapshot(opened, Selection(journals=(JOURNAL,), stores=(STORE,)))
+    runs = fold_locally(access, snapshot, run_bytes=1).runs
+    assert [format.selects(run) for run in runs] == [False, True]
+
+
+def test_csv(tmp_path):
+    uuid = uuid_text(build_uuid(ALPHA, 10, 0))
+    text = f'{uuid},"a, b",7,\n{uuid[:7]}f{uuid[8:]},c,,2024-01-01\n'
+    write_journal(tmp_path, STORE, JOURNAL, [text.encode()])
+    schema = pa.schema([("word", pa.string()), ("n", pa.int32()), ("day", pa.date32())])
+    found = rows(tmp_path, RowFormat("csv", schema), Shape(CONTENT_CSV))
+    assert found == [
+        {"word": "a, b", "n": 7, "day": None},
+        {"word": "c", "n": None, "day": datetime.date(2024, 1, 1)},
+    ]
+
+
+def test_protobuf(tmp_path):
+    framing = framing_of(CONTENT_PROTO_FIXED, ngram_pb2.NGramCount)
+    message = ngram_pb2.NGramCount(uuid=build_uuid(ALPHA, 10, 0), n_gram="a b", count=7)
+    write_journal(tmp_path, STORE, JOURNAL, [framing.encode(message)])
+    shape = Shape(CONTENT_PROTO_FIXED, message="word_count.ngram_pb2:NGramCount")
+    schema = protobuf_schema(ngram_pb2.NGramCount)
+    fields = pa.schema([field for field in schema if field.name != "uuid"])
+    (row,) = rows(tmp_path, RowFormat("protobuf", fields), shape)
+    assert row["n_gram"] == "a b"
+    assert row["count"] == 7
+    with pytest.raises(Invalid, match="have no such field"):
+        rows(tmp_path, RowFormat("protobuf", pa.schema([("nope", pa.string())])), shape)
+    with pytest.raises(Invalid, match="cannot import the message class 'nope'"):
+        rows(tmp_path, RowFormat("protobuf", fields), Shape(CONTENT_PROTO_FIXED, message="nope"))
+
+
+def test_payloads(tmp_path):
+    line = json_line({"n": 1}, build_uuid(ALPHA, 10, 0))
+    write_journal(tmp_path, STORE, JOURNAL, [line])
+    text = RowFormat("text", pa.schema([("value", pa.string())]))
+    assert rows(tmp_path, text) == [{"value": line[:-1].decode()}]
+    raw = RowFormat("binary", pa.schema([("value", pa.binary())]))
+    assert rows(tmp_path, raw) == [{"value": line[:-1]}]
+    with pytest.raises(Invalid, match="has one column of its own"):
+        rows(tmp_path, RowFormat("text", pa.schema([("value", pa.int64())])))
+    with pytest.raises(Invalid, match="column offset is of type int64"):
+        wrong = RowFormat("text", pa.schema([("offset", pa.string())]), (("offset", "offset"),))
+        rows(tmp_path, wrong)
