@@ -224,10 +224,17 @@ async def idle(bench: Bench) -> list[Figure]:
         ),
         Figure(
             "idle",
-            "blob store operations",
+            "blob store operations that are no listings",
             "/s",
             ((after.store_operations - before.store_operations) / spent,),
             target=value_at_most(0, "/s"),
+        ),
+        Figure(
+            "idle",
+            "listings of blob stores",
+            "/s",
+            ((after.store_listings - before.store_listings) / spent,),
+            note="a new replica lists at intervals that double, up to its journal's refresh interval",
         ),
     ]
 
@@ -242,16 +249,27 @@ class _Sample:
     """Messages that etcd received, by method."""
     etcd_bytes: float
     store_operations: float
+    """Without listings, which are due now and then."""
+    store_listings: float
 
     @classmethod
     async def take(cls, bench: Bench, pids: Mapping[str, int]) -> _Sample:
         etcd = await asyncio.to_thread(exported, bench.cluster.etcd.endpoint)
         brokers = [await asyncio.to_thread(exported, one.http_url) for one in bench.cluster.brokers]
+        name = "gazette_store_operation_total"
+        operations = sum(total(one, name) for one in brokers)
+        listings = sum(
+            value
+            for one in brokers
+            for (metric, labels), value in one.items()
+            if metric == name and 'operation="list"' in labels
+        )
         return cls(
             at=bench.clock.monotonic(),
             cpu_s={name: cpu_seconds([pid]) for name, pid in pids.items()},
             etcd_calls=by_method(etcd, "grpc_server_msg_received_total"),
             etcd_bytes=total(etcd, "etcd_network_client_grpc_received_bytes_total")
             + total(etcd, "etcd_network_client_grpc_sent_bytes_total"),
-            store_operations=sum(total(one, "gazette_store_operation_total") for one in brokers),
+            store_operations=operations - listings,
+            store_listings=listings,
         )
