@@ -55,6 +55,11 @@ POINTS: Final[Mapping[str, str]] = {
     "recovery.live": "its files are in place; of a log",
     "promotion.opened": "the store is open, and its checkpoint restored; of a shard",
     "promotion.hinted": "the recovered hints are stored; of a shard",
+    "backfill.built": "a state is built, nothing of it is staged; of a shard",
+    "backfill.staged": "a state is staged, nobody has been told; of a shard",
+    "backfill.appending": "before each piece of a state is appended to its log; of a shard",
+    "backfill.publishing": "all states are appended, none is published; of a shard",
+    "backfill.published": "hints are stored, nobody has been told; of a shard",
     "hints.storing": "before recorded hints are stored; of a shard",
 }
 """Every point there is, and what its detail is."""

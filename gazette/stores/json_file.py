@@ -124,6 +124,10 @@ class JSONFileStore(Store, Generic[StateT]):
             committed = self._committed
         return self._decoder.decode(committed)
 
+    def plain(self) -> Any:
+        """The state of the running transaction, as plain values of JSON."""
+        return msgspec.json.decode(self._encode())
+
     def start_commit(
         self, shard: Shard, checkpoint: Checkpoint, wait_for: Collection[OpFuture[Any]]
     ) -> OpFuture[Any]:

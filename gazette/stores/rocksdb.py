@@ -290,6 +290,11 @@ class RocksDBStore(Store):
                 hint="Put a prefix before your keys, or use a column family of your own.",
             )
 
+    @property
+    def column_families(self) -> tuple[str, ...]:
+        """The names of all column families, also of those that were only named formerly."""
+        return tuple(self._families)
+
     # -- building a state
 
     def ingest(self, items: Iterable[tuple[bytes, bytes]], *, column_family: str = DEFAULT) -> int:

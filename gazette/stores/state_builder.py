@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -109,9 +110,10 @@ class _Encoded(msgspec.Struct):
 class OfflineShard:
     """What an application's callbacks see as their shard while its state is built."""
 
-    def __init__(self, spec: ShardSpec, fqn: str) -> None:
+    def __init__(self, spec: ShardSpec, fqn: str, commit: Callable[[], OpFuture[Any]]) -> None:
         self._spec = spec
         self._fqn = fqn
+        self._commit = commit
         self.waits: list[OpFuture[Any]] = []
 
     @property
@@ -134,6 +136,18 @@ class OfflineShard:
 
     def publish_future(self, future: OpFuture[Any]) -> None:
         self.waits.append(future)
+
+    @property
+    def commits_on_the_way(self) -> bool:
+        """Whether ``commit`` may be called: not where every commit takes effect."""
+        return bool(self._spec.recovery_log)
+
+    def commit(self) -> OpFuture[Any]:
+        """Commit what was written to the store so far. Blocks; the future has succeeded.
+
+        For states that do not fit into memory; nobody sees it before the state is finished.
+        """
+        return self._commit()
 
 
 class StateBuilder:
@@ -159,7 +173,7 @@ class StateBuilder:
         fqn: str = "",
     ) -> None:
         """Open the store. Raises what the application's ``new_store`` does, and ``Invalid``."""
-        self.shard = OfflineShard(spec, fqn)
+        self.shard = OfflineShard(spec, fqn, self.commit)
         self.directory = directory.absolute()
         self.path = self.directory / "log"
         self._branch = Branch.new(rng)

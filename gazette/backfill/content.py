@@ -1,0 +1,90 @@
+"""The content of stores, in a fixed order, so that two of them can be compared row for row."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gazette.errors import Invalid
+from gazette.stores.json_file import JSONFileStore
+from gazette.stores.rocksdb import DEFAULT, RocksDBStore
+from gazette.stores.sqlite import SQLiteStore
+
+_OURS: Final = "gazette_checkpoint"
+
+
+def content_of(store: Any) -> Iterator[Any]:
+    """Rows of all tables, keys and values of all column families, or entries of the document.
+
+    Without the checkpoint. Raises ``Invalid`` for a store that it does not know.
+    """
+    if isinstance(store, SQLiteStore):
+        return sqlite_rows(store.connection)
+    if isinstance(store, RocksDBStore):
+        return _pairs(store)
+    if isinstance(store, JSONFileStore):
+        return _entries(store)
+    raise Invalid(
+        f"the content of a {type(store).__name__} cannot be compared",
+        hint="Implement content() of the Backfill.",
+    )
+
+
+def sqlite_rows(connection: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """(table, row) of a SQLite database, ordered by all columns."""
+    tables = connection.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+        " ORDER BY name"
+    ).fetchall()
+    for (name,) in tables:
+        if name == _OURS:
+            continue
+        quoted = '"' + name.replace('"', '""') + '"'
+        columns = len(connection.execute(f"PRAGMA table_info({quoted})").fetchall())
+        order = ", ".join(str(number) for number in range(1, columns + 1))
+        for row in connection.execute(f"SELECT * FROM {quoted} ORDER BY {order}"):  # noqa: S608
+            yield name, tuple(row)
+
+
+def _pairs(store: RocksDBStore) -> Iterator[tuple[str, bytes, bytes]]:
+    for family in sorted(store.column_families, key=lambda name: (name != DEFAULT, name)):
+        for key, value in store.iterate(column_family=family):
+            yield family, key, value
+
+
+def _entries(store: JSONFileStore[Any]) -> Iterator[Any]:
+    value = store.plain()
+    if isinstance(value, dict):
+        yield from sorted(value.items())
+    else:
+        yield value
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place at which two contents differ, None where one has ended."""
+
+    place: int
+    first: Any
+    second: Any
+
+    def __str__(self) -> str:
+        return f"at row {self.place}: {_told(self.first)} and {_told(self.second)}"
+
+
+_TOLD_MAX: Final = 200
+_END: Final = object()
+
+
+def _told(value: Any) -> str:
+    return "nothing" if value is None else repr(value)[:_TOLD_MAX]
+
+
+def first_difference(first: Iterable[Any], second: Iterable[Any]) -> Difference | None:
+    """Where two contents differ first; None if they do not."""
+    for place, (one, other) in enumerate(itertools.zip_longest(first, second, fillvalue=_END)):
+        if one is _END or other is _END or one != other:
+            return Difference(place, None if one is _END else one, None if other is _END else other)
+    return None

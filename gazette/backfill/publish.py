@@ -1,0 +1,226 @@
+"""How built states take effect: appended to recovery logs, then their hints stored by compare-and-set.
+
+What makes that safe:
+
+- **Only shards that cannot run are touched.** A shard must be disabled, and assigned to nobody. The
+  only way by which it can run again is a change of its specification, and the publication compares the
+  revision of that: whoever enables, edits or publishes it meanwhile makes this one fail.
+- **Nothing of what is appended takes effect** by itself: it is a branch (see `recoverylog.log_file`),
+  fenced by a register, so that an author who came in between is noticed as well.
+- **All shards or none**: one transaction of etcd stores all hints (of up to `SHARDS_MAX` shards; more
+  are published in several, each of which is whole, and a run that is resumed publishes the rest).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from gazette.client.appender import AppendParams
+from gazette.client.client import Client
+from gazette.client.shards import ListedShard, ShardChange, ShardClient, ShardHints
+from gazette.clock import Clock
+from gazette.errors import Conflict, Corrupt, Fenced, Invalid, NotAllowed, NotFound
+from gazette.failpoints import reach
+from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
+from gazette.protocol.hints import FSMHints
+from gazette.protocol.label_set import EVERYTHING
+from gazette.recoverylog.log_file import moved_hints
+from gazette.recoverylog.recorder import fence, fence_check
+from gazette.stores.state_builder import BuiltState
+from gazette.tasks import BlockingPool
+
+SHARDS_MAX: Final = 60
+"""Of one transaction: etcd takes 128 operations, and each shard is two."""
+
+
+def why_live(shard: ListedShard) -> str:
+    """Why a shard must not be touched; empty if it may be."""
+    if not shard.spec.disable:
+        return "it is not disabled"
+    if shard.route.members:
+        return f"{len(shard.route.members)} members still hold it"
+    return ""
+
+
+def require_idle(shards: Collection[ListedShard]) -> None:
+    """Require shards that cannot run. Raises ``NotAllowed`` that names those which can."""
+    live = {one.spec.id: reason for one in shards if (reason := why_live(one))}
+    if live:
+        told = "; ".join(f"{shard}: {reason}" for shard, reason in sorted(live.items())[:10])
+        raise NotAllowed(
+            f"{len(live)} of {len(shards)} shards are live: {told}",
+            hint="Set `disable: true` in their specifications (gazctl shards edit), and wait until"
+            " nobody holds them. With --enable, publication enables them again.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A shard as it was when the run began, and the state that it gets."""
+
+    shard: ListedShard
+    built: BuiltState
+
+    @property
+    def id(self) -> str:
+        return self.shard.spec.id
+
+
+def is_published(built: BuiltState, stored: ShardHints) -> bool:
+    """Whether the shard's hints, or a backup of them, are of this state or of what followed it."""
+    return any(
+        segment.author == built.branch.author and segment.first_seq_no >= built.branch.first_seq_no
+        for hints in (stored.primary, *stored.backups)
+        if hints is not None
+        for node in hints.live_nodes
+        for segment in node.segments
+    )
+
+
+class Publication:
+    """Appends built states, and publishes them. Loop-bound."""
+
+    def __init__(
+        self, client: Client, shards: ShardClient, clock: Clock, rng: random.Random
+    ) -> None:
+        self._client = client
+        self._shards = shards
+        self._clock = clock
+        self._rng = rng
+        self.appended_bytes = 0
+        """How much was appended so far, of all states."""
+
+    async def check_log(self, log: str) -> None:
+        """Require a journal that is a recovery log. Raises ``NotFound``, ``Invalid``."""
+        try:
+            found = await self._client.get_journal(log)
+        except NotFound as error:
+            raise NotFound(
+                f"recovery log {log} does not exist",
+                hint=f"Create the journal, with the label {CONTENT_TYPE}={CONTENT_RECOVERY_LOG}.",
+            ) from error
+        if found.spec.labels.value_of(CONTENT_TYPE) != CONTENT_RECOVERY_LOG:
+            raise Invalid(f"{log} is not labeled as a recovery log", path=CONTENT_TYPE)
+
+    async def append(self, built: BuiltState, path: Path, pool: BlockingPool) -> int:
+        """Append a state to its log; the offset at which it begins. Takes no effect.
+
+        Raises ``Fenced`` when somebody else writes the log meanwhile, ``Corrupt`` when the file is not
+        what was built. Cancellation: some of it may have been appended, which is harmless; begin anew.
+        """
+        client, log = self._client, built.log
+        await self.check_log(log)
+        head = (await client.append(AppendParams(log), b"")).commit.end
+        opening = built.branch.opening(self._rng, empty=head == 0)
+        author = built.branch.author
+        opened = await client.append(AppendParams(log, union_registers=fence(author)), opening)
+        base = opened.commit.end
+        params = AppendParams(log, check_registers=fence_check(author))
+        begin = 0
+        for end in built.ends:
+            await reach("backfill.appending", built.shard, self._clock)
+            data = await pool.run(_read, path, begin, end - begin)
+            await client.append(params, data)
+            self.appended_bytes += end - begin
+            begin = end
+        await self.require_ours(built)
+        return base
+
+    async def require_ours(self, built: BuiltState) -> None:
+        """Require that nobody wrote the log since the state was appended. Raises ``Fenced``."""
+        params = AppendParams(built.log, check_registers=fence_check(built.branch.author))
+        try:
+            result = await self._client.append(params, b"")
+        except Fenced as error:
+            raise _overtaken(built) from error
+        if result.registers and not fence_check(built.branch.author).matches(result.registers):
+            raise _overtaken(built)
+
+    async def publish(
+        self,
+        targets: Sequence[tuple[Target, int]],
+        *,
+        enable: bool,
+        on_published: Callable[[Sequence[str]], None] = lambda ids: None,
+    ) -> None:
+        """Store the hints of states that were appended, each at its offset: now they take effect.
+
+        ``enable`` has the shards run from the same moment on. Raises ``Conflict`` when a shard was
+        changed since the run began, ``NotAllowed`` when it is live, ``Fenced``; nothing has changed then,
+        unless there are more than `SHARDS_MAX` shards. Cancellation: may have been published, which a
+        run that is resumed finds out.
+        """
+        for begin in range(0, len(targets), SHARDS_MAX):
+            batch = targets[begin : begin + SHARDS_MAX]
+            await self._publish_batch(batch, enable=enable)
+            on_published([target.id for target, _ in batch])
+
+    async def _publish_batch(
+        self, batch: Sequence[tuple[Target, int]], *, enable: bool
+    ) -> None:
+        current = {one.spec.id: one for one in (await self._shards.list_shards(EVERYTHING)).shards}
+        changes: list[ShardChange] = []
+        for target, base in batch:
+            now = current.get(target.id)
+            if now is None or now.mod_revision != target.shard.mod_revision:
+                raise _changed(target.id, gone=now is None)
+            require_idle([now])
+            spec = replace(now.spec, disable=now.spec.disable and not enable)
+            hints: FSMHints | None = None
+            if target.built.log:
+                if target.built.log != now.spec.recovery_log:
+                    raise Conflict("the shard has another recovery log now", shard=target.id)
+                await self.require_ours(target.built)
+                hints = moved_hints(target.built.hints, base)
+            elif not enable:
+                continue  # Its database has the state; there is nothing else to say.
+            changes.append(
+                ShardChange(
+                    upsert=spec, expect_mod_revision=now.mod_revision, primary_hints=hints
+                )
+            )
+        for target, _ in batch:
+            await reach("backfill.publishing", target.id, self._clock)
+        if not changes:
+            return
+        try:
+            await self._shards.apply_shards(changes)
+        except Conflict as error:
+            raise Conflict(
+                "a shard was changed while it was about to be published: nothing was",
+                hint="Look at its specification. Run the backfill again with a new --run-id.",
+            ) from error
+        for target, _ in batch:
+            await reach("backfill.published", target.id, self._clock)
+
+
+def _read(path: Path, offset: int, length: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read(length)
+    if len(data) != length:
+        raise Corrupt("a built state is shorter than it was", path=str(path), expected=length)
+    return data
+
+
+def _overtaken(built: BuiltState) -> Fenced:
+    return Fenced(
+        "somebody else wrote the shard's recovery log since the state was appended",
+        hint="The shard ran, or another backfill did: nothing was published. Run this again.",
+        shard=built.shard,
+        log=built.log,
+    )
+
+
+def _changed(shard_id: str, *, gone: bool) -> Conflict:
+    return Conflict(
+        "the shard was deleted since the run began"
+        if gone
+        else "the shard was changed since the run began: somebody edited, enabled or published it",
+        hint="Nothing was published. Run the backfill again with a new --run-id.",
+        shard=shard_id,
+    )

@@ -1,0 +1,358 @@
+"""Where a backfill keeps what it has built until it is published: a directory, or a bucket.
+
+::
+
+    <run>/PLAN.json                     what the run builds, and up to which offsets: made once
+    <run>/states/<shard>.<attempt>      a built state; its name is like no other's, so that attempts
+    <run>/states/<shard>.<attempt>.json that were given up and end late cannot spoil another's
+    <run>/MANIFEST.json                 the attempt of each shard that counts: made once
+    <run>/appended/<shard>.<attempt>.json  where in its recovery log it is
+    <run>/PUBLISHED.json                the run is done
+
+Objects that are made once are created only if they are not there. What no manifest names, and what is
+published, is garbage: `garbage` lists it by age, since an attempt that nobody waits for may still come.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, unquote, urlsplit
+
+from gazette.errors import Corrupt, GazetteError, Invalid, NotFound, Unavailable
+
+PLAN: Final = "PLAN.json"
+MANIFEST: Final = "MANIFEST.json"
+PUBLISHED: Final = "PUBLISHED.json"
+STATES: Final = "states/"
+APPENDED: Final = "appended/"
+_COPY_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StagedObject:
+    """``name`` is relative to the staging area; ``size`` in bytes, ``mod_time`` in Unix seconds."""
+
+    name: str
+    size: int
+    mod_time: float
+
+
+class Staging(ABC):
+    """A staging area. Blocking; any thread. Every method may raise ``Unavailable``."""
+
+    @abstractmethod
+    def create(self, name: str, data: bytes) -> bool:
+        """Make an object unless there is one; whether this made it. Never seen in part."""
+
+    @abstractmethod
+    def put(self, name: str, source: Path) -> None:
+        """Store a file under a name that nobody else uses. Not seen under it before it is whole."""
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """An object's content. Raises ``NotFound``."""
+
+    @abstractmethod
+    def fetch(self, name: str, target: Path) -> None:
+        """Copy an object to a local file. Raises ``NotFound``."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Iterator[StagedObject]:
+        """All objects below a prefix that is empty or ends in a slash, in order of names."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove an object. There need not be one."""
+
+    def find(self, name: str) -> bytes | None:
+        """An object's content; None if there is none."""
+        try:
+            return self.read(name)
+        except NotFound:
+            return None
+
+
+def open_staging(url: str) -> Staging:
+    """The staging area at a path, or at any URL that fsspec knows (``s3://bucket/path``).
+
+    Raises ``Invalid`` for what it is not, ``Unavailable``.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme in ("", "file"):
+        path = Path(urlsplit(url).path if scheme else url)
+        if not path.is_absolute():
+            raise Invalid(
+                f"the staging area must be an absolute path ({url!r})",
+                path="--staging",
+                hint="Every process that builds or publishes must find it at the same place.",
+            )
+        return DirectoryStaging(path)
+    return FsspecStaging(url)
+
+
+class DirectoryStaging(Staging):
+    """A directory that all processes of the backfill share."""
+
+    def __init__(self, directory: Path) -> None:
+        """The directory is made when something is put there."""
+        self.directory = directory
+
+    def _path(self, name: str) -> Path:
+        return self.directory / _checked(name)
+
+    def _write(self, name: str, data: bytes | Path) -> Path:
+        """A complete file in the target's directory, under a name of its own."""
+        target = self._path(name)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, partial = tempfile.mkstemp(prefix=".partial-", dir=target.parent)
+            try:
+                with open(descriptor, "wb") as file:
+                    if isinstance(data, bytes):
+                        file.write(data)
+                    else:
+                        with data.open("rb") as source:
+                            shutil.copyfileobj(source, file, _COPY_BYTES)
+                    file.flush()
+                    os.fsync(descriptor)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(partial)
+                raise
+        except OSError as error:
+            raise _failed(error, target) from error
+        return Path(partial)
+
+    def create(self, name: str, data: bytes) -> bool:
+        partial = self._write(name, data)
+        try:
+            os.link(partial, self._path(name))
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise _failed(error, self._path(name)) from error
+        finally:
+            partial.unlink()
+        return True
+
+    def put(self, name: str, source: Path) -> None:
+        self._write(name, source).replace(self._path(name))
+
+    def read(self, name: str) -> bytes:
+        try:
+            return self._path(name).read_bytes()
+        except FileNotFoundError:
+            raise NotFound("no such object in the staging area", object=name) from None
+        except OSError as error:
+            raise _failed(error, self._path(name)) from error
+
+    def fetch(self, name: str, target: Path) -> None:
+        try:
+            shutil.copyfile(self._path(name), target)
+        except FileNotFoundError:
+            raise NotFound("no such object in the staging area", object=name) from None
+        except OSError as error:
+            raise _failed(error, self._path(name)) from error
+
+    def list(self, prefix: str = "") -> Iterator[StagedObject]:
+        top = self.directory / _checked(prefix.rstrip("/")) if prefix else self.directory
+        for parent, directories, names in os.walk(top):
+            directories.sort()
+            for name in sorted(names):
+                path = Path(parent) / name
+                with suppress(FileNotFoundError):
+                    status = path.stat()
+                    relative = path.relative_to(self.directory).as_posix()
+                    yield StagedObject(relative, status.st_size, status.st_mtime)
+
+    def remove(self, name: str) -> None:
+        path = self._path(name)
+        path.unlink(missing_ok=True)
+        for parent in path.parents:
+            if parent == self.directory:
+                break
+            try:
+                parent.rmdir()
+            except OSError:
+                break  # It holds other objects.
+
+
+class FsspecStaging(Staging):
+    """A bucket, or whatever else fsspec can reach, with credentials of the environment."""
+
+    def __init__(self, url: str) -> None:
+        """Raises ``Invalid`` for a scheme that needs a package which is not installed."""
+        try:
+            import fsspec
+        except ImportError as error:
+            raise Invalid(
+                f"a staging area at {url} needs a package that is not installed (fsspec)",
+                path="--staging",
+                hint="pip install 'gazette[fsspec]', and the filesystem's package (s3fs, gcsfs …).",
+            ) from error
+        try:
+            self._fs, root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise Invalid(
+                f"no staging area at {url}: {error}",
+                path="--staging",
+                hint="Give a directory, or the URL of a filesystem that fsspec knows.",
+            ) from error
+        self._root = str(root).rstrip("/")
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{_checked(name)}"
+
+    def _call(self, name: str, call: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except FileExistsError:
+            raise
+        except FileNotFoundError:
+            raise NotFound("no such object in the staging area", object=name) from None
+        except GazetteError:
+            raise
+        except Exception as error:
+            # Filesystems raise what their SDKs do.
+            raise Unavailable(f"the staging area failed: {error}", object=name) from error
+
+    def create(self, name: str, data: bytes) -> bool:
+        try:
+            self._call(name, self._fs.pipe_file, self._path(name), data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def put(self, name: str, source: Path) -> None:
+        path = self._path(name)
+        self._call(name, self._fs.makedirs, path.rpartition("/")[0], exist_ok=True)
+        self._call(name, self._fs.put_file, str(source), path)
+
+    def read(self, name: str) -> bytes:
+        data: bytes = self._call(name, self._fs.cat_file, self._path(name))
+        return data
+
+    def fetch(self, name: str, target: Path) -> None:
+        self._call(name, self._fs.get_file, self._path(name), str(target))
+
+    def list(self, prefix: str = "") -> Iterator[StagedObject]:
+        top = f"{self._root}/{_checked(prefix.rstrip('/'))}" if prefix else self._root
+        self._fs.invalidate_cache()
+        try:
+            found: dict[str, Any] = self._call(prefix, self._fs.find, top, detail=True)
+        except NotFound:
+            return
+        for path in sorted(found):
+            info = found[path]
+            when = info.get("LastModified") or info.get("mtime") or info.get("created") or 0
+            seconds = when.timestamp() if hasattr(when, "timestamp") else float(when)
+            name = path.removeprefix(self._root).lstrip("/")
+            yield StagedObject(name, int(info.get("size") or 0), seconds)
+
+    def remove(self, name: str) -> None:
+        with suppress(NotFound):
+            self._call(name, self._fs.rm_file, self._path(name))
+
+
+def _checked(name: str) -> str:
+    if not name or name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
+        raise Invalid(f"not the name of a staged object ({name!r})")
+    return name
+
+
+def _failed(error: OSError, path: Path) -> Unavailable:
+    return Unavailable(
+        f"the staging area failed: {error.strerror or error}",
+        hint="Free space there, or give the processes of the backfill access to it.",
+        path=str(path),
+    )
+
+
+def check_run_id(run_id: str) -> None:
+    """Require a name of a run. Raises ``Invalid``."""
+    if not run_id or not all(char.isalnum() or char in "-_." for char in run_id) or run_id[0] == ".":
+        raise Invalid(
+            f"invalid run id ({run_id!r})",
+            path="--run-id",
+            hint="Letters, digits, '-', '_' and '.', not beginning with '.'.",
+        )
+
+
+def state_name(run_id: str, shard_id: str, attempt: str) -> str:
+    """The name of a built state, without a suffix."""
+    return f"{run_id}/{STATES}{quote(shard_id, safe='')}.{attempt}"
+
+
+def appended_name(run_id: str, shard_id: str, attempt: str) -> str:
+    return f"{run_id}/{APPENDED}{quote(shard_id, safe='')}.{attempt}.json"
+
+
+def shard_of(name: str) -> tuple[str, str]:
+    """(shard, attempt) of a state's name."""
+    shard, _, attempt = name.rpartition("/")[2].removesuffix(".json").rpartition(".")
+    return unquote(shard), attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """An object that nothing needs, and why."""
+
+    object: StagedObject
+    reason: str
+
+
+def garbage(staging: Staging, now_s: float, age_s: float) -> list[Garbage]:
+    """What may be removed: objects that are older than ``age_s`` seconds, and that no run needs.
+
+    A run that is published needs only the record of that. One that has a manifest needs what that
+    names, and is resumed by its id; one without is given up when it has not changed for ``age_s``.
+    """
+    runs: dict[str, list[StagedObject]] = {}
+    for one in staging.list():
+        run, separator, _ = one.name.partition("/")
+        if separator:
+            runs.setdefault(run, []).append(one)
+    found: list[Garbage] = []
+    for run, objects in sorted(runs.items()):
+        found += _garbage_of(staging, run, objects, now_s - age_s)
+    return found
+
+
+def _garbage_of(
+    staging: Staging, run: str, objects: list[StagedObject], before_s: float
+) -> list[Garbage]:
+    names = {one.name for one in objects}
+    old = [one for one in objects if one.mod_time <= before_s]
+    if f"{run}/{PUBLISHED}" in names:
+        return [
+            Garbage(one, "its run is published") for one in old if one.name != f"{run}/{PUBLISHED}"
+        ]
+    if f"{run}/{MANIFEST}" not in names:
+        if len(old) < len(objects):
+            return []  # Somebody works on it.
+        return [Garbage(one, "its run was given up") for one in old]
+    needed = manifest_attempts(staging.read(f"{run}/{MANIFEST}"))
+    return [
+        Garbage(one, "an attempt that does not count")
+        for one in old
+        if "/" in one.name.partition("/")[2] and shard_of(one.name) not in needed
+    ]
+
+
+def manifest_attempts(data: bytes) -> set[tuple[str, str]]:
+    """The (shard, attempt) pairs of a manifest. Raises ``Corrupt``."""
+    import msgspec
+
+    try:
+        value = msgspec.json.decode(data, type=dict[str, dict[str, str]])
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"not a manifest: {error}") from error
+    return set(value.get("attempts", {}).items())
