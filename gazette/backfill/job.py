@@ -54,6 +54,12 @@ class Backfill:
     ``mapping`` says which shard a message belongs to, and sources that are not part of the history are
     consumed from their beginning: let nothing be in both."""
 
+    partitions: ClassVar[str] = ""
+    """With a ``history``: selector of the journals that the publisher's mapping chooses from."""
+
+    uuid_field: ClassVar[str] = "uuid"
+    """The field of JSON messages that holds their UUID, with dots where it is within others."""
+
     discard_publications: ClassVar[bool] = False
     """Whether what the application publishes during a replay is dropped, since it has been published
     when the messages were live. Otherwise publishing is an error."""
@@ -66,7 +72,8 @@ class Backfill:
                 f"{type(self).__name__} has no application",
                 hint="Set the class attribute application to your Application's class.",
             )
-        return make()
+        application: Application[Any] = make()
+        return application
 
     def message_type_of(self, application: Application[Any], journal: JournalSpec) -> type[Any]:
         """The type that messages decode to. Default: the application's, which it need not be: a
@@ -74,9 +81,10 @@ class Backfill:
         return application.message_type_of(journal)
 
     def mapping(self, partitions: PartitionsFunc) -> Mapping[Any] | None:
-        """The function by which the publisher chose the partition of a message, of the journals that
-        the selected shards have as sources: `modulo_mapping`, `rendezvous_mapping`. Default: None, a
-        message belongs to the shards that have its journal as a source."""
+        """The function by which the publisher chooses the partition of a message, of the journals that
+        match ``partitions``: `modulo_mapping`, `rendezvous_mapping` (not a random one, which does not
+        choose the same twice). A message of the history belongs to the shards that have its partition
+        as a source. Only with a ``history``."""
         return None
 
     def build(self, shard: OfflineShard, store: Any, messages: Batches) -> None:
@@ -85,9 +93,7 @@ class Backfill:
         ``store`` is what ``new_store`` opened, with nothing in it. It is committed after this, with
         the checkpoint; ``shard.commit()`` commits on the way what would not fit into memory.
         """
-        replay(
-            self.new_application(), shard, store, messages, discard=self.discard_publications
-        )
+        replay(self.new_application(), shard, store, messages, discard=self.discard_publications)
 
     def clear(self, shard: OfflineShard, store: Any) -> None:
         """Remove the shard's state from a database that shards share (`SQLStore`), with ``--overwrite``.

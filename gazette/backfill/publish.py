@@ -159,9 +159,7 @@ class Publication:
             await self._publish_batch(batch, enable=enable)
             on_published([target.id for target, _ in batch])
 
-    async def _publish_batch(
-        self, batch: Sequence[tuple[Target, int]], *, enable: bool
-    ) -> None:
+    async def _publish_batch(self, batch: Sequence[tuple[Target, int]], *, enable: bool) -> None:
         current = {one.spec.id: one for one in (await self._shards.list_shards(EVERYTHING)).shards}
         changes: list[ShardChange] = []
         for target, base in batch:
@@ -179,9 +177,7 @@ class Publication:
             elif not enable:
                 continue  # Its database has the state; there is nothing else to say.
             changes.append(
-                ShardChange(
-                    upsert=spec, expect_mod_revision=now.mod_revision, primary_hints=hints
-                )
+                ShardChange(upsert=spec, expect_mod_revision=now.mod_revision, primary_hints=hints)
             )
         for target, _ in batch:
             await reach("backfill.publishing", target.id, self._clock)

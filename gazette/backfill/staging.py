@@ -278,7 +278,11 @@ def _failed(error: OSError, path: Path) -> Unavailable:
 
 def check_run_id(run_id: str) -> None:
     """Require a name of a run. Raises ``Invalid``."""
-    if not run_id or not all(char.isalnum() or char in "-_." for char in run_id) or run_id[0] == ".":
+    if (
+        not run_id
+        or not all(char.isalnum() or char in "-_." for char in run_id)
+        or run_id[0] == "."
+    ):
         raise Invalid(
             f"invalid run id ({run_id!r})",
             path="--run-id",

@@ -351,6 +351,33 @@ and one of them takes over. With --failed only those that have FAILED are remove
   gazctl shards unassign -l id=shard-000 --failed
   gazctl shards unassign -l app.gazette.dev/managed-by=me --dry-run""",
     ),
+    Command(
+        ("shards", "backfill"),
+        "Build the state of shards from history",
+        flags.ShardsBackfillFlags,
+        "shards_backfill:run",
+        _BOTH,
+        f"""\
+APP is a `gazette.backfill.job.Backfill`, as module:Class or path.py:Class; of an Application, whose
+messages are then replayed through it. The committed messages of the shards' sources are folded away from
+the shards, on this machine or by Spark (--master), into the stores that the application opens. They are
+staged, appended to the recovery logs, and take effect all at once: the shards go on at the offsets, and
+with the open transactions, that the history ended with.
+
+Shards must be disabled (`disable: true`), and held by nobody; with --enable they run from then on. A run
+that was interrupted goes on if it is given its --run-id. Shards that have a state are refused without
+--overwrite. --gc lists and removes what interrupted runs, and attempts that did not count, have staged.
+
+{SELECTORS}""",
+        """\
+  gazctl shards backfill word_count.backfill:WordCountBackfill -l id:prefix=shard- \\
+      --staging /mnt/staging --dry-run
+  gazctl shards backfill word_count.backfill:WordCountBackfill -l id:prefix=shard- \\
+      --staging /mnt/staging --verify --enable
+  gazctl shards backfill app.py:Counts -l id=shard-000 --staging s3://bucket/staging --master local[*]
+  gazctl shards backfill --gc --gc-age 48h --staging /mnt/staging --dry-run""",
+        arguments="[APP]",
+    ),
 )
 
 _OTHERS: Final = (

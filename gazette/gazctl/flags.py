@@ -221,6 +221,36 @@ class UnassignFlags(SharedFlags):
     dry_run: bool = flag(False, "tell which shards would be unassigned")
 
 
+@dataclass(frozen=True, slots=True)
+class ShardsBackfillFlags(SharedFlags):
+    shards: str = flag("", _SELECTOR.format("shards to build the state of (required)"), short="l")
+    staging: str = flag(
+        "", "directory or URL where states are kept until they are published (required)"
+    )
+    run_id: str = flag("", "name of the run, to resume it later (default: a new one)")
+    until: str = flag(
+        "",
+        "read what was persisted by then: Unix seconds, a time, or a duration ago (default: all)",
+    )
+    offsets: str = flag("", "read up to these offsets: JSON by journal, or a file of it")
+    master: str = flag("", "run on this Spark cluster; local[*]: Spark on this machine")
+    local: bool = flag(False, "run on this machine without Spark (the default)")
+    jobs: int = flag(0, "processes of a local run; 0: one for each core")
+    direct: bool = flag(False, "read fragments from their stores with credentials of one's own")
+    verify: bool = flag(False, "compare some shards with a replay, before anything is published")
+    verify_shards: int = flag(3, "how many shards --verify compares")
+    enable: bool = flag(False, "enable the shards as they are published")
+    overwrite: bool = flag(False, "replace the state of shards that have one")
+    dry_run: bool = flag(False, "tell what would be read, and change nothing")
+    format: str = flag("table", "form of the output", choices=("table", "json"), short="o")
+    scratch_dir: Path | None = flag(None, "local directory of temporary files")
+    prefix: str = flag(
+        "", "the consumers' --etcd.prefix: only for shards whose store is a database"
+    )
+    gc: bool = flag(False, "instead: remove staged objects that no run needs")
+    gc_age: float = duration("24h", "how old they must be", flag_only=True)
+
+
 # others
 
 

@@ -1,0 +1,29 @@
+"""The word count's backfill: the counts of a shard, from the history of its partition.
+
+::
+
+    gazctl shards backfill word_count.backfill:WordCountBackfill -l id:prefix=shard- \\
+        --staging /mnt/staging --verify --enable
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from gazette.backfill.job import Backfill, Batches
+from word_count.app import Counts, WordCount
+
+
+class WordCountBackfill(Backfill):
+    """Sums counts by n-gram, and inserts each n-gram once, in order."""
+
+    application = WordCount
+
+    def build(self, shard: Any, store: Counts, messages: Batches) -> None:
+        counts: Counter[str] = Counter()
+        for batch in messages:
+            for envelope in batch:
+                message = envelope.message
+                counts[message.n_gram] += message.count
+        store.executemany("INSERT INTO counts VALUES (?, ?)", sorted(counts.items()))

@@ -1,0 +1,220 @@
+"""One task of a backfill: build the state of one shard, and stage it.
+
+A task is a value that goes to whatever runs it: a thread, a process, an executor of a Spark cluster. Any
+number of attempts at it may run, one after the other or at once, and end whenever they like: each has
+objects of its own, and it is the manifest that chooses.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gazette.backfill.job import Backfill, Batches, load_backfill
+from gazette.backfill.staging import Staging, open_staging, state_name
+from gazette.consumer.application import Application
+from gazette.errors import Invalid, NotAllowed, NotFound
+from gazette.failpoints import hit
+from gazette.history.access import Access, OpenAccess
+from gazette.history.fold import CommittedRun
+from gazette.history.read import read_envelopes
+from gazette.labels import CONTENT_TYPE
+from gazette.message.envelope import Envelope
+from gazette.message.mapping import Mapping, Partition, Partitions
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.protocol.ids import split_journal_meta
+from gazette.protocol.journal import FragmentSpec, JournalSpec
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.shard import ShardSpec
+from gazette.stores.state_builder import BuiltState, StateBuilder
+
+_FRAGMENT_LENGTH: Final = 1 << 20
+
+OnRead = Callable[[int], None]
+"""Called with how many bytes of the history were read."""
+
+
+def _ignore(_bytes: int) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """Everything that building one shard takes. ``backfill`` is its name, or an object that pickles."""
+
+    backfill: str | Backfill
+    spec: ShardSpec
+    access: Access
+    runs: tuple[CommittedRun, ...]
+    """Of the history: those that may hold messages of the shard, in the order of their journals."""
+    checkpoint: Checkpoint
+    staging: str
+    run_id: str
+    partitions: tuple[Partition, ...] = ()
+    """What the publisher's mapping chooses from, if the history is not the shards' sources."""
+    fqn: str = ""
+    overwrite: bool = False
+    scratch: Path | None = None
+
+    def load(self) -> Backfill:
+        return load_backfill(self.backfill) if isinstance(self.backfill, str) else self.backfill
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A state that was built and staged."""
+
+    shard: str
+    attempt: str
+    built: BuiltState
+
+
+def journal_spec(journal: str, content_type: str) -> JournalSpec:
+    """A specification that says of a journal what an application may ask: its name and content."""
+    return JournalSpec(
+        journal,
+        1,
+        LabelSet.of((CONTENT_TYPE, content_type)),
+        FragmentSpec(length=_FRAGMENT_LENGTH),
+    )
+
+
+def read_messages(
+    task: ShardTask, backfill: Backfill, access: OpenAccess, on_read: OnRead = _ignore
+) -> Batches:
+    """The committed messages of a task's shard, in order per journal. Raises what reading them does."""
+    application = backfill.new_application()
+    keep = _filter(task, backfill)
+    minimum = {split_journal_meta(one.journal)[0]: one.min_offset for one in task.spec.sources}
+    for run in task.runs:
+        journal = run.run.journal
+        kind = backfill.message_type_of(
+            application, journal_spec(journal, run.run.shape.content_type)
+        )
+        first = minimum.get(journal, 0)
+        at = run.run.pieces[0].begin
+        for batch in read_envelopes(access, run, kind):
+            on_read(max(0, batch[-1].end - at))
+            at = max(at, batch[-1].end)
+            kept: Sequence[Envelope[Any]] = batch
+            if batch[0].begin < first:
+                kept = [one for one in batch if one.begin >= first]
+            if keep is not None:
+                kept = [one for one in kept if keep(one)]
+            if kept:
+                yield kept
+        on_read(max(0, run.run.end - at))
+
+
+def _filter(task: ShardTask, backfill: Backfill) -> Callable[[Envelope[Any]], bool] | None:
+    """Whether a message is of the shard; None if all of them are."""
+    if not backfill.history:
+        return None
+    mapping = shard_mapping(backfill, task.partitions)
+    ours = {split_journal_meta(one.journal)[0] for one in task.spec.sources}
+    return lambda envelope: mapping(envelope.message).journal in ours
+
+
+def shard_mapping(backfill: Backfill, partitions: Sequence[Partition]) -> Mapping[Any]:
+    """The publisher's mapping, over the sources of all selected shards. Raises ``Invalid``."""
+    all_of_them = Partitions(sorted(partitions))
+    mapping = backfill.mapping(lambda: all_of_them)
+    if mapping is None:
+        raise Invalid(
+            f"{type(backfill).__name__} has a history of its own, and no mapping() to shards",
+            hint="Return the publisher's mapping: modulo_mapping(partitions, key), for example.",
+        )
+    return mapping
+
+
+def counted(batches: Batches) -> tuple[Batches, Callable[[], int]]:
+    """The same batches, and a function that gives how many messages have passed."""
+    count = 0
+
+    def passing() -> Iterator[Sequence[Envelope[Any]]]:
+        nonlocal count
+        for batch in batches:
+            count += len(batch)
+            yield batch
+
+    return passing(), lambda: count
+
+
+def run_task(task: ShardTask, on_read: OnRead = _ignore) -> Attempt:
+    """Build the shard's state from its messages, and stage it. Blocks."""
+    backfill = task.load()
+
+    def fill(builder: StateBuilder) -> int:
+        with task.access.open() as access:
+            messages, count = counted(read_messages(task, backfill, access, on_read))
+            backfill.build(builder.shard, builder.store, messages)
+            for _ in messages:  # What build() did not want to see is part of the history, too.
+                pass
+        return count()
+
+    return build_state(task, backfill, fill)
+
+
+def build_state(
+    task: ShardTask, backfill: Backfill, fill: Callable[[StateBuilder], int]
+) -> Attempt:
+    """Build a state by ``fill``, which gives how many messages it took, and stage it. Blocks.
+
+    Raises ``NotAllowed`` when the shard's database has a state already, and what ``fill``, the store and
+    the staging area do. Whatever happens, nothing of the build is left on the local disk.
+    """
+    staging = open_staging(task.staging)
+    rng = random.SystemRandom()
+    attempt = f"{rng.getrandbits(64):016x}"
+    application: Application[Any] = backfill.new_application()
+    with tempfile.TemporaryDirectory(prefix="gazette-backfill-", dir=task.scratch) as scratch:
+        directory = Path(scratch) / "state"
+        with StateBuilder(application, task.spec, directory, rng, fqn=task.fqn) as builder:
+            if builder.restored != Checkpoint():
+                if builder.restored == task.checkpoint:
+                    # An attempt before this one has committed to the database: that is the state.
+                    return _stage(task, staging, attempt, builder, _in_place(task, builder))
+                if not task.overwrite:
+                    raise NotAllowed(
+                        "the shard's database has a state of it already",
+                        shard=task.spec.id,
+                        hint="--overwrite replaces it, by clear() of the Backfill.",
+                    )
+                backfill.clear(builder.shard, builder.store)
+            count = fill(builder)
+            built = builder.finish(task.checkpoint, messages=count)
+            hit("backfill.built", task.spec.id)
+            return _stage(task, staging, attempt, builder, built)
+
+
+def _in_place(task: ShardTask, builder: StateBuilder) -> BuiltState:
+    return builder.finish(task.checkpoint, facts={"found": True})
+
+
+def _stage(
+    task: ShardTask, staging: Staging, attempt: str, builder: StateBuilder, built: BuiltState
+) -> Attempt:
+    name = state_name(task.run_id, task.spec.id, attempt)
+    if built.log:
+        staging.put(name, builder.path)
+    # Its description comes last: a state that has one is whole.
+    staging.create(f"{name}.json", built.to_json())
+    hit("backfill.staged", task.spec.id)
+    return Attempt(task.spec.id, attempt, built)
+
+
+def staged_attempt(staging: Staging, run_id: str, shard: str, attempt: str) -> Attempt:
+    """An attempt as it was staged. Raises ``NotFound``."""
+    name = state_name(run_id, shard, attempt)
+    data = staging.find(f"{name}.json")
+    if data is None:
+        raise NotFound(
+            "a staged state is gone, although the run needs it",
+            hint="Somebody removed it: run the backfill again with a new --run-id.",
+            object=name,
+        )
+    return Attempt(shard, attempt, BuiltState.from_json(data))

@@ -1,0 +1,519 @@
+"""One run of a backfill, from the shards that are to get a state to the moment at which they have it.
+
+::
+
+    PLAN ── first pass ── build, stage ── MANIFEST ── append ── (verify) ── publish ── PUBLISHED
+      │          nothing of this takes effect, and all of it can be repeated           │
+      └── a run that is resumed goes on behind the last step that it finds done ───────┘
+
+Loop-bound; what blocks runs on a pool.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+
+from gazette.backfill.build import Attempt, OnRead, ShardTask, staged_attempt
+from gazette.backfill.content import Difference
+from gazette.backfill.job import Backfill
+from gazette.backfill.plan import Bounds, Plan, list_partitions, take, tasks_of
+from gazette.backfill.publish import Publication, Target, is_published, require_idle
+from gazette.backfill.staging import (
+    MANIFEST,
+    PLAN,
+    PUBLISHED,
+    STATES,
+    Staging,
+    appended_name,
+    check_run_id,
+    manifest_attempts,
+    open_staging,
+    shard_of,
+    state_name,
+)
+from gazette.backfill.verify import verify
+from gazette.client.client import Client
+from gazette.client.shards import ListedShard, ShardClient
+from gazette.clock import Clock
+from gazette.errors import Bug, Conflict, Corrupt, Fenced, NotAllowed, NotFound
+from gazette.history.access import Access
+from gazette.history.fold import Folded
+from gazette.history.snapshot import Snapshot
+from gazette.protocol.label_set import LabelSelector
+from gazette.protocol.shard import ShardSpec
+from gazette.tasks import BlockingPool
+
+T = TypeVar("T")
+
+_THREADS: Final = 4
+
+
+class Runner(Protocol):
+    """Runs the two passes over the history, wherever that is. Blocking; any thread."""
+
+    @property
+    def description(self) -> str: ...
+
+    def fold(self, access: Access, snapshot: Snapshot, on_read: OnRead) -> Folded:
+        """The first pass: which messages have committed."""
+        ...
+
+    def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
+        """The second: the states of all shards, in the order of their tasks."""
+        ...
+
+    def stop(self) -> None:
+        """End what runs. Any thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What is asked of a run."""
+
+    selector: LabelSelector
+    staging: str
+    run_id: str
+    bounds: Bounds = Bounds()
+    enable: bool = False
+    """Whether publication enables the shards, so that they run at once."""
+    overwrite: bool = False
+    """Whether shards that have a state already get another."""
+    verify: int = 0
+    """How many shards are compared with a replay before anything is published."""
+    scratch: Path | None = None
+    prefix: str = ""
+    """The consumers' prefix in etcd: only shards whose store is a database need it."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a run is doing, and how far it is. Bytes. Counted by any thread, read by any."""
+
+    step: str = "planning"
+    done: int = 0
+    total: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, step: str, total: int) -> None:
+        with self._lock:
+            self.step, self.done, self.total = step, 0, total
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.done += count
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReport:
+    """What became of one shard."""
+
+    shard: str
+    messages: int
+    bytes: int
+    sources: Mapping[str, int]
+    """By source journal, the offset at which the live shard goes on."""
+    open_producers: int
+    """Producers with a transaction open there, which the live shard reads again from its begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run did, or (``published`` false) would do."""
+
+    run_id: str
+    published: bool
+    resumed: bool
+    history_bytes: int
+    history_messages: int
+    shards: tuple[ShardReport, ...]
+    verified: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+class BackfillRun:
+    """See the module. ``backfill`` is known to processes by ``name``, if that is not empty."""
+
+    def __init__(
+        self,
+        backfill: Backfill,
+        name: str,
+        settings: RunSettings,
+        runner: Runner,
+        access: Access,
+        client: Client,
+        shards: ShardClient,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        """Raises ``Invalid`` for settings that cannot be."""
+        check_run_id(settings.run_id)
+        self.progress = Progress()
+        self._backfill = backfill
+        self._name = name
+        self._title = name or f"{type(backfill).__module__}:{type(backfill).__qualname__}"
+        self._settings = settings
+        self._runner = runner
+        self._access = access
+        self._client = client
+        self._shards = shards
+        self._clock = clock
+        self._publication = Publication(client, shards, clock, rng)
+        self._staging: Staging = open_staging(settings.staging)
+        self._pool = BlockingPool("backfill", _THREADS)
+        self._resumed = False
+
+    async def run(self, *, dry_run: bool = False) -> Report:
+        """All of it. With ``dry_run`` only the plan and the first pass, and nothing is written.
+
+        Raises ``NotAllowed`` for shards that are live, or that have a state while nothing says to
+        overwrite it; ``Conflict``, ``Fenced`` when somebody touched them meanwhile; ``Corrupt`` when a
+        state is not what a replay gives. Then the shards are as they were (see `Publication.publish`).
+        Cancellation: the same; call it again to resume.
+        """
+        try:
+            return await self._run(dry_run=dry_run)
+        finally:
+            self._runner.stop()
+            self._pool.close()
+
+    async def _run(self, *, dry_run: bool) -> Report:
+        began = self._clock.monotonic()
+        listed = await self._list()
+        if not dry_run and (done := await self._published_before(listed)):
+            return done
+        if not dry_run:
+            require_idle(listed)
+            await self._require_stateless(listed)
+        folded, tasks = await self._plan(listed, dry_run=dry_run)
+        attempts: list[Attempt] = []
+        verified: tuple[str, ...] = ()
+        if not dry_run:
+            attempts = await self._build(tasks)
+            with tempfile.TemporaryDirectory(
+                prefix="gazette-backfill-", dir=self._settings.scratch
+            ) as scratch:
+                files = Path(scratch)
+                verified = await self._verify(tasks, attempts, files)
+                await self._publish(listed, attempts, files)
+        return Report(
+            self._settings.run_id,
+            not dry_run,
+            self._resumed,
+            folded.snapshot.length,
+            folded.rows,
+            tuple(_shard_report(task, attempts) for task in tasks),
+            verified,
+            self._clock.monotonic() - began,
+        )
+
+    # -- what there is
+
+    async def _list(self) -> list[ListedShard]:
+        found = (await self._shards.list_shards(self._settings.selector)).shards
+        if not found:
+            raise NotFound("no shard matches", selector=str(self._settings.selector))
+        return sorted(found, key=lambda one: one.spec.id)
+
+    async def _require_stateless(self, listed: Sequence[ListedShard]) -> None:
+        """Require shards without a state, or leave to replace it. Raises ``NotAllowed``."""
+        if self._settings.overwrite:
+            return
+        ours = dict(await self._manifest() or ())
+        for shard in listed:
+            if not shard.spec.recovery_log:
+                continue  # Only its store knows.
+            stored = await self._shards.get_hints(shard.spec.id)
+            if shard.spec.id in ours:
+                attempt = await self._staged(shard.spec.id, ours[shard.spec.id])
+                if is_published(attempt.built, stored):
+                    continue
+            if any(hints is not None for hints in (stored.primary, *stored.backups)):
+                raise NotAllowed(
+                    "the shard has a state already",
+                    shard=shard.spec.id,
+                    hint="--overwrite replaces it, once the new state is complete. To go on with a run"
+                    " that was interrupted, give its --run-id.",
+                )
+
+    async def _published_before(self, listed: Sequence[ListedShard]) -> Report | None:
+        """What is to be told of a run that was published already; None of any other."""
+        if await self._blocking(self._staging.find, self._object(PUBLISHED)) is None:
+            manifest = await self._manifest()
+            if manifest is None or not await self._all_published(manifest, listed):
+                return None
+            await self._mark_published()
+        plan = await self._stored_plan()
+        if plan is not None:
+            plan.require_same(self._title, [one.spec.id for one in listed])
+        return Report(self._settings.run_id, True, True, 0, 0, ())
+
+    async def _all_published(
+        self, manifest: set[tuple[str, str]], listed: Sequence[ListedShard]
+    ) -> bool:
+        ids = {one.spec.id for one in listed}
+        for shard, attempt in manifest:
+            built = (await self._staged(shard, attempt)).built
+            if not built.log or shard not in ids:
+                return False
+            if not is_published(built, await self._shards.get_hints(shard)):
+                return False
+        return True
+
+    # -- planning
+
+    async def _stored_plan(self) -> Plan | None:
+        data = await self._blocking(self._staging.find, self._object(PLAN))
+        return None if data is None else Plan.from_json(data)
+
+    async def _plan(
+        self, listed: Sequence[ListedShard], *, dry_run: bool
+    ) -> tuple[Folded, list[ShardTask]]:
+        ids = [one.spec.id for one in listed]
+        specs = [one.spec for one in listed]
+        plan = await self._stored_plan()
+        self._resumed = plan is not None
+        if plan is not None:
+            plan.require_same(self._title, ids)
+
+        def taking() -> Snapshot:
+            with self._access.open() as opened:
+                return take(
+                    opened,
+                    self._backfill,
+                    specs,
+                    self._settings.bounds,
+                    ends=None if plan is None else plan.ends,
+                    begins=None if plan is None else plan.begins,
+                )
+
+        snapshot = await self._blocking(taking)
+        if plan is None and not dry_run:
+            made = Plan(
+                self._title,
+                ids,
+                {one.journal: one.end for one in snapshot.journals},
+                self._now(),
+                {one.journal: one.begin for one in snapshot.journals},
+            )
+            if not await self._blocking(self._staging.create, self._object(PLAN), made.to_json()):
+                raise Conflict(
+                    "another driver has begun the same run just now",
+                    hint="Let it finish, or give another --run-id.",
+                    run_id=self._settings.run_id,
+                )
+        self.progress.begin("first pass", snapshot.length)
+        folded = await self._blocking(self._runner.fold, self._access, snapshot, self.progress.add)
+        tasks = await self._blocking(self._make_tasks, specs, folded)
+        return folded, tasks
+
+    def _make_tasks(self, specs: Sequence[ShardSpec], folded: Folded) -> list[ShardTask]:
+        settings = self._settings
+        with self._access.open() as opened:
+            partitions = list_partitions(opened, self._backfill)
+        return tasks_of(
+            self._backfill,
+            self._name,
+            specs,
+            folded,
+            self._access,
+            staging=settings.staging,
+            run_id=settings.run_id,
+            fqn=lambda shard: f"{settings.prefix}/items/{shard}" if settings.prefix else "",
+            overwrite=settings.overwrite,
+            scratch=settings.scratch,
+            partitions=partitions,
+        )
+
+    # -- building
+
+    async def _manifest(self) -> set[tuple[str, str]] | None:
+        data = await self._blocking(self._staging.find, self._object(MANIFEST))
+        return None if data is None else manifest_attempts(data)
+
+    async def _build(self, tasks: Sequence[ShardTask]) -> list[Attempt]:
+        """The attempts that count, in the order of tasks: those of a manifest, or that get into one."""
+        chosen = await self._manifest()
+        if chosen is None:
+            staged = await self._staged_before(tasks)
+            missing = [task for task in tasks if task.spec.id not in staged]
+            total = sum(run.run.length for task in missing for run in task.runs)
+            self.progress.begin("building", total)
+            for attempt in await self._blocking(self._runner.build, missing, self.progress.add):
+                staged[attempt.shard] = attempt
+            _require_complete(tasks, staged)
+            attempts = {shard: one.attempt for shard, one in staged.items()}
+            data = msgspec.json.encode({"attempts": attempts})
+            if await self._blocking(self._staging.create, self._object(MANIFEST), data):
+                return [staged[task.spec.id] for task in tasks]
+            chosen = await self._manifest()
+            assert chosen is not None
+        found = {shard: await self._staged(shard, attempt) for shard, attempt in chosen}
+        _require_complete(tasks, found)
+        return [found[task.spec.id] for task in tasks]
+
+    async def _staged_before(self, tasks: Sequence[ShardTask]) -> dict[str, Attempt]:
+        """States that a driver before us has had built."""
+        checkpoints = {task.spec.id: task.checkpoint for task in tasks}
+
+        def names() -> list[str]:
+            prefix = f"{self._settings.run_id}/{STATES}"
+            return [one.name for one in self._staging.list(prefix) if one.name.endswith(".json")]
+
+        found: dict[str, Attempt] = {}
+        for name in await self._blocking(names):
+            shard, attempt = shard_of(name)
+            staged = await self._staged(shard, attempt)
+            if checkpoints.get(shard) == staged.built.checkpoint:
+                found[shard] = staged
+        return found
+
+    async def _staged(self, shard: str, attempt: str) -> Attempt:
+        return await self._blocking(
+            staged_attempt, self._staging, self._settings.run_id, shard, attempt
+        )
+
+    async def _fetch(self, attempt: Attempt, directory: Path) -> Path:
+        """The built state as a local file."""
+        path = directory / attempt.attempt
+        if not path.exists():
+            name = state_name(self._settings.run_id, attempt.shard, attempt.attempt)
+            await self._blocking(self._staging.fetch, name, path)
+            digest = await self._blocking(_digest, path)
+            if digest != attempt.built.sha256:
+                raise Corrupt(
+                    "a staged state is not what was built",
+                    object=name,
+                    hint="Run the backfill again with a new --run-id.",
+                )
+        return path
+
+    async def _verify(
+        self, tasks: Sequence[ShardTask], attempts: Sequence[Attempt], directory: Path
+    ) -> tuple[str, ...]:
+        count = min(self._settings.verify, len(tasks))
+        # Spread over all shards, the first and the last among them.
+        chosen = sorted({round(n * (len(tasks) - 1) / max(1, count - 1)) for n in range(count)})
+        pairs = [(tasks[n], attempts[n]) for n in chosen if attempts[n].built.log]
+        self.progress.begin(
+            "verifying", sum(run.run.length for task, _ in pairs for run in task.runs)
+        )
+        for task, attempt in pairs:
+            path = await self._fetch(attempt, directory)
+            differs: Difference | None = await self._blocking(
+                verify, task, attempt.built, path, self.progress.add
+            )
+            if differs is not None:
+                raise Corrupt(
+                    f"the built state of {task.spec.id} is not what a replay through the application"
+                    f" gives ({differs})",
+                    hint="Nothing was published. Make build() or fold() of the Backfill do what the"
+                    " application does.",
+                )
+        return tuple(task.spec.id for task, _ in pairs)
+
+    # -- publishing
+
+    async def _publish(
+        self, listed: Sequence[ListedShard], attempts: Sequence[Attempt], directory: Path
+    ) -> None:
+        self.progress.begin("appending", sum(one.built.size for one in attempts))
+        targets: list[tuple[Target, int]] = []
+        for shard, attempt in zip(listed, attempts, strict=True):
+            base = await self._append(attempt, directory) if attempt.built.log else 0
+            targets.append((Target(shard, attempt.built), base))
+        self.progress.begin("publishing", 0)
+        pending = await self._unpublished(targets)
+        await self._publication.publish(pending, enable=self._settings.enable)
+        await self._mark_published()
+        for attempt in attempts:
+            name = state_name(self._settings.run_id, attempt.shard, attempt.attempt)
+            await self._blocking(self._staging.remove, name)
+
+    async def _unpublished(self, targets: list[tuple[Target, int]]) -> list[tuple[Target, int]]:
+        """Without those that an interrupted driver has published: of many shards, it may be some."""
+        pending = []
+        for target, base in targets:
+            stored = None
+            if target.built.log:
+                stored = await self._shards.get_hints(target.id)
+            if stored is None or not is_published(target.built, stored):
+                pending.append((target, base))
+        return pending
+
+    async def _append(self, attempt: Attempt, directory: Path) -> int:
+        """Have a state in its log, once. Where it begins there."""
+        built = attempt.built
+        name = appended_name(self._settings.run_id, attempt.shard, attempt.attempt)
+        if (data := await self._blocking(self._staging.find, name)) is not None:
+            try:
+                await self._publication.require_ours(built)
+            except Fenced:
+                pass  # It is there, but behind somebody else's fence: append it anew.
+            else:
+                self.progress.add(built.size)
+                return int(msgspec.json.decode(data, type=dict[str, int])["base"])
+        path = await self._fetch(attempt, directory)
+        before = self._publication.appended_bytes
+        base = await self._publication.append(built, path, self._pool)
+        self.progress.add(self._publication.appended_bytes - before)
+        record = msgspec.json.encode({"base": base})
+        if data is None:
+            await self._blocking(self._staging.create, name, record)
+        path.unlink()
+        return base
+
+    async def _mark_published(self) -> None:
+        record = msgspec.json.encode({"at": self._now()})
+        await self._blocking(self._staging.create, self._object(PUBLISHED), record)
+
+    def _object(self, name: str) -> str:
+        return f"{self._settings.run_id}/{name}"
+
+    async def _blocking(self, call: Callable[..., T], *arguments: object) -> T:
+        return await self._pool.run(call, *arguments)
+
+    def _now(self) -> str:
+        return datetime.fromtimestamp(self._clock.now(), UTC).isoformat(timespec="seconds")
+
+
+def _require_complete(tasks: Sequence[ShardTask], attempts: Iterable[str]) -> None:
+    """Require one attempt of each task, and nothing else."""
+    expected, found = {task.spec.id for task in tasks}, set(attempts)
+    if expected != found:
+        raise Bug(
+            "the built states are not those of the run's shards",
+            missing=sorted(expected - found)[:5],
+            unexpected=sorted(found - expected)[:5],
+        )
+
+
+def _shard_report(task: ShardTask, attempts: Sequence[Attempt]) -> ShardReport:
+    built = {one.shard: one.built for one in attempts}.get(task.spec.id)
+    sources = task.checkpoint.sources
+    return ShardReport(
+        task.spec.id,
+        0 if built is None else built.messages,
+        0 if built is None else built.size,
+        {journal: source.read_through for journal, source in sources.items()},
+        sum(
+            state.begin is not None
+            for source in sources.values()
+            for state in source.producers.values()
+        ),
+    )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,185 @@
+"""Runs the tasks of a backfill on this machine: no JVM, and nothing to install.
+
+Each task is a process of its own, as many at once as asked for, so that Python's lock does not keep them
+on one core. They end with the driver, however that ends.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, Final
+
+from gazette.backfill.build import Attempt, OnRead, ShardTask, run_task
+from gazette.errors import Broken, Closed, GazetteError
+from gazette.history.access import Access
+from gazette.history.fold import Folded, fold
+from gazette.history.read import resolver, summarise_run
+from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
+from gazette.history.summary import RunSummary
+
+_LENGTH: Final = struct.Struct("<Q")
+_TAIL: Final = 4096
+
+
+class LocalRunner:
+    """Builds with ``jobs`` processes; with one job, or one task, in this process."""
+
+    def __init__(self, jobs: int = 0, *, run_bytes: int = RUN_BYTES) -> None:
+        """``jobs`` zero: as many as there are cores."""
+        self.jobs = jobs or os.cpu_count() or 1
+        self._run_bytes = run_bytes
+        self._lock = threading.Lock()
+        self._children: set[subprocess.Popen[bytes]] = set()
+        self._stopped = False
+
+    @property
+    def description(self) -> str:
+        return f"{self.jobs} processes on this machine"
+
+    def fold(self, access: Access, snapshot: Snapshot, on_read: OnRead) -> Folded:
+        """The first pass: which messages have committed. Raises what reading does."""
+        runs = snapshot.runs(self._run_bytes)
+        with access.open() as opened, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+
+            def one(run: Run) -> RunSummary:
+                self._check()
+                summary = summarise_run(opened, run)
+                on_read(run.length)
+                return summary
+
+            return fold(snapshot, runs, list(pool.map(one, runs)), resolver(opened))
+
+    def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
+        """All tasks, in their order. Raises the first error, and ends what still runs."""
+        if self.jobs == 1 or len(tasks) == 1:
+            return [self._here(task, on_read) for task in tasks]
+        with concurrent.futures.ThreadPoolExecutor(min(self.jobs, len(tasks))) as pool:
+            futures = [pool.submit(self._in_process, task, on_read) for task in tasks]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                self.stop()
+                raise
+
+    def stop(self) -> None:
+        """End what runs; its callers get ``Closed``. Any thread."""
+        with self._lock:
+            self._stopped = True
+            for child in self._children:
+                child.kill()
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise Closed("the backfill was stopped")
+
+    def _here(self, task: ShardTask, on_read: OnRead) -> Attempt:
+        def reading(count: int) -> None:
+            self._check()
+            on_read(count)
+
+        return run_task(task, reading)
+
+    def _in_process(self, task: ShardTask, on_read: OnRead) -> Attempt:
+        with self._child() as child:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            with contextlib.suppress(BrokenPipeError):
+                _send(child.stdin, (sys.path, task))
+            # It stays open: its end tells the child that nobody waits any more.
+            while (message := _receive(child.stdout)) is not None:
+                if isinstance(message, int):
+                    on_read(message)
+                elif isinstance(message, Attempt):
+                    return message
+                else:
+                    raise message
+            self._check()
+            raise Broken(
+                f"the process that built the state has died (exit code {child.wait()})",
+                hint="Its output is above. It may have run out of memory: give --jobs 1.",
+                shard=task.spec.id,
+            )
+
+    @contextlib.contextmanager
+    def _child(self) -> Iterator[subprocess.Popen[bytes]]:
+        with self._lock:
+            self._check()
+            child = subprocess.Popen(
+                [sys.executable, "-m", "gazette.backfill.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            self._children.add(child)
+        try:
+            yield child
+        finally:
+            with self._lock:
+                self._children.discard(child)
+            child.kill()
+            child.wait()
+            for stream in (child.stdin, child.stdout):
+                assert stream is not None
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+
+def _send(stream: IO[bytes], value: Any) -> None:
+    data = pickle.dumps(value)
+    stream.write(_LENGTH.pack(len(data)) + data)
+    stream.flush()
+
+
+def _receive(stream: IO[bytes]) -> Any:
+    """The next value, or None at the end. What is received was made by our own code."""
+    header = stream.read(_LENGTH.size)
+    if len(header) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(header)
+    data = stream.read(length)
+    return pickle.loads(data) if len(data) == length else None  # noqa: S301
+
+
+def work(stdin: IO[bytes], stdout: IO[bytes]) -> int:
+    """A child's part: one task, whose outcome it tells. Ends when the driver does."""
+    received = _receive(stdin)
+    if received is None:
+        return 1
+    path, task = received
+    sys.path[:] = path
+    threading.Thread(target=_end_with, args=(stdin,), name="driver", daemon=True).start()
+    lock = threading.Lock()
+
+    def tell(value: Any) -> None:
+        with lock:
+            _send(stdout, value)
+
+    try:
+        tell(run_task(task, tell))
+    except BaseException as error:  # noqa: BLE001 - the driver raises it
+        tell(portable(error, task.spec.id))
+        return 1
+    return 0
+
+
+def _end_with(stdin: IO[bytes]) -> None:
+    stdin.read()
+    os._exit(1)
+
+
+def portable(error: BaseException, shard: str) -> BaseException:
+    """An error that can be sent to another process."""
+    try:
+        loaded = pickle.loads(pickle.dumps(error))  # noqa: S301
+        if type(loaded) is type(error) and str(loaded) == str(error):
+            return error
+    except Exception:  # noqa: BLE001, S110 - whatever an exception's own pickling does
+        pass
+    return GazetteError(f"{type(error).__name__}: {error}", shard=shard)

@@ -1,0 +1,269 @@
+"""What a run builds: which shards, from which bytes of which journals, and which messages have committed.
+
+A plan is made once per run and kept in the staging area, so that a run which is resumed, on whatever
+machine, reads the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gazette.backfill.build import ShardTask, journal_spec, shard_mapping
+from gazette.backfill.job import Backfill
+from gazette.errors import Conflict, Corrupt, Invalid, NotFound
+from gazette.history.access import Access, OpenAccess
+from gazette.history.columns import Shape
+from gazette.history.fold import Folded
+from gazette.history.snapshot import JournalSnapshot, Snapshot
+from gazette.history.take import Selection, take_snapshot
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
+from gazette.message.mapping import Partition, Partitions
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.protocol.ids import JournalName, Offset, split_journal_meta
+from gazette.protocol.label_set import LabelSelector
+from gazette.protocol.shard import ShardSpec
+
+_LOST_TOLD: Final = 5
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What is kept of a run. ``ends`` are the offsets up to which each journal is read."""
+
+    backfill: str
+    shards: list[str]
+    ends: dict[str, int]
+    created: str
+    begins: dict[str, int] = {}
+
+    def to_json(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Plan:
+        """Raises ``Corrupt``."""
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.MsgspecError as error:
+            raise Corrupt(f"not the plan of a backfill: {error}") from error
+
+    def require_same(self, name: str, shards: Sequence[str]) -> None:
+        """Require that a run is resumed as what it is. Raises ``Conflict``."""
+        if (self.backfill, self.shards) != (name, list(shards)):
+            raise Conflict(
+                f"the run is one of {self.backfill} for {len(self.shards)} shards, and not this",
+                hint="Give the same arguments to resume it, or another --run-id.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Up to where the history is read: to its end, to given offsets, or to what was stored by a time."""
+
+    offsets: Mapping[JournalName, Offset] = field(default_factory=dict)
+    until_s: float = 0
+
+
+def sources_of(specs: Collection[ShardSpec]) -> dict[JournalName, Offset]:
+    """The journals that shards read, and from where on. Raises ``Invalid`` if they disagree on that."""
+    found: dict[JournalName, Offset] = {}
+    for spec in specs:
+        for source in spec.sources:
+            name = split_journal_meta(source.journal)[0]
+            if found.setdefault(name, source.min_offset) != source.min_offset:
+                raise Invalid(
+                    f"shards read {name} from different minimal offsets",
+                    path=f"{spec.id}.sources",
+                    hint="Backfill them one after the other, each with a run of its own.",
+                )
+    return found
+
+
+def take(
+    access: OpenAccess,
+    backfill: Backfill,
+    specs: Collection[ShardSpec],
+    bounds: Bounds,
+    *,
+    ends: Mapping[JournalName, Offset] | None = None,
+    begins: Mapping[JournalName, Offset] | None = None,
+) -> Snapshot:
+    """Fix what is read. Blocks. ``ends`` and ``begins`` are those of a plan that is resumed.
+
+    Raises ``Invalid`` for bounds of journals that are not part of it, ``NotFound`` for journals that
+    are not there, ``NotYet`` where a journal has a gap that may yet be filled.
+    """
+    if backfill.history:
+        base = Selection(selector=LabelSelector.parse(backfill.history))
+    else:
+        minima = sources_of(specs)
+        if not minima:
+            raise Invalid(
+                "the shards have no sources, and the backfill no history", path="--shards"
+            )
+        base = Selection(journals=tuple(sorted(minima)), begin=minima)
+    if ends is not None:
+        base = replace(base, end=dict(ends), begin=dict(begins or {}))
+    elif bounds.offsets:
+        base = replace(base, end=dict(bounds.offsets))
+    content_types = _content_types(access, base)
+    if strangers := sorted(base.end.keys() - content_types.keys()):
+        raise Invalid(
+            f"offsets are given of journals that are not read: {', '.join(strangers[:_LOST_TOLD])}",
+            path="--offsets",
+        )
+    application = backfill.new_application()
+    shapes: dict[Shape, list[JournalName]] = {}
+    for name, content_type in content_types.items():
+        kind = backfill.message_type_of(application, journal_spec(name, content_type))
+        shapes.setdefault(shape_of(content_type, kind, backfill.uuid_field), []).append(name)
+    journals: list[JournalSnapshot] = []
+    for shape, names in shapes.items():
+        chosen = replace(base, journals=tuple(names), selector=None, shape=shape)
+        snapshot = take_snapshot(access, chosen)
+        if bounds.until_s and ends is None:
+            until = _ends_at(snapshot, bounds.until_s)
+            snapshot = take_snapshot(access, replace(chosen, end=until))
+        journals += snapshot.journals
+    return Snapshot(tuple(sorted(journals, key=lambda one: one.journal)))
+
+
+def list_partitions(access: OpenAccess, backfill: Backfill) -> tuple[Partition, ...]:
+    """What the publisher's mapping chooses from. Blocks. Raises ``Invalid``, ``NotFound``."""
+    if not backfill.history:
+        return ()
+    if not backfill.partitions:
+        raise Invalid(
+            f"{type(backfill).__name__} has a history of its own, and does not say which journals its"
+            " messages were mapped to",
+            hint="Set the class attribute partitions to the publisher's selector.",
+        )
+    selector = LabelSelector.parse(backfill.partitions)
+
+    async def listed() -> tuple[Partition, ...]:
+        client = await access.client()
+        specs = [one.spec for one in (await client.list_journals(selector)).journals]
+        if not specs:
+            raise NotFound("no journal matches the selector of partitions", selector=str(selector))
+        return Partitions.of_specs(specs).all
+
+    return access.run(listed())
+
+
+def _content_types(access: OpenAccess, selection: Selection) -> dict[JournalName, str]:
+    async def listed() -> dict[JournalName, str]:
+        client = await access.client()
+        found: dict[JournalName, str] = {}
+        if selection.selector is not None:
+            specs = [one.spec for one in (await client.list_journals(selection.selector)).journals]
+            if not specs:
+                raise NotFound(
+                    "no journal matches the history's selector", selector=selection.selector
+                )
+        else:
+            specs = [(await client.get_journal(name)).spec for name in selection.journals]
+        for spec in specs:
+            found[spec.name] = spec.labels.value_of(CONTENT_TYPE) or CONTENT_JSON_LINES
+        return found
+
+    return access.run(listed())
+
+
+def shape_of(content_type: str, message_type: type[Any], uuid_field: str) -> Shape:
+    """How messages of a type lie in a journal."""
+    message = ""
+    if content_type == CONTENT_PROTO_FIXED:
+        message = f"{message_type.__module__}:{message_type.__qualname__}"
+    return Shape(content_type, uuid_field=uuid_field, message=message)
+
+
+def _ends_at(snapshot: Snapshot, until_s: float) -> dict[JournalName, Offset]:
+    """By journal, where the last fragment ends that was stored by a time."""
+    return {
+        journal.journal: max(
+            (
+                piece.end
+                for piece in journal.pieces
+                if piece.fragment is not None and piece.fragment.mod_time <= until_s
+            ),
+            default=journal.begin,
+        )
+        for journal in snapshot.journals
+    }
+
+
+def checkpoint_of(folded: Folded, spec: ShardSpec) -> Checkpoint:
+    """The checkpoint of a shard that has consumed the history of its sources, and no more."""
+    sources = {}
+    for source in spec.sources:
+        found = folded.sources.get(split_journal_meta(source.journal)[0])
+        if found is not None:
+            sources[source.journal] = found
+    return Checkpoint(sources)
+
+
+def require_replayable(folded: Folded) -> None:
+    """Require that the live shard can read what is pending at the snapshot's end: it will need it, once
+    that commits. Raises ``Corrupt`` if the journal has lost it.
+    """
+    for journal in folded.snapshot.journals:
+        pieces = journal.pieces
+        for producer, state in folded.sources[journal.journal].producers.items():
+            begin = state.begin
+            if begin is None or any(piece.begin <= begin < piece.end for piece in pieces):
+                continue
+            raise Corrupt(
+                "a transaction is open at the end of the history, and its begin is lost: a state that"
+                " was folded past it would miss its messages when it commits",
+                hint="End the history before it, with --offsets.",
+                journal=journal.journal,
+                producer=producer.hex(),
+                begin=begin,
+            )
+
+
+def tasks_of(
+    backfill: Backfill,
+    name: str,
+    specs: Sequence[ShardSpec],
+    folded: Folded,
+    access: Access,
+    *,
+    staging: str,
+    run_id: str,
+    fqn: Callable[[str], str],
+    overwrite: bool,
+    scratch: Path | None,
+    partitions: tuple[Partition, ...] = (),
+) -> list[ShardTask]:
+    """A task for each shard. Raises ``Invalid``, ``Corrupt``."""
+    require_replayable(folded)
+    if backfill.history:
+        shard_mapping(backfill, partitions)
+    tasks = []
+    for spec in specs:
+        ours = {split_journal_meta(source.journal)[0] for source in spec.sources}
+        tasks.append(
+            ShardTask(
+                name or backfill,
+                spec,
+                access,
+                tuple(
+                    run
+                    for run in folded.runs
+                    if not run.empty and (backfill.history or run.run.journal in ours)
+                ),
+                checkpoint_of(folded, spec),
+                staging,
+                run_id,
+                partitions,
+                fqn(spec.id),
+                overwrite,
+                scratch,
+            )
+        )
+    return tasks

@@ -1,0 +1,109 @@
+"""Compares built states with what a replay through the application gives."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from gazette.backfill.build import OnRead, ShardTask, read_messages
+from gazette.backfill.content import Difference, first_difference
+from gazette.backfill.job import Backfill, replay
+from gazette.consumer.application import Store
+from gazette.errors import Corrupt
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.protocol.shard import ShardSpec
+from gazette.recoverylog.fsm import RecoveryFSM
+from gazette.recoverylog.log_file import Branch, LogFile
+from gazette.recoverylog.playback import Playback
+from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.staged_files import StagedFiles
+from gazette.stores.state_builder import BuiltState, OfflineShard, StateBuilder
+
+_READ_BYTES: Final = 4 << 20
+
+
+@contextmanager
+def opened_state(
+    backfill: Backfill, task: ShardTask, built: BuiltState, path: Path
+) -> Iterator[tuple[Store, Checkpoint]]:
+    """Open a built state as the shard's promotion will: its log is played back, its store opened.
+
+    Gives the store, and the checkpoint that it restored. Raises ``Corrupt`` when it cannot be.
+    """
+    with tempfile.TemporaryDirectory(prefix="gazette-verify-", dir=task.scratch) as scratch:
+        directory = Path(scratch) / "files"
+        playback = Playback(built.hints)
+        files = StagedFiles(directory)
+        files.prepare()
+        try:
+            with path.open("rb") as file:
+                while True:
+                    if (wanted := playback.wanted()) is not None:
+                        playback.seek(*wanted)
+                    file.seek(playback.read_offset)
+                    if not (data := file.read(_READ_BYTES)):
+                        break
+                    files.perform(playback.feed(data))
+            if playback.fsm.has_hints:
+                raise playback.missing()
+            files.make_live(playback.fsm)
+        except BaseException:
+            files.abandon()
+            raise
+        with opened_files(backfill, task.spec, playback.fsm, directory, task.fqn) as opened:
+            yield opened
+
+
+@contextmanager
+def opened_files(
+    backfill: Backfill, spec: ShardSpec, fsm: RecoveryFSM, directory: Path, fqn: str = ""
+) -> Iterator[tuple[Store, Checkpoint]]:
+    """Open files that were played back from a shard's log, with the application's store, to look at.
+
+    What the store records goes nowhere. ``directory`` has a parent for a file of ours.
+    """
+    log = LogFile(directory.with_name(directory.name + ".log"))
+    try:
+        author = Branch.new(random.SystemRandom()).author
+        recorder = Recorder(fsm, author, directory, log, spec.recovery_log, 0, offline=True)
+        shard = OfflineShard(spec, fqn, _no_commit)
+        store = backfill.new_application().new_store(shard, recorder)
+        try:
+            yield store, store.restore_checkpoint(shard)
+        finally:
+            store.destroy()
+    finally:
+        log.close()
+        log.path.unlink()
+
+
+def _no_commit() -> Any:
+    raise Corrupt("a state that is compared does not change")
+
+
+def verify(
+    task: ShardTask, built: BuiltState, path: Path, on_read: OnRead = lambda _: None
+) -> Difference | None:
+    """Where a built state, staged at ``path``, first differs from a replay; None if it does not.
+
+    Both are opened by the application's own store; the checkpoint is compared as well. Blocks.
+    """
+    backfill = task.load()
+    with tempfile.TemporaryDirectory(prefix="gazette-replay-", dir=task.scratch) as scratch:
+        rng = random.SystemRandom()
+        application = backfill.new_application()
+        with StateBuilder(
+            application, task.spec, Path(scratch) / "state", rng, fqn=task.fqn
+        ) as builder:
+            with task.access.open() as access:
+                messages = read_messages(task, backfill, access, on_read)
+                replay(application, builder.shard, builder.store, messages, discard=True)
+            builder.commit(task.checkpoint)
+            with opened_state(backfill, task, built, path) as (store, checkpoint):
+                if checkpoint != task.checkpoint:
+                    return Difference(0, checkpoint, task.checkpoint)
+                return first_difference(backfill.content(store), backfill.content(builder.store))

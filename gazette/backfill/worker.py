@@ -1,0 +1,22 @@
+"""The process of one task of a `gazette.backfill.local.LocalRunner`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gazette.backfill.local import work
+
+
+def main() -> int:
+    # What the application prints must not get into what the driver reads.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return work(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # A thread waits for the driver to say something, which it never does.

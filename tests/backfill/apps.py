@@ -1,0 +1,141 @@
+"""Applications whose state is built: one for each kind of store, that count words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import sqlalchemy as sa
+
+from gazette import Application, Envelope, Message
+from gazette.backfill.job import Backfill
+from gazette.message.mapping import modulo_mapping
+from gazette.stores.json_file import JSONFileStore
+from gazette.stores.rocksdb import RocksDBStore
+from gazette.stores.sql import SQLStore
+from gazette.stores.sqlite import SQLiteStore
+
+UPSERT = "INSERT INTO counts VALUES (?, 1) ON CONFLICT DO UPDATE SET n = n + 1"
+SCHEMA = "CREATE TABLE IF NOT EXISTS counts (word TEXT PRIMARY KEY, n INTEGER) WITHOUT ROWID"
+
+
+class Word(Message):
+    word: str = ""
+
+
+class Words(Application[SQLiteStore]):
+    message_type = Word
+
+    def new_store(self, shard: Any, recorder: Any) -> SQLiteStore:
+        return SQLiteStore(recorder, SCHEMA)
+
+    def consume_message(
+        self, shard: Any, store: SQLiteStore, envelope: Envelope[Word], publisher: Any
+    ) -> None:
+        store.execute(UPSERT, (envelope.message.word,))
+
+
+def counted(messages: Any) -> list[tuple[str, int]]:
+    counts: Counter[str] = Counter()
+    for batch in messages:
+        counts.update(envelope.message.word for envelope in batch)
+    return sorted(counts.items())
+
+
+class WordsBackfill(Backfill):
+    application = Words
+
+    def build(self, shard: Any, store: SQLiteStore, messages: Any) -> None:
+        store.executemany("INSERT INTO counts VALUES (?, ?)", counted(messages))
+
+
+class WrongBackfill(WordsBackfill):
+    def build(self, shard: Any, store: SQLiteStore, messages: Any) -> None:
+        rows = [(word, n + (word == "w1")) for word, n in counted(messages)]
+        store.executemany("INSERT INTO counts VALUES (?, ?)", rows)
+
+
+class FailingBackfill(WordsBackfill):
+    def build(self, shard: Any, store: SQLiteStore, messages: Any) -> None:
+        print("on its way to fail")  # noqa: T201
+        raise LookupError("the fold does not work")
+
+
+class MappedBackfill(WordsBackfill):
+    """Of a history that is in other journals than the shards' sources."""
+
+    history = "name:prefix=history/"
+    partitions = "name:prefix=words/"
+
+    def mapping(self, partitions: Any) -> Any:
+        return modulo_mapping(partitions, lambda message: message.word)
+
+
+class Pairs(Application[RocksDBStore]):
+    message_type = Word
+
+    def new_store(self, shard: Any, recorder: Any) -> RocksDBStore:
+        return RocksDBStore(recorder)
+
+    def consume_message(self, shard: Any, store: Any, envelope: Any, publisher: Any) -> None:
+        key = envelope.message.word.encode()
+        store.put(key, b"%d" % (int(store.get(key) or b"0") + 1))
+
+
+class PairsBackfill(Backfill):
+    application = Pairs
+
+    def build(self, shard: Any, store: RocksDBStore, messages: Any) -> None:
+        store.ingest((word.encode(), b"%d" % n) for word, n in counted(messages))
+
+
+class Documents(Application[JSONFileStore[dict[str, int]]]):
+    message_type = Word
+
+    def new_store(self, shard: Any, recorder: Any) -> JSONFileStore[dict[str, int]]:
+        return JSONFileStore(recorder, dict[str, int], dict)
+
+    def consume_message(self, shard: Any, store: Any, envelope: Any, publisher: Any) -> None:
+        word = envelope.message.word
+        store.state[word] = store.state.get(word, 0) + 1
+
+
+class DocumentsBackfill(Backfill):
+    application = Documents
+
+
+class Rows(Application[SQLStore]):
+    """In a database that all shards share, at a URL that tests set."""
+
+    message_type = Word
+    url = ""
+
+    def new_store(self, shard: Any, recorder: Any) -> SQLStore:
+        return SQLStore(self.url)
+
+    def consume_message(self, shard: Any, store: Any, envelope: Any, publisher: Any) -> None:
+        store.execute(
+            "INSERT INTO words VALUES (:shard, :word, 1)"
+            " ON CONFLICT (shard, word) DO UPDATE SET n = words.n + 1",
+            {"shard": shard.id, "word": envelope.message.word},
+        )
+
+
+class RowsBackfill(Backfill):
+    application = Rows
+
+    def clear(self, shard: Any, store: SQLStore) -> None:
+        store.execute("DELETE FROM words WHERE shard = :shard", {"shard": shard.id})
+
+    def content(self, store: SQLStore) -> Any:
+        return store.query("SELECT shard, word, n FROM words ORDER BY 1, 2")
+
+
+METADATA = sa.MetaData()
+WORDS = sa.Table(
+    "words",
+    METADATA,
+    sa.Column("shard", sa.Text, primary_key=True),
+    sa.Column("word", sa.Text, primary_key=True),
+    sa.Column("n", sa.Integer, nullable=False),
+)

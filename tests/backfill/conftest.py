@@ -1,0 +1,29 @@
+"""Fixtures of the backfill's tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gazette.etcd import Etcd
+from gazette.testing.broker import BrokerFixture
+from gazette.testing.consumer import ConsumerFixture
+from tests.backfill.cluster import Cluster
+
+
+@pytest.fixture
+async def start(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Callable[[Any], Any]]:
+    """Starts a cluster with a consumer of an application."""
+    async with AsyncExitStack() as stack:
+
+        async def start(application: Any) -> Cluster:
+            broker = await stack.enter_async_context(await BrokerFixture.start(etcd, tmp_path))
+            consumer = await ConsumerFixture.start(etcd, broker, application, tmp_path)
+            stack.push_async_callback(consumer.crash)
+            return Cluster(broker, consumer, tmp_path)
+
+        yield start
