@@ -19,6 +19,8 @@ from gazette.tasks import TaskScope
 log = logging.getLogger(__name__)
 
 CONFLICT_RETRY_S = 10.0
+CONFLICT_RETRY_SOON_S = 1.0
+"""A process that was killed and started again waits for its own lease to end, which is soon."""
 _UNAVAILABLE_RETRY_S = 1.0
 
 
@@ -112,6 +114,7 @@ class MemberSession:
 
     async def _announce(self, value: bytes) -> int:
         """The revision at which the key is there, under our lease."""
+        begun, warned = self._clock.monotonic(), -CONFLICT_RETRY_S
         while True:
             try:
                 result = await self._etcd.txn(
@@ -129,16 +132,22 @@ class MemberSession:
             holder = _read(result)
             if holder is not None and holder.lease == self.lease.id:
                 return holder.mod_revision  # an earlier attempt whose answer did not arrive
-            log.warning(
-                "member key %s is held by another lease (%x, since revision %d): trying again in %d s. "
-                "If another process runs with the same zone and id, give this one an id of its own; if "
-                "one has crashed, its lease is about to end",
-                self.key,
-                holder.lease if holder is not None else 0,
-                holder.create_revision if holder is not None else 0,
-                CONFLICT_RETRY_S,
-            )
-            await self._clock.sleep(CONFLICT_RETRY_S)
+            waited = self._clock.monotonic() - begun
+            if waited - warned >= CONFLICT_RETRY_S:
+                warned = waited
+                self._warn_of(holder)
+            crashed = waited < 2 * self.lease.ttl_s
+            await self._clock.sleep(CONFLICT_RETRY_SOON_S if crashed else CONFLICT_RETRY_S)
+
+    def _warn_of(self, holder: KeyValue | None) -> None:
+        log.warning(
+            "member key %s is held by another lease (%x, since revision %d): trying again. If another "
+            "process runs with the same zone and id, give this one an id of its own; if one has crashed, "
+            "its lease is about to end",
+            self.key,
+            holder.lease if holder is not None else 0,
+            holder.create_revision if holder is not None else 0,
+        )
 
     def _written_before(self, kv: KeyValue | None, value: bytes) -> int:
         if kv is not None and kv.value == value and kv.lease == self.lease.id:
