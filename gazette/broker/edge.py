@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import grpc
+import grpc.aio
 
 from gazette.auth import Claims, Verifier, authorization_of
 from gazette.clock import Clock
 from gazette.errors import Closed, Corrupt, GazetteError, NotAllowed, Unavailable
 from gazette.metrics import JOURNAL_SERVER_COMPLETED, JOURNAL_SERVER_STARTED
 from gazette.protocol.status import Status
+
+log = logging.getLogger(__name__)
 
 ERROR: Final = "<error>"
 T = TypeVar("T")
@@ -49,11 +53,15 @@ def code_of(error: GazetteError) -> grpc.StatusCode:
 
 @asynccontextmanager
 async def failing(call: Call) -> AsyncIterator[None]:
-    """Around a handler: an error of our tree ends the call with its code and text."""
+    """Around a handler: an error of our tree ends the call with its code and text. That nobody is there
+    any more to be written to is none."""
     try:
         yield
     except GazetteError as error:
         await call.abort(code_of(error), str(error))
+    except grpc.aio.InternalError as error:
+        # What gRPC makes of a write when the caller's connection has ended just then.
+        log.debug("a caller has gone: %s", error)
 
 
 class Expired(Exception):

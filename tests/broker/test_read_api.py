@@ -31,6 +31,7 @@ from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.status import Status
 from gazette.tasks import TaskScope
 from gazette.testing.broker import STORE, BrokerFixture, journal_spec
+from gazette.testing.tcp_proxy import TcpProxy
 
 JOURNAL = "a/journal"
 
@@ -524,3 +525,29 @@ def test_content_is_encoded_as_the_generated_code_does(offset: int, content: byt
     assert encode_response(encoded) is encoded
     assert encode_response(message) == encoded
     assert decode_read(encoded) == Content(offset, content)
+
+
+async def test_callers_whose_connection_ends_in_the_middle(
+    broker: BrokerFixture, caplog: pytest.LogCaptureFixture
+):
+    """Regression: gRPC logged a traceback for a read whose connection was reset while it was written."""
+    await broker.create(journal_spec(JOURNAL))
+    await append(broker, os.urandom(8 << 20))
+    port = int(broker.endpoint.rpartition(":")[2])
+    async with TcpProxy("127.0.0.1", port) as proxy:
+        for _ in range(10):
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{proxy.port}") as channel:
+                calls = [
+                    JournalStub(channel).Read(broker_pb2.ReadRequest(journal=JOURNAL))
+                    for _ in range(4)
+                ]
+                for call in calls:
+                    await call.read()
+                    await call.read()
+                proxy.cut()
+                for call in calls:
+                    with pytest.raises(grpc.aio.AioRpcError):
+                        while await call.read() is not grpc.aio.EOF:
+                            pass
+    assert [one.message for one in caplog.records if one.levelname == "ERROR"] == []
+    await read_all(broker)
