@@ -12,7 +12,7 @@ STAMP := $(BIN)/.gazette-installed
 DEV_STAMP := $(BIN)/.gazette-dev-installed
 WORKERS ?= 2
 
-.PHONY: setup demo test check fmt bench docs faults soak-stores crash-matrix protos clean
+.PHONY: setup demo test check fmt bench docs faults soak-stores crash-matrix chaos protos clean
 
 setup: $(DEV_STAMP)
 
@@ -59,6 +59,10 @@ soak-stores: $(DEV_STAMP)
 # A member dies at each point of a transaction, with each kind of store, GAZETTE_REPEATS (10) times: an hour or two.
 crash-matrix: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m faults -s tests/faults/test_crash_matrix.py tests/faults/test_frozen_members.py $(ARGS)
+
+# A cluster under load, broken for 20 minutes, and every byte checked: ARGS="--minutes 5 --seed 7 --replication 3".
+chaos: $(STAMP)
+	$(BIN)/gazette chaos $(ARGS)
 
 bench: $(DEV_STAMP)
 	$(BIN)/gazette bench $(ARGS)

@@ -19,6 +19,7 @@ usage: gazette COMMAND [FLAGS]
   dev            run etcd and brokers on this machine, to develop against
   demo           count words exactly once while processes are killed
   bench          measure this machine
+  chaos          break a cluster under load, and check what came of it
   print-config   print the effective configuration of `serve`
 
 `gazette COMMAND --help` lists the flags of a command.
@@ -30,6 +31,7 @@ _COMMANDS: Final = {
     "dev": ("gazette.dev.dev", "run"),
     "demo": ("gazette.dev.demo", "run"),
     "bench": ("gazette.dev.bench", "run"),
+    "chaos": ("gazette.dev.chaos.run", "run"),
 }
 _WITH_ENVIRONMENT: Final = frozenset({"serve", "print-config"})
 

@@ -1,0 +1,70 @@
+"""What a run comes to, for people. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+from gazette.dev.chaos.checker import Verdict
+from gazette.dev.chaos.history import FaultEvent
+
+
+@dataclass(slots=True)
+class Outages:
+    """Of the faults of one kind: how long, for each, no append to some journal was acknowledged."""
+
+    seconds: list[float] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{len(self.seconds):4d}   {median(self.seconds):7.1f} s {max(self.seconds):7.1f} s"
+
+
+def outages(
+    faults: Iterable[FaultEvent], acknowledged: Mapping[str, Sequence[float]]
+) -> dict[str, Outages]:
+    """For each fault, the longest time without an acknowledgement that began while it lasted, or was
+    going on when it began; of all journals the worst. Faults of two lanes at once share theirs."""
+    found: dict[str, Outages] = defaultdict(Outages)
+    begun: dict[str, float] = {}
+    for fault in faults:
+        if fault.phase == "begun":
+            begun[fault.kind] = fault.time
+        elif fault.phase == "settled" and fault.kind in begun:
+            begin = begun.pop(fault.kind)
+            gaps = [_longest_gap(times, begin, fault.time) for times in acknowledged.values()]
+            found[fault.kind].seconds.append(max(gaps, default=0.0))
+    return dict(found)
+
+
+def _longest_gap(times: Sequence[float], begin: float, end: float) -> float:
+    first = max(bisect_left(times, begin) - 1, 0)
+    last = min(bisect_right(times, end) + 1, len(times))
+    within = times[first:last]
+    return max((after - before for before, after in pairwise(within)), default=0.0)
+
+
+def table(verdict: Verdict, found: Mapping[str, Outages], seconds: float) -> str:
+    """Figures of a run that took that long."""
+    ops = verdict.appends
+    refusals = ", ".join(f"{n:,} {status}" for status, n in verdict.refusals.most_common())
+    lines = [
+        f"appends   {ops.total():,}: {ops['ok']:,} acknowledged, {ops['fail']:,} refused",
+        f"          {ops['unknown']:,} of unknown outcome, {verdict.unknown_there:,} of these there",
+        f"refusals  {refusals or 'none'}",
+        f"reads     {verdict.reads:,} of {verdict.read_bytes / 1e6:,.0f} MB",
+        f"journals  {verdict.content_bytes / 1e6:,.0f} MB in {seconds:.0f} s",
+        "",
+        f"{'fault':32} times  unavailable: median, most",
+        *(f"{kind:32} {of}" for kind, of in sorted(found.items())),
+        "",
+    ]
+    if verdict.ok:
+        lines.append("verdict   no violation")
+    else:
+        lines.append(f"verdict   {len(verdict.violations)} VIOLATIONS")
+        lines += [f"  {violation}" for violation in verdict.violations[:50]]
+    return "\n".join(lines)

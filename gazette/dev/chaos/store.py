@@ -1,0 +1,132 @@
+"""A blob store that is broken, and brokers whose disk is full."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from gazette.codecs import new_decompressor
+from gazette.dev.chaos.payload import digest
+from gazette.protocol.fragment import Fragment
+
+_GET_FLAGS: Final = 0x80086601
+_SET_FLAGS: Final = 0x40086602
+_IMMUTABLE: Final = 0x10
+_DECODE_BYTES: Final = 1 << 30
+
+
+class BreakableStore:
+    """A directory of fragments. What is broken stays so until it is mended."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._hidden = directory.with_name(directory.name + ".hidden")
+
+    def hide(self) -> None:
+        """The directory is gone, with all that is in it."""
+        self.directory.rename(self._hidden)
+
+    def show(self) -> None:
+        if not self._hidden.exists():
+            return
+        with contextlib.suppress(OSError):  # Somebody made it anew, and has nothing in it yet.
+            self.directory.rmdir()
+        self._hidden.rename(self.directory)
+
+    def can_protect(self) -> bool:
+        """Whether ``protect`` works here: not for root on a file system without such a flag."""
+        self.protect()
+        try:
+            (self.directory / ".probe").mkdir()
+        except OSError:
+            return True
+        else:
+            (self.directory / ".probe").rmdir()
+            return False
+        finally:
+            self.unprotect()
+
+    def protect(self) -> None:
+        """Nothing new can be written below it."""
+        for directory in self._directories():
+            _set_writable(directory, writable=False)
+
+    def unprotect(self) -> None:
+        for directory in self._directories():
+            _set_writable(directory, writable=True)
+
+    def mend(self) -> None:
+        """Put right whatever is broken."""
+        self.show()
+        self.unprotect()
+
+    def _directories(self) -> Iterator[Path]:
+        # From the top: what is below may be made meanwhile, but not where it is protected already.
+        for path, _, _ in os.walk(self.directory):
+            yield Path(path)
+
+
+def _set_writable(directory: Path, *, writable: bool) -> None:
+    if os.geteuid() != 0:
+        directory.chmod(0o755 if writable else 0o555)
+        return
+    # Modes do not concern root; this flag does.
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # Not every file system has it: `can_protect` finds out.
+            (flags,) = struct.unpack("l", fcntl.ioctl(opened, _GET_FLAGS, struct.pack("l", 0)))
+            flags = flags & ~_IMMUTABLE if writable else flags | _IMMUTABLE
+            fcntl.ioctl(opened, _SET_FLAGS, struct.pack("l", flags))
+    finally:
+        os.close(opened)
+
+
+def fill_disk(pid: int) -> None:
+    """No file of a process can grow any more: what it writes is refused as by a full disk."""
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+
+
+def empty_disk(pid: int) -> None:
+    """Files of the process can grow again. Nothing is done if it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
+
+
+def read_store(directory: Path, journal: str) -> tuple[bytes, list[str]]:
+    """The bytes of a journal from offset 0, by names and codecs of its files only; and what is wrong
+    with them: gaps, files that differ from their names, and files that differ from each other."""
+    content = bytearray()
+    wrong: list[str] = []
+    files = sorted((directory / journal).iterdir()) if (directory / journal).is_dir() else []
+    for path in files:
+        if not path.is_file() or path.name.startswith("."):
+            continue
+        fragment = Fragment.parse(journal, path.name)
+        held = _decoded(fragment, path)
+        if len(held) != fragment.length or digest(held) != fragment.sum.hex():
+            wrong.append(f"{path.name} does not hold what its name says")
+            continue
+        if fragment.begin > len(content):
+            wrong.append(f"there is nothing from {len(content)} to {fragment.begin}")
+            content += bytes(fragment.begin - len(content))
+        overlap = min(len(content), fragment.end) - fragment.begin
+        if content[fragment.begin : fragment.begin + overlap] != held[:overlap]:
+            wrong.append(f"{path.name} differs from the files before it")
+        content += held[overlap:]
+    return bytes(content), wrong
+
+
+def _decoded(fragment: Fragment, path: Path) -> bytes:
+    decompressor = new_decompressor(fragment.codec)
+    pieces = [decompressor.decompress(path.read_bytes(), _DECODE_BYTES)]
+    while not decompressor.needs_input:
+        pieces.append(decompressor.decompress(b"", _DECODE_BYTES))
+    return b"".join(pieces) + decompressor.finish()

@@ -1,0 +1,340 @@
+"""Those who append and read while everything breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from gazette.client.appender import AppendParams, AppendResult, append_once
+from gazette.client.client import Client
+from gazette.client.reader import OffsetJump, ReadParams
+from gazette.client.rpc_errors import status_of
+from gazette.clock import Clock
+from gazette.dev.chaos.cluster import ChaosCluster
+from gazette.dev.chaos.history import (
+    ClientFailed,
+    Completed,
+    Invoked,
+    Jumped,
+    Labels,
+    Opened,
+    Outcome,
+    Read,
+)
+from gazette.dev.chaos.payload import LENGTH_MIN, digest, payload
+from gazette.dev.chaos.recorder import Recorder
+from gazette.dev.chaos.registers import REGISTER_MISMATCH, labels_of
+from gazette.errors import GazetteError, NotYet
+from gazette.protocol.label_set import LabelSelector, LabelSet
+from gazette.tasks import TaskScope
+
+ATTEMPT_TIMEOUT_S: Final = 15.0
+_ABORTED: Final = "ABORTED_BY_CLIENT"
+_SCAN_BYTES: Final = 1 << 18
+_SCANS_PER_S: Final = 0.3
+
+
+class _Aborted(GazetteError):
+    """The client dies in the middle of its append."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadSettings:
+    """``rate``: appends per second of each appender. ``patient``: clients retry what can be retried, and
+    a failure that they see nevertheless is written down."""
+
+    rate: float = 4.0
+    patient: bool = False
+    large_bytes: int = 300_000
+
+
+Kind: TypeAlias = "Callable[[Appending], AsyncIterator[None]]"
+
+
+class Workload:
+    """Appenders and readers of the journals, until ``stopping`` is set."""
+
+    def __init__(
+        self,
+        cluster: ChaosCluster,
+        recorder: Recorder,
+        settings: WorkloadSettings,
+        seed: int,
+    ) -> None:
+        self.stopping = asyncio.Event()
+        self.appending = 0
+        """How many appenders have not ended yet."""
+        self._cluster = cluster
+        self._clock: Clock = cluster.clock
+        self._recorder = recorder
+        self._settings = settings
+        self._seed = seed
+        self._clients: dict[tuple[str, bool, bool], Client] = {}
+
+    def start(self, scope: TaskScope, journals: list[str]) -> None:
+        """Start all of them, as children of ``scope``."""
+        for journal in journals:
+            style = journal.rpartition("/")[2]
+            kinds: dict[str, list[Kind]] = {
+                "plain": [self._plain, self._plain, self._plain],
+                "registers": [
+                    self._conditional,
+                    self._conditional,
+                    self._conditional,
+                    self._plain,
+                ],
+                "offsets": [self._explicit, self._explicit, self._plain],
+            }
+            for index, kind in enumerate(kinds[style]):
+                name = f"{kind.__name__.strip('_')}-{index}@{journal}"
+                appending = Appending(self, name, journal, self._client(routes=index % 2 == 0))
+                scope.spawn(self._run(appending, kind), name=name)
+            self._start_readers(scope, journal)
+
+    def _start_readers(self, scope: TaskScope, journal: str) -> None:
+        proxy = random.Random(f"{self._seed} {journal}").choice(self._cluster.brokers)
+        clients = {
+            "local": self._client(),
+            "proxied": self._client(proxy.url, routes=False),
+            "fragments": self._client(fragments=True),
+        }
+        for source, client in clients.items():
+            for kind in (self._tail, self._scan):
+                name = f"{kind.__name__.strip('_')}-{source}@{journal}"
+                scope.spawn(kind(name, journal, client), name=name)
+
+    def _client(self, address: str = "", *, routes: bool = True, fragments: bool = False) -> Client:
+        """Shared by those who want the same: connections are not what is tried here."""
+        key = (address, routes, fragments)
+        if key not in self._clients:
+            self._clients[key] = self._cluster.client(address, routes=routes, fragments=fragments)
+        return self._clients[key]
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+
+    # Appends.
+
+    async def _run(self, appending: Appending, kind: Kind) -> None:
+        steps = kind(appending)
+        self.appending += 1
+        try:
+            while not self.stopping.is_set():
+                await anext(steps)
+                await self._clock.sleep(appending.rng.expovariate(self._settings.rate))
+        finally:
+            self.appending -= 1
+
+    async def _plain(self, appending: Appending) -> AsyncIterator[None]:
+        while True:
+            await appending.append(appending.new())
+            yield
+
+    async def _conditional(self, appending: Appending) -> AsyncIterator[None]:
+        """Change registers on condition of what they were seen to be."""
+        rng, seen = appending.rng, LabelSet()
+        while True:
+            op = appending.new()
+            lock, mark = seen.value_of("lock"), seen.value_of("mark")
+            check = ""
+            union: Labels = (("lock", f"v{op}"),)
+            subtract: Labels = ()
+            dice = rng.random()
+            if lock is not None and dice < 0.8:
+                check = f"lock = {lock}" if dice < 0.6 else f"lock != {lock}"
+            if mark is not None and rng.random() < 0.5:
+                subtract = (("mark", mark),)
+            elif rng.random() < 0.5:
+                union = (*union, ("mark", f"m{op}"))
+            result = await appending.append(op, check=check, union=union, subtract=subtract)
+            if result is not None:
+                seen = result.registers
+            elif appending.status == REGISTER_MISMATCH:
+                # The answer does not say what they are; that of any append does.
+                result = await appending.append(appending.new())
+                seen = result.registers if result is not None else seen
+            yield
+
+    async def _explicit(self, appending: Appending) -> AsyncIterator[None]:
+        """Append at most once: at an offset, and there again while nobody knows."""
+        while True:
+            head = self._recorder.heads[appending.journal]
+            # Sometimes at a wrong place.
+            offset = max(head + appending.rng.choice((0, 0, 0, 0, -1, 1)), 1)
+            op = appending.new()
+            for _ in range(5):
+                result = await appending.append(op, offset=offset)
+                if result is not None or appending.status:
+                    break
+                yield
+            yield
+
+    # Reads.
+
+    async def _tail(self, name: str, journal: str, client: Client) -> None:
+        """Follow a journal from its beginning to wherever it goes."""
+        offset = 0
+        while not self.stopping.is_set():
+            reading = ReadParams(journal, offset, block=True)
+            offset = await self._read(name, client, reading, None)
+            await self._clock.sleep(0.2)
+
+    async def _scan(self, name: str, journal: str, client: Client) -> None:
+        """Read from anywhere to the head, or for a while."""
+        rng = random.Random(f"{self._seed} {name}")
+        while not self.stopping.is_set():
+            head = self._recorder.heads[journal]
+            if head:
+                offset = rng.choice((0, rng.randrange(head), max(head - 5000, 0)))
+                await self._read(name, client, ReadParams(journal, offset), _SCAN_BYTES)
+            await self._clock.sleep(rng.expovariate(_SCANS_PER_S))
+
+    async def _read(self, name: str, client: Client, params: ReadParams, limit: int | None) -> int:
+        """Read until the head, a limit, or an error that is not retried. Returns where it came to."""
+        record, offset = self._recorder.record, params.offset
+        record(Opened(self._recorder.time, name, params.journal, offset))
+        end = None if limit is None else offset + limit
+        async with client.retry_reader(params) as reader:
+            while not self.stopping.is_set() and (end is None or offset < end):
+                try:
+                    piece = await reader.read()
+                except OffsetJump as jump:
+                    record(Jumped(self._recorder.time, name, params.journal, offset, jump.offset))
+                    offset = jump.offset
+                    continue
+                except NotYet:
+                    break
+                except GazetteError as error:
+                    record(ClientFailed(self._recorder.time, name, str(error)))
+                    break
+                time = self._recorder.time
+                record(Read(time, name, params.journal, offset, offset + len(piece), digest(piece)))
+                offset += len(piece)
+        return offset
+
+    # What `Appending` needs.
+
+    @property
+    def patient(self) -> bool:
+        return self._settings.patient
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    @property
+    def recorder(self) -> Recorder:
+        return self._recorder
+
+    def rng(self, name: str) -> random.Random:
+        return random.Random(f"{self._seed} {name}")
+
+    def length(self, rng: random.Random) -> int:
+        if rng.random() < 0.02:
+            return rng.randint(64 << 10, self._settings.large_bytes)
+        return LENGTH_MIN + int(rng.expovariate(1 / 1500))
+
+
+class Appending:
+    """One who appends to one journal, one append at a time."""
+
+    def __init__(self, workload: Workload, name: str, journal: str, client: Client) -> None:
+        self.name = name
+        self.journal = journal
+        self.rng = workload.rng(name)
+        self.status = ""
+        """Why the last append was refused."""
+        self._workload = workload
+        self._recorder = workload.recorder
+        self._client = client
+        self._attempts: dict[int, tuple[int, int]] = {}
+
+    def new(self) -> int:
+        """A payload that was never appended."""
+        op = self._recorder.new_op()
+        self._attempts = {op: (0, self._workload.length(self.rng))}
+        return op
+
+    async def append(
+        self,
+        op: int,
+        *,
+        offset: int = 0,
+        check: str = "",
+        union: Labels = (),
+        subtract: Labels = (),
+    ) -> AppendResult | None:
+        """One attempt. None if it failed, or nobody knows; ``status`` then says which."""
+        recorder, time = self._recorder, self._recorder.time
+        attempt, length = self._attempts[op]
+        self._attempts[op] = (attempt + 1, length)
+        invoked = Invoked(
+            time, op, attempt, self.name, self.journal, length, offset, check, union, subtract
+        )
+        recorder.record(invoked)
+        params = AppendParams(
+            self.journal,
+            offset=offset,
+            check_registers=LabelSelector.parse(check) if check else None,
+            union_registers=LabelSet.of(*union) if union else None,
+            subtract_registers=LabelSet.of(*subtract) if subtract else None,
+        )
+        outcome, error, result = await self._outcome(params, op, length)
+        if result is None:
+            status = self.status
+            recorder.record(
+                Completed(recorder.time, op, attempt, outcome, status=status, error=error)
+            )
+            if self._workload.patient and status not in (REGISTER_MISMATCH, "WRONG_APPEND_OFFSET"):
+                recorder.record(ClientFailed(recorder.time, self.name, error))
+            return None
+        commit = result.commit
+        recorder.record(
+            Completed(
+                recorder.time,
+                op,
+                attempt,
+                "ok",
+                begin=commit.begin,
+                end=commit.end,
+                sum=commit.sum.hex(),
+                registers=labels_of(result.registers),
+            )
+        )
+        return result
+
+    async def _outcome(
+        self, params: AppendParams, op: int, length: int
+    ) -> tuple[Outcome, str, AppendResult | None]:
+        content = payload(op, length)
+        self.status = ""
+        try:
+            if self._workload.patient:
+                return "ok", "", await self._client.append(params, content)
+            async with asyncio.timeout(ATTEMPT_TIMEOUT_S):
+                result = await append_once(self._client, params, self._content(content))
+                return "ok", "", result
+        except TimeoutError:
+            return "unknown", f"no answer within {ATTEMPT_TIMEOUT_S:g} s", None
+        except _Aborted as error:
+            self.status = _ABORTED
+            return "fail", str(error), None
+        except GazetteError as error:
+            self.status = status_of(error)
+            return ("fail" if self.status else "unknown"), str(error), None
+
+    async def _content(self, content: bytes) -> AsyncIterator[bytes]:
+        """In one piece or several, sometimes slowly, sometimes not to the end."""
+        pieces = self.rng.choice((1, 1, 2, 5))
+        slowly, aborts = self.rng.random() < 0.05, self.rng.random() < 0.02
+        step = max(len(content) // pieces, 1)
+        for begin in range(0, len(content), step):
+            if aborts and begin:
+                raise _Aborted("the client ended in the middle of its append")
+            if slowly:
+                await self._workload.clock.sleep(self.rng.uniform(0.0, 0.2))
+            yield content[begin : begin + step]

@@ -1,0 +1,139 @@
+"""Links between processes, and what becomes of connections when they are cut."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gazette.dev.chaos.network import CLIENT, LinkState, Network
+from gazette.ports import free_port
+
+CALLER = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as caller:
+    caller.sendall(b"from a process")
+    print(caller.recv(100).decode())
+"""
+
+
+class Echo:
+    """A service that answers with what it gets."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(100):
+            writer.write(data)
+        writer.close()
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+class Fixture:
+    def __init__(self) -> None:
+        self.pids: dict[str, int] = {"service": os.getpid()}
+        self.network = Network(lambda: self.pids)
+        self.port = free_port("127.0.0.2")
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.2", self.port)
+
+    async def never_answered(self) -> None:
+        reader, writer = await self.connect()
+        try:
+            await reader.readexactly(1)
+        finally:
+            writer.transport.abort()
+
+    async def ask(self) -> bytes:
+        reader, writer = await self.connect()
+        try:
+            writer.write(b"hello")
+            return await reader.read(100)
+        finally:
+            writer.transport.abort()
+
+
+@pytest.fixture
+async def fixture() -> AsyncIterator[Fixture]:
+    echo, fixture = Echo(), Fixture()
+    await echo.start()
+    await fixture.network.gateway("service", ("127.0.0.1", echo.port), "127.0.0.2", fixture.port)
+    # We are whoever is no process of the cluster: `pids` has other names for the processes it has.
+    fixture.pids = {"service": 1}
+    yield fixture
+    await fixture.network.stop()
+    echo.stop()
+
+
+async def test_an_open_link_carries(fixture: Fixture) -> None:
+    assert await fixture.ask() == b"hello"
+
+
+async def test_a_refused_link_resets_what_there_is_and_what_comes(fixture: Fixture) -> None:
+    link = fixture.network.link(CLIENT, "service")
+    reader, writer = await fixture.connect()
+    writer.write(b"hello")
+    assert await reader.read(100) == b"hello"
+    link.set(LinkState.REFUSED)
+    with pytest.raises(ConnectionResetError):
+        await reader.readexactly(1)
+    with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+        await fixture.never_answered()
+    writer.transport.abort()
+    link.set(LinkState.OPEN)
+    assert await fixture.ask() == b"hello"
+
+
+async def test_a_held_link_delivers_when_it_is_opened(fixture: Fixture) -> None:
+    reader, writer = await fixture.connect()
+    writer.write(b"one")
+    assert await reader.read(100) == b"one"
+    fixture.network.link("service", CLIENT).set(LinkState.HELD)
+    writer.write(b"two")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await reader.read(100)
+    fixture.network.heal()
+    assert await reader.read(100) == b"two"
+    writer.transport.abort()
+
+
+async def test_who_connects_is_known(fixture: Fixture) -> None:
+    """A cut between two processes does not concern others."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        f"import time; time.sleep(0.3)\n{CALLER}",
+        "127.0.0.2",
+        str(fixture.port),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    fixture.pids = {"service": 1, "caller": process.pid}
+    fixture.network.link("caller", "service").set(LinkState.HELD)
+    assert await fixture.ask() == b"hello"
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await process.wait()
+    fixture.network.heal()
+    out, _ = await process.communicate()
+    assert out == b"from a process\n"
+
+
+async def test_what_is_down_is_down(fixture: Fixture) -> None:
+    fixture.pids = {}
+    with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+        await fixture.never_answered()

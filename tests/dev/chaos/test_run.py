@@ -1,0 +1,134 @@
+"""The parts of a chaos run that need no cluster: its flags, its store, its figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gazette.codecs import new_compressor
+from gazette.dev.chaos.checker import Verdict, Violation
+from gazette.dev.chaos.history import FaultEvent, Phase
+from gazette.dev.chaos.payload import digest
+from gazette.dev.chaos.report import outages, table
+from gazette.dev.chaos.run import run
+from gazette.dev.chaos.store import BreakableStore, read_store
+from gazette.protocol.fragment import Codec, Fragment
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--minutes=0"], "invalid minutes"),
+        (["--replication=4"], 'invalid replication "4" (expected 1 to 3)'),
+        (["--replication=3", "--restarts=1"], "must have room"),
+        (["--replication=two"], 'invalid replication "two"'),
+        (["--lease=1s"], "invalid lease"),
+        (["--rate=0"], "invalid rate"),
+        (["--brokers=0"], "invalid brokers"),
+        (["--restarts=-1"], "invalid restarts"),
+    ],
+)
+def test_mistakes(argv: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(argv) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_directory_with_something_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "precious").touch()
+    assert run([f"--dir={tmp_path}"]) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_a_store_that_is_hidden_and_protected(tmp_path: Path) -> None:
+    store = BreakableStore(tmp_path / "store")
+    (store.directory / "a").mkdir(parents=True)
+    (store.directory / "a" / "file").write_text("content")
+    store.hide()
+    assert not store.directory.exists()
+    # Case: somebody made an empty one meanwhile.
+    store.directory.mkdir()
+    store.mend()
+    store.mend()
+    assert (store.directory / "a" / "file").read_text() == "content"
+    if store.can_protect():
+        store.protect()
+        with pytest.raises(OSError):
+            (store.directory / "a" / "other").touch()
+        store.mend()
+    (store.directory / "a" / "other").touch()
+
+
+def store_fragment(directory: Path, begin: int, content: bytes, codec: Codec = Codec.NONE) -> Path:
+    fragment = Fragment(
+        "a/journal", begin, begin + len(content), bytes.fromhex(digest(content)), codec
+    )
+    path = directory / fragment.content_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    compressor = new_compressor(codec)
+    path.write_bytes(compressor.compress(content) + compressor.finish())
+    return path
+
+
+def test_a_store_is_read_by_names_and_codecs(tmp_path: Path) -> None:
+    assert read_store(tmp_path, "a/journal") == (b"", [])
+    store_fragment(tmp_path, 0, b"0123", Codec.GZIP)
+    store_fragment(tmp_path, 4, b"45" * 100_000, Codec.ZSTANDARD)
+    whole = b"0123" + b"45" * 100_000 + b"67"
+    store_fragment(tmp_path, 200_004, b"67", Codec.SNAPPY)
+    # Case: one that covers parts of others, as brokers that were cut off upload.
+    store_fragment(tmp_path, 2, b"2345")
+    (tmp_path / "a/journal/.partial-x").touch()
+    assert read_store(tmp_path, "a/journal") == (whole, [])
+
+
+def test_what_may_be_wrong_with_a_store(tmp_path: Path) -> None:
+    store_fragment(tmp_path, 0, b"0123")
+    # Case: other bytes of the same offsets.
+    store_fragment(tmp_path, 2, b"xx45")
+    assert "differs from the files before it" in read_store(tmp_path, "a/journal")[1][0]
+    # Case: a gap.
+    store_fragment(tmp_path, 10, b"ab")
+    assert read_store(tmp_path, "a/journal")[1][1] == "there is nothing from 6 to 10"
+    # Case: a file that is not what it is called.
+    changed = store_fragment(tmp_path, 12, b"cd")
+    changed.write_bytes(b"ce")
+    assert "does not hold what its name says" in read_store(tmp_path, "a/journal")[1][2]
+
+
+def fault(kind: str, time: float, phase: Phase) -> FaultEvent:
+    return FaultEvent(time, kind, "", phase)
+
+
+def test_outages_are_of_the_journal_that_waited_longest() -> None:
+    acknowledged = {"a": [1.0, 2.0, 3.0, 9.0, 9.5, 30.0], "b": [float(n) for n in range(31)]}
+    faults = [
+        fault("kill", 2.5, "begun"),
+        fault("kill", 4.0, "ended"),
+        fault("kill", 10.0, "settled"),
+        fault("cut", 20.0, "begun"),
+        fault("cut", 21.0, "settled"),
+        fault("kill", 29.0, "begun"),
+    ]
+    found = outages(faults, acknowledged)
+    # Case: the gap that begins just before the end is of the fault, too; the last fault never settled.
+    assert found["kill"].seconds == [20.5]
+    assert found["cut"].seconds == [20.5]
+    assert outages([fault("kill", 2.5, "begun"), fault("kill", 8.0, "settled")], acknowledged)[
+        "kill"
+    ].seconds == [6.0]
+    assert outages(faults, {})["kill"].seconds == [0.0]
+
+
+def test_the_table_says_what_was_found() -> None:
+    verdict = Verdict()
+    verdict.appends.update(ok=12_345, unknown=3)
+    found = outages([fault("kill", 0, "begun"), fault("kill", 1, "settled")], {"a": [0.0, 5.0]})
+    text = table(verdict, found, 60.0)
+    assert "12,348: 12,345 acknowledged" in text
+    assert "no violation" in text
+    assert "kill" in text
+    verdict.violations.append(Violation("lost", "a/journal", "op 7"))
+    assert "1 VIOLATIONS\n  lost: a/journal: op 7" in table(verdict, found, 60.0)
