@@ -7,13 +7,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import grpc
 import grpc.aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
+from gazette import tracing
 from gazette.clock import Clock
 from gazette.metrics import (
     GRPC_SERVER_HANDLED,
@@ -21,6 +22,7 @@ from gazette.metrics import (
     GRPC_SERVER_SECONDS,
     GRPC_SERVER_SENT,
     GRPC_SERVER_STARTED,
+    grpc_code_name,
 )
 
 _TYPES = {
@@ -87,6 +89,7 @@ class _Method:
     def __init__(self, name: str, handler: grpc.RpcMethodHandler[Any, Any], clock: Clock) -> None:
         service, _, method = name.lstrip("/").partition("/")
         streams = (bool(handler.request_streaming), bool(handler.response_streaming))
+        self.name = name
         self.labels = (_TYPES[streams], service, method)
         self._clock = clock
         self._started = GRPC_SERVER_STARTED.labels(*self.labels)
@@ -118,13 +121,18 @@ class _Method:
             counting: Any = context
             if self.inner.response_streaming:
                 counting = _Call(context, self._received.inc, self._sent.inc)
-            with self._measured(context):
+            with self._measured(context), self._traced(context):
                 response = await inner(self._request(request), counting)
                 if response is not None:
                     self._sent.inc()
                 return response
 
         return call
+
+    def _traced(self, context: Any) -> AbstractContextManager[None]:
+        if not tracing.active():
+            return nullcontext()
+        return tracing.serving(self.name, context.invocation_metadata())
 
     @contextmanager
     def _measured(self, context: Any) -> Iterator[None]:
@@ -142,7 +150,7 @@ class _Method:
             raise
         finally:
             self._seconds.observe(self._clock.monotonic() - begin)
-            name = _code_name(code)
+            name = grpc_code_name(_code(code))
             GRPC_SERVER_HANDLED.labels(*self.labels, name).inc()
 
 
@@ -163,12 +171,11 @@ def _writing(
     return call
 
 
-def _code_name(code: Any) -> str:
-    """``DeadlineExceeded``, as the Go interceptors spell it. aio contexts give an integer."""
-    if not isinstance(code, grpc.StatusCode):
-        code = next((one for one in grpc.StatusCode if one.value[0] == code), code)
-    name = getattr(code, "name", str(code))
-    return "OK" if name == "OK" else "".join(word.capitalize() for word in name.split("_"))
+def _code(code: Any) -> Any:
+    """aio contexts give an integer."""
+    if isinstance(code, grpc.StatusCode):
+        return code
+    return next((one for one in grpc.StatusCode if one.value[0] == code), code)
 
 
 class MetricsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

@@ -7,7 +7,7 @@ several brokers in one process (tests) add up.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import (
     REGISTRY,
@@ -91,6 +91,23 @@ GRPC_SERVER_SECONDS: Final = Histogram(
     "grpc_server_handling_seconds", "Duration of RPCs on the server, until completed.", _GRPC
 )
 
+# gRPC clients.
+GRPC_CLIENT_STARTED: Final = Counter(
+    "grpc_client_started_total", "RPCs started by the client.", _GRPC
+)
+GRPC_CLIENT_HANDLED: Final = Counter(
+    "grpc_client_handled_total", "RPCs completed by the client.", [*_GRPC, "grpc_code"]
+)
+GRPC_CLIENT_RECEIVED: Final = Counter(
+    "grpc_client_msg_received_total", "Messages received by the client.", _GRPC
+)
+GRPC_CLIENT_SENT: Final = Counter(
+    "grpc_client_msg_sent_total", "Messages sent by the client.", _GRPC
+)
+GRPC_CLIENT_SECONDS: Final = Histogram(
+    "grpc_client_handling_seconds", "Duration of RPCs of the client, until completed.", _GRPC
+)
+
 # The client.
 APPEND_BYTES: Final = Counter("gazette_append_bytes_total", "Bytes appended.", ["journal"])
 READ_BYTES: Final = Counter("gazette_read_bytes_total", "Bytes read.", ["journal"])
@@ -117,3 +134,9 @@ DISCARD_FRAGMENT_BYTES: Final = Counter(
 RECOVERED_BYTES: Final = Counter(
     "gazette_recoverylog_recovered_bytes_total", "Bytes of recovery logs that were played back."
 )
+
+
+def grpc_code_name(code: Any) -> str:
+    """``DeadlineExceeded``, as the Go interceptors spell a code, whose name here is in capitals."""
+    name = getattr(code, "name", str(code))
+    return "OK" if name == "OK" else "".join(word.capitalize() for word in name.split("_"))

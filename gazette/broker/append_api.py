@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from gazette import tracing
 from gazette.auth import Capability, Claims
 from gazette.broker.append_driver import AppendCall, AppendDriver
 from gazette.broker.append_events import AppendTerms, Ending, Outcome, SuspendControl
@@ -103,6 +104,7 @@ class AppendApi:
             async with failing(call):
                 content = ClientContent(requests)
                 opening = await content.opening()
+                tracing.annotate(journal=opening.journal)
                 driver = AppendDriver(context, _call_of(opening, claims), content)
                 ended = await self._run(driver, claims)
                 if ended.ending is Ending.PROXY:

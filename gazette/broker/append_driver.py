@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, assert_never
 
+from gazette import tracing
 from gazette.auth import Claims
 from gazette.blobs.blob_stores import HealthStatus
 from gazette.broker import append_events as ev
@@ -412,8 +413,9 @@ class AppendDriver:
 
     async def _gather_sync(self) -> ev.Event:
         pipeline = self._held
-        async with pipeline.take_turn():
-            answers, error = await pipeline.gather_sync()
+        with tracing.span("replicate", journal=self.journal, sync=1):
+            async with pipeline.take_turn():
+                answers, error = await pipeline.gather_sync()
         return ev.SyncAnswered(answers, self._context.clock.now(), error)
 
     def _hand_over(self) -> None:
@@ -424,8 +426,9 @@ class AppendDriver:
         assert self._answering is not None
         assert self._turn is not None
         try:
-            async with self._turn:
-                return ev.AcksGathered(await self._answering.gather_acks())
+            with tracing.span("replicate", journal=self.journal):
+                async with self._turn:
+                    return ev.AcksGathered(await self._answering.gather_acks())
         except GazetteError as error:
             return ev.GatherFailed(error)
 

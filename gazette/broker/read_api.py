@@ -17,6 +17,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from gazette import tracing
 from gazette.auth import Capability, Claims
 from gazette.broker.context import BrokerContext
 from gazette.broker.edge import Expired, Expiry, Outcome, authorize, counted, failing
@@ -97,6 +98,7 @@ class ReadApi:
             claims = await authorize(call, context.verifier, Capability.READ)
             async with failing(call):
                 validate_read_request(request)
+                tracing.annotate(journal=request.journal, offset=request.offset)
                 with suppress(Expired):
                     await self._read(request, claims, call, outcome)
             outcome.status = outcome.status or Status.OK

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from gazette.auth import Signer
+from gazette.client.call_measure import CallMeasure
 from gazette.client.credentials import Credentials
 from gazette.client.dispatch import Health, pick
 from gazette.client.wire import decode_read, encode_append
@@ -160,7 +161,7 @@ class Channels:
             self._sweep(now)
         channel = self._channels.get(endpoint)
         if channel is None:
-            channel = self._channels[endpoint] = _Channel(self._open(endpoint))
+            channel = self._channels[endpoint] = _Channel(self._open(endpoint), self._clock)
         channel.used_at = now
         return channel
 
@@ -216,8 +217,9 @@ class _Channel:
     Generated stubs take it for a channel: it has the four methods that they call.
     """
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, clock: Clock) -> None:
         self._grpc = channel
+        self._clock = clock
         self._failing = False
         self.calls = 0
         self.used_at = 0.0
@@ -241,20 +243,26 @@ class _Channel:
         return Health.FAILING if self._failing else Health.IDLE
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        return self._counted(self._grpc.unary_unary(*args, **kwargs))
+        return self._counted("unary", self._grpc.unary_unary, *args, **kwargs)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        return self._counted(self._grpc.unary_stream(*args, **kwargs))
+        return self._counted("server_stream", self._grpc.unary_stream, *args, **kwargs)
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        return self._counted(self._grpc.stream_unary(*args, **kwargs))
+        return self._counted("client_stream", self._grpc.stream_unary, *args, **kwargs)
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        return self._counted(self._grpc.stream_stream(*args, **kwargs))
+        return self._counted("bidi_stream", self._grpc.stream_stream, *args, **kwargs)
 
-    def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted(
+        self, kind: str, make: Callable[..., Any], path: str, *args: Any, **kwargs: Any
+    ) -> Callable[..., Any]:
+        """A method that counts its calls, here and for metrics."""
+        measure = CallMeasure(kind, path)
+        method = make(path, *measure.serializers(args, kwargs))
+
         def call(*args: Any, **kwargs: Any) -> Any:
-            started = method(*args, **kwargs)
+            started = measure.start(self._clock, method, args, kwargs)
             self.calls += 1
             started.add_done_callback(self._on_done)
             return started

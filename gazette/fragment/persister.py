@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
+from gazette import tracing
 from gazette.blobs.blob_store import BlobStore
 from gazette.blobs.blob_stores import BlobStores
 from gazette.blobs.thread_call import ended
@@ -240,9 +241,13 @@ class Persister:
         there is no later attempt to wait for. Without stores there is nothing to do.
         """
         stores = spec.fragment.stores
+        fragment = entry.spool.fragment
         for at, url in enumerate(stores):
             try:
-                await self._upload_to(entry, spec, url)
+                with tracing.span(
+                    "persist", journal=fragment.journal, begin=fragment.begin, end=fragment.end
+                ):
+                    await self._upload_to(entry, spec, url)
             except NotAllowed:
                 if not self._hurry.is_set() or at + 1 == len(stores):
                     raise
