@@ -6,6 +6,7 @@ several brokers in one process (tests) add up.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -33,19 +34,21 @@ def render() -> bytes:
 class PlainCounter(Collector):
     """A counter whose name does not end in ``_total``, which the library insists on.
 
-    Exported as untyped: the samples and their names are what dashboards read. Loop-bound.
+    Exported as untyped: the samples and their names are what dashboards read. Any thread.
     """
 
     def __init__(self, name: str, help_text: str, labels: Sequence[str]) -> None:
         self._name = name
         self._help = help_text
         self._labels = tuple(labels)
+        self._lock = threading.Lock()
         self._values: dict[tuple[str, ...], float] = {}
         REGISTRY.register(self)
 
     def inc(self, *labels: str, by: float = 1.0) -> None:
         assert len(labels) == len(self._labels)
-        self._values[labels] = self._values.get(labels, 0.0) + by
+        with self._lock:
+            self._values[labels] = self._values.get(labels, 0.0) + by
 
     def value(self, *labels: str) -> float:
         return self._values.get(labels, 0.0)

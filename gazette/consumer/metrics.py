@@ -3,9 +3,16 @@ shard's etcd key (``fqn``), as there."""
 
 from __future__ import annotations
 
+from collections import Counter as TallyOf
+from collections.abc import Mapping
 from typing import Final
 
 from prometheus_client import Counter, Gauge
+
+from gazette.consumer.transaction import Phases
+from gazette.message.message_uuid import flags_text
+from gazette.message.sequencer import QueueOutcome
+from gazette.metrics import PlainCounter
 
 TRANSACTIONS: Final = Counter(
     "gazette_shard_transactions_total",
@@ -44,3 +51,58 @@ PHASES: Final = (
     ("60-acknowledging", "async", "acknowledging"),
 )
 """(label ``phase``, label ``type``, field of `transaction.Phases`)."""
+
+SEQUENCER_QUEUED: Final = PlainCounter(
+    "gazette_sequencer_queued",
+    "Messages that were sequenced, by their flag and what became of them.",
+    ("journal", "flag", "outcome"),
+)
+SEQUENCER_REPLAY: Final = PlainCounter(
+    "gazette_sequencer_replay", "Messages that were read again to be delivered.", ("journal",)
+)
+
+# Names that the original has given up in favour of those above, which dashboards still ask for. They
+# are sums over all shards.
+_TX_COUNT: Final = Counter("gazette_consumer_tx_count_total", "Finished transactions.")
+_TX_MESSAGES: Final = Counter("gazette_consumer_tx_messages_total", "Messages of those.")
+_TX_SECONDS: Final = Counter("gazette_consumer_tx_seconds_total", "Seconds of those.")
+_CONSUMED_BYTES: Final = Counter("gazette_consumer_consumed_bytes_total", "Bytes of those.")
+_TX_PHASES: Final = {
+    "consuming": Counter("gazette_consumer_tx_consume_seconds_total", "Seconds of consuming."),
+    "stalled": Counter("gazette_consumer_tx_stalled_seconds_total", "Seconds of stalling."),
+    "preparing": Counter("gazette_consumer_tx_flush_seconds_total", "Seconds of preparing."),
+    "committing": Counter("gazette_consumer_tx_sync_seconds_total", "Seconds of committing."),
+}
+_CONSUMER_READ_HEAD: Final = Gauge(
+    "gazette_consumer_read_head", "Offset that finished transactions have read.", ["journal"]
+)
+
+
+def note_read_heads(shard: str, read_through: Mapping[str, int]) -> None:
+    """Offsets that a shard has read through. On the loop."""
+    for journal, offset in read_through.items():
+        READ_HEAD.labels(shard, journal).set(offset)
+        _CONSUMER_READ_HEAD.labels(journal).set(offset)
+
+
+def note_transaction(shard: str, messages: int, byte_count: int, phases: Phases) -> None:
+    """A transaction of a shard is committed and acknowledged. On the loop."""
+    TRANSACTIONS.labels(shard).inc()
+    READ_MESSAGES.labels(shard).inc(messages)
+    READ_BYTES.labels(shard).inc(byte_count)
+    _TX_COUNT.inc()
+    _TX_MESSAGES.inc(messages)
+    _CONSUMED_BYTES.inc(byte_count)
+    for phase, kind, name in PHASES:
+        seconds = max(0.0, getattr(phases, name))
+        PHASE_SECONDS.labels(shard, phase, kind).inc(seconds)
+        if (deprecated := _TX_PHASES.get(name)) is not None:
+            deprecated.inc(seconds)
+            _TX_SECONDS.inc(seconds)
+
+
+def note_queued(outcomes: TallyOf[tuple[str, int, QueueOutcome]]) -> None:
+    """Take what a sequencer has counted, and clear it. On the thread that owns the sequencer."""
+    for (journal, flags, outcome), count in outcomes.items():
+        SEQUENCER_QUEUED.inc(journal, flags_text(flags), outcome.label, by=count)
+    outcomes.clear()

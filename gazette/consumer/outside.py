@@ -120,6 +120,7 @@ class ShardOutside:
             while data := wait(lambda: reader.read(READ_BYTES)):
                 decoder.feed(data)
                 while batch := decoder.decode():
+                    metrics.SEQUENCER_REPLAY.inc(wanted.journal, by=len(batch))
                     yield batch
         except OffsetJump as jump:
             raise Corrupt(
@@ -144,14 +145,8 @@ class ShardOutside:
     def _note_finished(self, transaction: FinishedTransaction) -> None:
         self._progress.update(transaction.read_through, transaction.publish_at)
         fqn = self._shard.fqn
-        for journal, offset in transaction.read_through.items():
-            metrics.READ_HEAD.labels(fqn, journal).set(offset)
-        if transaction.phases is None:
-            return
-        metrics.TRANSACTIONS.labels(fqn).inc()
-        metrics.READ_MESSAGES.labels(fqn).inc(transaction.messages)
-        metrics.READ_BYTES.labels(fqn).inc(transaction.bytes)
-        for phase, kind, name in metrics.PHASES:
-            metrics.PHASE_SECONDS.labels(fqn, phase, kind).inc(
-                max(0.0, getattr(transaction.phases, name))
+        metrics.note_read_heads(fqn, transaction.read_through)
+        if transaction.phases is not None:
+            metrics.note_transaction(
+                fqn, transaction.messages, transaction.bytes, transaction.phases
             )

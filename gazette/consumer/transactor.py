@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from gazette.client.append_service import AppendService
 from gazette.client.appender import AppendParams
 from gazette.clock import Clock
+from gazette.consumer import metrics
 from gazette.consumer.application import Application, DeferToNextTransaction, Shard, Store
 from gazette.consumer.inbox import Call, Chunk, Event, Inbox, Jump, SourceFailed
 from gazette.consumer.replica_status import error_text
@@ -266,6 +267,7 @@ class Transactor:
             prior.transaction.acknowledged_at = self._clock.monotonic()
             phases = prior.transaction.phases()
             messages = prior.transaction.consumed
+        metrics.note_queued(self._sequencer.outcomes)
         self._outside.finished(
             FinishedTransaction(prior.read_through, publish_at, messages, prior.bytes, phases)
         )

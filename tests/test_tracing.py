@@ -1,0 +1,89 @@
+"""Spans of an append and a read, from a client through brokers to the blob store, in one trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from gazette import tracing
+from gazette.client.appender import AppendParams
+from gazette.etcd import Etcd
+from gazette.testing.broker import BrokerFixture, journal_spec
+
+JOURNAL = "a/journal"
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    """A program's SDK. It is the process's, and can be set once only: so it is put back by force."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    yield exporter
+    provider.shutdown()
+
+
+def test_without_an_sdk_nothing_is_traced() -> None:
+    assert not tracing.active()
+    with tracing.span("nothing", journal="x"):
+        assert not trace.get_current_span().is_recording()
+
+
+async def test_an_append_is_one_trace_from_client_to_store(
+    etcd: Etcd, tmp_path: Path, spans: InMemorySpanExporter
+) -> None:
+    async with (
+        await BrokerFixture.start(etcd, tmp_path, zone="a", id="broker-one") as one,
+        await BrokerFixture.start(etcd, tmp_path, zone="b", id="broker-two") as two,
+    ):
+        await one.create(journal_spec(JOURNAL, replication=2, length=1024))
+        await two.settled(JOURNAL)
+        spans.clear()
+        with trace.get_tracer("test").start_as_current_span("mine") as mine:
+            await one.client.append(AppendParams(JOURNAL), b"x" * 2000)
+            await one.client.append(AppendParams(JOURNAL), b"y" * 2000)
+        trace_id = mine.get_span_context().trace_id
+        while not any((one.file_root / "fragments" / JOURNAL).glob("*")):
+            await one.service.context.clock.sleep(0.01)
+        async with httpx.AsyncClient() as http:
+            await http.get(f"{one.http}/{JOURNAL}")
+    finished = spans.get_finished_spans()
+    ours = [one for one in finished if one.context.trace_id == trace_id]
+    by_id = {one.context.span_id: one for one in ours}
+    names = {(one.name, one.kind.name) for one in ours}
+    assert ("protocol.Journal/Append", "CLIENT") in names
+    assert ("protocol.Journal/Append", "SERVER") in names
+    assert ("replicate", "INTERNAL") in names
+    # The server's span is a child of the client's, over the wire.
+    server = next(one for one in ours if one.kind is trace.SpanKind.SERVER)
+    assert server.parent is not None
+    assert by_id[server.parent.span_id].kind is trace.SpanKind.CLIENT
+    assert (server.attributes or {})["gazette.journal"] == JOURNAL
+    everything = {one.name for one in finished}
+    assert {"persist", "protocol.Journal/Read"} <= everything
+    read = next(one for one in finished if one.name == "protocol.Journal/Read")
+    assert (read.attributes or {})["rpc.system"] == "grpc"
+
+
+async def test_a_failed_call_is_marked(
+    etcd: Etcd, tmp_path: Path, spans: InMemorySpanExporter
+) -> None:
+    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+        async with httpx.AsyncClient() as http:
+            response = await http.post(f"{broker.http}/v1/journals/read", json={"journal": "x"})
+        assert response.status_code == 500
+    client = next(
+        one
+        for one in spans.get_finished_spans()
+        if one.name.endswith("Read") and one.kind is trace.SpanKind.CLIENT
+    )
+    assert (client.attributes or {})["rpc.grpc.status_code"] == "UNKNOWN"
+    assert not client.status.is_ok
