@@ -57,3 +57,16 @@ def test_every_package_is_in_the_architecture() -> None:
     for package in sorted((ROOT / "gazette").iterdir()):
         if (package / "__init__.py").exists() and package.name != "etcdpb":
             assert f"gazette/{package.name}/" in architecture, package.name
+
+
+def test_every_trap_has_a_line_and_a_test_that_exists() -> None:
+    text = (ROOT / "docs" / "compatibility.md").read_text()
+    brokers, _, _ = text.partition("## Consumers")
+    assert [int(number) for number in re.findall(r"^\| (\d+) \|", brokers, re.MULTILINE)] == [
+        *range(1, 95)
+    ]
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text):
+        assert (ROOT / path).exists(), path
+        if name:
+            source = (ROOT / path).read_text()
+            assert re.search(rf"^(async )?def {name}\(", source, re.MULTILINE), f"{path}::{name}"

@@ -139,7 +139,7 @@ async def read_stored(broker: BrokerFixture) -> None:
     )
     while await reader.read(1 << 16):
         pass
-    await reader.close()
+    reader.close()
 
 
 async def test_a_consumer_exports_what_the_original_does(etcd: Etcd, tmp_path: Path) -> None:

@@ -247,7 +247,10 @@ class ListApplyApi:
         if result.succeeded and changes:
             await context.key_space.wait_for_revision(result.header.revision)
         header = context.resolver.unrouted_header()
-        header = replace(header, etcd=replace(header.etcd, revision=result.header.revision))
+        if result.succeeded:
+            header = replace(header, etcd=replace(header.etcd, revision=result.header.revision))
+        # Otherwise nothing was written at the revision of the response: under our prefix it may never
+        # come, and who waited for it would hang.
         status = Status.OK if result.succeeded else Status.ETCD_TRANSACTION_FAILED
         return broker_pb2.ApplyResponse(status=status.value, header=header.to_pb())  # type: ignore[arg-type]
 

@@ -19,7 +19,7 @@ from google.protobuf import json_format
 from gazette.auth import Capability, Claims, KeyedAuth
 from gazette.blobs.blob_store import BlobInfo
 from gazette.blobs.file import FileStore
-from gazette.broker.http_headers import route_token
+from gazette.broker.http_headers import route_headers, route_token
 from gazette.client.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.clock import SystemClock
@@ -626,3 +626,17 @@ def test_routes_have_the_compact_text_form() -> None:
     assert route_token(Route((ProcessId("ä", "x"),), 0)) == (
         'members:<zone:"\\303\\244" suffix:"x" >'
     )
+
+
+def test_a_primary_that_is_gone_has_no_location() -> None:
+    one, two = ProcessId("a", "one-broker"), ProcessId("b", "two-broker")
+    for endpoint, location in (
+        ("", None),
+        ("unix://host/path", None),
+        ("http://go:8080", "http://go:8080/a/journal"),
+        ("http://ours:8080", "http://ours:8081/a/journal"),
+    ):
+        route = Route((one, two), 1, ("http://one:8080", endpoint))
+        headers = route_headers(route, {"http://ours:8080": "http://ours:8081"}, "/a/journal")
+        assert headers.get("Location") == location
+    assert "Location" not in route_headers(EMPTY_ROUTE, {}, "/a/journal")
