@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gazette import runconsumer
-    from gazette.consumer.application import Application, DeferToNextTransaction, Shard, Store
+    from gazette.consumer.application import (
+        Application,
+        DeferToNextTransaction,
+        Shard,
+        StateView,
+        Store,
+    )
+    from gazette.consumer.query import Answer, Question
+    from gazette.consumer.service import ConsumerService
+    from gazette.consumer.shard_route import ShardRequest, shard_route
+    from gazette.consumer.shard_rpc import shard_rpc
     from gazette.errors import GazetteError
     from gazette.message.envelope import Envelope
     from gazette.message.frames import MalformedMessage
@@ -22,8 +32,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Acknowledgement": "gazette.message.message",
+    "Answer": "gazette.consumer.query",
     "Application": "gazette.consumer.application",
     "CSVRecord": "gazette.message.message",
+    "ConsumerService": "gazette.consumer.service",
     "DeferToNextTransaction": "gazette.consumer.application",
     "Envelope": "gazette.message.envelope",
     "GazetteError": "gazette.errors",
@@ -31,15 +43,22 @@ _HOMES = {
     "Message": "gazette.message.message",
     "Partition": "gazette.message.mapping",
     "Publisher": "gazette.message.publisher",
+    "Question": "gazette.consumer.query",
     "Shard": "gazette.consumer.application",
+    "ShardRequest": "gazette.consumer.shard_route",
+    "StateView": "gazette.consumer.application",
     "Store": "gazette.consumer.application",
     "__version__": "gazette.version",
+    "shard_route": "gazette.consumer.shard_route",
+    "shard_rpc": "gazette.consumer.shard_rpc",
 }
 
 __all__ = [
     "Acknowledgement",
+    "Answer",
     "Application",
     "CSVRecord",
+    "ConsumerService",
     "DeferToNextTransaction",
     "Envelope",
     "GazetteError",
@@ -47,10 +66,15 @@ __all__ = [
     "Message",
     "Partition",
     "Publisher",
+    "Question",
     "Shard",
+    "ShardRequest",
+    "StateView",
     "Store",
     "__version__",
     "runconsumer",
+    "shard_route",
+    "shard_rpc",
 ]
 
 

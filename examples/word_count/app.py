@@ -12,13 +12,22 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import grpc
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from gazette import Application, Envelope, Publisher, runconsumer
+from gazette import (
+    Application,
+    Envelope,
+    Publisher,
+    ShardRequest,
+    StateView,
+    runconsumer,
+    shard_route,
+)
 from gazette.config import setting
 from gazette.consumer.query import rpc_errors
 from gazette.consumer.service import ConsumerService
@@ -90,6 +99,9 @@ class WordCount(Application[Counts]):
     def new_store(self, shard: Any, recorder: Any) -> Counts:
         return Counts(recorder)
 
+    def new_view(self, shard: Any, directory: Path) -> StateView:
+        return Counts.view(directory)
+
     def consume_message(
         self, shard: Any, store: Counts, envelope: Envelope[NGramCount], publisher: Publisher
     ) -> None:
@@ -103,6 +115,7 @@ class WordCount(Application[Counts]):
         api = Api(service)
         add_NGramServicer_to_server(api, service.grpc_server)
         service.add_route("/query", api.http_query)
+        service.add_route("/shards/{shard:path}/counts", api.shard_counts)
         service.add_route("/publish", api.http_publish, methods=["POST"])
 
 
@@ -154,6 +167,10 @@ class Api(NGramServicer):
         return await self.service.call_shard(
             shard, lambda store: store.with_prefix(prefix), ask, header=header
         )
+
+    @shard_route()
+    def shard_counts(self, store: Counts, request: ShardRequest) -> dict[str, int]:
+        return {one.n_gram: one.count for one in store.with_prefix(request.query.get("prefix", ""))}
 
     # gRPC.
 

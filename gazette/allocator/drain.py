@@ -30,6 +30,12 @@ def can_take_over(state: State) -> bool:
     return enough and useful > 0 and useful >= wanted
 
 
+def _is_announced(state: State) -> bool:
+    """Whether our own wish to leave is in the state, or our key gone."""
+    ours = next((kv for kv in state.members if kv.key == state.local_key), None)
+    return ours is None or ours.decoded.value.exiting()
+
+
 async def patience_ends(
     clock: Clock, state: State, *, alone_timeout_s: float, timeout_s: float
 ) -> str:
@@ -42,7 +48,9 @@ async def patience_ends(
     alone_since: float | None = None
     while True:
         now = clock.monotonic()
-        alone_since = None if can_take_over(state) else now if alone_since is None else alone_since
+        # Before others know that we leave, none of them offers more than it has.
+        alone = _is_announced(state) and not can_take_over(state)
+        alone_since = None if not alone else now if alone_since is None else alone_since
         if alone_since is not None and now - alone_since >= alone_timeout_s:
             return f"no other members could take over for {alone_timeout_s:g} s"
         if now - begun >= timeout_s:

@@ -225,6 +225,34 @@ class Resolver:
                 return stopped
         return replace(resolution, shard=shard, store=shard.store)
 
+    def standby(self, shard_id: str, claims: Claims) -> Shard | None:
+        """Our replica of a shard if it is a standby that plays, and the claims cover the shard."""
+        held = self._held.get(shard_id)
+        if held is None or held.shard.reads is None or not self._covers(shard_id, claims):
+            return None
+        return held.shard
+
+    def standby_headers(self, shard_id: str, claims: Claims) -> tuple[Header, ...]:
+        """Headers for asking each other member that is a standby of a shard and ready."""
+        if not self._covers(shard_id, claims):
+            return ()
+        assignments = self._state.assignments_of(shard_id)
+        route = self.with_endpoints(route_of(assignments))
+        ready = [
+            ProcessId(kv.decoded.zone, kv.decoded.suffix)
+            for kv in assignments
+            if kv.decoded.slot and kv.decoded.value.code is ReplicaCode.STANDBY
+        ]
+        return tuple(
+            Header(member, route, self.etcd_header()) for member in ready if member != self.local_id
+        )
+
+    def _covers(self, shard_id: str, claims: Claims) -> bool:
+        item = self._state.item(shard_id)
+        return item is not None and claims.selector.matches(
+            item.decoded.value.spec.labels_with_id()
+        )
+
     def primary_of(self, shard_id: str) -> ProcessId | None:
         """Who is assigned as the primary of a shard now."""
         return route_of(self._state.assignments_of(shard_id)).primary_id

@@ -25,7 +25,7 @@ from gazette.allocator.drain import patience_ends
 from gazette.allocator.model import DecodedKV, member_key
 from gazette.allocator.session import MemberSession
 from gazette.allocator.state import State
-from gazette.auth import Claims, KeyedAuth, NoAuth
+from gazette.auth import Claims, KeyedAuth, NoAuth, Verifier
 from gazette.client.append_service import AppendService
 from gazette.client.channel import Channels, TlsSettings
 from gazette.client.client import Client
@@ -33,11 +33,12 @@ from gazette.clock import Clock
 from gazette.consumer.application import Application
 from gazette.consumer.json_gateway import json_routes
 from gazette.consumer.key_space import consumer_decoder, is_consistent
-from gazette.consumer.query import call_shard
+from gazette.consumer.query import EVERYTHING, Answer, Asking, Question
 from gazette.consumer.resolver import Resolver
 from gazette.consumer.settings import ConsumerSettings
 from gazette.consumer.shard import Shard, ShardContext
 from gazette.consumer.shard_api import ShardApi
+from gazette.consumer.shard_route import BoundShardRoute, HttpQueries
 from gazette.diagnostics import diagnostic_routes
 from gazette.errors import Bug, GazetteError, Unavailable
 from gazette.etcd import Etcd, EtcdSettings
@@ -130,6 +131,7 @@ class ConsumerService:
         self._phase = "starting"
         self._parts: _Parts | None = None
         self._routes: list[HttpRoute] = []
+        self._http_queries = HttpQueries()
         self._partitions: dict[str, PartitionWatch] = {}
         self._up: _ShardUp | None = None
 
@@ -141,9 +143,15 @@ class ConsumerService:
         return self.server.grpc
 
     def add_route(
-        self, path: str, endpoint: Callable[..., Any], methods: Iterable[str] = ("GET",)
+        self,
+        path: str,
+        endpoint: Callable[..., Any] | BoundShardRoute,
+        methods: Iterable[str] = ("GET",),
     ) -> None:
-        """Serve an HTTP route (a Starlette endpoint), in ``Application.initialize``."""
+        """Serve an HTTP route in ``Application.initialize``: a Starlette endpoint, or a method that
+        shards answer (``@shard_route``)."""
+        if isinstance(endpoint, BoundShardRoute):
+            endpoint = self._http_queries.add(path, endpoint)
         self._routes.append(HttpRoute(path, endpoint, methods=list(methods)))
 
     def config(self, group: type[T]) -> T:
@@ -189,20 +197,38 @@ class ConsumerService:
         claims: Claims | None = None,
         timeout_s: float | None = None,
     ) -> T:
-        """Have the primary of a shard answer, wherever it is. See `query.call_shard`."""
-        return await call_shard(
-            self._running.resolver,
-            self.peers,
-            self._queries,
-            self.clock,
-            shard_id,
-            serve,
-            proxy,
-            header=header,
-            read_through=read_through,
-            claims=claims,
-            timeout_s=self.settings.query_timeout_s if timeout_s is None else timeout_s,
-        )
+        """Have the primary of a shard answer, wherever it is.
+
+        ``serve(store)`` is called on a thread when this member is the primary, else
+        ``proxy(channel, header)`` with a channel to it. See `query.Asking.ask`, and `shard_rpc` and
+        `shard_route` for what does all of this for a method.
+        """
+        question = Question(shard_id, read_through or {}, None, header, claims or EVERYTHING)
+
+        async def passed_on(channel: grpc.aio.Channel, asked: Question) -> Answer[T]:
+            assert asked.header is not None
+            return Answer(await proxy(channel, asked.header), None)
+
+        return (await self.ask_shard(question, serve, passed_on, timeout_s=timeout_s)).value
+
+    async def ask_shard(
+        self,
+        question: Question,
+        serve: Callable[[Any], T],
+        proxy: Callable[[grpc.aio.Channel, Question], Awaitable[Answer[T]]],
+        *,
+        timeout_s: float | None = None,
+    ) -> Answer[T]:
+        """Have a shard answer, and say who did: see `query.Asking.ask`. ``timeout_s``: default is
+        that of the settings."""
+        asking = Asking(self._running.resolver, self.peers, self._queries, self.clock)
+        seconds = self.settings.query_timeout_s if timeout_s is None else timeout_s
+        return await asking.ask(question, serve, proxy, seconds)
+
+    @property
+    def verifier(self) -> Verifier:
+        """Who may call: of requests to this member."""
+        return self._auth
 
     # -- starting
 
@@ -249,7 +275,9 @@ class ConsumerService:
             allocate(etcd, parts.key_space, parts.state, clock=self.clock, pool=self._solver),
             name="allocate",
         )
-        self.server.grpc.add_generic_rpc_handlers((parts.shard_api.handler(),))
+        self.server.grpc.add_generic_rpc_handlers(
+            (parts.shard_api.handler(), self._http_queries.handler())
+        )
         await self.server.start_grpc()
         self._up = _ShardUp(parts.resolver)
         REGISTRY.register(self._up)

@@ -13,7 +13,7 @@ import logging
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from gazette.clock import Clock
 from gazette.consumer.application import StateView
@@ -22,8 +22,6 @@ from gazette.recoverylog.staged_files import PlayedFiles
 from gazette.tasks import BlockingPool, TaskScope
 
 log = logging.getLogger(__name__)
-
-MAX_STALENESS_S: Final = 3600.0
 
 
 class Player(Protocol):
@@ -71,7 +69,7 @@ class StandbyReads:
     @property
     def staleness_s(self) -> float | None:
         """How old the present edition is; None if there is none."""
-        return None if self._current is None else self._clock.monotonic() - self._current.as_of
+        return None if self._current is None else self.age_s(self._current)
 
     async def begin(self, max_staleness_s: float) -> Edition:
         """An edition that is at most that old, to be given back by ``end``.
@@ -83,14 +81,15 @@ class StandbyReads:
             if self._closed:
                 raise Moved("the standby has ended")
             edition = self._current
-            if edition is not None and self._age(edition) <= max_staleness_s:
-                if 2 * self._age(edition) > max_staleness_s:
+            if edition is not None and self.age_s(edition) <= max_staleness_s:
+                if 2 * self.age_s(edition) > max_staleness_s:
                     self._refresh()
                 edition.uses += 1
                 return edition
             await asyncio.shield(self._refresh())
 
-    def _age(self, edition: Edition) -> float:
+    def age_s(self, edition: Edition) -> float:
+        """How long ago something may have been committed that is not in it."""
         return self._clock.monotonic() - edition.as_of
 
     def end(self, edition: Edition) -> None:
