@@ -454,6 +454,7 @@ class Shard:
                 recovered.author,
                 recovered.directory,
                 self._appends,
+                clock=self._context.clock,
             )
         application = self._context.application
         with application_code("new_store"):

@@ -119,6 +119,15 @@ def _list_into(
     return foreign
 
 
+def fragments_in(
+    store: BlobStore, journal: JournalName, owner: FragmentOwner
+) -> Iterator[Fragment]:
+    """The fragments of a journal in one store. Blocks; raises what the store does."""
+    for info, fragment in _parsed(store.list(f"{journal}/"), journal):
+        if fragment is not None and owner.owns(fragment.path_postfix):
+            yield replace(fragment, mod_time=max(info.mod_time, 1))
+
+
 def _parsed(
     listing: Iterator[BlobInfo], journal: JournalName
 ) -> Iterator[tuple[BlobInfo, Fragment | None]]:

@@ -330,10 +330,15 @@ Plays the shard's recovery log, by its newest hints, to the write head. The shar
 goes on. SQLite databases become plain files, which every SQLite opens. --backup takes older hints, if the
 newest are damaged or name what the log does not have any more.
 
+--at gives the state of the past: the last commit that was recorded at a time or before, that ends at an
+offset of the recovery log or before, or that had read sources that far at most. How far back that goes is
+bounded by the hints that the shard has (the error tells), and by what was pruned.
+
 A directory that is not empty is refused. With --force its content is replaced, once the recovery has
 succeeded.""",
         """\
   gazctl shards recover --id shard-000 --dir ./shard-000
+  gazctl shards recover --id shard-000 --dir ./yesterday --at 2026-01-30T12:00:00Z
   sqlite3 ./shard-000/primary.db 'SELECT count(*) FROM counts'""",
     ),
     Command(

@@ -212,6 +212,11 @@ class RecoverFlags(SharedFlags):
     dir: Path | None = flag(None, "directory to recover into (required)", short="d")
     force: bool = flag(False, "replace what the directory holds")
     backup: int = flag(-1, "recover by this backup of the hints, from 0; -1: by the newest hints")
+    at: str = flag(
+        "",
+        "the state as of a time (2026-01-31T12:00:00Z), an offset of the log, or a checkpoint"
+        " (a/source=123,another=456)",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import asyncio
 import shutil
 from pathlib import Path
 from typing import Final
@@ -19,13 +19,15 @@ from gazette.gazctl.shards_list import get_shard
 from gazette.gazctl.terminal import bytes_text
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.shard import ShardSpec
+from gazette.protocol.validation import within
+from gazette.recoverylog.broker_logs import BrokerLogs
 from gazette.recoverylog.player import Player, RecoveredState
-from gazette.stores.sqlite_redo import materialize
+from gazette.recoverylog.shard_state import make_plain
+from gazette.recoverylog.time_travel import Moment, open_at
 from gazette.tasks import BlockingPool
 
 STAGING: Final = ".gazctl-recover"
 """Within the directory, so that what was recovered is moved and not copied."""
-_REDO = re.compile(r"(.+)\.redo-\d{8}")
 
 
 async def run(context: Context) -> int:
@@ -34,6 +36,12 @@ async def run(context: Context) -> int:
         raise Invalid("a shard is required", path="--id")
     if flags.dir is None:
         raise Invalid("a directory is required", path="--dir")
+    moment = None
+    if flags.at:
+        if flags.backup >= 0:
+            raise Invalid("--at looks through all hints by itself", hint="Leave out --backup.")
+        with within("--at"):
+            moment = Moment.parse(flags.at)
     pool = BlockingPool("recover", 2)
     try:
         await pool.run(check_directory, flags.dir, force=flags.force)
@@ -41,14 +49,17 @@ async def run(context: Context) -> int:
         spec = (await get_shard(context, consumer, flags.id)).spec
         if not spec.recovery_log:
             raise Invalid(f"{spec.id} has no recovery log: its state is elsewhere", path="--id")
-        hints = await choose_hints(context, consumer, client, spec, flags.backup)
-        state = await _play(context, client, hints, flags.dir / STAGING, pool)
+        if moment is None:
+            hints = await choose_hints(context, consumer, client, spec, flags.backup)
+            log = (await _play(context, client, hints, flags.dir / STAGING, pool)).log
+        else:
+            log = await _travel(context, consumer, client, spec, moment, flags.dir / STAGING, pool)
         databases = await pool.run(finish_directory, flags.dir)
         table = await pool.run(_table, flags.dir)
     finally:
         pool.close()
     context.terminal.write(table.text(context.terminal))
-    context.terminal.note(f"recovered {spec.id} from {state.log} into {flags.dir}")
+    context.terminal.note(f"recovered {spec.id} from {log} into {flags.dir}")
     for name in databases:
         context.terminal.note(f"{flags.dir / name} is a SQLite database")
     return 0
@@ -106,6 +117,29 @@ async def choose_hints(
     return FSMHints(log=log)
 
 
+async def _travel(
+    context: Context,
+    consumer: ShardClient,
+    client: Client,
+    spec: ShardSpec,
+    moment: Moment,
+    directory: Path,
+    pool: BlockingPool,
+) -> str:
+    """Recover the state of some moment of the past; its log."""
+    async with context.answering(consumer.address):
+        stored = await consumer.get_hints(spec.id)
+    hints = [one for one in (stored.primary, *stored.backups) if one is not None]
+    source = BrokerLogs(client, asyncio.get_running_loop(), stall_timeout_s=context.timeout_s)
+    state = await pool.run(
+        open_at, source, hints or [FSMHints(log=spec.recovery_log)], directory, moment
+    )
+    await pool.run(state.close)
+    time = "" if state.time is None else f", recorded at {state.time.isoformat()}"
+    context.terminal.note(f"the state at offset {state.offset}{time}")
+    return state.log
+
+
 async def _play(
     context: Context, client: Client, hints: FSMHints, directory: Path, pool: BlockingPool
 ) -> RecoveredState:
@@ -126,11 +160,7 @@ def finish_directory(directory: Path) -> list[str]:
     """Make plain databases of what was played back, and have it replace what the directory held;
     the names of databases."""
     staging = directory / STAGING
-    databases = sorted(
-        {match[1] for path in staging.iterdir() if (match := _REDO.fullmatch(path.name))}
-    )
-    for name in databases:
-        materialize(staging, name)
+    databases = list(make_plain(staging))
     for path in directory.iterdir():
         if path.name != STAGING:
             if path.is_dir() and not path.is_symlink():

@@ -1,0 +1,35 @@
+"""Recovery logs: a shard's files as recorded operations, and how they become files again.
+
+`open_at` gives the state of a shard as of any commit that its log still has.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gazette.recoverylog.broker_logs import BrokerLogs as BrokerLogs
+    from gazette.recoverylog.log_source import LogSource as LogSource
+    from gazette.recoverylog.log_source import StoredLogs as StoredLogs
+    from gazette.recoverylog.shard_state import ShardState as ShardState
+    from gazette.recoverylog.time_travel import Moment as Moment
+    from gazette.recoverylog.time_travel import open_at as open_at
+
+_MODULES = {
+    "BrokerLogs": "broker_logs",
+    "LogSource": "log_source",
+    "Moment": "time_travel",
+    "ShardState": "shard_state",
+    "StoredLogs": "log_source",
+    "open_at": "time_travel",
+}
+
+__all__ = ["BrokerLogs", "LogSource", "Moment", "ShardState", "StoredLogs", "open_at"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazily, so that importing one module of the package does not import the others.
+    if (module := _MODULES.get(name)) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -76,6 +76,9 @@ class RecordedOp:
     first_offset: int = 0
     last_offset: int = 0
     log: str = ""
+    group_time: int = 0
+    """Set on the first operation of an append: when that was made, in Unix milliseconds. 0 on the
+    others, and on all of a recorder that does not say."""
 
 
 def encode_op(op: RecordedOp) -> tuple[bytes, bytes]:
@@ -96,6 +99,8 @@ def encode_op(op: RecordedOp) -> tuple[bytes, bytes]:
             message.property.path, message.property.content = path, content
         case None:
             pass
+    if op.group_time:
+        message.group_time = op.group_time
     payload = message.SerializeToString(deterministic=True)
     return _HEADER.pack(MAGIC, len(payload)) + payload, payload
 
@@ -144,6 +149,7 @@ def decode_op(payload: bytes, *, log: str, first_offset: int, frame_end: int) ->
         first_offset=first_offset,
         last_offset=last_offset,
         log=log,
+        group_time=message.group_time,
     )
 
 

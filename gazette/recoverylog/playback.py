@@ -7,6 +7,7 @@ hand-off append.
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -99,6 +100,12 @@ class PrunedLog(Corrupt):
     )
 
 
+class BeyondTheEnd(Corrupt):
+    """Hints name operations behind the end of the log."""
+
+    default_hint = "Recover from an older backup of the hints, or restore the log's fragments."
+
+
 class Playback:
     """Decodes a log from some offset on and drives the recovery FSM.
 
@@ -106,9 +113,13 @@ class Playback:
     are an incomplete frame (or junk shorter than a header).
     """
 
-    def __init__(self, hints: FSMHints) -> None:
+    def __init__(
+        self, hints: FSMHints, *, observer: Callable[[RecordedOp, Outcome], None] | None = None
+    ) -> None:
+        """``observer`` is told of every operation and what became of it, before its actions are given."""
         self.fsm = RecoveryFSM(hints)
         self.log = hints.log
+        self._observer = observer
         self.offset = 0
         self.op_count = 0
         self.junk_bytes = 0
@@ -142,6 +153,23 @@ class Playback:
         if segment.log != self.log or self.read_offset < segment.first_offset:
             return segment.log, segment.first_offset
         return None
+
+    @property
+    def logs(self) -> set[str]:
+        """The logs that are to be read."""
+        return {self.log, *(segment.log for segment in self.fsm.hinted_segments)}
+
+    def require_heads(self, heads: Mapping[str, int]) -> None:
+        """Raise ``BeyondTheEnd`` if the hints reach beyond the end of any log, of which ``heads`` has all."""
+        for segment in self.fsm.hinted_segments:
+            head = heads[segment.log]
+            if segment.first_offset >= head or segment.last_offset > head:
+                raise BeyondTheEnd(
+                    "hints name operations beyond the end of the recovery log: data was lost",
+                    log=segment.log,
+                    write_head=head,
+                    segment=segment,
+                )
 
     def seek(self, log: str, offset: int) -> None:
         """Go on at another place. Undecoded bytes and the rest of a write are given up."""
@@ -277,11 +305,14 @@ class Playback:
         had_hints = self.fsm.has_hints
         outcome = self.fsm.apply(op, payload)
         applied = outcome is Outcome.APPLIED
+        if self._observer is not None:
+            self._observer(op, outcome)
         if outcome.advances:
             self.last_author = op.author
             self._jumped = False
         elif self._is_wedged(op, outcome, had_hints):
-            raise Corrupt(
+            kind = PrunedLog if self._jumped else Corrupt
+            raise kind(
                 f"recovery log cannot be played further: {outcome.value}",
                 log=op.log,
                 offset=op.first_offset,

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from gazette.client.appender import AppendParams, SuspendControl
+from gazette.client.appender import AppendParams
 from gazette.client.reader import OffsetJump, ReadParams
 from gazette.client.retry_reader import RetryReader
 from gazette.client.rpc_errors import status_of
@@ -34,6 +34,7 @@ from gazette.failpoints import reach
 from gazette.metrics import RECOVERED_BYTES
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.status import Status
+from gazette.recoverylog.broker_logs import write_head
 from gazette.recoverylog.fsm import RecoveryFSM
 from gazette.recoverylog.playback import Playback, PrunedLog
 from gazette.recoverylog.recorder import fence, no_op
@@ -353,36 +354,12 @@ class Player:
 
     async def _check_heads(self) -> dict[str, int]:
         """The write head of every log to be read; raises ``Corrupt`` if hints reach beyond one."""
-        segments = list(self._playback.fsm.hinted_segments)
-        names = {self.hints.log, *(segment.log for segment in segments)}
-        heads = {name: await self._write_head(name) for name in sorted(names)}
-        for segment in segments:
-            head = heads[segment.log]
-            if segment.first_offset >= head or segment.last_offset > head:
-                raise Corrupt(
-                    "hints name operations beyond the end of the recovery log: data was lost",
-                    log=segment.log,
-                    write_head=head,
-                    segment=segment,
-                    hint="Recover from an older backup of the hints, or restore the log's fragments.",
-                )
+        heads = {name: await self._write_head(name) for name in sorted(self._playback.logs)}
+        self._playback.require_heads(heads)
         return heads
 
     async def _write_head(self, name: str) -> int:
-        """The log's end. An empty append, since only the primary knows it; one that leaves a suspended
-        log suspended."""
-        try:
-            result = await self._client.append(
-                AppendParams(journal=name, suspend=SuspendControl.KEEP), b""
-            )
-        except NotAllowed as error:
-            if status_of(error) != Status.SUSPENDED.name:
-                raise
-        else:
-            return result.commit.end
-        # No broker serves it, because it has no bytes; its specification says where it goes on.
-        spec = (await self._client.get_journal(name)).spec
-        return 0 if spec.suspend is None else spec.suspend.offset
+        return await write_head(self._client, name)
 
     async def _inject(self) -> None:
         """Append the operation of the hand-off, and read through it from here on."""

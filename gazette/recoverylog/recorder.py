@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gazette.client.appender import AppendParams, AppendResult
+from gazette.clock import Clock
 from gazette.errors import Bug, Corrupt, GazetteError, Invalid, Unavailable
 from gazette.failpoints import hit
 from gazette.protocol.hints import FSMHints
@@ -93,7 +94,8 @@ class Group:
         return self._future
 
     def _record(self, action: Action, data: bytes | bytearray | memoryview = b"") -> int:
-        seq_no, frame = self._recorder._sequence(action)
+        group_time = 0 if self._chunks else self._recorder._group_time()
+        seq_no, frame = self._recorder._sequence(action, group_time)
         self._chunks.append(frame)
         self.bytes += len(frame)
         if len(data):
@@ -180,8 +182,9 @@ class Recorder:
         write_head: int,
         *,
         offline: bool = False,
+        clock: Clock | None = None,
     ) -> None:
-        """See `open`, which most callers want."""
+        """See `open`, which most callers want. Without a clock, groups have no times in the log."""
         if not directory.is_absolute():
             raise Invalid("a recorder needs an absolute directory", directory=str(directory))
         self.fsm = fsm
@@ -193,6 +196,7 @@ class Recorder:
         the way may be recorded later, all at once, which `at_end` is for."""
         self._at_end: list[Callable[[], None]] = []
         self._appends = appends
+        self._clock = clock
         self._write_head = write_head
         self._recent: OpFuture[AppendResult] | None = None
         self._broken: BaseException | None = None
@@ -208,16 +212,19 @@ class Recorder:
         directory: Path,
         appends: LogAppends,
         *,
+        clock: Clock | None = None,
         deadline_s: float = 60.0,
     ) -> Recorder:
         """Continue a log where ``fsm`` ends. Blocks for one append to learn the write head.
+
+        ``clock`` gives the times by which the state of a moment is found again (`open_at`).
 
         When the log is not the one that ``fsm`` was played from (a fork), a first operation fences it.
         Raises ``Unavailable`` when the log does not answer within ``deadline_s`` seconds.
         """
         barrier = appends.start_append(AppendParams(journal=log)).release()
         head = _await(barrier, deadline_s, log).commit.end
-        recorder = cls(fsm, author, directory, appends, log, head)
+        recorder = cls(fsm, author, directory, appends, log, head, clock=clock)
         if fsm.last_log != log:
             recorder._fence_fork()
         return recorder
@@ -232,7 +239,10 @@ class Recorder:
         txn.write(frame)
         self._recent = txn.release()
 
-    def _sequence(self, action: Action) -> tuple[int, bytes]:
+    def _group_time(self) -> int:
+        return 0 if self._clock is None else max(1, int(self._clock.now() * 1000))
+
+    def _sequence(self, action: Action, group_time: int = 0) -> tuple[int, bytes]:
         """Give an operation the next sequence number; (its number, its frame)."""
         op = RecordedOp(
             seq_no=self.fsm.next_seq_no,
@@ -242,6 +252,7 @@ class Recorder:
             first_offset=self._write_head,
             last_offset=0,
             log=self.log,
+            group_time=group_time,
         )
         frame, payload = encode_op(op)
         outcome = self.fsm.apply(op, payload)

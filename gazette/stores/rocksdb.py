@@ -21,7 +21,7 @@ from gazette.consumer.application import Shard, Store
 from gazette.errors import Broken, Closed, Corrupt, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.recoverylog.recorder import Recorder
-from gazette.stores.rocksdb_keys import (
+from gazette.recoverylog.rocksdb_keys import (
     CHECKPOINT_KEY,
     FIRST_USER_KEY,
     MARK_PREFIX,

@@ -29,7 +29,7 @@ import apsw
 
 from gazette.errors import Broken, Bug, Corrupt, Invalid
 from gazette.recoverylog.recorder import Group, Recorder
-from gazette.stores.sqlite_redo import (
+from gazette.recoverylog.sqlite_redo import (
     HEADER_LENGTH,
     ImageFrame,
     PageChange,

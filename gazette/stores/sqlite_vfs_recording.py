@@ -20,7 +20,7 @@ import apsw
 
 from gazette.errors import Invalid
 from gazette.recoverylog.recorder import Recorder
-from gazette.stores.sqlite_redo import is_recorded
+from gazette.recoverylog.sqlite_redo import is_recorded
 from gazette.stores.sqlite_redo_recording import BUSY_MS, checkpoint
 from gazette.tasks import OpFuture
 

@@ -17,8 +17,8 @@ import apsw
 
 from gazette.consumer.application import StateView
 from gazette.errors import Bug, Corrupt, GazetteError
+from gazette.recoverylog.sqlite_redo import apply_redo, build, redo_files
 from gazette.recoverylog.staged_files import PlayedFiles
-from gazette.stores.sqlite_redo import apply_redo, build, redo_files
 
 DATABASE: Final = "primary.db"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,6 +51,15 @@ class MemoryLog:
         """The write head."""
         return len(self.data)
 
+    @property
+    def fragments(self) -> Sequence[Fragment]:
+        """Those that were stored."""
+        return ()
+
+    def __getitem__(self, span: slice) -> bytes:
+        """Some bytes, as of now."""
+        return bytes(self.data[span])
+
     def start_append(
         self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
     ) -> MemoryTxn:
@@ -95,7 +104,7 @@ class FragmentLog(MemoryLog):
     def __init__(self, store: BlobStore, *, fragment_bytes: int = 4 << 20) -> None:
         super().__init__()
         self.store = store
-        self.fragments: list[Fragment] = []
+        self._fragments: list[Fragment] = []
         self.pruned_bytes = 0
         self._fragment_bytes = fragment_bytes
         self._spool = bytearray()
@@ -106,6 +115,10 @@ class FragmentLog(MemoryLog):
     def end(self) -> int:
         """The write head."""
         return self._begin + len(self._spool)
+
+    @property
+    def fragments(self) -> Sequence[Fragment]:
+        return self._fragments
 
     def _commit(self, content: bytes, future: OpFuture[AppendResult]) -> None:
         begin = self.end
@@ -122,7 +135,7 @@ class FragmentLog(MemoryLog):
         digest = hashlib.sha1(self._spool, usedforsecurity=False).digest()
         fragment = Fragment(LOG, self._begin, self.end, digest)
         self.store.put(fragment.content_path(), io.BytesIO(self._spool))
-        self.fragments.append(fragment)
+        self._fragments.append(fragment)
         self._begin = self.end
         self._spool.clear()
 
@@ -138,7 +151,7 @@ class FragmentLog(MemoryLog):
             if fragment in spooled:
                 continue
             self.store.remove(fragment.content_path())
-            self.fragments.remove(fragment)
+            self._fragments.remove(fragment)
             removed += fragment.length
         self.pruned_bytes += removed
         return removed
@@ -156,6 +169,43 @@ class FragmentLog(MemoryLog):
                         self._cached = fragment, file.read()
                 return self._cached[1][start - fragment.begin : stop - fragment.begin]
         raise Corrupt("the log was pruned here", offset=start)
+
+
+class MemoryLogs:
+    """The `LogSource` of one log in memory, or in a directory. ``begin``: nothing before it is left."""
+
+    def __init__(self, log: MemoryLog, *, begin: int = 0, piece_bytes: int = 1 << 16) -> None:
+        self.knows_heads = True
+        self._log = log
+        self._begin = begin
+        self._piece_bytes = piece_bytes
+
+    def bounds(self, log: str) -> tuple[int, int]:
+        first = min((one.begin for one in self._log.fragments), default=self._begin)
+        return max(first, self._begin), self._log.end
+
+    def read(self, log: str, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
+        at = max(begin, self.bounds(log)[0])
+        while at < end:
+            data = self._log[at : min(end, at + self._piece_bytes)]
+            yield at, data
+            at += len(data)
+
+
+class LogClock:
+    """Time as a log tells it: a millisecond for each byte, after a fixed moment."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+
+    def now(self) -> float:
+        return 1_700_000_000 + self._log.end / 1000
+
+    def monotonic(self) -> float:
+        return self._log.end / 1000
+
+    async def sleep(self, seconds: float) -> None:
+        raise Bug("a log's time passes by appends only")
 
 
 class MemoryTxn:
@@ -192,7 +242,7 @@ class Replayer:
 
     def advance(
         self,
-        data: bytes | memoryview | FragmentLog,
+        data: bytes | memoryview | MemoryLog,
         end: int,
         *,
         chunk_bytes: Callable[[], int] = lambda: 1 << 16,
@@ -257,9 +307,8 @@ def take_over(
 ) -> Recorder:
     """Recover a log as its next owner: play it back, hand it off to a new author, and go on."""
     replayer = Replayer(directory, hints=hints)
-    source = log if isinstance(log, FragmentLog) else memoryview(bytes(log.data))
     try:
-        replayer.advance(source, log.end, chunk_bytes=lambda: 1 << 20)
+        replayer.advance(log, log.end, chunk_bytes=lambda: 1 << 20)
         fsm = replayer.finish()
     except BaseException:
         replayer.abandon()
@@ -270,4 +319,4 @@ def take_over(
     payload = frame[HEADER_LENGTH:]
     op = decode_op(payload, log=LOG, first_offset=first_offset, frame_end=log.end)
     assert fsm.apply(op, payload) is Outcome.APPLIED
-    return Recorder(fsm, author, directory, log, LOG, log.end)
+    return Recorder(fsm, author, directory, log, LOG, log.end, clock=LogClock(log))

@@ -290,7 +290,7 @@ async def test_a_shard_is_recovered_into_a_directory(
 ) -> None:
     await broker.create(source_spec("a/source"), log_spec("shard-one"))
     await words.create(shard_spec("shard-one", "a/source"))
-    await append(broker, frame("one"), frame("two"), frame("one"), journal="a/source")
+    first = await append(broker, frame("one"), frame("two"), frame("one"), journal="a/source")
     await words.read_to_heads("shard-one")
 
     # Case: into a directory that is made; the database is a plain one.
@@ -317,6 +317,18 @@ async def test_a_shard_is_recovered_into_a_directory(
     await gazctl.ok(*recover, target, "--force")
     assert os.listdir(target) == ["primary.db"]
     assert counts(target) == [("one", 2), ("three", 1), ("two", 1)]
+
+    # Case: the state of the past, by a checkpoint, by a time, and by an offset of the log.
+    for at in (f"a/source={first}", f"a/source={first},an/other=0"):
+        result = await gazctl.ok(*recover, tmp_path / "past", "--force", "--at", at)
+        assert "the state at offset" in result.err
+        assert counts(tmp_path / "past") == [("one", 2), ("two", 1)]
+    result = await gazctl.ok(*recover, tmp_path / "now", "--at", "2100-01-01T00:00:00Z")
+    assert counts(tmp_path / "now") == [("one", 2), ("three", 1), ("two", 1)]
+    result = await gazctl.ok(*recover, tmp_path / "nothing", "--at", "1")
+    for wrong in (("--at", "soon"), ("--at", "5", "--backup", "0")):
+        result = await gazctl(*recover, tmp_path / "wrong", *wrong)
+        assert (result.code, "--at" in result.err) == (2, True)
 
     # Case: a recovery that fails leaves what was there, also with --force.
     lost = FSMHints(f"{LOGS}/shard-one", (FnodeSegments(1, (Segment(1, 1, 10**9, 0, 1),)),))

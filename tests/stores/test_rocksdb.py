@@ -15,8 +15,7 @@ from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.hints import FSMHints
 from gazette.recoverylog.fsm import RecoveryFSM
 from gazette.recoverylog.recorder import Recorder
-from gazette.stores.rocksdb import RocksDBOptions, RocksDBStore
-from gazette.stores.rocksdb_keys import (
+from gazette.recoverylog.rocksdb_keys import (
     CHECKPOINT_KEY,
     MARK_PREFIX,
     decode_offset,
@@ -24,6 +23,7 @@ from gazette.stores.rocksdb_keys import (
     journal_of,
     mark_key,
 )
+from gazette.stores.rocksdb import RocksDBOptions, RocksDBStore
 from gazette.stores.rocksdb_wal import batches
 from gazette.testing.recovery import LOG, MemoryLog, take_over
 

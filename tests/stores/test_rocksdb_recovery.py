@@ -21,8 +21,8 @@ from gazette.protocol.hints import FSMHints
 from gazette.recoverylog.fsm import RecoveryFSM
 from gazette.recoverylog.ops import HEADER_LENGTH, Unlink, decode_op, frame_length
 from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.rocksdb_keys import CHECKPOINT_KEY
 from gazette.stores.rocksdb import RocksDBOptions, RocksDBStore
-from gazette.stores.rocksdb_keys import CHECKPOINT_KEY
 from gazette.stores.rocksdb_recording import RocksDBRecording
 from gazette.tasks import OpFuture, failed
 from gazette.testing.recovery import LOG, MemoryLog, Replayer, replay, take_over

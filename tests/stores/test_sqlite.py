@@ -15,8 +15,8 @@ import pytest
 
 from gazette.errors import Closed, Corrupt, GazetteError, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
+from gazette.recoverylog.sqlite_redo import materialize
 from gazette.stores.sqlite import SQLiteStore
-from gazette.stores.sqlite_redo import materialize
 from gazette.stores.sqlite_redo_recording import RedoRecording
 from gazette.testing.recovery import MemoryLog, replay, take_over
 

@@ -20,8 +20,8 @@ from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.hints import FSMHints
 from gazette.recoverylog.fsm import RecoveryFSM
 from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.sqlite_redo import is_recorded, materialize
 from gazette.stores.sqlite import SQLiteStore
-from gazette.stores.sqlite_redo import is_recorded, materialize
 from gazette.stores.sqlite_redo_recording import RedoRecording
 from gazette.stores.sqlite_vfs_recording import VfsRecording
 from gazette.testing.recovery import LOG, MemoryLog, Replayer, replay, take_over

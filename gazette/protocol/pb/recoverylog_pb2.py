@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%gazette/protocol/pb/recoverylog.proto\x12\x0brecoverylog\"\xcc\x03\n\nRecordedOp\x12\x0e\n\x06seq_no\x18\x01 \x01(\x03\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x07\x12\x0e\n\x06\x61uthor\x18\x03 \x01(\x07\x12.\n\x06\x63reate\x18\x04 \x01(\x0b\x32\x1e.recoverylog.RecordedOp.Create\x12*\n\x04link\x18\x05 \x01(\x0b\x32\x1c.recoverylog.RecordedOp.Link\x12,\n\x06unlink\x18\x06 \x01(\x0b\x32\x1c.recoverylog.RecordedOp.Link\x12,\n\x05write\x18\x07 \x01(\x0b\x32\x1d.recoverylog.RecordedOp.Write\x12\'\n\x08property\x18\x08 \x01(\x0b\x32\x15.recoverylog.Property\x12\x14\n\x0c\x66irst_offset\x18\t \x01(\x03\x12\x13\n\x0blast_offset\x18\n \x01(\x03\x12\x0b\n\x03log\x18\x0b \x01(\t\x1a\x16\n\x06\x43reate\x12\x0c\n\x04path\x18\x01 \x01(\t\x1a#\n\x04Link\x12\r\n\x05\x66node\x18\x01 \x01(\x03\x12\x0c\n\x04path\x18\x02 \x01(\t\x1a\x36\n\x05Write\x12\r\n\x05\x66node\x18\x01 \x01(\x03\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0e\n\x06length\x18\x03 \x01(\x03\")\n\x08Property\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x94\x01\n\x07Segment\x12\x0e\n\x06\x61uthor\x18\x01 \x01(\x07\x12\x14\n\x0c\x66irst_seq_no\x18\x02 \x01(\x03\x12\x14\n\x0c\x66irst_offset\x18\x03 \x01(\x03\x12\x16\n\x0e\x66irst_checksum\x18\x04 \x01(\x07\x12\x13\n\x0blast_seq_no\x18\x05 \x01(\x03\x12\x13\n\x0blast_offset\x18\x06 \x01(\x03\x12\x0b\n\x03log\x18\x07 \x01(\t\"F\n\rFnodeSegments\x12\r\n\x05\x66node\x18\x01 \x01(\x03\x12&\n\x08segments\x18\x02 \x03(\x0b\x32\x14.recoverylog.Segment\"r\n\x08\x46SMHints\x12\x0b\n\x03log\x18\x01 \x01(\t\x12.\n\nlive_nodes\x18\x02 \x03(\x0b\x32\x1a.recoverylog.FnodeSegments\x12)\n\nproperties\x18\x03 \x03(\x0b\x32\x15.recoverylog.Propertyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%gazette/protocol/pb/recoverylog.proto\x12\x0brecoverylog\"\xe1\x03\n\nRecordedOp\x12\x0e\n\x06seq_no\x18\x01 \x01(\x03\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x07\x12\x0e\n\x06\x61uthor\x18\x03 \x01(\x07\x12.\n\x06\x63reate\x18\x04 \x01(\x0b\x32\x1e.recoverylog.RecordedOp.Create\x12*\n\x04link\x18\x05 \x01(\x0b\x32\x1c.recoverylog.RecordedOp.Link\x12,\n\x06unlink\x18\x06 \x01(\x0b\x32\x1c.recoverylog.RecordedOp.Link\x12,\n\x05write\x18\x07 \x01(\x0b\x32\x1d.recoverylog.RecordedOp.Write\x12\'\n\x08property\x18\x08 \x01(\x0b\x32\x15.recoverylog.Property\x12\x13\n\ngroup_time\x18\xe8\x07 \x01(\x03\x12\x14\n\x0c\x66irst_offset\x18\t \x01(\x03\x12\x13\n\x0blast_offset\x18\n \x01(\x03\x12\x0b\n\x03log\x18\x0b \x01(\t\x1a\x16\n\x06\x43reate\x12\x0c\n\x04path\x18\x01 \x01(\t\x1a#\n\x04Link\x12\r\n\x05\x66node\x18\x01 \x01(\x03\x12\x0c\n\x04path\x18\x02 \x01(\t\x1a\x36\n\x05Write\x12\r\n\x05\x66node\x18\x01 \x01(\x03\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0e\n\x06length\x18\x03 \x01(\x03\")\n\x08Property\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x94\x01\n\x07Segment\x12\x0e\n\x06\x61uthor\x18\x01 \x01(\x07\x12\x14\n\x0c\x66irst_seq_no\x18\x02 \x01(\x03\x12\x14\n\x0c\x66irst_offset\x18\x03 \x01(\x03\x12\x16\n\x0e\x66irst_checksum\x18\x04 \x01(\x07\x12\x13\n\x0blast_seq_no\x18\x05 \x01(\x03\x12\x13\n\x0blast_offset\x18\x06 \x01(\x03\x12\x0b\n\x03log\x18\x07 \x01(\t\"F\n\rFnodeSegments\x12\r\n\x05\x66node\x18\x01 \x01(\x03\x12&\n\x08segments\x18\x02 \x03(\x0b\x32\x14.recoverylog.Segment\"r\n\x08\x46SMHints\x12\x0b\n\x03log\x18\x01 \x01(\t\x12.\n\nlive_nodes\x18\x02 \x03(\x0b\x32\x1a.recoverylog.FnodeSegments\x12)\n\nproperties\x18\x03 \x03(\x0b\x32\x15.recoverylog.Propertyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,19 +32,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gazette.protocol.pb.recover
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RECORDEDOP']._serialized_start=55
-  _globals['_RECORDEDOP']._serialized_end=515
-  _globals['_RECORDEDOP_CREATE']._serialized_start=400
-  _globals['_RECORDEDOP_CREATE']._serialized_end=422
-  _globals['_RECORDEDOP_LINK']._serialized_start=424
-  _globals['_RECORDEDOP_LINK']._serialized_end=459
-  _globals['_RECORDEDOP_WRITE']._serialized_start=461
-  _globals['_RECORDEDOP_WRITE']._serialized_end=515
-  _globals['_PROPERTY']._serialized_start=517
-  _globals['_PROPERTY']._serialized_end=558
-  _globals['_SEGMENT']._serialized_start=561
-  _globals['_SEGMENT']._serialized_end=709
-  _globals['_FNODESEGMENTS']._serialized_start=711
-  _globals['_FNODESEGMENTS']._serialized_end=781
-  _globals['_FSMHINTS']._serialized_start=783
-  _globals['_FSMHINTS']._serialized_end=897
+  _globals['_RECORDEDOP']._serialized_end=536
+  _globals['_RECORDEDOP_CREATE']._serialized_start=421
+  _globals['_RECORDEDOP_CREATE']._serialized_end=443
+  _globals['_RECORDEDOP_LINK']._serialized_start=445
+  _globals['_RECORDEDOP_LINK']._serialized_end=480
+  _globals['_RECORDEDOP_WRITE']._serialized_start=482
+  _globals['_RECORDEDOP_WRITE']._serialized_end=536
+  _globals['_PROPERTY']._serialized_start=538
+  _globals['_PROPERTY']._serialized_end=579
+  _globals['_SEGMENT']._serialized_start=582
+  _globals['_SEGMENT']._serialized_end=730
+  _globals['_FNODESEGMENTS']._serialized_start=732
+  _globals['_FNODESEGMENTS']._serialized_end=802
+  _globals['_FSMHINTS']._serialized_start=804
+  _globals['_FSMHINTS']._serialized_end=918
 # @@protoc_insertion_point(module_scope)

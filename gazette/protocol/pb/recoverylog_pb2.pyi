@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RecordedOp(_message.Message):
-    __slots__ = ("seq_no", "checksum", "author", "create", "link", "unlink", "write", "property", "first_offset", "last_offset", "log")
+    __slots__ = ("seq_no", "checksum", "author", "create", "link", "unlink", "write", "property", "group_time", "first_offset", "last_offset", "log")
     class Create(_message.Message):
         __slots__ = ("path",)
         PATH_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class RecordedOp(_message.Message):
     UNLINK_FIELD_NUMBER: _ClassVar[int]
     WRITE_FIELD_NUMBER: _ClassVar[int]
     PROPERTY_FIELD_NUMBER: _ClassVar[int]
+    GROUP_TIME_FIELD_NUMBER: _ClassVar[int]
     FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LAST_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
@@ -48,10 +49,11 @@ class RecordedOp(_message.Message):
     unlink: RecordedOp.Link
     write: RecordedOp.Write
     property: Property
+    group_time: int
     first_offset: int
     last_offset: int
     log: str
-    def __init__(self, seq_no: _Optional[int] = ..., checksum: _Optional[int] = ..., author: _Optional[int] = ..., create: _Optional[_Union[RecordedOp.Create, _Mapping]] = ..., link: _Optional[_Union[RecordedOp.Link, _Mapping]] = ..., unlink: _Optional[_Union[RecordedOp.Link, _Mapping]] = ..., write: _Optional[_Union[RecordedOp.Write, _Mapping]] = ..., property: _Optional[_Union[Property, _Mapping]] = ..., first_offset: _Optional[int] = ..., last_offset: _Optional[int] = ..., log: _Optional[str] = ...) -> None: ...
+    def __init__(self, seq_no: _Optional[int] = ..., checksum: _Optional[int] = ..., author: _Optional[int] = ..., create: _Optional[_Union[RecordedOp.Create, _Mapping]] = ..., link: _Optional[_Union[RecordedOp.Link, _Mapping]] = ..., unlink: _Optional[_Union[RecordedOp.Link, _Mapping]] = ..., write: _Optional[_Union[RecordedOp.Write, _Mapping]] = ..., property: _Optional[_Union[Property, _Mapping]] = ..., group_time: _Optional[int] = ..., first_offset: _Optional[int] = ..., last_offset: _Optional[int] = ..., log: _Optional[str] = ...) -> None: ...
 
 class Property(_message.Message):
     __slots__ = ("path", "content")

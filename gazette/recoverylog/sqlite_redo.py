@@ -16,14 +16,15 @@ A frame is either whole or not there: it is written by one operation of the log,
 very end is ignored. Every file's header says where its predecessor ends, so that a torn end which was
 written over by a later owner can never be read as data.
 
-Everything here works on files and bytes only; `sqlite` owns the connection. This form is our own: the
-Go original records RocksDB files in its place.
+Everything here works on files and bytes only; `stores/sqlite_redo_recording` owns the connection. This
+form is our own: the Go original records RocksDB files in its place.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
+import mmap
 import os
 import re
 import struct
@@ -44,6 +45,7 @@ HEADER_LENGTH: Final = _HEADER.size
 _FRAME: Final = struct.Struct("<IIB")  # payload length, crc of kind and payload, kind
 _COMMIT: Final = struct.Struct("<II")  # pages of the database, pages in the frame
 _PAGE: Final = struct.Struct("<IH")  # page number (from 1), ranges (WHOLE: the page itself)
+_LENGTH: Final = struct.Struct("<H")  # length - 1 of a whole page, less the zeros at its end
 _RANGE: Final = struct.Struct("<HH")  # offset, length - 1
 _IMAGE: Final = struct.Struct("<IIIIII")  # group, serial, first page, pages, crc, database pages
 
@@ -62,14 +64,6 @@ class PageChange:
     page: int
     ranges: tuple[tuple[int, bytes], ...]
     whole: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CommitFrame:
-    """One commit: the size of the database after it, in pages, and what changed."""
-
-    pages: int
-    changes: tuple[PageChange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +120,7 @@ def encode_commit(pages: int, changes: Iterable[PageChange]) -> bytes:
             data = change.ranges[0][1]
             stripped = data.rstrip(b"\0") or b"\0"
             parts.append(_PAGE.pack(change.page, WHOLE))
-            parts.append(struct.pack("<H", len(stripped) - 1))
+            parts.append(_LENGTH.pack(len(stripped) - 1))
             parts.append(stripped)
             continue
         parts.append(_PAGE.pack(change.page, len(change.ranges)))
@@ -143,30 +137,54 @@ def encode_image(frame: ImageFrame) -> bytes:
     )
 
 
-def _decode_commit(payload: memoryview, page_size: int) -> CommitFrame:
-    pages, count = _COMMIT.unpack_from(payload)
+def _changes(payload: memoryview, page_size: int) -> Iterator[tuple[int, int, bytes | memoryview]]:
+    """(page, offset in it, bytes) of all that one commit frame changed. Raises ``Corrupt``."""
+    _, count = _COMMIT.unpack_from(payload)
     at = _COMMIT.size
-    changes: list[PageChange] = []
     for _ in range(count):
         page, n_ranges = _PAGE.unpack_from(payload, at)
         at += _PAGE.size
+        if not page:
+            raise Corrupt("redo frame changes a page that cannot be")
         if n_ranges == WHOLE:
-            length = struct.unpack_from("<H", payload, at)[0] + 1
-            at += 2
-            data = bytes(payload[at : at + length]).ljust(page_size, b"\0")
+            length = _LENGTH.unpack_from(payload, at)[0] + 1
+            at += _LENGTH.size
+            if length > page_size:
+                raise Corrupt("redo frame has a range beyond its page", page=page)
+            yield page, 0, bytes(payload[at : at + length]).ljust(page_size, b"\0")
             at += length
-            changes.append(PageChange(page, ((0, data),), whole=True))
             continue
-        ranges: list[tuple[int, bytes]] = []
         for _ in range(n_ranges):
             offset, length = _RANGE.unpack_from(payload, at)
             at += _RANGE.size
-            ranges.append((offset, bytes(payload[at : at + length + 1])))
+            if offset + length >= page_size:
+                raise Corrupt("redo frame has a range beyond its page", page=page)
+            yield page, offset, payload[at : at + length + 1]
             at += length + 1
-        changes.append(PageChange(page, tuple(ranges), whole=False))
     if at != len(payload):
         raise Corrupt("redo frame is longer than its pages", length=len(payload), read=at)
-    return CommitFrame(pages, tuple(changes))
+
+
+class LaterImages:
+    """Pages whose image was taken later than what is being read, and has its changes."""
+
+    def __init__(self, groups: dict[int, GroupImage]) -> None:
+        self._images = sorted((image.first, image.count, group) for group, image in groups.items())
+        self._firsts = [first for first, _, _ in self._images]
+        self._waiting = set(groups)
+
+    def announce(self, group: int) -> None:
+        """The image of ``group`` was taken here."""
+        self._waiting.discard(group)
+
+    def have(self, page: int) -> bool:
+        if not self._waiting:
+            return False
+        position = bisect.bisect_right(self._firsts, page) - 1
+        if position < 0:
+            return False
+        first, count, group = self._images[position]
+        return page < first + count and group in self._waiting
 
 
 def diff_page(
@@ -373,11 +391,9 @@ def apply_redo(descriptor: int, file: RedoFile, begin: int, pages: int) -> tuple
         at += _FRAME.size + len(payload)
         if kind != KIND_COMMIT:
             continue
-        commit = _decode_commit(payload, file.page_size)
-        pages = commit.pages
-        for change in commit.changes:
-            for offset, data in change.ranges:
-                _pwrite(descriptor, data, (change.page - 1) * file.page_size + offset)
+        (pages, _) = _COMMIT.unpack_from(payload)
+        for page, offset, data in _changes(payload, file.page_size):
+            _pwrite(descriptor, data, (page - 1) * file.page_size + offset)
     return pages, at
 
 
@@ -416,29 +432,30 @@ def _write_images(
 
 def _replay(descriptor: int, files: list[RedoFile], state: RedoState) -> None:
     """Second pass: apply every change that is later than its page's image."""
-    images = sorted((image.first, image.count, group) for group, image in state.groups.items())
-    firsts = [first for first, _, _ in images]
-    announced: set[int] = set()
-    for file in files:
-        for kind, payload in file.frames():
-            if kind == KIND_IMAGE:
-                frame = ImageFrame(*_IMAGE.unpack(payload))
-                final = state.groups.get(frame.group)
-                if final is not None and final.serial == frame.serial:
-                    announced.add(frame.group)
-                continue
-            for change in _decode_commit(payload, state.page_size).changes:
-                position = bisect.bisect_right(firsts, change.page) - 1
-                if position >= 0:
-                    first, count, group = images[position]
-                    if change.page < first + count and group not in announced:
-                        continue  # The image was taken later and has this change.
-                base = (change.page - 1) * state.page_size
-                for offset, data_range in change.ranges:
-                    _pwrite(descriptor, data_range, base + offset)
+    page_size, pages = state.page_size, state.pages
+    if not pages:
+        return
+    # Written through memory: a disk that is full must say so now, and not by a signal.
+    os.posix_fallocate(descriptor, 0, pages * page_size)
+    later = LaterImages(state.groups)
+    with mmap.mmap(descriptor, pages * page_size) as target:
+        for file in files:
+            for kind, payload in file.frames():
+                if kind == KIND_IMAGE:
+                    frame = ImageFrame(*_IMAGE.unpack(payload))
+                    final = state.groups.get(frame.group)
+                    if final is not None and final.serial == frame.serial:
+                        later.announce(frame.group)
+                    continue
+                for page, offset, data in _changes(payload, page_size):
+                    # A page beyond the final end was dropped. Had it come back, then as a whole.
+                    if page > pages or later.have(page):
+                        continue
+                    begin = (page - 1) * page_size + offset
+                    target[begin : begin + len(data)] = data
 
 
-def _pwrite(descriptor: int, data: bytes, offset: int) -> None:
+def _pwrite(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     view = memoryview(data)
     while len(view):
         written = os.pwrite(descriptor, view, offset)

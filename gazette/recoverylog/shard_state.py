@@ -1,0 +1,317 @@
+"""A shard's recovered files, opened read-only: SQL, keys and values, or a JSON document.
+
+`make_plain` is the one way from files as they stand in a log to files that stock tools open: promotion,
+``gazctl shards recover``, time travel and views of standbys all go through it, or through the
+`materialize` that it calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+import apsw
+
+from gazette.errors import Corrupt, Invalid, NotFound
+from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
+from gazette.protocol.ids import JournalName, Offset
+from gazette.recoverylog.rocksdb_keys import (
+    CHECKPOINT_KEY,
+    FIRST_USER_KEY,
+    MARK_PREFIX,
+    decode_offset,
+    journal_of,
+)
+from gazette.recoverylog.sqlite_redo import materialize
+
+PRIMARY_DATABASE: Final = "primary.db"
+STATE_FILE: Final = "state.json"
+_REDO: Final = re.compile(r"(.+)\.redo-\d{8}")
+_LEFTOVER: Final = re.compile(r"\d+\.(sst|blob|log)(\..*)?|MANIFEST-\d+(\..*)?|IDENTITY|next\.json")
+_SQLITE_MAGIC: Final = b"SQLite format 3\0"
+_DEFAULT: Final = "default"
+
+
+class StateKind(enum.Enum):
+    """What a directory of recovered files holds."""
+
+    SQLITE = "sqlite"
+    ROCKSDB = "rocksdb"
+    JSON = "json"
+    FILES = "files"
+    """Files of a store that is none of ours, or none at all."""
+
+
+def make_plain(directory: Path) -> tuple[str, ...]:
+    """Turn what was played back into files that stock SQLite opens; the names of databases.
+
+    Blocks. Files of other kinds stay as they are. May be repeated. Raises ``Corrupt`` when a database's
+    files contradict each other, ``GazetteError`` when the disk is full.
+    """
+    names = [path.name for path in directory.iterdir() if path.is_file()]
+    databases = {match[1] for name in names if (match := _REDO.fullmatch(name))}
+    for name in databases:
+        materialize(directory, name)
+    databases |= {
+        path.name for path in directory.iterdir() if path.is_file() and _is_database(path)
+    }
+    for name in databases:
+        if any((directory / f"{name}{suffix}").exists() for suffix in ("-wal", "-journal")):
+            _settle(directory / name)
+    return tuple(sorted(databases))
+
+
+def _is_database(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
+
+
+def _settle(path: Path) -> None:
+    """Have SQLite roll a hot journal back, or move a WAL into the database, as after a crash."""
+    try:
+        connection = apsw.Connection(str(path))
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        raise Corrupt(f"a recovered database does not open: {error}", path=str(path)) from error
+
+
+class ShardState:
+    """The state of a shard at one commit, read-only. Blocking; for one thread at a time.
+
+    ``offset`` is where in ``log`` the state ends; ``time`` when its last transaction was recorded, if
+    the log says so. Use it as a context manager, or ``close`` it; files stay where they are unless it
+    was made with ``owns_directory``.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        log: JournalName = "",
+        offset: Offset = 0,
+        time: datetime | None = None,
+        owns_directory: bool = False,
+    ) -> None:
+        """Open recovered files, after `make_plain`. Raises what that does."""
+        self.directory = directory
+        self.log = log
+        self.offset = offset
+        self.time = time
+        self.databases = make_plain(directory)
+        """Names of SQLite databases."""
+        self.kind = self._find_kind()
+        self._owns_directory = owns_directory
+        self._connection: apsw.Connection | None = None
+        self._rocksdb: Any = None
+        self._families: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close what was opened. May be repeated."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._families.clear()
+        database, self._rocksdb = self._rocksdb, None
+        if database is not None:
+            database.close()
+        if self._owns_directory:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _find_kind(self) -> StateKind:
+        if PRIMARY_DATABASE in self.databases:
+            return StateKind.SQLITE
+        if (self.directory / "CURRENT").exists():
+            return StateKind.ROCKSDB
+        if (self.directory / STATE_FILE).exists():
+            return StateKind.JSON
+        return StateKind.FILES
+
+    def _require(self, kind: StateKind, what: str) -> None:
+        if self.kind is not kind:
+            raise Invalid(
+                f"{what} of a state of kind {self.kind.value!r}",
+                directory=str(self.directory),
+                hint="SQLite states have query(), RocksDB states get() and iterate(), JSON states"
+                " document(); any other is files in the directory.",
+            )
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """How far the state's sources were read, and what was to be acknowledged. Empty before the first
+        commit. Raises ``Invalid`` for a state of a store that is none of ours."""
+        match self.kind:
+            case StateKind.SQLITE:
+                if not self.query("SELECT 1 FROM sqlite_master WHERE name = 'gazette_checkpoint'"):
+                    return Checkpoint()
+                rows = self.query("SELECT checkpoint FROM gazette_checkpoint")
+                return Checkpoint.from_bytes(rows[0][0]) if rows else Checkpoint()
+            case StateKind.ROCKSDB:
+                return self._rocksdb_checkpoint()
+            case StateKind.JSON:
+                return decode_state_file((self.directory / STATE_FILE).read_bytes())[1]
+            case StateKind.FILES:
+                if all(_LEFTOVER.fullmatch(path.name) for path in self.directory.iterdir()):
+                    return Checkpoint()  # The log ends here before the first commit.
+                raise Invalid(
+                    "the checkpoint of this state cannot be read: its store is none of Gazette's",
+                    directory=str(self.directory),
+                    hint="Give a time or an offset of the log instead.",
+                )
+
+    # -- SQLite
+
+    def connection(self) -> apsw.Connection:
+        """A read-only connection to ``primary.db``, with other databases attached by their names without
+        ``.db``. Closed with the state. Raises ``Invalid`` for a state of another kind."""
+        self._require(StateKind.SQLITE, "SQL")
+        if self._connection is None:
+            connection = apsw.Connection(
+                _read_only(self.directory / PRIMARY_DATABASE),
+                flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI,
+            )
+            for name in self.databases:
+                if name != PRIMARY_DATABASE:
+                    schema = name.removesuffix(".db").replace('"', '""')
+                    connection.execute(
+                        f'ATTACH ? AS "{schema}"', (_read_only(self.directory / name),)
+                    ).fetchall()
+            self._connection = connection
+        return self._connection
+
+    def query(
+        self, sql: str, bindings: Sequence[Any] | dict[str, Any] = ()
+    ) -> list[tuple[Any, ...]]:
+        """All rows of a SQL statement. Raises ``apsw.ReadOnlyError`` if it would write."""
+        return self.connection().execute(sql, bindings).fetchall()
+
+    # -- RocksDB
+
+    def _family(self, name: str) -> Any:
+        self._require(StateKind.ROCKSDB, "keys and values")
+        if self._rocksdb is None:
+            native = _rocksdict()
+            path = str(self.directory)
+            options = native.Options(raw_mode=True)
+            families = {
+                family: native.Options(raw_mode=True)
+                for family in native.Rdict.list_cf(path)
+                if family != _DEFAULT
+            }
+            try:
+                self._rocksdb = native.Rdict(
+                    path, options, families, access_type=native.AccessType.read_only()
+                )
+            except Exception as error:
+                raise Corrupt(f"RocksDB does not open: {error}", path=path) from error
+            self._families = {
+                family: self._rocksdb.get_column_family(family) for family in families
+            }
+            self._families[_DEFAULT] = self._rocksdb
+        found = self._families.get(name)
+        if found is None:
+            raise NotFound(f"no column family {name!r}", families=", ".join(sorted(self._families)))
+        return found
+
+    def get(self, key: bytes, *, column_family: str = _DEFAULT) -> bytes | None:
+        """The value of a key of a RocksDB state. None: there is none."""
+        value: bytes | None = self._family(column_family).get(key)
+        return value
+
+    def iterate(
+        self, prefix: bytes = b"", *, column_family: str = _DEFAULT
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """(key, value) of a RocksDB state with ``prefix``, in the order of keys. Gazette's own keys, of the
+        default family, are left out."""
+        begin = max(prefix, FIRST_USER_KEY) if column_family == _DEFAULT else prefix
+        yield from self._scan(self._family(column_family), begin, prefix)
+
+    def _scan(self, family: Any, begin: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for key, value in family.items(from_key=begin or None):
+            if not key.startswith(prefix):
+                return
+            yield key, value
+
+    @property
+    def column_families(self) -> tuple[str, ...]:
+        """Of a RocksDB state."""
+        self._family(_DEFAULT)
+        return tuple(sorted(self._families))
+
+    def _rocksdb_checkpoint(self) -> Checkpoint:
+        data = self.get(CHECKPOINT_KEY)
+        if data is not None:
+            return Checkpoint.from_bytes(data)
+        marks = self._scan(self._family(_DEFAULT), MARK_PREFIX, MARK_PREFIX)
+        return Checkpoint(
+            {journal_of(key): SourceCheckpoint(decode_offset(value)) for key, value in marks}
+        )
+
+    # -- JSON
+
+    def document(self) -> Any:
+        """The state of a JSON store, as plain dicts, lists, strings and numbers."""
+        self._require(StateKind.JSON, "a document")
+        state, _ = decode_state_file((self.directory / STATE_FILE).read_bytes())
+        return state
+
+
+def decode_state_file(data: bytes) -> tuple[Any, Checkpoint]:
+    """The state and the checkpoint of a ``state.json``. Raises ``Corrupt``."""
+    lines = data.split(b"\n")[:-1]
+    if len(lines) < 2:
+        raise Corrupt("state.json does not hold offsets and state", lines=len(lines))
+    try:
+        offsets = json.loads(lines[0])
+        state = json.loads(lines[1])
+    except ValueError as error:
+        raise Corrupt(f"state.json is not JSON: {error}") from error
+    checkpoint = Checkpoint.from_json(lines[2]) if len(lines) > 2 else Checkpoint()
+    return state, with_offsets(checkpoint, offsets)
+
+
+def with_offsets(checkpoint: Checkpoint, offsets: dict[str, int]) -> Checkpoint:
+    """A checkpoint with the offsets of a ``state.json``'s first document, which go before its own."""
+    sources = dict(checkpoint.sources)
+    for journal, offset in offsets.items():
+        source = sources.get(journal, SourceCheckpoint())
+        sources[journal] = SourceCheckpoint(offset, source.producers)
+    return Checkpoint(sources, checkpoint.ack_intents)
+
+
+def _read_only(path: Path) -> str:
+    return f"file:{quote(str(path))}?mode=ro"
+
+
+def _rocksdict() -> Any:
+    with contextlib.suppress(ImportError):
+        import rocksdict
+
+        return rocksdict
+    raise Invalid(
+        "this state is a RocksDB database, and rocksdict is not installed",
+        hint="pip install 'gazette[rocksdb]'; or open the directory with any RocksDB tool.",
+    )

@@ -1,0 +1,336 @@
+"""States of the past: every commit that a log still has can be had back."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gazette.blobs.file import FileStore
+from gazette.consumer.application import Store
+from gazette.errors import Corrupt, Invalid, NotFound
+from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
+from gazette.protocol.fragment import FragmentStoreUrl
+from gazette.protocol.hints import FnodeSegments, FSMHints
+from gazette.recoverylog import Moment, ShardState, StoredLogs, open_at
+from gazette.recoverylog.log_source import CopiedLogs
+from gazette.recoverylog.playback import PrunedLog
+from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.shard_state import StateKind
+from gazette.stores.json_file import JSONFileStore
+from gazette.stores.sqlite import SQLiteStore
+from gazette.testing.recovery import LOG, FragmentLog, LogClock, MemoryLog, MemoryLogs, take_over
+
+SHARD: Any = None
+SCHEMA = "CREATE TABLE IF NOT EXISTS word (w TEXT PRIMARY KEY, n INTEGER)"
+
+
+class SQLiteKind:
+    kind = StateKind.SQLITE
+    mode: Any = "redo"
+
+    def open(self, recorder: Recorder) -> Store:
+        return SQLiteStore(recorder, SCHEMA, mode=self.mode)
+
+    def change(self, store: Any, word: str, n: int) -> None:
+        store.execute(
+            "INSERT INTO word VALUES (?, ?) ON CONFLICT DO UPDATE SET n = ?", (word, n, n)
+        )
+
+    def words(self, state: ShardState) -> dict[str, int]:
+        if not state.query("SELECT 1 FROM sqlite_master WHERE name = 'word'"):
+            return {}
+        return dict(state.query("SELECT w, n FROM word"))
+
+
+class VfsKind(SQLiteKind):
+    mode = "vfs"
+
+
+class RocksDBKind:
+    kind = StateKind.ROCKSDB
+
+    def open(self, recorder: Recorder) -> Store:
+        pytest.importorskip("rocksdict")
+        from gazette.stores.rocksdb import RocksDBStore
+
+        return RocksDBStore(recorder, column_families=["counts"])
+
+    def change(self, store: Any, word: str, n: int) -> None:
+        store.put(word.encode(), b"%d" % n)
+        store.put(word.encode(), b"%d" % n, column_family="counts")
+        if n % 7 == 0:
+            store._database.flush()
+
+    def words(self, state: ShardState) -> dict[str, int]:
+        words = {key.decode(): int(value) for key, value in state.iterate()}
+        if words:
+            assert words == {
+                key.decode(): int(value) for key, value in state.iterate(column_family="counts")
+            }
+            one = min(words)
+            found = dict(state.iterate(one.encode()))
+            assert found == {w.encode(): b"%d" % n for w, n in words.items() if w.startswith(one)}
+        return words
+
+
+class JSONKind:
+    kind = StateKind.JSON
+
+    def open(self, recorder: Recorder) -> Store:
+        return JSONFileStore(recorder, dict[str, int], dict)
+
+    def change(self, store: Any, word: str, n: int) -> None:
+        store.state[word] = n
+
+    def words(self, state: ShardState) -> dict[str, int]:
+        return state.document() if state.kind is StateKind.JSON else {}
+
+
+KINDS = [SQLiteKind(), VfsKind(), RocksDBKind(), JSONKind()]
+
+
+class Recorded:
+    """A log of several owners, and what was committed when: (end in the log, time, words)."""
+
+    def __init__(self, kind: Any, directory: Path, log: MemoryLog) -> None:
+        self.kind = kind
+        self.log = log
+        self.directory = directory
+        self.rng = random.Random(type(kind).__name__)
+        self.commits: list[tuple[int, datetime, dict[str, int]]] = []
+        self.words: dict[str, int] = {}
+        self.hints: list[FSMHints] = []
+        """The newest first."""
+
+    def owner(self, count: int) -> None:
+        hints = self.hints[0] if self.hints else None
+        target = self.directory / f"owner-{len(self.hints)}-{len(self.commits)}"
+        recorder = take_over(self.log, target, self.rng, hints=hints)
+        store = self.kind.open(recorder)
+        for _ in range(count):
+            number = len(self.commits) + 1
+            word = f"word {self.rng.randrange(30)}"
+            self.words[word] = number
+            self.kind.change(store, word, number)
+            checkpoint = Checkpoint({"a/source": SourceCheckpoint(number * 100)})
+            time = LogClock(self.log).now()
+            end = store.start_commit(SHARD, checkpoint, ()).result().commit.end
+            self.commits.append((end, datetime.fromtimestamp(time, UTC), dict(self.words)))
+        self.hints.insert(0, recorder.build_hints())
+        store.destroy()
+
+    def check(
+        self, directory: Path, moment: Moment, number: int, hints: Sequence[FSMHints] = ()
+    ) -> None:
+        """The moment gives the state of commit ``number`` (from 1)."""
+        source = MemoryLogs(self.log)
+        with open_at(source, hints or self.hints, directory, moment) as state:
+            assert self.kind.words(state) == (self.commits[number - 1][2] if number else {})
+            offset = state.checkpoint.sources.get("a/source", SourceCheckpoint(0)).read_through
+            assert offset == number * 100
+            if number:
+                assert state.kind is self.kind.kind
+                assert state.offset >= self.commits[number - 1][0]
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: type(kind).__name__)
+def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Recorded:
+    recorded = Recorded(request.param, tmp_path, MemoryLog())
+    for count in (12, 1, 14):
+        recorded.owner(count)
+    return recorded
+
+
+def test_any_commit_by_its_end(recorded: Recorded, tmp_path: Path) -> None:
+    """From the byte at which it ends to the byte before the end of the next one."""
+    for number in (1, *recorded.rng.sample(range(2, len(recorded.commits) + 1), 5)):
+        end = recorded.commits[number - 1][0]
+        recorded.check(tmp_path / f"at-{number}", Moment(offset=end), number)
+        recorded.check(tmp_path / f"before-{number}", Moment(offset=end - 1), number - 1)
+    recorded.check(tmp_path / "now", Moment(), len(recorded.commits))
+
+
+def test_any_commit_by_its_time(recorded: Recorded, tmp_path: Path) -> None:
+    for number in recorded.rng.sample(range(1, len(recorded.commits) + 1), 4):
+        time = recorded.commits[number - 1][1]
+        later, before = time + timedelta(milliseconds=1), time - timedelta(milliseconds=1)
+        recorded.check(tmp_path / f"at-{number}", Moment(time=later), number)
+        recorded.check(tmp_path / f"before-{number}", Moment(time=before), number - 1)
+
+
+@pytest.mark.parametrize("asked", [0, 101, 1299, 5000])
+def test_a_commit_by_its_checkpoint(recorded: Recorded, tmp_path: Path, asked: int) -> None:
+    """The last one that had not read further. Sources that it does not know do not matter."""
+    moment = Moment(read_through={"a/source": asked, "an/other": 7})
+    recorded.check(tmp_path / "state", moment, min(asked // 100, len(recorded.commits)))
+
+
+def test_hints_that_are_too_new_are_passed_over(recorded: Recorded, tmp_path: Path) -> None:
+    """Each set leads to what came after it; where none does, the error says from where on."""
+    newest, middle, first = recorded.hints
+    end = recorded.commits[20][0]
+    recorded.check(tmp_path / "a", Moment(offset=end), 21, [newest, middle, first])
+    recorded.check(tmp_path / "b", Moment(offset=end), 21, [newest, middle])
+    begin = min(node.segments[0].first_offset for node in newest.live_nodes)
+    source = MemoryLogs(recorded.log, begin=begin)
+    directory = tmp_path / "c"
+    with pytest.raises(NotFound, match="no hints are that old") as caught:
+        open_at(source, [newest], directory, Moment(offset=end))
+    assert caught.value.facts["earliest_offset"] > end
+    assert not directory.exists()
+
+
+def test_a_log_without_times(tmp_path: Path) -> None:
+    """As the original writes them: offsets and checkpoints work, and times are an error that says why."""
+    log = MemoryLog()
+    recorder = take_over(log, tmp_path / "owner", random.Random(1))
+    recorder._clock = None
+    store = JSONFileStore(recorder, dict[str, int], dict)
+    ends = []
+    for number in range(1, 6):
+        store.state["n"] = number
+        checkpoint = Checkpoint({"a/source": SourceCheckpoint(number)})
+        ends.append(store.start_commit(SHARD, checkpoint, ()).result().commit.end)
+    hints, source = [FSMHints(log=LOG)], MemoryLogs(log)
+    with pytest.raises(Invalid, match="does not say when"):
+        open_at(source, hints, tmp_path / "time", Moment(time=datetime.now(UTC)))
+    for number, end in enumerate(ends, 1):
+        for moment in (Moment(offset=end), Moment(read_through={"a/source": number})):
+            directory = tmp_path / f"{number}-{moment.offset}"
+            with open_at(source, hints, directory, moment) as state:
+                # Single operations were appended: the last one before the commit's rename counts.
+                found = state.document()["n"] if state.kind is StateKind.JSON else 0
+                assert found in (number, number - 1)
+
+
+def test_from_a_fragment_store_alone(tmp_path: Path) -> None:
+    """No broker is asked. What was pruned is an error; overlapping fragments are read once."""
+    (tmp_path / "fragments").mkdir()
+    store = FileStore(tmp_path, FragmentStoreUrl.parse("file:///fragments/"))
+    log = FragmentLog(store, fragment_bytes=500)
+    recorded = Recorded(SQLiteKind(), tmp_path, log)
+    for count in (40, 40):
+        recorded.owner(count)
+    log.flush()
+    assert len(log.fragments) > 10
+    with StoredLogs([store, store]) as logs:
+        assert logs.bounds(LOG) == (0, log.end)
+        for number in (1, 33, 80):
+            moment = Moment(offset=recorded.commits[number - 1][0])
+            with open_at(logs, recorded.hints, tmp_path / f"s{number}", moment) as state:
+                assert dict(state.query("SELECT w, n FROM word")) == recorded.commits[number - 1][2]
+        pieces = logs.read(LOG, 0, log.end)
+        next(pieces)
+        pieces.close()  # type: ignore[attr-defined]
+        with pytest.raises(NotFound, match="hold nothing"):
+            logs.bounds("another/log")
+        # A store lags behind its log, and then has less than the newest hints name.
+        beyond = replace(recorded.hints[0].live_nodes[-1].segments[-1], last_offset=log.end + 1)
+        lagging = FSMHints(LOG, (FnodeSegments(beyond.first_seq_no, (beyond,)),))
+        with open_at(logs, [lagging, *recorded.hints], tmp_path / "lagging") as state:
+            assert state.offset == log.end
+        with pytest.raises(Corrupt, match="data was lost"):
+            open_at(MemoryLogs(log), [lagging, *recorded.hints], tmp_path / "lost")
+        store.remove(log.fragments[2].content_path())
+        with pytest.raises(NotFound):  # It is gone between listing and reading.
+            open_at(logs, [FSMHints(log=LOG)], tmp_path / "gone", Moment())
+        logs.refresh()
+        with pytest.raises(PrunedLog):
+            open_at(logs, [FSMHints(log=LOG)], tmp_path / "pruned", Moment())
+        damaged = tmp_path / "fragments" / log.fragments[5].content_path()
+        damaged.write_bytes(b"x" * log.fragments[5].length)
+        logs.refresh()
+        with pytest.raises(Corrupt, match="SHA-1"):
+            list(logs.read(LOG, 0, log.end))
+
+
+def test_a_log_is_fetched_once(tmp_path: Path) -> None:
+    """Whatever is asked of a copy, its source is asked for each byte at most once."""
+    log = MemoryLog(random.Random(1).randbytes(50_000))
+    asked: list[tuple[int, int]] = []
+
+    class Counted(MemoryLogs):
+        def read(self, name: str, begin: int, end: int) -> Any:
+            for at, data in super().read(name, begin, end):
+                asked.append((at, at + len(data)))
+                yield at, data
+
+    copied = CopiedLogs(Counted(log, piece_bytes=777), tmp_path)
+    rng = random.Random(2)
+    for _ in range(30):
+        begin = rng.randrange(50_000)
+        end = rng.randrange(begin, 50_001)
+        found = b""
+        for at, data in copied.read(LOG, begin, end):
+            assert at == begin + len(found)
+            found += data
+            if rng.random() < 0.02:
+                break
+        else:
+            assert found == log[begin:end]
+    copied.close()
+    asked.sort()
+    assert all(first[1] <= second[0] for first, second in itertools.pairwise(asked))
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("123", Moment(offset=123)),
+        ("a/b=5", Moment(read_through={"a/b": 5})),
+        ("a/b;x=y=5,c=6", Moment(read_through={"a/b;x=y": 5, "c": 6})),
+        ("2026-01-31T12:00:00Z", Moment(time=datetime(2026, 1, 31, 12, tzinfo=UTC))),
+    ],
+)
+def test_moments_as_text(text: str, moment: Moment) -> None:
+    assert Moment.parse(text) == moment
+    assert str(moment)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "yesterday", "a=b", "=5", "2026-01-31T12:00:00", "-4", "a=1,"]
+)
+def test_texts_that_are_no_moments(text: str) -> None:
+    with pytest.raises(Invalid):
+        Moment.parse(text)
+
+
+def no_moment(build: Callable[[], Moment]) -> None:
+    with pytest.raises(Invalid):
+        build()
+
+
+def test_moments_that_are_none() -> None:
+    no_moment(lambda: Moment(offset=1, time=datetime.now(UTC)))
+    no_moment(lambda: Moment(offset=-1))
+    no_moment(lambda: Moment(read_through={}))
+
+
+def test_a_directory_with_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(Invalid, match="not empty"):
+        open_at(MemoryLogs(MemoryLog()), [FSMHints(log=LOG)], tmp_path)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_state_says_what_it_is(recorded: Recorded, tmp_path: Path) -> None:
+    """What belongs to another kind is refused, and nothing can be changed."""
+    with open_at(MemoryLogs(recorded.log), recorded.hints, tmp_path / "state") as state:
+        for kind, use in (
+            (StateKind.SQLITE, lambda: state.query("SELECT 1")),
+            (StateKind.ROCKSDB, lambda: state.get(b"x")),
+            (StateKind.JSON, state.document),
+        ):
+            if state.kind is not kind:
+                with pytest.raises(Invalid, match=f"kind {state.kind.value!r}"):
+                    use()
+        if state.kind is StateKind.SQLITE:
+            with pytest.raises(Exception, match="readonly"):
+                state.query("DELETE FROM word")
