@@ -16,6 +16,7 @@ import random
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,6 +43,7 @@ from gazette.backfill.staging import (
     state_name,
 )
 from gazette.backfill.verify import verify
+from gazette.client.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.shards import ListedShard, ShardClient
 from gazette.clock import Clock
@@ -229,22 +231,25 @@ class BackfillRun:
         """Require shards without a state, or leave to replace it. Raises ``NotAllowed``."""
         if self._settings.overwrite:
             return
-        ours = dict(await self._manifest() or ())
+        if await self._manifest() is not None:
+            return  # It was required before that was made.
         for shard in listed:
-            if not shard.spec.recovery_log:
-                continue  # Only its store knows.
-            stored = await self._shards.get_hints(shard.spec.id)
-            if shard.spec.id in ours:
-                attempt = await self._staged(shard.spec.id, ours[shard.spec.id])
-                if is_published(attempt.built, stored):
-                    continue
-            if any(hints is not None for hints in (stored.primary, *stored.backups)):
+            if shard.spec.recovery_log and await self._has_state(shard.spec):
                 raise NotAllowed(
-                    "the shard has a state already",
+                    "the shard has a state already, or its recovery log holds something",
                     shard=shard.spec.id,
                     hint="--overwrite replaces it, once the new state is complete. To go on with a run"
                     " that was interrupted, give its --run-id.",
                 )
+
+    async def _has_state(self, spec: ShardSpec) -> bool:
+        """Whether a log has been written, or pruned. Of a database only its store knows."""
+        stored = await self._shards.get_hints(spec.id)
+        if any(hints is not None for hints in (stored.primary, *stored.backups)):
+            return True
+        await self._publication.check_log(spec.recovery_log)
+        head = await self._client.append(AppendParams(spec.recovery_log), b"")
+        return head.commit.end > 0
 
     async def _published_before(self, listed: Sequence[ListedShard]) -> Report | None:
         """What is to be told of a run that was published already; None of any other."""
@@ -446,7 +451,8 @@ class BackfillRun:
         for target, base in targets:
             stored = None
             if target.built.log:
-                stored = await self._shards.get_hints(target.id)
+                with suppress(NotFound):  # What that means is for the publication to say.
+                    stored = await self._shards.get_hints(target.id)
             if stored is None or not is_published(target.built, stored):
                 pending.append((target, base))
         return pending

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
 
+from gazette.backfill.local import LocalRunner
+from gazette.backfill.plan import Bounds
+from gazette.backfill.staging import DirectoryStaging, garbage, state_name
+from gazette.clock import SystemClock
+from gazette.errors import Conflict, Corrupt, Fenced, Invalid, NotAllowed, NotFound, Unavailable
+from gazette.failpoints import armed
+from gazette.labels import CONTENT_JSON_LINES
+from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.framing import framing_of
+from gazette.message.mapping import fnv32a
+from gazette.message.sequencer import Sequencer
 from tests.backfill.apps import (
     Documents,
     DocumentsBackfill,
+    FailingBackfill,
+    MappedBackfill,
     Pairs,
     PairsBackfill,
+    Word,
     Words,
     WordsBackfill,
+    WrongBackfill,
 )
-from tests.backfill.cluster import history, shard_settings, source
+from tests.backfill.cluster import ALPHA, GAMMA, history, line, shard_settings, source
 
 SOURCES = ("words/part-000", "words/part-001")
 LIVE, BUILT = "live", "built"
@@ -54,3 +71,245 @@ async def test_a_backfilled_state_and_the_live_tail_are_a_full_replay(
     names = sorted(path.name for path in cluster.staging.rglob("*") if path.is_file())
     assert len(names) == 5, names
     assert {"PLAN.json", "MANIFEST.json", "PUBLISHED.json"} < set(names)
+
+
+class Interposed(LocalRunner):
+    """A runner that has something done behind its back, between the build and the rest."""
+
+    def __init__(self, act: Any) -> None:
+        super().__init__(1)
+        self.act = act
+        self.loop = asyncio.get_running_loop()
+
+    def build(self, tasks: Any, on_read: Any) -> Any:
+        built = super().build(tasks, on_read)
+        asyncio.run_coroutine_threadsafe(self.act(), self.loop).result()
+        return built
+
+
+async def old_state(start: Any, count: int = 100) -> tuple[Any, list[bytes]]:
+    """A cluster with a shard that has consumed the first ``count`` lines, and is disabled."""
+    cluster = await start(Words())
+    lines = history(random.Random(count), 300)
+    await cluster.broker.create(source(SOURCES[0]))
+    await cluster.create(shard_settings(BUILT, SOURCES[0]))
+    await cluster.append(SOURCES[0], lines[:count])
+    await cluster.enable(BUILT)
+    await cluster.consumer.read_to_heads(BUILT)
+    await cluster.disable(BUILT)
+    await cluster.append(SOURCES[0], lines[count:250])
+    return cluster, lines
+
+
+def expected(lines: list[bytes]) -> list[tuple[str, tuple[str, int]]]:
+    """What a sequencer that reads these lines makes of them."""
+    decoder: EnvelopeDecoder[Any] = EnvelopeDecoder(
+        "expected", framing_of(CONTENT_JSON_LINES, Word), 0
+    )
+    decoder.feed(b"".join(lines))
+    sequencer: Sequencer[Any] = Sequencer({}, 1 << 16)
+    counts: Counter[str] = Counter()
+    while batch := decoder.decode():
+        index = 0
+        while index < len(batch):
+            index = sequencer.queue_batch(batch, index)
+            while found := sequencer.dequeue(1 << 16):
+                counts.update(one.message.word for one in found if not one.is_ack)
+    return [("counts", row) for row in sorted(counts.items())]
+
+
+@pytest.mark.parametrize(
+    ("point", "then"),
+    [
+        ("backfill.built", "resume"),
+        ("backfill.staged", "resume"),
+        ("backfill.appending", "resume"),
+        ("backfill.appending", "go back"),
+        ("backfill.publishing", "resume"),
+        ("backfill.publishing", "go back"),
+        ("backfill.published", "resume"),
+    ],
+)
+async def test_wherever_it_ends_the_old_state_is_in_force_or_the_new_one(
+    start: Any, point: str, then: str
+) -> None:
+    cluster, lines = await old_state(start)
+    with armed(f"{point}=error"), pytest.raises(Unavailable, match="failpoint"):
+        await cluster.backfill(WordsBackfill(), overwrite=True)
+    if then == "resume":
+        for _ in range(2):  # The second one has nothing to do.
+            report = await cluster.backfill(WordsBackfill(), overwrite=True)
+            assert report.published
+            assert report.resumed
+        with pytest.raises(Conflict, match="and not this"):
+            await cluster.backfill(WrongBackfill(), overwrite=True)
+    await cluster.append(SOURCES[0], lines[250:])
+    await cluster.enable(BUILT)
+    assert (await cluster.state(BUILT, WordsBackfill()))[0] == expected(lines)
+    if then == "go back":
+        # The shard ran meanwhile: the run that was interrupted is of the past.
+        with armed("backfill.publishing=error"), pytest.raises((Conflict, Fenced, Unavailable)):
+            await cluster.backfill(WordsBackfill(), overwrite=True)
+        await cluster.backfill(WordsBackfill(), overwrite=True, run_id="again")
+        await cluster.append(SOURCES[0], [line(GAMMA, 1 << 30, word="last")])
+        await cluster.enable(BUILT)
+        lines.append(line(GAMMA, 1 << 30, word="last"))
+        assert (await cluster.state(BUILT, WordsBackfill()))[0] == expected(lines)
+
+
+async def test_shards_that_may_run_are_refused(start: Any) -> None:
+    cluster, lines = await old_state(start)
+
+    # Case: it has a state.
+    with pytest.raises(NotAllowed, match="has a state already"):
+        await cluster.backfill(WordsBackfill())
+
+    # Case: it runs.
+    await cluster.enable(BUILT)
+    with pytest.raises(NotAllowed, match="not disabled"):
+        await cluster.backfill(WordsBackfill(), overwrite=True)
+    await cluster.disable(BUILT)
+
+    # Case: it ran while its state was built.
+    async def run_it() -> None:
+        await cluster.enable(BUILT)
+        await cluster.disable(BUILT)
+
+    with pytest.raises(Conflict, match="changed since the run began"):
+        await cluster.backfill(
+            WordsBackfill(), overwrite=True, run_id="two", runner=Interposed(run_it)
+        )
+
+    # Case: another backfill was faster.
+    async def backfill_it() -> None:
+        await cluster.backfill(WordsBackfill(), overwrite=True, run_id="faster")
+
+    job = cluster.job(
+        WrongBackfill(), overwrite=True, run_id="slower", runner=Interposed(backfill_it)
+    )
+    with pytest.raises((Conflict, Fenced)):
+        await job.run()
+
+    # Case: it is gone.
+    async def delete_it() -> None:
+        await cluster.consumer.delete(BUILT)
+
+    job = cluster.job(WordsBackfill(), overwrite=True, run_id="three", runner=Interposed(delete_it))
+    with pytest.raises(Conflict, match="deleted"):
+        await job.run()
+    with pytest.raises(NotFound, match="no shard"):
+        await cluster.backfill(WordsBackfill(), run_id="four")
+    await cluster.consumer.update(shard_settings(BUILT, SOURCES[0]))
+    await cluster.enable(BUILT)
+    assert (await cluster.state(BUILT, WordsBackfill()))[0] == expected(lines[:250])
+
+
+async def test_a_build_that_is_wrong_or_fails_publishes_nothing(start: Any) -> None:
+    cluster, lines = await old_state(start)
+    with pytest.raises(Corrupt, match=r"not what a replay .* gives"):
+        await cluster.backfill(WrongBackfill(), overwrite=True, verify=1)
+    with pytest.raises(LookupError, match="does not work"):
+        await cluster.backfill(FailingBackfill(), overwrite=True, run_id="failing")
+    await cluster.enable(BUILT)
+    assert (await cluster.state(BUILT, WordsBackfill()))[0] == expected(lines[:250])
+
+
+async def test_a_history_elsewhere_is_mapped_as_the_publisher_maps(start: Any) -> None:
+    """Many old journals, and new partitions that the shards read: each word is in one of them."""
+    cluster = await start(Words())
+    rng = random.Random("mapped")
+    await cluster.broker.create(*map(source, SOURCES), source("history/a"), source("history/b"))
+    await cluster.create(shard_settings(LIVE, SOURCES[0]), shard_settings(BUILT, SOURCES[1]))
+    lines = {name: history(rng, 200) for name in ("history/a", "history/b")}
+    for name, content in lines.items():
+        await cluster.append(name, content)
+    report = await cluster.backfill(MappedBackfill(), enable=True)
+    assert [dict(one.sources) for one in report.shards] == [{}, {}]
+    for shard in (LIVE, BUILT):
+        await cluster.consumer.await_primary(shard)
+    await cluster.append(SOURCES[0], [line(ALPHA, 9000, word="new")])
+    states = [(await cluster.state(one, WordsBackfill()))[0] for one in (LIVE, BUILT)]
+    counts: Counter[str] = Counter()
+    for content in lines.values():
+        counts.update({word: n for _, (word, n) in expected(content)})
+    parts = []
+    for number, state in enumerate(states):
+        found = {word: n for _, (word, n) in state}
+        assert (found.pop("new", 0) == 1) == (number == 0)
+        assert {fnv32a(word.encode()) % 2 for word in found} == {number}
+        parts.append(Counter(found))
+    assert parts[0] + parts[1] == counts
+
+
+async def test_processes_build_as_this_one_does(start: Any) -> None:
+    cluster = await start(Words())
+    await cluster.broker.create(*map(source, SOURCES))
+    await cluster.create(*(shard_settings(f"shard-{n}", SOURCES[n]) for n in range(2)))
+    lines = {name: history(random.Random(name), 200) for name in SOURCES}
+    for name, content in lines.items():
+        await cluster.append(name, content)
+    name = "tests.backfill.apps:"
+    failing = cluster.job(
+        FailingBackfill(), runner=LocalRunner(2), name=f"{name}FailingBackfill", run_id="f"
+    )
+    with pytest.raises(LookupError, match="does not work"):
+        await failing.run()
+    job = cluster.job(
+        WordsBackfill(), runner=LocalRunner(2), name=f"{name}WordsBackfill", enable=True
+    )
+    report = await job.run()
+    assert sum(one.messages for one in report.shards) > 200
+    for number, source_name in enumerate(SOURCES):
+        await cluster.consumer.await_primary(f"shard-{number}")
+        state = await cluster.state(f"shard-{number}", WordsBackfill())
+        assert state[0] == expected(lines[source_name])
+
+
+async def test_a_dry_run_changes_nothing_and_bounds_end_the_history(start: Any) -> None:
+    cluster, lines = await old_state(start)
+    report = await cluster.job(WordsBackfill()).run(dry_run=True)
+    assert not report.published
+    assert report.history_messages == 250
+    assert not cluster.staging.exists()
+    end = len(b"".join(lines[:200])) + 3
+    bounds = Bounds({SOURCES[0]: end})
+    report = await cluster.job(WordsBackfill(), bounds=bounds).run(dry_run=True)
+    assert report.history_messages == 200
+    assert report.shards[0].sources == {SOURCES[0]: end - 3}
+    with pytest.raises(Invalid, match="not read"):
+        await cluster.job(WordsBackfill(), bounds=Bounds({"other": 1})).run(dry_run=True)
+    # Nothing had been persisted by then.
+    report = await cluster.job(WordsBackfill(), bounds=Bounds(until_s=1)).run(dry_run=True)
+    assert report.history_messages == 0
+
+
+async def test_garbage_is_what_no_run_needs(start: Any) -> None:
+    cluster, _ = await old_state(start)
+    staging = DirectoryStaging(cluster.staging)
+
+    def found(age_s: float = 0.0) -> set[tuple[str, str]]:
+        now = SystemClock().now() + 1
+        return {(one.object.name.split("/")[0], one.reason) for one in garbage(staging, now, age_s)}
+
+    assert found() == set()
+    with armed("backfill.staged=error"), pytest.raises(Unavailable):
+        await cluster.backfill(WordsBackfill(), overwrite=True, run_id="given-up")
+    with armed("backfill.publishing=error"), pytest.raises(Unavailable):
+        await cluster.backfill(WordsBackfill(), overwrite=True, run_id="late")
+    assert found(3600) == set()
+    assert found() == {("given-up", "its run was given up")}
+    # A losing attempt of a run comes late.
+    lost = state_name("late", BUILT, "ffff")
+    path = cluster.staging / "loser"
+    path.write_bytes(b"state")
+    staging.put(lost, path)
+    path.unlink()
+    assert {one.object.name for one in garbage(staging, SystemClock().now() + 1, 0)} >= {lost}
+    await cluster.backfill(WordsBackfill(), overwrite=True, run_id="late")
+    doomed = garbage(staging, SystemClock().now() + 1, 0)
+    assert {one.reason for one in doomed} == {"its run was given up", "its run is published"}
+    for one in doomed:
+        staging.remove(one.object.name)
+    left = [path.relative_to(cluster.staging).as_posix() for path in cluster.staging.rglob("*")]
+    assert sorted(left) == ["late", "late/PUBLISHED.json"]
+    assert (await cluster.backfill(WordsBackfill(), run_id="late")).resumed
