@@ -20,6 +20,7 @@ from gazette.clock import Clock, SystemClock
 from gazette.config import Schema, exit_with, setting
 from gazette.dev.cluster import ClusterSettings, LocalCluster
 from gazette.dev.corpus import corpus_files, count_independently
+from gazette.dev.demo_backfill import BackfillAct
 from gazette.dev.demo_load import Publishing, Queries, all_counts
 from gazette.dev.word_count import (
     Member,
@@ -34,6 +35,8 @@ from gazette.tasks import TaskScope
 LEASE_S: Final = 4.0
 TOP_WORDS: Final = 10
 CATCH_UP_TIMEOUT_S: Final = 120.0
+MORE_FILES: Final = 20
+"""Of the corpus, that are published once more after the backfill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class DemoFlags:
     keep: bool = setting(False, "leave everything running afterwards, and say what to try")
     dir: Path | None = setting(None, "where state is kept (default: a temporary directory)")
     kill: bool = setting(True, "kill the busiest consumer and a broker in mid-stream")
+    backfill: bool = setting(True, "wipe the state of a shard at the end, and backfill it")
 
 
 @dataclass(slots=True)
@@ -60,6 +64,10 @@ class Report:
     failover_ms: float = 0.0
     queries: int = 0
     queries_failed: int = 0
+    backfill: str = ""
+    """What it ran on; empty: there was none."""
+    backfill_messages: int = 0
+    backfill_seconds: float = 0.0
     seconds: float = 0.0
     top: list[tuple[str, int]] = field(default_factory=list)
 
@@ -68,6 +76,7 @@ class Report:
         del value["top"]
         value["failover_ms"] = round(self.failover_ms)
         value["seconds"] = round(self.seconds, 1)
+        value["backfill_seconds"] = round(self.backfill_seconds, 1)
         return json.dumps(value)
 
 
@@ -164,9 +173,35 @@ class _Demo:
             queries.stop()
             await asking
             counts = await all_counts(words)
-            self.report.seconds = self.clock.monotonic() - began
-            self._judge(counts, await expected, publishing, queries)
+            counted = await expected
+            self._judge(counts, counted, publishing, queries)
+        if self.flags.backfill and self.report.ok:
+            await self._backfill(words, counted)
+        self.report.seconds = self.clock.monotonic() - began
         self._print(publishing)
+
+    async def _backfill(self, words: WordCountCluster, counted: Counter[str]) -> None:
+        """The last act: a shard's state comes from history, and goes on with what is published then."""
+        act = BackfillAct(words, self.clock, self.say)
+        await act.run()
+        report = self.report
+        report.backfill, report.backfill_messages = act.runner, act.messages
+        report.backfill_seconds = act.seconds
+        await self._compare(words, counted, "every count is as it was before")
+        more = self.files[:MORE_FILES]
+        publishing = Publishing(words, more, self.clock)
+        await publishing.run()
+        report.messages += publishing.messages
+        await self._catch_up(words, publishing)
+        counted = counted + await asyncio.to_thread(count_independently, more)
+        await self._compare(words, counted, "and it keeps consuming")
+
+    async def _compare(self, words: WordCountCluster, counted: Counter[str], told: str) -> None:
+        differ = self._differences(await all_counts(words), counted)
+        self.report.mismatches += len(differ)
+        self.report.ok = self.report.ok and not differ
+        if not differ:
+            self.say(f"[green]✓ {told}[/]")
 
     async def _start(self) -> WordCountCluster:
         cluster = self.cluster
@@ -221,9 +256,7 @@ class _Demo:
         self, counts: Counter[str], expected: Counter[str], publishing: Publishing, queries: Queries
     ) -> None:
         report = self.report
-        differ = {
-            word for word in counts.keys() | expected.keys() if counts[word] != expected[word]
-        }
+        differ = self._differences(counts, expected)
         report.messages = publishing.messages
         report.words = len(expected)
         report.mismatches = len(differ)
@@ -231,8 +264,15 @@ class _Demo:
         report.queries_failed = queries.failed
         report.top = counts.most_common(TOP_WORDS)
         report.ok = not differ and not queries.failed and report.messages == expected.total()
+
+    def _differences(self, counts: Counter[str], expected: Counter[str]) -> set[str]:
+        """The words whose counts are wrong; some are told."""
+        differ = {
+            word for word in counts.keys() | expected.keys() if counts[word] != expected[word]
+        }
         for word in sorted(differ)[:TOP_WORDS]:
             self.say(f"[red]{word!r}: counted {counts[word]}, expected {expected[word]}[/]")
+        return differ
 
     def _print(self, publishing: Publishing) -> None:
         report = self.report
