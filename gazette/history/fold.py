@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from gazette.errors import Bug, Corrupt
 from gazette.history.snapshot import RUN_BYTES, JournalSnapshot, Run, Snapshot
 from gazette.history.summary import ProducerSummary, RunSummary, State, Undecided
-from gazette.message.message_uuid import PRODUCER_BYTES, ProducerId
+from gazette.message.message_uuid import PRODUCER_BYTES, ProducerId, clock_span
 from gazette.protocol.checkpoint import Checkpoint, ProducerState, SourceCheckpoint
 from gazette.protocol.ids import JournalName, Offset
 
@@ -45,6 +45,8 @@ class Folded:
     runs: tuple[CommittedRun, ...]
     sources: Mapping[JournalName, SourceCheckpoint]
     """What the checkpoint of a consumer that has read the snapshot, and no more, says of its journals."""
+    newest: Mapping[JournalName, Mapping[ProducerId, int]] = field(default_factory=dict)
+    """By journal and producer, the greatest clock that has been seen of what is acknowledged or pending."""
     rows: int = 0
     """Messages that were read, committed or not."""
     replays: Mapping[JournalName, frozenset[ProducerId]] = field(default_factory=dict)
@@ -60,9 +62,22 @@ class Folded:
         }
         return {journal: producers for journal, producers in found.items() if producers}
 
-    def checkpoint(self) -> Checkpoint:
-        """The sources as a checkpoint. It has no acknowledgements to write."""
-        return Checkpoint(dict(self.sources))
+    def checkpoint(self, prune_horizon_ns: int = 0) -> Checkpoint:
+        """The sources as a checkpoint. It has no acknowledgements to write.
+
+        ``prune_horizon_ns`` forgets producers that were silent for so long, by the newest
+        acknowledgement in their journal, as `Sequencer.checkpoint` does; zero: none.
+        """
+        span = clock_span(prune_horizon_ns)
+        sources = dict(self.sources)
+        for journal, source in self.sources.items() if span else ():
+            if not source.producers:
+                continue
+            bound = max(state.last_ack for state in source.producers.values()) - span
+            newest = self.newest[journal]
+            kept = {p: state for p, state in source.producers.items() if newest[p] >= bound}
+            sources[journal] = SourceCheckpoint(source.read_through, kept)
+        return Checkpoint(sources)
 
 
 @dataclass(slots=True)
@@ -105,6 +120,7 @@ def fold(
         snapshot,
         tuple(context.committed() for found in contexts.values() for context in found),
         sources,
+        {one.journal: one.newest for one in folds},
         sum(summary.rows for summary in summaries),
         {one.journal: frozenset(one.replays) for one in folds if one.replays},
     )
@@ -168,6 +184,13 @@ class _JournalFold:
                 for producer, state in self._states.items()
             },
         )
+
+    @property
+    def newest(self) -> dict[ProducerId, int]:
+        return {
+            producer.to_bytes(PRODUCER_BYTES, "big"): state.newest
+            for producer, state in self._states.items()
+        }
 
     def _step(self, context: _Context, producer: int, summary: ProducerSummary) -> None:
         before = self._states.get(producer)

