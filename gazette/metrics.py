@@ -6,6 +6,7 @@ several brokers in one process (tests) add up.
 
 from __future__ import annotations
 
+import platform
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -20,6 +21,8 @@ from prometheus_client import (
 )
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+
+from gazette.version import __version__
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -62,6 +65,9 @@ class PlainCounter(Collector):
             metric.add_sample(self._name, dict(zip(self._labels, labels, strict=True)), value)
         yield metric
 
+
+_BUILD: Final = Gauge("gazette_build_info", "1, of the version that runs.", ["version", "python"])
+_BUILD.labels(__version__, platform.python_version()).set(1)
 
 # The journal server.
 JOURNAL_SERVER_STARTED: Final = PlainCounter(

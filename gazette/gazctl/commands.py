@@ -407,6 +407,28 @@ small ones, because consumers remember every producer.
         offline=True,
     ),
     Command(
+        ("support-bundle",),
+        "Collect what somebody who is to help needs to see",
+        flags.SupportBundleFlags,
+        "support_bundle:run",
+        _BOTH,
+        """\
+Makes a .tar.gz of: all specifications with routes and, of shards, their status; of each journal how many
+fragments it has, from where to where, and what is not persisted; of every member that can be found whether
+it is ready, its metrics and its stacks; the ends of log files that are named; and a manifest, which says
+what could not be had, and why. Nothing is changed anywhere.
+
+Contents of journals and states of shards are not in it. What looks like a token, a key or a password is
+taken out. Names of journals, labels and addresses are in it: look before you pass it on.
+
+Consumers are asked only if --consumer.address is given.""",
+        """\
+  gazctl support-bundle -o bundle.tar.gz /var/log/gazette/*.log
+  gazctl support-bundle --broker.address http://broker-0:8080 --consumer.address http://app-0:8080
+  gazctl support-bundle --http http://broker-0:9000 --http http://broker-1:9000""",
+        arguments="[LOG_FILE...]",
+    ),
+    Command(
         ("print-config",),
         "Print the effective configuration",
         flags.NoFlags,

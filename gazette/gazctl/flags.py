@@ -266,3 +266,16 @@ class AttachUuidsFlags(SharedFlags):
     )
     max_length: int = flag(4_194_304, "longest line that is accepted, in bytes")
     skip_header: bool = flag(False, "leave out the first line of each file")
+
+
+@dataclass(frozen=True, slots=True)
+class SupportBundleFlags(SharedFlags):
+    output: Path | None = flag(
+        None, "file to make (default: gazette-support-<time>.tar.gz)", short="o"
+    )
+    http: tuple[str, ...] = flag(
+        (),
+        "HTTP URL of a member, beside those that are guessed: the port after the gRPC one; "
+        "may be repeated",
+    )
+    log_bytes: int = flag(4_194_304, "how much of the end of each log is taken, in bytes")

@@ -1,0 +1,280 @@
+"""``gazctl support-bundle``: what somebody who is to help needs to see, in one file.
+
+A part that cannot be had is named in the manifest, with the reason, and costs none of the others.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import ssl
+import tarfile
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from gazette.client.flags import ClientFlags
+from gazette.client.journals import FragmentsParams, ListedJournal
+from gazette.errors import GazetteError, Invalid, Unavailable
+from gazette.gazctl.context import Context, each
+from gazette.gazctl.flags import BrokerFlags, ConsumerFlags, SupportBundleFlags
+from gazette.gazctl.journals_fragments import fragments_of
+from gazette.gazctl.journals_list import list_journals, list_response
+from gazette.gazctl.output import proto_json
+from gazette.gazctl.redaction import redact
+from gazette.gazctl.shards_list import list_response as shards_response
+from gazette.gazctl.shards_list import list_shards
+from gazette.protocol.journal import SuspendLevel
+from gazette.protocol.label_set import EVERYTHING
+from gazette.protocol.route import Route
+from gazette.tasks import BlockingPool
+from gazette.version import __version__
+
+_PAGES: Final = ("debug/ready", "debug/metrics", "debug/stacks")
+_PAGE_BYTES_MAX: Final = 64 << 20
+_FETCH_THREADS: Final = 8
+
+
+@dataclass(slots=True)
+class Bundle:
+    """The parts so far. Text is redacted as it is added."""
+
+    root: str
+    moment_s: float
+    archive: tarfile.TarFile
+    parts: dict[str, str] = field(default_factory=dict)
+    """By name of the part: ``ok``, or why it is not there."""
+
+    def add(self, name: str, text: str) -> None:
+        data = redact(text).encode()
+        info = tarfile.TarInfo(f"{self.root}/{name}")
+        info.size, info.mtime, info.mode = len(data), int(self.moment_s), 0o600
+        self.archive.addfile(info, io.BytesIO(data))
+        self.parts[name] = "ok"
+
+    def lacks(self, name: str, error: Exception) -> None:
+        self.parts[name] = redact(str(error) or repr(error))
+
+    @property
+    def missing(self) -> dict[str, str]:
+        return {name: why for name, why in self.parts.items() if why != "ok"}
+
+
+async def run(context: Context) -> int:
+    flags = context.flags(SupportBundleFlags)
+    now = context.clock.now()
+    target = flags.output or Path(f"gazette-support-{int(now)}.tar.gz")
+    logs = [Path(word) for word in context.loaded.arguments]
+    try:
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise Invalid(
+            f"cannot make {target}: {error.strerror}",
+            path="--output",
+            hint="A file that exists is not replaced.",
+        ) from error
+    with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+        name = target.name.removesuffix(".gz").removesuffix(".tar")
+        bundle = Bundle(name, now, archive)
+        endpoints = await _brokers(context, bundle)
+        endpoints += await _consumers(context, bundle)
+        await _members(context, bundle, endpoints)
+        for log in logs:
+            _add_log(bundle, log, flags.log_bytes)
+        _add_manifest(context, bundle)
+    for part, why in bundle.missing.items():
+        context.terminal.note(f"without {part}: {why}")
+    context.terminal.write(f"{target}\n")
+    return 0
+
+
+async def _brokers(context: Context, bundle: Bundle) -> list[str]:
+    """Add what brokers know; their endpoints."""
+    journals: list[ListedJournal] = []
+
+    async def specs() -> str:
+        client = await context.broker()
+        listed = await list_journals(context, client, EVERYTHING)
+        journals.extend(listed.journals)
+        return proto_json(list_response(listed))
+
+    async def fragments() -> str:
+        client = await context.broker()
+
+        async def one(journal: ListedJournal) -> dict[str, Any]:
+            name = journal.spec.name
+            found = await fragments_of(context, client, FragmentsParams(name))
+            spans = [fragment.fragment for fragment in found]
+            stored = [span.mod_time for span in spans if span.mod_time]
+            return {
+                "journal": name,
+                "fragments": len(spans),
+                "begin": spans[0].begin if spans else 0,
+                "end": spans[-1].end if spans else 0,
+                "bytes": sum(span.end - span.begin for span in spans),
+                "holes": sum(a.end < b.begin for a, b in pairwise(spans)),
+                "unpersisted": len(spans) - len(stored),
+                "oldest_mod_time": min(stored, default=0),
+                "newest_mod_time": max(stored, default=0),
+            }
+
+        known = [one for one in journals if one.spec.suspend_level is not SuspendLevel.FULL]
+        results = await each("fragments", known, one)
+        lines = [
+            {"journal": journal.spec.name, "error": str(result)}
+            if isinstance(result, GazetteError)
+            else result
+            for journal, result in zip(known, results, strict=True)
+        ]
+        return "".join(f"{json.dumps(line)}\n" for line in lines)
+
+    await _part(bundle, "journals.json", specs)
+    if journals:
+        await _part(bundle, "fragments.jsonl", fragments)
+    flags = context.loaded.group(BrokerFlags)
+    return _endpoints(flags.address, (one.route for one in journals))
+
+
+async def _consumers(context: Context, bundle: Bundle) -> list[str]:
+    """Add what consumers know, if there are any; their endpoints."""
+    if context.loaded.sources["consumer.address"] == "default":
+        bundle.parts["shards.json"] = "no --consumer.address was given"
+        return []
+    routes: list[Route] = []
+
+    async def shards() -> str:
+        client = await context.consumer()
+        listed = await list_shards(context, client, EVERYTHING)
+        routes.extend(one.route for one in listed.shards)
+        return proto_json(shards_response(listed))
+
+    await _part(bundle, "shards.json", shards)
+    return _endpoints(context.loaded.group(ConsumerFlags).address, routes)
+
+
+async def _part(bundle: Bundle, name: str, make: Callable[[], Awaitable[str]]) -> None:
+    try:
+        bundle.add(name, await make())
+    except GazetteError as error:
+        bundle.lacks(name, error)
+
+
+def _endpoints(addresses: str, routes: Iterable[Route]) -> list[str]:
+    """Every endpoint that is known of: those of routes, and those that were given."""
+    found = dict.fromkeys(word.strip() for word in addresses.split(",") if word.strip())
+    for route in routes:
+        found |= dict.fromkeys(endpoint for endpoint in route.endpoints if endpoint)
+    return list(found)
+
+
+async def _members(context: Context, bundle: Bundle, endpoints: list[str]) -> None:
+    """Add the diagnostics of every member. Where a member serves HTTP is given, or guessed: at the port
+    after that of gRPC, as by default, or at the same one, as of members that are not ours."""
+    flags = context.flags(SupportBundleFlags)
+    tls = _tls_context(context.loaded.group(BrokerFlags))
+    places: dict[str, list[str]] = {url.rstrip("/"): [url.rstrip("/")] for url in flags.http}
+    for endpoint in dict.fromkeys(endpoints):
+        if guesses := http_guesses(endpoint):
+            places.setdefault(endpoint, guesses)
+    pool = BlockingPool("diagnostics", _FETCH_THREADS)
+    try:
+
+        async def one(place: tuple[str, list[str]]) -> dict[str, str]:
+            return await pool.run(_diagnostics, place[1], tls, flags.timeout)
+
+        results = await each("diagnostics", places.items(), one)
+    finally:
+        pool.close()
+    for endpoint, result in zip(places, results, strict=True):
+        directory = f"members/{urlsplit(endpoint).netloc.replace(':', '_') or 'unix'}"
+        if isinstance(result, GazetteError):
+            bundle.lacks(directory, result)
+            continue
+        for page, text in result.items():
+            bundle.add(f"{directory}/{page.rpartition('/')[2]}.txt", text)
+
+
+def http_guesses(endpoint: str) -> list[str]:
+    """Where a member that is known by its gRPC endpoint may serve HTTP."""
+    url = urlsplit(endpoint)
+    if url.scheme not in ("http", "https") or url.hostname is None:
+        return []
+    port = url.port or (443 if url.scheme == "https" else 80)
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    return [f"{url.scheme}://{host}:{number}" for number in (port + 1, port) if number < 65_536]
+
+
+def _diagnostics(places: list[str], tls: ssl.SSLContext | None, timeout_s: float) -> dict[str, str]:
+    """The pages of the first place that has them. Raises ``Unavailable``. Blocks."""
+    reasons: list[str] = []
+    for place in places:
+        try:
+            return {page: _fetch(f"{place}/{page}", tls, timeout_s) for page in _PAGES}
+        except (OSError, ValueError) as error:
+            reasons.append(f"{place}: {error}")
+        except Exception as error:  # noqa: BLE001 - http.client has a tree of its own, of no use here
+            reasons.append(f"{place}: {type(error).__name__}")
+    raise Unavailable("; ".join(reasons))
+
+
+def _fetch(url: str, tls: ssl.SSLContext | None, timeout_s: float) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s, context=tls) as response:  # noqa: S310
+            data: bytes = response.read(_PAGE_BYTES_MAX)
+    except urllib.error.HTTPError as error:
+        if error.code != 503:  # of a member that is not ready: the page says why
+            raise
+        data = error.read(_PAGE_BYTES_MAX)
+    return data.decode(errors="replace")
+
+
+def _tls_context(flags: ClientFlags) -> ssl.SSLContext | None:
+    if not any((flags.trusted_ca_file, flags.cert_file)):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=flags.trusted_ca_file or None)
+        if flags.cert_file:
+            context.load_cert_chain(flags.cert_file, flags.cert_key_file or None)
+    except OSError as error:
+        raise Invalid(f"cannot use the PEM files: {error}", path="--broker.cert-file") from error
+    return context
+
+
+def _add_log(bundle: Bundle, path: Path, max_bytes: int) -> None:
+    """Add the end of a log, from the beginning of a line on."""
+    name = f"logs/{path.name}"
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - max_bytes))
+            tail = file.read(max_bytes)
+    except OSError as error:
+        bundle.lacks(name, error)
+        return
+    if size > max_bytes:
+        tail = tail.partition(b"\n")[2]
+    bundle.add(name, tail.decode(errors="replace"))
+
+
+def _add_manifest(context: Context, bundle: Bundle) -> None:
+    loaded = context.loaded
+    addresses = {
+        "brokers": loaded.group(BrokerFlags).address,
+        "consumers": loaded.group(ConsumerFlags).address,
+    }
+    manifest = {
+        "made_at": int(bundle.moment_s),
+        "gazctl": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "addresses": addresses,
+        "parts": dict(bundle.parts),
+    }
+    bundle.add("manifest.json", json.dumps(manifest, indent=2))
