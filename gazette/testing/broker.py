@@ -12,6 +12,7 @@ from gazette.auth import KeyedAuth, NoAuth
 from gazette.blobs.blob_stores import StoreConstructor
 from gazette.broker.service import BrokerService
 from gazette.broker.settings import BrokerSettings
+from gazette.client.channel import TlsSettings
 from gazette.client.client import Client
 from gazette.client.fragment_reader import FragmentAccess
 from gazette.client.journals import JournalChange
@@ -75,11 +76,12 @@ class BrokerFixture:
         lease_ttl_s: float = 5.0,
         server: dict[str, Any] | None = None,
         constructors: Mapping[str, StoreConstructor] | None = None,
+        peer_tls: TlsSettings | None = None,
         **settings: Any,
     ) -> Self:
         """Start a broker and return once it is ready. ``etcd`` says where; the broker has its own
         connection. ``settings`` are fields of ``BrokerSettings``, ``server`` those of ``ServerSettings``;
-        ``constructors`` replace the blob stores.
+        ``constructors`` replace the blob stores. ``peer_tls`` is how it calls brokers, and ``client`` it.
         """
         clock = SystemClock() if clock is None else clock
         file_root = tmp_path / "root"
@@ -106,6 +108,7 @@ class BrokerFixture:
             etcd.settings,
             replace(defaults, **settings),
             auth=auth,
+            peer_tls=peer_tls,
             constructors=constructors,
         )
         try:
@@ -116,6 +119,7 @@ class BrokerFixture:
         client = Client(
             listener.endpoint,
             zone=zone,
+            tls=peer_tls,
             signer=auth,
             fragments=FragmentAccess(file_root=file_root),
             clock=clock,
