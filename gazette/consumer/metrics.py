@@ -33,13 +33,21 @@ PHASE_SECONDS: Final = Counter(
     "Seconds that finished transactions spent in each phase.",
     ["shard", "phase", "type"],
 )
-HORIZON_BYTES: Final = Gauge(
-    "gazette_shard_recovery_horizon_bytes",
-    "How much of its log a recovery of the shard reads.",
-    ["shard"],
-)
 STANDBY_LAG_BYTES: Final = Gauge(
     "gazette_shard_standby_lag_bytes", "How far play-back is behind the log's head.", ["shard"]
+)
+STANDBY_LAG_SECONDS: Final = Gauge(
+    "gazette_shard_standby_lag_seconds",
+    "How long ago the log had what play-back has not reached.",
+    ["shard"],
+)
+PLAYBACK_RATE: Final = Gauge(
+    "gazette_shard_playback_bytes_per_second",
+    "How fast a standby reads the shard's recovery log, since the last look.",
+    ["shard"],
+)
+RESTARTS: Final = Counter(
+    "gazette_shard_restarts_total", "Failed replicas that were started again.", ["shard"]
 )
 
 PHASES: Final = (

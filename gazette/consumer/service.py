@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import grpc.aio
 from prometheus_client import REGISTRY
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.routing import Route as HttpRoute
 
@@ -26,18 +24,21 @@ from gazette.allocator.model import DecodedKV, member_key
 from gazette.allocator.session import MemberSession
 from gazette.allocator.state import State
 from gazette.auth import Claims, KeyedAuth, NoAuth, Verifier
-from gazette.client.append_service import AppendService
+from gazette.client.append_service import AppendService, MemoryBudget
 from gazette.client.channel import Channels, TlsSettings
 from gazette.client.client import Client
 from gazette.clock import Clock
 from gazette.consumer.application import Application
+from gazette.consumer.debug_shards import debug_routes
 from gazette.consumer.json_gateway import json_routes
 from gazette.consumer.key_space import consumer_decoder, is_consistent
 from gazette.consumer.query import EVERYTHING, Answer, Asking, Question
 from gazette.consumer.resolver import Resolver
+from gazette.consumer.restarts import Restarts
 from gazette.consumer.settings import ConsumerSettings
 from gazette.consumer.shard import Shard, ShardContext
 from gazette.consumer.shard_api import ShardApi
+from gazette.consumer.shard_collector import ShardCollector
 from gazette.consumer.shard_route import BoundShardRoute, HttpQueries
 from gazette.diagnostics import diagnostic_routes
 from gazette.errors import Bug, GazetteError, Unavailable
@@ -105,7 +106,9 @@ class ConsumerService:
         self.settings = settings
         self.client = client
         """Of the brokers."""
-        self.append_service = AppendService(client)
+        self._append_budget = MemoryBudget(settings.append_memory_bytes)
+        self._restarts = Restarts(settings.max_restarts)
+        self.append_service = AppendService(client, budget=self._append_budget)
         """For publishing from APIs; shards have their own."""
         self.process_id = ProcessId(settings.zone, settings.id)
         self.stopping = asyncio.Event()
@@ -126,6 +129,8 @@ class ConsumerService:
         self._servers = TaskScope("consumer-servers", on_failure=self.fail)
         self._daemons = TaskScope("consumer-daemons", on_failure=self.fail)
         self._shards = TaskScope("consumer-shards", on_failure=self.fail)
+        self._started = asyncio.Event()
+        """Set once the key space is loaded: before, no shard is known."""
         self._failed = asyncio.Event()
         self._hurried = asyncio.Event()
         self._phase = "starting"
@@ -133,7 +138,7 @@ class ConsumerService:
         self._routes: list[HttpRoute] = []
         self._http_queries = HttpQueries()
         self._partitions: dict[str, PartitionWatch] = {}
-        self._up: _ShardUp | None = None
+        self._up: ShardCollector | None = None
 
     # -- for applications
 
@@ -220,10 +225,23 @@ class ConsumerService:
         timeout_s: float | None = None,
     ) -> Answer[T]:
         """Have a shard answer, and say who did: see `query.Asking.ask`. ``timeout_s``: default is
-        that of the settings."""
-        asking = Asking(self._running.resolver, self.peers, self._queries, self.clock)
+        that of the settings. A member that is starting answers when it knows its cluster."""
         seconds = self.settings.query_timeout_s if timeout_s is None else timeout_s
-        return await asking.ask(question, serve, proxy, seconds)
+        begun = self.clock.monotonic()
+        if not self._started.is_set():
+            await self._await_start(seconds)
+        asking = Asking(self._running.resolver, self.peers, self._queries, self.clock)
+        left_s = max(0.0, seconds - (self.clock.monotonic() - begun))
+        return await asking.ask(question, serve, proxy, left_s)
+
+    async def _await_start(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await first_of(self._started, self.stopping, self._failed)
+        except TimeoutError as error:
+            raise Unavailable(f"the consumer is {self._phase}") from error
+        if not self._started.is_set():
+            raise Unavailable(f"the consumer is {self._phase}")
 
     @property
     def verifier(self) -> Verifier:
@@ -234,7 +252,7 @@ class ConsumerService:
 
     @property
     def _running(self) -> _Parts:
-        if self._parts is None:
+        if self._parts is None or not self._started.is_set():
             raise Unavailable("the consumer is starting")
         return self._parts
 
@@ -269,6 +287,7 @@ class ConsumerService:
             self.settings.lease_ttl_s,
             clock=self.clock,
         )
+        self._started.set()
         parts.keeping_alive = self._daemons.daemon(parts.session.run(), name="lease")
         self._daemons.daemon(parts.key_space.watch(etcd), name="watch")
         parts.allocating = self._daemons.spawn(
@@ -279,7 +298,7 @@ class ConsumerService:
             (parts.shard_api.handler(), self._http_queries.handler())
         )
         await self.server.start_grpc()
-        self._up = _ShardUp(parts.resolver)
+        self._up = ShardCollector(parts.resolver, self.append_service, self._append_budget)
         REGISTRY.register(self._up)
         self._phase = "ready"
         log.info("consumer %s serves at %s", self.process_id, self.server.endpoint)
@@ -302,6 +321,9 @@ class ConsumerService:
             scratch_directory=settings.scratch_directory,
             hints_interval_s=settings.hints_interval_s,
             stall_timeout_s=settings.stall_timeout_s,
+            lag_interval_s=settings.lag_interval_s,
+            append_budget=self._append_budget,
+            restarts=self._restarts,
         )
 
         def new_shard(item: DecodedKV, assignment: DecodedKV) -> Shard:
@@ -328,11 +350,15 @@ class ConsumerService:
     def _app(self) -> Starlette:
         routes: list[HttpRoute] = list(self._routes)
         if not self._private_diagnostics:
-            routes = [*diagnostic_routes(self.not_ready), *routes]
+            routes = [*diagnostic_routes(self.not_ready), *self.debug_routes(), *routes]
         routes += json_routes(
             self.settings.allow_origins, lambda: self._running.shard_api, self._auth
         )
         return Starlette(routes=routes)
+
+    def debug_routes(self) -> list[HttpRoute]:
+        """Routes that show what this member does."""
+        return debug_routes(lambda: self._running.resolver.local_shards)
 
     # -- stopping
 
@@ -468,21 +494,3 @@ class ConsumerService:
             self._parts.resolver.stop_serving()
         await self.server.stop(0)
         await self._cancel()
-
-
-class _ShardUp(Collector):
-    """``gazette_shard_up``: 1 for each shard that this member holds, by its status."""
-
-    def __init__(self, resolver: Resolver) -> None:
-        self._resolver = resolver
-
-    def describe(self) -> list[GaugeMetricFamily]:
-        return []
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily(
-            "gazette_shard_up", "Shards of this member.", labels=["shard", "status"]
-        )
-        for shard_id, shard in list(self._resolver.local_shards.items()):
-            family.add_metric([shard_id, shard.assignment.decoded.value.code.name], 1.0)
-        yield family

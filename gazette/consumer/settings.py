@@ -27,6 +27,12 @@ class ConsumerSettings:
     hints_interval_s: float = 300.0
     stall_timeout_s: float = 60.0
     """How long play-back may get no bytes before the shard fails, with the reason."""
+    lag_interval_s: float = 5.0
+    """How often a standby looks how far its log goes."""
+    max_restarts: int = 0
+    """How often a failed shard is started again within ten minutes, if its label does not say."""
+    append_memory_bytes: int = 256 << 20
+    """Of what shards and APIs wait to append; what is beyond goes to files."""
     query_timeout_s: float = 60.0
     """How long a query waits for a shard: it has to outlast a fail-over, so more than the lease."""
     query_threads: int = 8
@@ -42,6 +48,16 @@ class ConsumerSettings:
             raise Invalid(
                 f"invalid limit ({self.shard_limit}; expected 0 <= limit <= 131072)",
                 path="consumer.limit",
+            )
+        if self.max_restarts < 0:
+            raise Invalid(
+                f"invalid max-restarts ({self.max_restarts}; expected >= 0)",
+                path="consumer.max-restarts",
+            )
+        if self.append_memory_bytes < 1 << 20:
+            raise Invalid(
+                f"invalid append-memory ({self.append_memory_bytes}; expected >= 1 MiB)",
+                path="consumer.append-memory",
             )
         if self.max_hot_standbys < 0:
             raise Invalid("invalid max-hot-standbys", path="consumer.max-hot-standbys")

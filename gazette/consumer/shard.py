@@ -16,13 +16,13 @@ import logging
 import random
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gazette.allocator.model import DecodedKV
-from gazette.client.append_service import AppendService
+from gazette.client.append_service import AppendService, MemoryBudget
 from gazette.client.client import Client
 from gazette.client.reader import OffsetJump, ReadParams
 from gazette.client.retry_reader import RetryReader
@@ -39,7 +39,9 @@ from gazette.consumer.inbox import Call, Chunk, Inbox, Jump, SourceFailed
 from gazette.consumer.outside import READ_BYTES, ShardOutside
 from gazette.consumer.progress import Progress
 from gazette.consumer.replica_status import error_text, traceback_text, update_status
+from gazette.consumer.restarts import Restarts, Verdict
 from gazette.consumer.shard_thread import ShardThread
+from gazette.consumer.standby_lag import watch_lag
 from gazette.consumer.standby_reads import StandbyReads
 from gazette.consumer.transactor import (
     ApplicationFailed,
@@ -56,6 +58,7 @@ from gazette.errors import (
     Unavailable,
 )
 from gazette.etcd import Etcd
+from gazette.etcd_values import Compare, Op
 from gazette.failpoints import hit, reach
 from gazette.keyspace.key_space import KeySpace
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
@@ -66,8 +69,8 @@ from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import split_journal_meta
 from gazette.protocol.journal import JournalSpec
-from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSpec
-from gazette.recoverylog.player import Player, RecoveredState
+from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSource, ShardSpec
+from gazette.recoverylog.player import Player, PlayProgress, RecoveredState
 from gazette.recoverylog.recorder import Recorder
 from gazette.tasks import BlockingPool, OpFuture, TaskScope, settled
 
@@ -102,6 +105,10 @@ class ShardContext:
     scratch_directory: Path | None = None
     hints_interval_s: float = 300.0
     stall_timeout_s: float = 60.0
+    lag_interval_s: float = 5.0
+    append_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(128 << 20))
+    """Memory of what waits to be appended, by all shards."""
+    restarts: Restarts = field(default_factory=lambda: Restarts(0))
 
 
 class Shard:
@@ -121,6 +128,10 @@ class Shard:
         self.ended = asyncio.Event()
         """Set when the shard failed, or was stopped."""
         self.failure: BaseException | None = None
+        self.verdict: Verdict | None = None
+        """What becomes of it, once it failed."""
+        self.lag: tuple[int, float] | None = None
+        """(bytes, seconds) that a standby was behind when it last looked."""
         self._spec: ShardSpec = item.decoded.value.spec
         """As of the creation: the log and its hints stay what they are until the shard is made anew."""
         self._scope = TaskScope(f"shard {self.id}", on_failure=self._fail)
@@ -132,6 +143,7 @@ class Shard:
         self._reads: StandbyReads | None = None
         self._recovered: asyncio.Future[RecoveredState]
         self._recorder: Recorder | None = None
+        self._horizon_bytes: int | None = None
         self._transactor: Transactor | None = None
         self._specs: dict[str, JournalSpec] = {}
         self._directory: Path | None = None
@@ -289,8 +301,33 @@ class Shard:
             self._inbox.stop()
         # Appends go on: a transaction that is committed is acknowledged, too.
         self._scope.cancel()
-        status = ReplicaStatus(ReplicaCode.FAILED, (error_text(error),))
-        self._reports.spawn(self._quietly(self._update_status(status), "its status"), name="failed")
+        context = self._context
+        self.verdict = context.restarts.failed(self.spec, context.clock.monotonic())
+        text = "\n".join(filter(None, (error_text(error), self.verdict.text)))
+        status = ReplicaStatus(ReplicaCode.FAILED, (text,))
+        self._reports.spawn(
+            self._quietly(self._report_failure(status), "its status"), name="failed"
+        )
+
+    async def _report_failure(self, status: ReplicaStatus) -> None:
+        await self._update_status(status)
+        if self.verdict is None or self.verdict.delay_s is None:
+            return
+        await self._context.clock.sleep(self.verdict.delay_s)
+        await self._retried(self._restart, "its restart")
+
+    async def _restart(self) -> None:
+        """Give the assignment up that has failed: the allocator makes it anew, or promotes a standby."""
+        context = self._context
+        kv: DecodedKV | None = context.key_space.get(self.assignment.key)
+        if kv is None or kv.decoded.value.code is not ReplicaCode.FAILED:
+            return
+        result = await context.etcd.txn(
+            (Compare.mod_revision(kv.key, "=", kv.raw.mod_revision),), (Op.delete(kv.key),)
+        )
+        if result.succeeded:
+            log.info("shard %s is started again after it failed", self.id)
+            metrics.RESTARTS.labels(self.fqn).inc()
 
     async def _update_status(self, status: ReplicaStatus) -> None:
         context = self._context
@@ -339,6 +376,20 @@ class Shard:
         await player.tailing.wait()
         await self._update_status(ReplicaStatus(ReplicaCode.STANDBY, ()))
 
+        def note(lag: tuple[int, float] | None) -> None:
+            self.lag = lag
+
+        context = self._context
+        await watch_lag(
+            self.fqn,
+            player,
+            context.client,
+            context.clock,
+            context.lag_interval_s,
+            lambda: not self._started_primary,
+            note,
+        )
+
     async def _check_recovery_log(self, spec: ShardSpec) -> None:
         journal = await self._journal(
             spec.recovery_log,
@@ -385,26 +436,30 @@ class Shard:
     async def _primary(self) -> None:
         context = self._context
         recovered = await self._take_over()
-        self._appends = AppendService(context.client)
+        self._appends = AppendService(context.client, budget=context.append_budget)
         self._scope.daemon(self._appends.run(), name="appends")
         self._thread = ShardThread(f"shard {self.id}")
         recovered_hints = None if recovered is None else recovered.fsm.build_hints(recovered.log)
-        checkpoint = await self._thread.run(lambda: self._open_store(recovered))
-        if recovered_hints is not None:
-            await store_recovered_hints(
-                context.etcd,
-                context.clock,
-                self._spec,
-                recovered_hints,
-                self.assignment.key,
-                self.assignment.raw.create_revision,
-            )
-            await reach("promotion.hinted", self.id, context.clock)
+        sources = self.spec.sources
+        async with TaskScope(f"open shard {self.id}") as scope:
+            # While the store opens: queries wait for all of this.
+            scope.spawn(self._find_sources(sources), name="sources")
+            checkpoint = await self._thread.run(lambda: self._open_store(recovered))
+            if recovered_hints is not None:
+                await store_recovered_hints(
+                    context.etcd,
+                    context.clock,
+                    self._spec,
+                    recovered_hints,
+                    self.assignment.key,
+                    self.assignment.raw.create_revision,
+                )
+                await reach("promotion.hinted", self.id, context.clock)
         self.progress.update(
             {journal: source.read_through for journal, source in checkpoint.sources.items()}, {}
         )
         self._inbox = Inbox(INBOX_BYTES, self._loop)
-        decoders = await self._open_sources(checkpoint)
+        decoders = self._open_sources(sources, checkpoint)
         # Of a source that has a minimum, nothing before it is going to be read.
         self.progress.update({decoder.journal: decoder.begin for decoder in decoders.values()}, {})
         self._transactor = self._new_transactor(decoders)
@@ -464,18 +519,24 @@ class Shard:
             raise ApplicationFailed(f"new_store returned {kind}, which is no Store")
         with application_code("Store.restore_checkpoint"):
             checkpoint = self.store.restore_checkpoint(self)
+        if self._recorder is not None:
+            self._horizon_bytes = self._recorder.horizon_bytes
         if not isinstance(checkpoint, Checkpoint):
             raise ApplicationFailed("Store.restore_checkpoint did not return a Checkpoint")
         hit("promotion.opened", self.id)
         return checkpoint
 
-    async def _open_sources(self, checkpoint: Checkpoint) -> dict[str, EnvelopeDecoder[Any]]:
-        decoders: dict[str, EnvelopeDecoder[Any]] = {}
-        for source in self.spec.sources:
+    async def _find_sources(self, sources: Sequence[ShardSource]) -> None:
+        hint = "Create the journal, or remove it from the shard's sources."
+        for source in sources:
             name = split_journal_meta(source.journal)[0]
-            self._specs[source.journal] = await self._journal(
-                name, "source journal", "Create the journal, or remove it from the shard's sources."
-            )
+            self._specs[source.journal] = await self._journal(name, "source journal", hint)
+
+    def _open_sources(
+        self, sources: Sequence[ShardSource], checkpoint: Checkpoint
+    ) -> dict[str, EnvelopeDecoder[Any]]:
+        decoders: dict[str, EnvelopeDecoder[Any]] = {}
+        for source in sources:
             state = checkpoint.sources.get(source.journal)
             offset = max(source.min_offset, 0 if state is None else state.read_through)
             decoders[source.journal] = self._new_decoder(source.journal, offset)
@@ -549,12 +610,13 @@ class Shard:
         stored: FSMHints | None = None
         while True:
             await context.clock.sleep(context.hints_interval_s)
-            hints, flushed = await self.call(recorder.snapshot_hints)
+            (hints, flushed), self._horizon_bytes = await self.call(
+                lambda: (recorder.snapshot_hints(), recorder.horizon_bytes)
+            )
             if hints == stored:
                 continue  # An idle shard writes nothing to etcd.
             await settled(flushed)
             await reach("hints.storing", self.id, context.clock)
-            metrics.HORIZON_BYTES.labels(self.fqn).set(recorder.horizon_bytes)
             try:
                 if await store_recorded_hints(
                     context.etcd,
@@ -577,6 +639,21 @@ class Shard:
         future: OpFuture[T] = OpFuture()
         self._inbox.put(Call(fn, future))
         return await settled(future)
+
+    @property
+    def append_backlog_bytes(self) -> int:
+        return 0 if self._appends is None else self._appends.backlog_bytes
+
+    @property
+    def horizon_bytes(self) -> int | None:
+        """How much of its log a recovery of the shard reads, as of the last hints; None without a log,
+        or on a standby."""
+        return self._horizon_bytes
+
+    @property
+    def play_back(self) -> PlayProgress | None:
+        """How far play-back is, on a standby."""
+        return None if self._player is None or self._started_primary else self._player.progress
 
     @property
     def play_lag_bytes(self) -> int | None:

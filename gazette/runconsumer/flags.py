@@ -52,6 +52,12 @@ class ConsumerFlags:
     )
     hints_interval: float = duration("5m", "how often recovery hints are stored")
     stall_timeout: float = duration("60s", "how long play-back may get no bytes before it fails")
+    max_restarts: int = setting(
+        0, "how often a failed shard is started again in ten minutes, unless its label says"
+    )
+    append_memory: int = setting(
+        256 << 20, "memory for what waits to be appended, in bytes; more goes to files"
+    )
     query_timeout: float = duration("60s", "how long a query waits for a shard's primary")
     drain_timeout: float = duration(
         "10s", "at exit, how long to wait for a hand-off when no other member could take over"
@@ -79,6 +85,8 @@ class ConsumerFlags:
             scratch_directory=self.scratch_dir,
             hints_interval_s=self.hints_interval,
             stall_timeout_s=self.stall_timeout,
+            max_restarts=self.max_restarts,
+            append_memory_bytes=self.append_memory,
             query_timeout_s=self.query_timeout,
             graceful_stop_s=self.graceful_stop,
             drain_timeout_s=self.drain_timeout,

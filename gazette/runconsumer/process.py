@@ -222,7 +222,7 @@ async def _serve_one(application: Application[Any], loaded: Loaded) -> int:
     debug: HttpServer | None = None
     try:
         if debug_socket is not None:
-            routes = diagnostic_routes(service.not_ready)
+            routes = [*diagnostic_routes(service.not_ready), *service.debug_routes()]
             debug = HttpServer(debug_socket, Starlette(routes=routes), tls=None)
             debug.start(scope)
         await asyncio.wait({starting})
