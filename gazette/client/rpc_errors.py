@@ -85,6 +85,8 @@ _BY_SHARD_STATUS: Final[dict[ShardStatus, tuple[type[GazetteError], str]]] = {
 _BY_CODE: Final[dict[grpc.StatusCode, type[GazetteError]]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: Unavailable,
+    # What a server that stops says of calls that had reached it, and that nobody had begun to serve.
+    grpc.StatusCode.CANCELLED: Unavailable,
     grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
     grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
     grpc.StatusCode.INVALID_ARGUMENT: Invalid,

@@ -66,6 +66,7 @@ def call_error(code: grpc.StatusCode, details: str = "") -> grpc.aio.AioRpcError
     [
         (grpc.StatusCode.UNAVAILABLE, Unavailable),
         (grpc.StatusCode.DEADLINE_EXCEEDED, Unavailable),
+        (grpc.StatusCode.CANCELLED, Unavailable),
         (grpc.StatusCode.UNAUTHENTICATED, NotAllowed),
         (grpc.StatusCode.INVALID_ARGUMENT, Invalid),
         (grpc.StatusCode.UNKNOWN, Broken),

@@ -186,6 +186,7 @@ class Trial:
                 await self.cluster.until("assignment", self.cluster.has_replicas, SETTLE_S)
                 self.cluster.key_space.observers.append(self._observe)
                 await self._load(driver)
+                self.cluster.key_space.observers.remove(self._observe)
                 self._say("everything is mended; reading all of it")
                 contents = await self._finals()
                 scope.cancel()
