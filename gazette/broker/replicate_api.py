@@ -34,6 +34,8 @@ from gazette.protocol.rpc import validate_replicate_request
 from gazette.protocol.status import Status
 from gazette.tasks import TaskScope
 
+_STOPPING_GRACE_S: Final = 1.0
+"""For the append that is under way. Until our lease is released, nobody takes our place."""
 _GRACES_PER_TIMEOUT: Final = 3
 """A stream of an old route is cut off in this part of a peer's timeout, so that the first proposal of
 its successor, which waits for the spool, is still answered in time."""
@@ -116,7 +118,8 @@ class ReplicateApi:
         )
 
     async def _watch(self, stream: _Stream, claims: Claims, at: Resolution, header: Header) -> None:
-        """Raise ``Moved`` when the route is another one, and the primary of this one does nothing."""
+        """Raise ``Moved`` when the route is another one, and the primary of this one does nothing; or
+        ``Closed`` when we stop serving, although the route still has us: the primary cannot know."""
         known = True
         while known:
             await at.invalidated.wait()
@@ -124,7 +127,8 @@ class ReplicateApi:
                 at = await self._resolve(at.journal, claims, header)
                 known = at.status is Status.OK and at.header.route.equivalent(header.route)
             except Closed:
-                known = False  # We stop serving.
+                await self._context.clock.sleep(_STOPPING_GRACE_S)
+                raise
         grace_s = self._context.settings.peer_timeout_s / _GRACES_PER_TIMEOUT
         messages = -1
         while stream.messages != messages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -358,6 +359,29 @@ async def test_stream_of_an_old_route_is_cut_off_once_nothing_happens(
     error = await old.broken()
     assert "the route has changed" in (error.details() or "")
     assert (await spool_of(timed))[2] == 0
+
+
+async def test_a_broker_that_stops_does_not_wait_for_a_primary_that_does_not_know(
+    cluster: FixedCluster,
+) -> None:
+    """Regression: a broker that left with assignments served nobody, but kept its lease, for as long as
+    their primaries were appending."""
+    primary = Primary(cluster)
+    await primary.open(fragment(0, 0))
+    cluster["b"].context.resolver.stop_serving()
+    answered = 0
+    async with asyncio.timeout(30):
+        while not primary.call.done():
+            try:
+                assert (await primary.propose(fragment(0, 0))).status == Status.OK
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                break
+            answered += 1
+            await SystemClock().sleep(0.05)
+        assert await primary.call.code() is grpc.StatusCode.UNAVAILABLE
+    assert answered > 3
+    async with asyncio.timeout(30):
+        await cluster["b"].context.resolver.wait_torn_down(30)
 
 
 async def test_change_that_leaves_the_route_alone_is_no_reason(

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,11 @@ DOCS = Path(__file__).parents[2] / "docs"
 JOURNAL = "the/journal"
 
 
+def history_of(directory: Path) -> list[dict[str, Any]]:
+    lines = (directory / "history.ndjson").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
 def test_what_is_broken_for_a_minute_loses_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -39,7 +45,7 @@ def test_what_is_broken_for_a_minute_loses_nothing(
     assert run(["--minutes=1.2", "--seed=5", f"--dir={directory}"]) == 0
     printed = capsys.readouterr().out
     assert "verdict   no violation" in printed
-    history = [json.loads(line) for line in (directory / "history.ndjson").open()]
+    history = history_of(directory)
     outcomes = {one["outcome"] for one in history if one["type"] == "completed"}
     assert outcomes == {"ok", "fail", "unknown"}
     assert len([one for one in history if one["type"] == "fault"]) > 5
@@ -52,7 +58,7 @@ def test_three_rolling_restarts_under_load(
     directory = tmp_path / "run"
     argv = ["--restarts=3", "--brokers=4", "--replication=2,3", f"--dir={directory}"]
     assert run(argv) == 0, capsys.readouterr().out
-    history = [json.loads(line) for line in (directory / "history.ndjson").open()]
+    history = history_of(directory)
     restarts = [one for one in history if one["type"] == "fault" and one["phase"] == "settled"]
     assert len(restarts) == 12
     # The watch has seen replicas come and go, and never too few of them.

@@ -46,6 +46,7 @@ class ChaosSettings:
     zones: int = 2
     lease_ttl_s: float = 10.0
     drain_timeout_s: float = 10.0
+    min_append_rate: int = 65_536
     log_level: str = "info"
 
 
@@ -134,6 +135,7 @@ class ChaosCluster:
             f"--broker.file-root={self.file_root}",
             f"--broker.spool-dir={spools}",
             f"--broker.drain-timeout={settings.drain_timeout_s}s",
+            f"--broker.min-append-rate={settings.min_append_rate}",
             f"--etcd.address=http://{_LISTEN}:{etcd.port}",
             f"--etcd.lease={settings.lease_ttl_s}s",
             f"--log.level={settings.log_level}",
@@ -188,7 +190,10 @@ class ChaosCluster:
 
     def has_replicas(self) -> str:
         """Empty if every journal has all of its replicas in step; else what is missing."""
-        for spec in self.specs():
+        specs = self.specs()
+        if not specs:
+            return "there are no journals"
+        for spec in specs:
             route, consistent = self.route(spec.name)
             if len(route.members) != spec.replication or route.primary is None:
                 return f"{spec.name} has {len(route.members)} of {spec.replication} replicas"

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -151,6 +151,10 @@ class Trial:
         settings = ChaosSettings(
             directory, brokers=flags.brokers, zones=min(2, flags.brokers), lease_ttl_s=flags.lease
         )
+        if flags.restarts:
+            # Clients have the same few cores as everybody: that one gets none for a second is its bad
+            # luck, and no failure of a restart.
+            settings = replace(settings, min_append_rate=0)
         self.cluster = ChaosCluster(settings, clock)
         self.recorder = Recorder(directory / HISTORY, clock)
         self._told = say
