@@ -7,7 +7,7 @@ reaches the recovery log as one append.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, Self, cast
 
@@ -17,8 +17,9 @@ from gazette.consumer.application import Shard, StateView, Store
 from gazette.errors import GazetteError, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.recoverylog.recorder import Recorder
+from gazette.stores.sqlite_databases import RedoDatabases
+from gazette.stores.sqlite_migrations import Migration, apply_migrations
 from gazette.stores.sqlite_read_pool import ReadPool
-from gazette.stores.sqlite_redo_recording import RedoRecording
 from gazette.stores.sqlite_vfs_recording import VfsRecording
 from gazette.stores.sqlite_view import SQLiteView
 from gazette.tasks import OpFuture
@@ -36,7 +37,11 @@ CREATE TABLE IF NOT EXISTS gazette_checkpoint (
 class Recording(Protocol):
     """How commits of the database reach the log."""
 
-    path: Path
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def attached(self) -> Mapping[str, Path]: ...
 
     def open(self) -> apsw.Connection: ...
 
@@ -48,23 +53,36 @@ class Recording(Protocol):
     def close(self) -> None: ...
 
 
-_RECORDED_PRAGMAS: Final = frozenset(
-    {"journal_mode", "locking_mode", "wal_autocheckpoint", "wal_checkpoint"}
-)
-"""What these set is what recording rests on."""
+_REFUSED_PRAGMAS: Final = {
+    "journal_mode": "recording depends on it",
+    "locking_mode": "recording depends on it, and queries could not read",
+    "wal_autocheckpoint": "recording depends on it",
+    "wal_checkpoint": "only the store makes checkpoints, once they are recorded",
+    "page_size": "it is fixed when the database is made; give page_size to SQLiteStore",
+    "query_only": "the store could not commit",
+    "synchronous": "the recovery log makes commits durable, and a disk is not waited for",
+    "temp_store_directory": "it is of the whole process",
+    "data_store_directory": "it is of the whole process",
+    "writable_schema": "a schema that was written by hand may not open on the next owner",
+}
+"""By name, why setting it is refused."""
 
 
 class SQLiteStore(Store):
     """A store whose state is a SQLite database.
 
-    ``schema`` is SQL that runs at every start, so it says ``IF NOT EXISTS`` and may carry migrations.
+    ``schema`` is SQL that runs at every start, so it says ``IF NOT EXISTS``. ``migrations`` are what is done
+    once, each a version of the schema: see `sqlite_migrations`.
+    ``databases`` names further ones that are attached under these names (``archive``: tables are
+    ``archive.…``), and commit together with the main one, ``primary.db``. Those that the log has and that
+    are not named any more stay attached.
     ``mode`` is how commits are recorded: ``"redo"`` ships the bytes that changed; ``"vfs"`` records
     every write through a VFS of our own and is the plain specification of the other, slower.
 
     ``execute`` and ``executemany`` belong to the shard's thread and to its running transaction, which
     the first statement begins and the runtime commits: an application never says BEGIN, COMMIT or
-    ROLLBACK (``NotAllowed``), and uses SAVEPOINT for what it may want to undo. ATTACH is refused as
-    well, since only this database is recorded.
+    ROLLBACK (``NotAllowed``), and uses SAVEPOINT for what it may want to undo. ATTACH and DETACH are
+    refused as well: what would be attached is not recorded.
     ``query`` may be called from any thread at any time and sees the last local commit.
     """
 
@@ -73,6 +91,8 @@ class SQLiteStore(Store):
         recorder: Recorder | None,
         schema: str = "",
         *,
+        databases: Iterable[str] = (),
+        migrations: Sequence[Migration] = (),
         mode: Literal["redo", "vfs"] = "redo",
         page_size: int = 4096,
         cache_bytes: int = 64 << 20,
@@ -92,14 +112,14 @@ class SQLiteStore(Store):
                 f"invalid page_size ({page_size})", hint="Use a power of two from 512 to 65536."
             )
         if mode == "redo":
-            self._recording: Recording = RedoRecording(recorder, page_size=page_size)
+            self._recording: Recording = RedoDatabases(recorder, databases, page_size=page_size)
         elif mode == "vfs":
-            self._recording = VfsRecording(recorder, page_size=page_size)
+            self._recording = VfsRecording(recorder, names=databases, page_size=page_size)
         else:
             raise Invalid(f"unknown recording mode {mode!r}", hint="Use 'redo' or 'vfs'.")
         self._ours = False
         self._rolled_back = False
-        self._readers = ReadPool(self._recording.path, readers)
+        self._readers = ReadPool(self._recording.path, readers, attached=self._recording.attached)
         try:
             self.connection = self._recording.open()
             """The writing connection, for what this class does not offer (functions, tracing …)."""
@@ -110,6 +130,7 @@ class SQLiteStore(Store):
             self.connection.execute(CHECKPOINT_TABLE).fetchall()
             if schema:
                 self.connection.execute(schema).fetchall()
+            apply_migrations(self.connection, migrations)
             self._commit()
             self._recording.ship()
         except BaseException:
@@ -169,15 +190,16 @@ class SQLiteStore(Store):
                 f"a store's transaction is the runtime's: {first} is refused",
                 hint="Leave it out; use SAVEPOINT and ROLLBACK TO for what you may want to undo.",
             )
-        if action == apsw.SQLITE_ATTACH:
+        if action in (apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH):
             raise NotAllowed(
-                "ATTACH is refused: only the store's own database is recorded",
-                hint="Keep the tables in this database, or open another connection to read from. For"
-                " VACUUM, call vacuum().",
+                "ATTACH and DETACH are refused: what is attached so is not recorded",
+                hint="Name the database in SQLiteStore(databases=…), or open another connection to read"
+                " from. For VACUUM, call vacuum().",
             )
         pragma = (first or "").lower() if action == apsw.SQLITE_PRAGMA else ""
-        if pragma in _RECORDED_PRAGMAS and (second is not None or pragma == "wal_checkpoint"):
-            raise NotAllowed(f"PRAGMA {pragma} is refused: recording depends on it")
+        reason = _REFUSED_PRAGMAS.get(pragma)
+        if reason is not None and (second is not None or pragma == "wal_checkpoint"):
+            raise NotAllowed(f"PRAGMA {pragma} is refused: {reason}")
         return apsw.SQLITE_OK
 
     def execute(self, sql: str, bindings: Bindings = ()) -> apsw.Cursor:
@@ -199,8 +221,8 @@ class SQLiteStore(Store):
             self._begin()
         return connection.executemany(sql, rows)
 
-    def vacuum(self) -> None:
-        """Give free pages back, which rewrites the database. Blocks; recorded with the next commit.
+    def vacuum(self, database: str = "main") -> None:
+        """Give free pages of a database back, which rewrites it. Blocks; recorded with the next commit.
 
         Only before the first statement of a transaction: in ``new_store``, or ``begin_transaction``.
         Raises ``NotAllowed`` later.
@@ -210,7 +232,9 @@ class SQLiteStore(Store):
                 "VACUUM needs that no transaction runs",
                 hint="Call vacuum() in begin_transaction(), before the first execute().",
             )
-        self._transaction("VACUUM")
+        if database != "main" and database not in self._recording.attached:
+            raise Invalid(f"no database {database!r}", hint="Name it in SQLiteStore(databases=…).")
+        self._transaction(f'VACUUM "{database}"')
 
     # -- queries beside it
 
@@ -226,7 +250,7 @@ class SQLiteStore(Store):
 
     @property
     def live_bytes(self) -> int:
-        """The size of the database, in bytes."""
+        """The size of the databases, in bytes."""
         return self._recording.live_bytes
 
     # -- the store's contract

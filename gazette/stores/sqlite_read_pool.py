@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,11 @@ from gazette.errors import Closed, NotAllowed
 _READING: Final = frozenset(
     {apsw.SQLITE_SELECT, apsw.SQLITE_READ, apsw.SQLITE_FUNCTION, apsw.SQLITE_RECURSIVE}
 )
+_PREPARED_BY_VIRTUAL_TABLES: Final = frozenset(
+    {apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE}
+)
+"""Statements that some virtual tables make ready when they are first looked at. ``query_only`` is what
+keeps any such statement from taking effect."""
 _READING_PRAGMAS: Final = frozenset(
     {
         "application_id",
@@ -54,8 +59,17 @@ class ReadPool:
     ``immutable``: nothing changes the database for as long, so that no lock and no WAL is looked at.
     """
 
-    def __init__(self, path: Path, limit: int, *, immutable: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        limit: int,
+        *,
+        attached: Mapping[str, Path] | None = None,
+        immutable: bool = False,
+    ) -> None:
+        """``attached`` are further databases, by name."""
         self._path = path
+        self._attached = attached or {}
         self._immutable = immutable
         self._slots = threading.BoundedSemaphore(limit)
         self._lock = threading.Lock()
@@ -71,6 +85,8 @@ class ReadPool:
                 yield connection
             except apsw.InterruptError as error:
                 raise self._closed_error() from error
+            except apsw.ReadOnlyError as error:
+                raise _only_reads() from error
             finally:
                 with self._lock:
                     self._busy.discard(connection)
@@ -113,10 +129,15 @@ class ReadPool:
         return connection
 
     def _open(self) -> apsw.Connection:
-        if not self._immutable:
-            return apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE)
-        uri = f"file:{urllib.parse.quote(str(self._path))}?immutable=1"
-        return apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+        flags = apsw.SQLITE_OPEN_READWRITE if not self._immutable else apsw.SQLITE_OPEN_READONLY
+        connection = apsw.Connection(self._uri(self._path), flags=flags | apsw.SQLITE_OPEN_URI)
+        for name, path in self._attached.items():
+            connection.execute(f'ATTACH ? AS "{name}"', (self._uri(path),)).fetchall()
+        return connection
+
+    def _uri(self, path: Path) -> str:
+        suffix = "?immutable=1" if self._immutable else ""
+        return f"file:{urllib.parse.quote(str(path))}{suffix}"
 
     def close(self) -> None:
         """Close what is idle, and interrupt what is not: its users close it."""
@@ -129,10 +150,14 @@ class ReadPool:
 
 
 def _authorize_reading(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    if action in _READING:
+    if action in _READING or action in _PREPARED_BY_VIRTUAL_TABLES:
         return apsw.SQLITE_OK
     if action == apsw.SQLITE_PRAGMA:
         pragma = (first or "").lower()
         if pragma in _READING_PRAGMAS and not (second is not None and pragma in _SETTINGS):
             return apsw.SQLITE_OK
-    raise NotAllowed("query() only reads", hint="Write from consume_message(), with execute().")
+    raise _only_reads()
+
+
+def _only_reads() -> NotAllowed:
+    return NotAllowed("query() only reads", hint="Write from consume_message(), with execute().")

@@ -21,7 +21,6 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,7 +42,6 @@ from gazette.recoverylog.sqlite_redo import (
     materialize,
     redo_name,
 )
-from gazette.tasks import OpFuture
 
 log = logging.getLogger(__name__)
 
@@ -62,18 +60,19 @@ CHECKPOINT_PATIENCE_MS: Final = 100
 be; from then on each commit waits this long for them. Readers that come one after the other without a
 pause would else let it grow for ever."""
 
-REIMAGE_MAX: Final = 4
-"""Groups imaged per commit, at the most: it bounds what a commit has to wait for."""
-
 
 class RedoRecording:
-    """Records one database of a recorder's directory. Used from the shard's thread only."""
+    """Records one database of a recorder's directory, which its connection knows as ``schema``.
+
+    Used from the shard's thread only. `sqlite_databases` has all of a store, and calls these in turn.
+    """
 
     def __init__(
         self,
         recorder: Recorder,
         database: str = "primary.db",
         *,
+        schema: str = "main",
         page_size: int = 4096,
         checkpoint_frames: int = 4000,
         group_pages: int = GROUP_PAGES,
@@ -81,10 +80,11 @@ class RedoRecording:
     ) -> None:
         self.recorder = recorder
         self.database = database
+        self.schema = schema
         self.path: Path = recorder.directory / database
         self._checkpoint_frames = checkpoint_frames
         self._group_pages = group_pages
-        self._horizon_slack = horizon_slack
+        self.horizon_slack = horizon_slack
         self._state = RedoState(page_size=page_size, pages=0)
         self._serial = 0
         self._redo_fnode = 0
@@ -105,6 +105,18 @@ class RedoRecording:
 
     def open(self) -> apsw.Connection:
         """Open the database as it was recorded, or a new one. Blocks; raises ``Corrupt``."""
+        recorded = self._recover()
+        connection = apsw.Connection(str(self.path))
+        self._begin(connection, recorded=recorded)
+        return connection
+
+    def attach(self, connection: apsw.Connection) -> None:
+        """Attach the database to a connection under its name. Blocks; raises as ``open`` does."""
+        recorded = self._recover()
+        connection.execute(f'ATTACH ? AS "{self.schema}"', (str(self.path),)).fetchall()
+        self._begin(connection, recorded=recorded)
+
+    def _recover(self) -> bool:
         recorded = is_recorded(self.recorder.directory, self.database)
         if recorded:
             self._state = materialize(self.recorder.directory, self.database)
@@ -117,7 +129,9 @@ class RedoRecording:
                 hint="Open the store with the mode that recorded it ('vfs'), or begin a new log.",
             )
         self._open_files()
-        connection = apsw.Connection(str(self.path))
+        return recorded
+
+    def _begin(self, connection: apsw.Connection, *, recorded: bool) -> None:
         self._connection = connection
         connection.set_busy_timeout(BUSY_MS)
         self._configure(connection)
@@ -126,9 +140,7 @@ class RedoRecording:
         if self.recorder.offline:
             self.recorder.at_end(self._record_images)
         elif not recorded:
-            self._ship_all()
-        connection.set_wal_hook(self._on_commit)
-        return connection
+            self._record_all()
 
     def _open_files(self) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -137,14 +149,14 @@ class RedoRecording:
     def _configure(self, connection: apsw.Connection) -> None:
         def pragma(text: str) -> Any:
             # Fetch every row: a pragma that yields some does nothing before it is stepped through.
-            return connection.execute(f"PRAGMA {text}").fetchall()
+            return connection.execute(f"PRAGMA {self.schema}.{text}").fetchall()
 
         pragma(f"page_size={self._state.page_size}")
         if pragma("journal_mode=WAL") != [("wal",)]:
             raise Bug("SQLite refused WAL mode", path=str(self.path))
         pragma("synchronous=OFF")
-        pragma("wal_autocheckpoint=0")
-        pragma("temp_store=MEMORY")
+        connection.execute("PRAGMA wal_autocheckpoint=0").fetchall()
+        connection.execute("PRAGMA temp_store=MEMORY").fetchall()
         (actual,) = pragma("page_size")[0]
         if actual != self._state.page_size:
             raise Corrupt("page size differs from the recorded one", actual=actual)
@@ -170,7 +182,7 @@ class RedoRecording:
             if number not in self._state.groups:
                 self._first_redo.setdefault(number, oldest)
 
-    def _ship_all(self) -> None:
+    def _record_all(self) -> None:
         """The first commit of a new database: what switching to WAL mode wrote by itself."""
         size = os.fstat(self._main_fd).st_size
         page_size = self._state.page_size
@@ -179,42 +191,29 @@ class RedoRecording:
             PageChange(page, ((0, self._read_main(page)),), whole=True)
             for page in range(1, pages + 1)
         ]
-        self._record_commit(pages, changes, ())
+        self._resize(pages)
+        with self.recorder.group() as group:
+            self.record(group, changes)
 
-    def _on_commit(self, _connection: object, name: str, frames: int) -> int:
-        if name == "main":
-            # Frames are counted from the beginning of the WAL. If it began anew before they were
-            # recorded, somebody else made a checkpoint, and they are gone.
-            self._lost = self._lost or frames <= self._hooked
-            self._hooked = frames
-        return apsw.SQLITE_OK
+    def note_commit(self, frames: int) -> None:
+        """SQLite committed, and has ``frames`` in the WAL now."""
+        # Frames are counted from the beginning of the WAL. If it began anew before they were recorded,
+        # somebody else made a checkpoint, and they are gone.
+        self._lost = self._lost or frames <= self._hooked
+        self._hooked = frames
 
     # -- commits
 
-    def ship(self, wait_for: Collection[OpFuture[Any]] = ()) -> OpFuture[Any]:
-        """Record what was committed since the last call, as one append after ``wait_for``.
-
-        Does not block on the append. Raises ``Corrupt`` when the WAL is not what SQLite said.
-        Of an offline log nothing is recorded before its end, and the WAL is only kept short.
-        """
-        if self.recorder.offline:
-            if self._hooked >= self._checkpoint_frames:
-                self._checkpoint()
-                self._hooked = 0
-            return self.recorder.barrier(wait_for)
-        changes = self._collect()
-        if changes is None:
-            return self.recorder.barrier(wait_for)
-        future = self._record_commit(self._state.pages, changes, wait_for)
-        self._bound_horizon()
-        if self._shipped >= self._checkpoint_frames:
+    def shorten(self) -> None:
+        """Keep the WAL short, of an offline log, of which nothing is recorded before its end."""
+        if self._hooked >= self._checkpoint_frames:
             self._checkpoint()
-        return future
+            self._hooked = 0
 
     def _record_images(self) -> None:
         """Record the database as images of all its groups: at the end of an offline log."""
         assert self._connection is not None
-        if not checkpoint(self._connection, BUSY_MS):
+        if not checkpoint(self._connection, BUSY_MS, self.schema):
             raise Broken(
                 "the database is still being read, so that it cannot be recorded",
                 path=str(self.path),
@@ -225,7 +224,11 @@ class RedoRecording:
         for number in range(self._group_count()):
             self._reimage(number)
 
-    def _collect(self) -> list[PageChange] | None:
+    def collect(self) -> list[PageChange] | None:
+        """What was committed since the last call; None: nothing was.
+
+        Raises ``Corrupt`` when the WAL is not what SQLite said.
+        """
         if self._hooked == 0:
             return None
         if self._lost:
@@ -309,15 +312,10 @@ class RedoRecording:
             for number in [n for n in self._first_redo if n >= count]:
                 del self._first_redo[number]
 
-    def _record_commit(
-        self, pages: int, changes: list[PageChange], wait_for: Collection[OpFuture[Any]]
-    ) -> OpFuture[Any]:
-        self._resize(pages)
-        frame = encode_commit(pages, changes)
-        with self.recorder.group(wait_for) as group:
-            self._append_redo(group, frame)
-            self._drop_groups(group)
-        return group.future
+    def record(self, group: Group, changes: list[PageChange]) -> None:
+        """Record what `collect` gave."""
+        self._append_redo(group, encode_commit(self._state.pages, changes))
+        self._drop_groups(group)
 
     def _append_redo(self, group: Group, frame: bytes) -> None:
         group.write(self._redo_fnode, self._redo_end, frame)
@@ -339,16 +337,21 @@ class RedoRecording:
     def live_bytes(self) -> int:
         return self._state.pages * self._state.page_size
 
-    def _bound_horizon(self) -> None:
-        # A cycle of images logs the live state once, so what the horizon has beyond that is redo: the
-        # more of it, the less is copied per byte of redo (here at most 4/3 of one).
-        bound = self.live_bytes * 7 // 4 + self._horizon_slack
+    def rotate_if_long(self, bound: int) -> None:
+        """Begin a new redo file when the present one is long, for a horizon of at most ``bound``."""
         if self._redo_end > max(bound // 32, 64 << 10):
             self._rotate()
-        for _ in range(REIMAGE_MAX):
-            if self.recorder.horizon_bytes <= bound or not self._group_count():
-                return
-            self._reimage(self._oldest_group())
+
+    def renew(self, bound: int) -> bool:
+        """Record the oldest of what a recovery needs anew; false if there is nothing."""
+        if not self._group_count():
+            return False
+        redo = self.recorder.fsm.nodes[self._redo_fnode].segments[0]
+        if self.recorder.write_head - redo.first_offset > bound // 2:
+            # Of a database that is hardly written the redo file itself is what is old.
+            self._rotate()
+        self._reimage(self._oldest_group())
+        return True
 
     def _rotate(self) -> None:
         with self.recorder.group() as group:
@@ -396,37 +399,39 @@ class RedoRecording:
         while self._old_redo and self._old_redo[0] < oldest:
             group.unlink("/" + redo_name(self.database, self._old_redo.pop(0)))
 
+    def checkpoint_if_due(self) -> None:
+        """After a commit was recorded: keep the WAL short."""
+        if self._shipped >= self._checkpoint_frames:
+            self._checkpoint()
+
     def _checkpoint(self) -> None:
         """Move recorded frames into the database file. Readers may hold it up: then a later commit
         tries again."""
         assert self._connection is not None
         patient = self._shipped >= CHECKPOINT_PATIENCE * self._checkpoint_frames
-        if not checkpoint(self._connection, CHECKPOINT_PATIENCE_MS if patient else 0):
+        if not checkpoint(self._connection, CHECKPOINT_PATIENCE_MS if patient else 0, self.schema):
             return
         self._shipped = 0
         self._salt = b""
         self._wal_pages.clear()
 
     def close(self) -> None:
-        """Close the connection, then the descriptors. Nothing is recorded."""
-        if self._connection is not None:
-            self._connection.set_wal_hook(None)
-            self._connection.close()
-            self._connection = None
+        """Close descriptors, after the connection was closed. Nothing is recorded."""
+        self._connection = None
         for descriptor in (self._wal_fd, self._main_fd):
             if descriptor >= 0:
                 os.close(descriptor)
         self._wal_fd = self._main_fd = -1
 
 
-def checkpoint(connection: apsw.Connection, patience_ms: int) -> bool:
+def checkpoint(connection: apsw.Connection, patience_ms: int, schema: str = "main") -> bool:
     """Move the WAL into the database; whether all of it was. Waits at most ``patience_ms`` for readers.
 
     A cursor of ``connection`` itself that was not read to its end holds it up as any reader does.
     """
     connection.set_busy_timeout(patience_ms)
     try:
-        connection.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        connection.wal_checkpoint(schema, apsw.SQLITE_CHECKPOINT_TRUNCATE)
     except (apsw.BusyError, apsw.LockedError):
         return False
     finally:

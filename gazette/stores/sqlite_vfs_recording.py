@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,9 @@ import apsw
 
 from gazette.errors import Invalid
 from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.shard_state import PRIMARY_DATABASE
 from gazette.recoverylog.sqlite_redo import is_recorded
+from gazette.stores.sqlite_databases import database_names
 from gazette.stores.sqlite_redo_recording import BUSY_MS, checkpoint
 from gazette.tasks import OpFuture
 
@@ -112,12 +114,13 @@ class _RecordedVFS(apsw.VFS):
 
 
 class VfsRecording:
-    """Records one database of a recorder's directory. Used from the shard's thread only."""
+    """Records the databases of a recorder's directory. Used from the shard's thread only."""
 
     def __init__(
         self,
         recorder: Recorder,
-        database: str = "primary.db",
+        database: str = PRIMARY_DATABASE,
+        names: Iterable[str] = (),
         *,
         page_size: int = 4096,
         journal_mode: str = "WAL",
@@ -132,12 +135,19 @@ class VfsRecording:
         self._noted: list[_Noted] = []
         self._connection: apsw.Connection | None = None
         self._vfs: _RecordedVFS | None = None
-        self._main_fd = -1
+        self.attached: Mapping[str, Path] = {
+            name: recorder.directory / f"{name}.db"
+            for name in database_names(names, recorder.fsm.links)
+        }
+        """The other databases, by name."""
+        self._fds: dict[Path, int] = {}
         self._closed = False
 
     def open(self) -> apsw.Connection:
         """Open the database as it was recorded, or a new one. Blocks."""
-        if is_recorded(self.recorder.directory, self.database):
+        directory = self.recorder.directory
+        paths = (self.path, *self.attached.values())
+        if any(is_recorded(directory, path.name) for path in paths):
             raise Invalid(
                 "the recovery log holds this database in another form",
                 path=str(self.path),
@@ -145,17 +155,22 @@ class VfsRecording:
             )
         name = f"gazette-{os.getpid()}-{next(_serial)}"
         self._vfs = _RecordedVFS(name, self)
-        self._main_fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        for path in paths:
+            # Before the connection, and closed after it: see the redo mode for why.
+            self._fds[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         connection = apsw.Connection(str(self.path), vfs=name)
         self._connection = connection
         connection.set_busy_timeout(BUSY_MS)
-        for pragma in (
-            f"page_size={self._page_size}",
-            f"journal_mode={self._journal_mode}",
-            "synchronous=OFF",
-            "temp_store=MEMORY",
-        ):
-            connection.execute(f"PRAGMA {pragma}").fetchall()
+        for name, path in self.attached.items():
+            connection.execute(f'ATTACH ? AS "{name}"', (str(path),)).fetchall()
+        for schema in ("main", *self.attached):
+            for pragma in (
+                f"page_size={self._page_size}",
+                f"journal_mode={self._journal_mode}",
+                "synchronous=OFF",
+            ):
+                connection.execute(f"PRAGMA {schema}.{pragma}").fetchall()
+        connection.execute("PRAGMA temp_store=MEMORY").fetchall()
         return connection
 
     def log_path(self, name: str) -> str:
@@ -204,22 +219,24 @@ class VfsRecording:
 
     @property
     def live_bytes(self) -> int:
-        return os.fstat(self._main_fd).st_size
+        return sum(os.fstat(fd).st_size for fd in self._fds.values())
 
     def _rebase(self) -> None:
-        """Record the database whole, as a new fnode. Stalls the shard for as long as that takes."""
+        """Record the databases whole, as new fnodes. Stalls the shard for as long as that takes."""
         assert self._connection is not None
-        if self._journal_mode.upper() == "WAL" and not checkpoint(self._connection, 0):
-            return  # A reader holds the WAL: a later commit tries again.
-        main = self.log_path(str(self.path))
+        if self._journal_mode.upper() == "WAL" and not all(
+            checkpoint(self._connection, 0, schema) for schema in ("main", *self.attached)
+        ):
+            return  # A reader holds a WAL: a later commit tries again.
+        mains = {self.log_path(str(path)): fd for path, fd in self._fds.items()}
         with self.recorder.group() as group:
             for event in self._noted:
-                if isinstance(event, _Emptied | _Opened) and event.path != main:
+                if isinstance(event, _Emptied | _Opened) and event.path not in mains:
                     group.create(event.path)
-            fnode = group.create(main)
-            size = self.live_bytes
-            for offset in range(0, size, COALESCE_BYTES):
-                group.write(fnode, offset, os.pread(self._main_fd, COALESCE_BYTES, offset))
+            for path, fd in mains.items():
+                fnode = group.create(path)
+                for offset in range(0, os.fstat(fd).st_size, COALESCE_BYTES):
+                    group.write(fnode, offset, os.pread(fd, COALESCE_BYTES, offset))
         self._noted.clear()
 
     def close(self) -> None:
@@ -231,6 +248,5 @@ class VfsRecording:
         if self._vfs is not None:
             self._vfs.unregister()
             self._vfs = None
-        if self._main_fd >= 0:
-            os.close(self._main_fd)
-            self._main_fd = -1
+        while self._fds:
+            os.close(self._fds.popitem()[1])

@@ -21,7 +21,7 @@ from __future__ import annotations
 import random
 import tempfile
 from abc import ABC, abstractmethod
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,9 +55,10 @@ class Owner:
         self.contents: list[Any] = []
         self.recorder: Recorder
         self.store: Store
-        self._open()
+        self.open()
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Become the next owner of the log as it is."""
         self._count += 1
         self.recorder = take_over(self.log, self._directory / f"owner-{self._count}", self.rng)
         self.store = self._tests.open(self.recorder)
@@ -78,7 +79,7 @@ class Owner:
             self.log = MemoryLog(bytes(self.log.data[:cut]))
             durable = bisect_right(self.ends, cut)
             del self.ends[durable:], self.contents[durable:]
-        self._open()
+        self.open()
 
     def check(self) -> None:
         """The store has the last transaction that the log has, whole, with its checkpoint."""
@@ -146,6 +147,26 @@ class RecordedStoreTests(ABC):
         for cut in sorted(owner.rng.sample(ends, min(8, len(ends))), reverse=True):
             owner.fail_over(cut)
             owner.check()
+
+    def test_a_crash_at_every_prefix(self, owner: Owner) -> None:
+        """Of a log of several owners: whatever append was the last, what is recovered is the last commit
+        before it, and the log can be pruned up to what hints of that moment name."""
+        for _ in range(2):
+            owner.commit(6)
+            owner.fail_over()
+        owner.commit(6)
+        log, ends, contents = owner.log, list(owner.ends), list(owner.contents)
+        owner.store.destroy()
+        begin = bisect_left(log.ends, ends[0])
+        for cut in log.ends[begin:]:
+            durable = bisect_right(ends, cut)
+            owner.ends, owner.contents = ends[:durable], contents[:durable]
+            owner.log = MemoryLog(bytes(log.data[:cut]))
+            owner.open()
+            owner.check()
+            owner.store.destroy()
+        owner.log, owner.ends, owner.contents = log, ends, contents
+        owner.open()
 
     def test_goes_on_from_any_cut(self, owner: Owner) -> None:
         """Also from the appends before the first commit."""
@@ -223,5 +244,5 @@ class RecordedStoreTests(ABC):
         owner.store.destroy()
         assert not future.done()
         owner.log.held = False
-        owner._open()
+        owner.open()
         owner.check()

@@ -1,0 +1,157 @@
+"""The databases of one SQLite store, which commit together: the redo mode.
+
+A transaction may change several attached databases. SQLite commits them one after the other, each in its
+own WAL; what makes the commit one is that all of them are recorded by one append, and nothing before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+
+from gazette.errors import Invalid
+from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.shard_state import PRIMARY_DATABASE
+from gazette.stores.sqlite_redo_recording import RedoRecording
+from gazette.tasks import OpFuture
+
+REIMAGE_MAX: Final = 4
+"""Groups imaged per commit, at the most: it bounds what a commit has to wait for."""
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED: Final = frozenset({"main", "temp", "primary"})
+_DATABASE_FILE: Final = re.compile(r"/([A-Za-z_][A-Za-z0-9_]*)\.db(?:\.(?:redo|image)-[0-9-]+)?")
+
+
+def database_names(given: Iterable[str], links: Iterable[str]) -> list[str]:
+    """The databases of a store beside its primary: those that are given, and those that the log has.
+
+    What a former version of the application attached, and a later one does not name, stays attached: it
+    would else be in the log for ever, without anybody to record it anew. Raises ``Invalid``.
+    """
+    names = list(dict.fromkeys(given))
+    for name in names:
+        if not _NAME.fullmatch(name) or name.lower() in _RESERVED:
+            raise Invalid(
+                f"invalid name of a database ({name!r})",
+                hint="Use letters, digits and underscores; not main, temp or primary.",
+            )
+    recorded = {match[1] for path in links if (match := _DATABASE_FILE.fullmatch(path))}
+    return sorted({*names, *recorded} - {PRIMARY_DATABASE.removesuffix(".db")})
+
+
+class RedoDatabases:
+    """Records all databases of a store. Used from the shard's thread only."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        names: Iterable[str] = (),
+        *,
+        page_size: int = 4096,
+    ) -> None:
+        self._recorder = recorder
+        self._primary = RedoRecording(recorder, PRIMARY_DATABASE, page_size=page_size)
+        attached = database_names(names, recorder.fsm.links)
+        self._all = [
+            self._primary,
+            *(
+                RedoRecording(recorder, f"{name}.db", schema=name, page_size=page_size)
+                for name in attached
+            ),
+        ]
+        self._by_schema = {one.schema: one for one in self._all}
+        self._connection: apsw.Connection | None = None
+
+    @property
+    def path(self) -> Path:
+        """Of the primary database."""
+        return self._primary.path
+
+    @property
+    def attached(self) -> Mapping[str, Path]:
+        """The other databases, by name."""
+        return {one.schema: one.path for one in self._all[1:]}
+
+    def open(self) -> apsw.Connection:
+        """Open the databases as they were recorded, or new ones. Blocks; raises ``Corrupt``, ``Invalid``."""
+        connection = self._connection = self._primary.open()
+        limit = connection.limit(apsw.SQLITE_LIMIT_ATTACHED)
+        if len(self._all) - 1 > limit:
+            raise Invalid(
+                f"too many databases ({len(self._all) - 1} beside the primary; SQLite attaches {limit})"
+            )
+        for one in self._all[1:]:
+            one.attach(connection)
+        connection.set_wal_hook(self._on_commit)
+        return connection
+
+    def _on_commit(self, _connection: object, schema: str, frames: int) -> int:
+        if (one := self._by_schema.get(schema)) is not None:
+            one.note_commit(frames)
+        return apsw.SQLITE_OK
+
+    def ship(self, wait_for: Collection[OpFuture[Any]] = ()) -> OpFuture[Any]:
+        """Record what was committed since the last call, as one append after ``wait_for``.
+
+        Does not block on the append. Raises ``Corrupt`` when a WAL is not what SQLite said.
+        Of an offline log nothing is recorded before its end.
+        """
+        if self._recorder.offline:
+            for one in self._all:
+                one.shorten()
+            return self._recorder.barrier(wait_for)
+        collected = [(one, one.collect()) for one in self._all]
+        if all(changes is None for _, changes in collected):
+            return self._recorder.barrier(wait_for)
+        with self._recorder.group(wait_for) as group:
+            for one, changes in collected:
+                if changes is not None:
+                    one.record(group, changes)
+        self._bound_horizon()
+        for one in self._all:
+            one.checkpoint_if_due()
+        return group.future
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(one.live_bytes for one in self._all)
+
+    def _bound_horizon(self) -> None:
+        # A cycle of images logs the live state once, so what the horizon has beyond that is redo: the
+        # more of it, the less is copied per byte of redo (here at most 4/3 of one).
+        recorder = self._recorder
+        bound = self.live_bytes * 7 // 4 + self._primary.horizon_slack
+        for one in self._all:
+            one.rotate_if_long(bound)
+        for _ in range(REIMAGE_MAX):
+            if recorder.horizon_bytes <= bound:
+                return
+            oldest = self._of_oldest_file()
+            if oldest is None or not oldest.renew(bound):
+                return
+
+    def _of_oldest_file(self) -> RedoRecording | None:
+        """Whose file is the oldest of the log; None: nobody's here."""
+        nodes = self._recorder.fsm.nodes
+        for path in nodes[next(iter(nodes))].links:
+            if match := _DATABASE_FILE.fullmatch(path):
+                name = match[1]
+                return self._by_schema.get("main" if f"{name}.db" == PRIMARY_DATABASE else name)
+        return None
+
+    def close(self) -> None:
+        """Close the connection, then descriptors. Nothing is recorded."""
+        if self._connection is not None:
+            self._connection.set_wal_hook(None)
+            self._connection.close()
+            self._connection = None
+        for one in self._all:
+            one.close()
+
+
+__all__ = ["RedoDatabases", "database_names"]

@@ -1,0 +1,87 @@
+"""Versions of a SQLite store's schema, each applied once, in the transaction that opens the store.
+
+::
+
+    SQLiteStore(recorder, migrations=[
+        "CREATE TABLE counts (word TEXT PRIMARY KEY, n INTEGER)",
+        "ALTER TABLE counts ADD COLUMN seen TEXT",
+        fill_seen,                                  # or a function of the connection
+    ])
+
+All that are new are one transaction with what records that they were applied, and one append: whoever
+recovers the log finds all of them, or none. What was applied is told by its position and a digest of its
+SQL, so that one that was changed afterwards is an error, and not something that only new shards have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import apsw
+
+from gazette.errors import Invalid
+
+Migration = str | Callable[[apsw.Connection], None]
+"""SQL of one or more statements, or a function that has it done. It may read the state, and must not end
+the transaction."""
+
+_TABLE: Final = """
+CREATE TABLE IF NOT EXISTS gazette_migration (version INTEGER PRIMARY KEY, digest TEXT NOT NULL)
+"""
+
+
+def apply_migrations(connection: apsw.Connection, migrations: Sequence[Migration]) -> int:
+    """Apply what was not applied yet, within the running transaction; how many were.
+
+    Raises ``Invalid`` when the state has migrations that are not among these (it is of a later version of
+    the application), or others, and when one fails; nothing of this call is then committed.
+    """
+    applied = _applied(connection)
+    if len(applied) > len(migrations):
+        raise Invalid(
+            f"the state's schema has version {len(applied)}, and this application knows"
+            f" {len(migrations)}",
+            hint="Run the later version of the application that wrote it; versions do not go back."
+            " (`gazctl shards recover --at` has the state before.)",
+        )
+    for version, (known, migration) in enumerate(zip(applied, migrations, strict=False), 1):
+        if known != _digest(migration):
+            raise Invalid(
+                f"migration {version} is not the one that was applied to this state",
+                hint="Leave migrations as they were, and add others behind them.",
+            )
+    pending = migrations[len(applied) :]
+    if pending:
+        connection.execute(_TABLE).fetchall()
+    for version, migration in enumerate(pending, len(applied) + 1):
+        try:
+            if isinstance(migration, str):
+                connection.execute(migration).fetchall()
+            else:
+                migration(connection)
+        except apsw.Error as error:
+            raise Invalid(
+                f"migration {version} fails: {error}",
+                hint="Nothing of it was kept. Correct it, and start the shard again.",
+            ) from error
+        connection.execute(
+            "INSERT INTO gazette_migration VALUES (?, ?)", (version, _digest(migration))
+        ).fetchall()
+    return len(pending)
+
+
+def _applied(connection: apsw.Connection) -> list[str]:
+    exists = "SELECT 1 FROM main.sqlite_master WHERE name = 'gazette_migration'"
+    if not connection.execute(exists).fetchall():
+        return []
+    rows = connection.execute("SELECT digest FROM gazette_migration ORDER BY version").fetchall()
+    return [str(digest) for (digest,) in rows]
+
+
+def _digest(migration: Migration) -> str:
+    """Of SQL, but for space; of a function its name, since nothing else of it can be known."""
+    if isinstance(migration, str):
+        return hashlib.sha256(" ".join(migration.split()).encode()).hexdigest()[:16]
+    return f"function {migration.__qualname__}"
