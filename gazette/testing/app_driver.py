@@ -41,6 +41,7 @@ from gazette.message.publisher import Publisher
 from gazette.message.sequencer import ReplayRange, Sequencer
 from gazette.protocol import duration
 from gazette.protocol.fragment import Fragment
+from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet, subtract, union
@@ -376,8 +377,11 @@ class AppDriver(Generic[StoreT]):
         seed: int = 1,
         chunk_bytes: int = 1 << 20,
         commit_wait_s: float = 10.0,
+        hints: FSMHints | None = None,
         **fields: Any,
     ) -> None:
+        self.hints = hints
+        """By which the next promotion plays the recovery log; None: from its first byte."""
         self.application = application
         self.journals = MemoryJournals() if journals is None else journals
         self.clock = ManualClock() if clock is None else clock
@@ -554,7 +558,9 @@ class AppDriver(Generic[StoreT]):
         recorder: Recorder | None = None
         if self._log:
             log = _Log(appends)
-            recorder = take_over(log, self._directory / f"life-{self._lives}", self._rng)
+            recorder = take_over(
+                log, self._directory / f"life-{self._lives}", self._rng, hints=self.hints
+            )
             with self.journals._lock:
                 self.journals._of(LOG).registers = recorder._params.check_registers.include  # type: ignore[union-attr]
 
