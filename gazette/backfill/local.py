@@ -20,7 +20,7 @@ from typing import IO, Any, Final
 from gazette.backfill.build import Attempt, OnRead, ShardTask, run_task
 from gazette.errors import Broken, Closed, GazetteError
 from gazette.history.access import Access
-from gazette.history.fold import Folded, fold
+from gazette.history.fold import Folded, fold_snapshot
 from gazette.history.read import resolver, summarise_run
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
 from gazette.history.summary import RunSummary
@@ -46,7 +46,6 @@ class LocalRunner:
 
     def fold(self, access: Access, snapshot: Snapshot, on_read: OnRead) -> Folded:
         """The first pass: which messages have committed. Raises what reading does."""
-        runs = snapshot.runs(self._run_bytes)
         with access.open() as opened, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
 
             def one(run: Run) -> RunSummary:
@@ -55,7 +54,10 @@ class LocalRunner:
                 on_read(run.length)
                 return summary
 
-            return fold(snapshot, runs, list(pool.map(one, runs)), resolver(opened))
+            def summarise_all(runs: Sequence[Run]) -> list[RunSummary]:
+                return list(pool.map(one, runs))
+
+            return fold_snapshot(snapshot, summarise_all, resolver(opened), self._run_bytes)
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
         """All tasks, in their order. Raises the first error, and ends what still runs."""
