@@ -310,9 +310,9 @@ class AppendService:
 async def _done(future: OpFuture[Any]) -> None:
     """Wait until a future is done, however. Cancellation: its operation goes on."""
     waiter = asyncio.wrap_future(future)
+    # An error is looked at, whenever it comes: else the loop would report that nobody did.
+    waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
     await asyncio.wait([waiter])
-    if not waiter.cancelled():
-        waiter.exception()  # Looked at, so that nobody reports that it was not.
 
 
 def _unmet(dependencies: Collection[OpFuture[Any]]) -> frozenset[OpFuture[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 
 import pytest
@@ -552,6 +553,22 @@ async def test_closing_fails_what_waits_and_refuses_what_comes(
     with pytest.raises(Closed):
         service.start_append(C)
     hold.until.set()
+
+
+async def test_a_dependency_that_fails_after_the_close_is_nobodys(service: AppendService) -> None:
+    """The loop does not report an error that an append waited for which was given up."""
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    dependency: OpFuture[None] = OpFuture()
+    waiting = put(service, A, b"content", dependency)
+    await breathe()
+    await service.close()
+    dependency.set_exception(Broken("too late"))
+    assert isinstance(waiting.exception(), Closed)
+    for _ in range(3):
+        await breathe()
+        gc.collect()
+    assert reported == []
 
 
 async def test_a_closed_client_ends_its_appends(broker: StubBroker, instant: InstantClock) -> None:
