@@ -565,6 +565,8 @@ async def test_a_dependency_that_fails_after_the_close_is_nobodys(service: Appen
     await service.close()
     dependency.set_exception(Broken("too late"))
     assert isinstance(waiting.exception(), Closed)
+    await breathe()
+    del dependency, waiting
     for _ in range(3):
         await breathe()
         gc.collect()
