@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import hashlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -42,6 +43,14 @@ _RESTORE_ATTEMPTS: Final = 10
 _CREATE_ATTEMPTS: Final = 5
 _READING: Final = "gazette_reading"
 _SERIALIZATION: Final = frozenset({"40001", "40P01"})
+
+_NAME_SESSION: Final = sa.text("SELECT set_config('application_name', :name, true)")
+_END_FORMER: Final = sa.text(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = :name"
+    " AND usename = current_user AND datname = current_database()"
+    " AND state LIKE 'idle in transaction%'"
+    " AND state_change < clock_timestamp() - interval '1 second'"
+)
 
 Statement = str | sa.Executable
 Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -139,6 +148,7 @@ class SQLStore(Store):
         self._table = checkpoint_table(sa.MetaData(), table)
         self._pool = BlockingPool("sql commit", 1)
         self._fence: int | None = None
+        self._session_name = ""
         self._running: _Running | None = None
         self._commit: _Commit | None = None
         self._closed = False
@@ -159,6 +169,8 @@ class SQLStore(Store):
                 self._commit.future.result()
             with _translating(self.engine, "begin a transaction"):
                 self._running = _Running(self.engine.connect())
+                if self._session_name:
+                    self._running.connection.execute(_NAME_SESSION, {"name": self._session_name})
         return self._running.connection
 
     def execute(
@@ -230,6 +242,11 @@ class SQLStore(Store):
     def _take_over(self, fqn: str) -> tuple[int, bytes]:
         """(the fence that is ours now, the checkpoint), in a transaction of its own."""
         table = self._table
+        if self.engine.dialect.name == "postgresql":
+            self._session_name = _session_name(table.name, fqn)
+            # One that stands still, SIGSTOPped or cut off, would hold its locks for as long as it does.
+            with self.engine.begin() as connection:
+                connection.execute(_END_FORMER, {"name": self._session_name})
         with self.engine.begin() as connection:
             mine = table.c.shard_fqn == fqn
             # First, so that its row is locked: a commit that is under way is waited for, and seen.
@@ -447,6 +464,12 @@ def _translating(
         if lost or error.connection_invalidated:
             raise Unavailable(message, database=_name(engine), hint=hint) from error
         raise
+
+
+def _session_name(table: str, fqn: str) -> str:
+    """The ``application_name`` of a shard's transactions, by which its next owner finds them."""
+    digest = hashlib.sha256(f"{table} {fqn}".encode()).hexdigest()[:12]
+    return f"gazette {digest} {fqn[-40:].encode('ascii', 'replace').decode()}"
 
 
 def _name(engine: sa.Engine) -> str:

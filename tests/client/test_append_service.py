@@ -555,18 +555,23 @@ async def test_closing_fails_what_waits_and_refuses_what_comes(
     hold.until.set()
 
 
-async def test_a_dependency_that_fails_after_the_close_is_nobodys(service: AppendService) -> None:
+async def test_a_dependency_that_fails_with_the_close_is_nobodys(
+    service: AppendService, broker: StubBroker
+) -> None:
     """The loop does not report an error that an append waited for which was given up."""
     reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-    dependency: OpFuture[None] = OpFuture()
-    waiting = put(service, A, b"content", dependency)
+    hold = Hold(asyncio.Event())
+    broker.on_append(hold)
+    first = put(service, A, b"first")
+    await hold.reached.wait()
+    second = put(service, B, b"second", first)
     await breathe()
     await service.close()
-    dependency.set_exception(Broken("too late"))
-    assert isinstance(waiting.exception(), Closed)
-    await breathe()
-    del dependency, waiting
+    assert isinstance(first.exception(), Closed)
+    assert isinstance(second.exception(), Closed)
+    hold.until.set()
+    del first, second
     for _ in range(3):
         await breathe()
         gc.collect()

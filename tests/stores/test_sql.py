@@ -203,6 +203,22 @@ def test_a_former_owner_is_fenced(engine: Any) -> None:
     owner.destroy()
 
 
+def test_a_former_owner_that_stands_still_holds_nobody_up(postgres_engine: Any) -> None:
+    """Its session, idle within a transaction, is ended: its locks would last as long as it stands."""
+    former, owner = SQLStore(postgres_engine), SQLStore(postgres_engine)
+    former.restore_checkpoint(SHARD)
+    add(former, "a")
+    threading.Event().wait(1.1)
+    owner.restore_checkpoint(SHARD)
+    add(owner, "a", 5)  # The same row.
+    owner.start_commit(SHARD, at(2), ()).result(TIMEOUT_S)
+    with pytest.raises(Unavailable, match="terminating connection"):
+        former.start_commit(SHARD, at(1), ()).result(TIMEOUT_S)
+    assert owner.query("SELECT n FROM counts") == [(5,)]
+    former.destroy()
+    owner.destroy()
+
+
 def test_shards_do_not_fence_each_other(engine: Any) -> None:
     one, other = SQLStore(engine), SQLStore(engine)
     other_shard: Any = FakeShard("/gazette/items/shard-2")
