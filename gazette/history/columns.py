@@ -82,6 +82,23 @@ class Shape:
         return found
 
 
+def require_uuids(journal: JournalName, shape: Shape) -> None:
+    """Raise `Invalid` if messages of that shape cannot be read committed: their UUIDs are not seen."""
+    if shape.content_type == CONTENT_PROTO_FIXED and not shape.message:
+        raise Invalid(
+            f"the UUIDs of protobuf messages cannot be told without their class ({journal})",
+            path="message",
+            hint="Say which class it is, as module:Class; or read uncommitted, which gives every "
+            "message as it was written.",
+        )
+    if shape.content_type == CONTENT_BYTES:
+        raise Invalid(
+            f"bytes that are no messages do not commit ({journal})",
+            path="isolation",
+            hint="Read uncommitted, which gives everything as it was written.",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Messages of one journal, in its order. All arrays have the same length."""

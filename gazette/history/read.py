@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from gazette.errors import Bug
 from gazette.history.access import Access, OpenAccess
-from gazette.history.columns import ColumnDecoder, Columns
+from gazette.history.columns import ColumnDecoder, Columns, require_uuids
 from gazette.history.commit_filter import CommitFilter
 from gazette.history.fold import CommittedRun, Folded, fold_snapshot
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
@@ -83,7 +83,8 @@ def _cut(run: Run, base: Offset, rest: bytes, offset: Offset) -> None:
 
 
 def summarise_run(access: OpenAccess, run: Run) -> RunSummary:
-    """The first pass over one run. Raises what `read_columns` does."""
+    """The first pass over one run. Raises what `read_columns` does, and `Invalid` if UUIDs are unseen."""
+    require_uuids(run.journal, run.shape)
     return summarise(run, (batch.columns for batch in read_columns(access, run)))
 
 

@@ -22,14 +22,13 @@ from pyspark.sql.datasource import (
 
 from gazette.errors import Invalid
 from gazette.history.access import Access, OpenAccess
-from gazette.history.columns import CONTENT_BYTES
+from gazette.history.columns import require_uuids
 from gazette.history.fold import CommittedRun, Folded, fold_snapshot
 from gazette.history.read import resolver, summarise_run
 from gazette.history.rows import RowFormat, read_rows
 from gazette.history.snapshot import Run, Snapshot
 from gazette.history.summary import RunSummary
 from gazette.history.take import take_snapshot
-from gazette.labels import CONTENT_PROTO_FIXED
 from gazette.message.message_uuid import clock_at
 from gazette.spark.hints import with_hints
 from gazette.spark.options import ReadOptions
@@ -65,25 +64,11 @@ def fold_on_driver(access: OpenAccess, snapshot: Snapshot, options: ReadOptions)
 
 def check_isolation(options: ReadOptions, snapshot: Snapshot) -> None:
     """Raises `Invalid` if messages cannot be read committed, since we cannot see their UUID."""
-    if options.isolation == "read_uncommitted":
-        return
-    for journal in snapshot.journals:
-        shape = journal.shape
-        hint = (
-            "Or set isolation to read_uncommitted: then every message is given, as it was written."
-        )
-        if shape.content_type == CONTENT_PROTO_FIXED and not shape.message:
-            raise Invalid(
-                f"the UUIDs of protobuf messages cannot be told without their class ({journal.journal})",
-                path="option message",
-                hint=f"Set message to module:Class of a generated class. {hint}",
-            )
-        if shape.content_type == CONTENT_BYTES:
-            raise Invalid(
-                f"bytes that are no messages do not commit ({journal.journal})",
-                path="option isolation",
-                hint=hint,
-            )
+    for journal in snapshot.journals if options.isolation == "read_committed" else ():
+        try:
+            require_uuids(journal.journal, journal.shape)
+        except Invalid as error:
+            raise error.within("option") from error
 
 
 class GazetteReader(DataSourceReader):

@@ -52,7 +52,7 @@ def read(access: Access, selection: Selection) -> tuple[list[str], list[bool]]:
 @pytest.mark.parametrize("direct", [False, True])
 async def test_the_tail_is_read_from_brokers(etcd, tmp_path, direct):
     """A fragment at its store, then what has not been stored, of two journals by their label."""
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         spec = journal_spec("topic/a", labels=LABELS, codec=Codec.GZIP, length=1024)
         await broker.create(spec, journal_spec("topic/b", labels=LABELS))
         client = broker.client
@@ -80,7 +80,7 @@ async def test_the_tail_is_read_from_brokers(etcd, tmp_path, direct):
 
 async def test_keys_are_presented(etcd, tmp_path):
     auth = KeyedAuth.parse(SystemClock(), KEYS)
-    async with await BrokerFixture.start(etcd, tmp_path, auth=auth) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, auth=auth, lease_ttl_s=60.0) as broker:
         await broker.create(journal_spec("topic/a", labels=LABELS))
         await broker.client.append(AppendParams("topic/a"), line(1, OUTSIDE_TXN, word="a"))
         selection = Selection(journals=("topic/a",))

@@ -1,0 +1,160 @@
+"""Spark itself, in one session: what only its processes together can show. All else is tested without it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gazette.errors import Conflict
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
+from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, build_uuid, clock_at
+from gazette.protocol.fragment import Codec
+from gazette.protocol.label_set import LabelSet
+from gazette.spark import read, session
+from gazette.testing.broker import BrokerFixture, journal_spec
+from gazette.testing.stored import json_line, write_journal
+
+# Starting Java and Python's workers takes seconds on a machine that is free, and minutes on one that is not.
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("spark")]
+
+STORE = "file:///fragments/"
+NOON = clock_at(1_700_000_000 * 10**9)
+ALPHA = bytes([1, 0, 0, 0, 0, 1])
+SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""Tests are short: it does not pay to compile them well."""
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    root = tmp_path_factory.mktemp("spark")
+    conf = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": f"{SMALL} -Dderby.system.home={root}",
+        "spark.sql.warehouse.dir": str(root / "warehouse"),
+        "spark.local.dir": str(root),
+        "spark.log.level": "ERROR",
+        "spark.python.worker.reuse": "true",
+    }
+    # Each task may fail once.
+    spark = session("local[2,2]", conf=conf)
+    yield spark
+    spark.stop()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Two journals with three fragments each: a transaction in two of them, and one that is open."""
+    root = tmp_path_factory.mktemp("store")
+
+    def line(at: int, flags: int, **fields: object) -> bytes:
+        return json_line(fields, build_uuid(ALPHA, NOON + at * 160, flags))
+
+    for name, codec, first in (("topic/a", Codec.GZIP, 0), ("topic/b", Codec.ZSTANDARD, 10)):
+        contents = [
+            line(1, CONTINUE_TXN, word="x", n=first) + line(1, CONTINUE_TXN, word="x", n=first),
+            line(2, CONTINUE_TXN, word="y", n=first + 1) + line(3, ACK_TXN),
+            line(4, CONTINUE_TXN, word="open", n=first + 2),
+        ]
+        write_journal(root, STORE, name, contents, codec)
+    return {"store": f"file://{root}/fragments", "run_bytes": "1"}
+
+
+def table(spark: Any, store: dict[str, str], **options: str) -> Any:
+    # Nobody has registered the format.
+    return spark.read.format("gazette").options(**store, **options)
+
+
+def test_tables(spark, store):
+    """Fields are inferred, filters are pushed down, and both passes may be jobs of the executors."""
+    journals = table(spark, store).load("topic/a,topic/b")
+    assert [field.name for field in journals.schema][-2:] == ["word", "n"]
+    rows = journals.where("journal = 'topic/b' and offset >= 0").orderBy("n").collect()
+    assert [(row.word, row.n, row.flags) for row in rows] == [("x", 10, 1), ("y", 11, 1)]
+    assert rows[0].timestamp.timestamp() == pytest.approx(1_700_000_000, abs=1)
+    total = read(spark, **store, journal="topic/a", fields="n long").groupBy().sum("n").collect()
+    assert total[0][0] == 1
+
+
+def test_a_bad_option_is_told_with_what_to_do(spark, store):
+    with pytest.raises(Exception, match="option begining: there is no such option") as raised:
+        table(spark, store, begining="5").load("topic/a")
+    assert "What to do: Did you mean begin?" in str(raised.value)
+
+
+def test_there_is_one_master(spark):
+    with pytest.raises(Conflict, match="a session with master local"):
+        session("local[7]")
+    assert session("local[2,2]") is not None
+
+
+def test_streams_go_on_where_they_stopped(spark, store, tmp_path):
+    def run() -> list[int]:
+        stream = (
+            spark.readStream.format("gazette")
+            .options(**store, fields="word string, n long", max_fragments="2")
+            .load("topic/a,topic/b")
+        )
+        query = (
+            stream.writeStream.format("parquet")
+            .option("path", str(tmp_path / "out"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        assert query.exception() is None
+        return sorted(row.n for row in spark.read.parquet(str(tmp_path / "out")).collect())
+
+    assert run() == [0, 1, 10, 11]
+    assert run() == [0, 1, 10, 11]
+
+
+async def test_writing_to_journals(spark, store, etcd, tmp_path):
+    """A table, a stream twice over, and what was written is read through the broker."""
+    labels = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES))
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
+        await broker.create(
+            journal_spec("out/a", labels=labels), journal_spec("out/b", labels=labels)
+        )
+        target = {
+            "broker.address": broker.endpoint,
+            "selector": "prefix=out/",
+            "mapping": "modulo",
+            "key": "word",
+        }
+
+        def written() -> list[tuple[str, int]]:
+            back = spark.read.format("gazette").options(
+                **{"broker.address": broker.endpoint}, selector="prefix=out/"
+            )
+            rows = back.schema("word string, n long").load().collect()
+            return sorted((row.word, row.n) for row in rows)
+
+        def play() -> None:
+            rows = spark.createDataFrame([("p", 1), ("q", 2)], "word string, n long")
+            rows.write.format("gazette").options(**target).mode("append").save()
+            assert written() == [("p", 1), ("q", 2)]
+            for _ in range(2):
+                stream = (
+                    spark.readStream.format("gazette")
+                    .options(**store, fields="word string, n long")
+                    .load("topic/a")
+                    .select("word", "n")
+                )
+                query = (
+                    stream.writeStream.format("gazette")
+                    .options(**target)
+                    .option("checkpointLocation", str(tmp_path / "checkpoint"))
+                    .trigger(availableNow=True)
+                    .start()
+                )
+                query.awaitTermination()
+                assert query.exception() is None
+            assert written() == [("p", 1), ("q", 2), ("x", 0), ("y", 1)]
+            assert list((tmp_path / "checkpoint" / "gazette-commits").iterdir())
+
+        await asyncio.to_thread(play)

@@ -1,0 +1,271 @@
+"""Publishing by tasks and committing on the driver, against a real broker; Spark's part is played here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
+from word_count import ngram_pb2
+
+from gazette.errors import Invalid, NotFound, Unavailable
+from gazette.history.access import Access
+from gazette.history.columns import Shape
+from gazette.history.read import fold_locally, read_envelopes
+from gazette.history.take import Selection, take_snapshot
+from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
+from gazette.message.mapping import Partition, Partitions, modulo_mapping
+from gazette.message.message import CSVRecord
+from gazette.protocol.label_set import LabelSet
+from gazette.spark import publishing
+from gazette.spark.source import GazetteDataSource
+from gazette.testing.broker import BrokerFixture, journal_spec
+
+PROTO = "word_count.ngram_pb2:NGramCount"
+JSON = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES))
+
+
+@pytest.fixture
+async def broker(etcd, tmp_path):
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
+        await broker.create(
+            journal_spec("topic/a", labels=JSON), journal_spec("topic/b", labels=JSON)
+        )
+        yield broker
+
+
+def batch(**columns: list) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def writer(broker, schema: pa.Schema, *, streaming: bool = False, **options: str) -> Any:
+    source = GazetteDataSource(
+        {
+            "broker.address": broker.endpoint,
+            **({} if "selector" in options else {"journal": "topic/a"}),
+            **{name.replace("__", "."): value for name, value in options.items()},
+        }
+    )
+    spark_schema = from_arrow_schema(schema)
+    make = source.streamWriter if streaming else source.writer
+    # Tasks and commits of streams are each in a process of their own.
+    return pickle.loads(pickle.dumps(make(spark_schema, False)))
+
+
+def committed(broker, message_type: Any = dict, *journals: str) -> tuple[list[Any], int]:
+    """What readers see; and how many producers have something pending."""
+    access = Access.of(broker.endpoint, file_root=broker.file_root)
+    shape = Shape(message=PROTO if message_type is ngram_pb2.NGramCount else "")
+    selection = Selection(journals=journals or ("topic/a", "topic/b"), shape=shape)
+    with access.open() as opened:
+        folded = fold_locally(access, take_snapshot(opened, selection))
+        found = [
+            e.message
+            for run in folded.runs
+            for b in read_envelopes(opened, run, message_type)
+            for e in b
+        ]
+    return found, sum(map(len, folded.open.values()))
+
+
+def words(broker) -> tuple[list[str], int]:
+    found, pending = committed(broker)
+    return [message["word"] for message in found], pending
+
+
+async def test_a_table_becomes_visible_when_the_driver_commits(broker):
+    data = batch(word=["x", "y"], n=[1, None], uuid=["old", "old"])
+
+    def play() -> None:
+        one = writer(broker, data.schema)
+        first, second = (
+            one.write(iter([data])),
+            one.write(iter([batch(word=["z"], n=[3], uuid=[""])])),
+        )
+        loser = one.write(iter([data]))
+        assert words(broker) == ([], 3)
+        one.commit([pickle.loads(pickle.dumps(first)), second])
+        assert words(broker) == (["x", "y", "z"], 1)
+        one.abort([loser, None])
+        assert words(broker) == (["x", "y", "z"], 0)
+        one.commit([first, second])
+        assert words(broker) == (["x", "y", "z"], 0)
+
+    await asyncio.to_thread(play)
+    found, _ = await asyncio.to_thread(committed, broker)
+    assert found[1]["n"] is None
+    assert found[0]["uuid"] != "old"
+
+
+async def test_a_task_that_fails_rolls_back(broker):
+    def batches():
+        yield batch(word=["x"])
+        raise RuntimeError("the task")
+
+    def play() -> None:
+        one = writer(broker, batch(word=["x"]).schema)
+        with pytest.raises(RuntimeError, match="the task"):
+            one.write(batches())
+        assert words(broker) == ([], 0)
+
+    await asyncio.to_thread(play)
+
+
+async def test_keys_go_where_applications_send_them(broker):
+    keys = [f"word-{n}" for n in range(20)]
+    data = batch(word=keys)
+
+    def play() -> list[list[str]]:
+        selector = "prefix=topic/"
+        one = writer(broker, data.schema, selector=selector, mapping="modulo", key="word")
+        one.commit([one.write(iter([data]))])
+        return [
+            [message["word"] for message in committed(broker, dict, journal)[0]]
+            for journal in ("topic/a", "topic/b")
+        ]
+
+    found = await asyncio.to_thread(play)
+    partitions = Partitions(
+        [Partition(name, CONTENT_JSON_LINES) for name in ("topic/a", "topic/b")]
+    )
+    mapping = modulo_mapping(lambda: partitions, lambda key: key)
+    for journal, held in zip(("topic/a", "topic/b"), found, strict=True):
+        assert held == [key for key in keys if mapping(key).journal == journal]
+
+
+async def test_a_batch_of_a_stream_is_committed_once(broker, tmp_path, monkeypatch):
+    """A driver dies between two acknowledgements; the next one runs the batch once more."""
+    commits = tmp_path / "commits"
+    data = batch(word=["x"])
+
+    def play() -> None:
+        options = {"streaming": True, "selector": "prefix=topic/", "commits": str(commits)}
+        options |= {"mapping": "modulo", "key": "word"}
+        schema = data.schema
+        other = batch(word=[f"w{n}" for n in range(9)])
+        attempt = writer(broker, schema, **options).write(iter([other]))
+        assert len(attempt.attempt.commits) == 2, "both journals"
+        append = publishing._append
+
+        def dies(access, contents):
+            append(access, dict(list(contents.items())[:1]))
+            raise Unavailable("the driver")
+
+        monkeypatch.setattr(publishing, "_append", dies)
+        # There were no losers: what dies is the appending of acknowledgements.
+        monkeypatch.setattr(publishing, "roll_back", lambda *_: None)
+        with pytest.raises(Unavailable):
+            writer(broker, schema, **options).commit([attempt], 0)
+        monkeypatch.undo()
+        assert 0 < len(words(broker)[0]) < 9
+        # Again, with new producers; but it has been decided who wins.
+        again = writer(broker, schema, **options).write(iter([other]))
+        writer(broker, schema, **options).commit([again], 0)
+        found, pending = words(broker)
+        assert sorted(found) == [f"w{n}" for n in range(9)]
+        assert pending == 0
+        # And once more, which changes nothing; then the next batch.
+        writer(broker, schema, **options).commit([again], 0)
+        assert words(broker)[0] == found
+        after = writer(broker, schema, **options).write(iter([data]))
+        writer(broker, schema, **options).commit([after, None], 1)
+        assert sorted(words(broker)[0]) == sorted([*found, "x"])
+        assert sorted(path.name for path in commits.iterdir()) == ["query-0.json", "query-1.json"]
+
+    await asyncio.to_thread(play)
+
+
+async def test_a_table_may_be_written_once_by_name(broker, tmp_path):
+    data = batch(word=["x"])
+
+    def play() -> None:
+        options = {"commits": str(tmp_path / "commits"), "commit_id": "nightly-2024"}
+        for _ in range(2):
+            one = writer(broker, data.schema, **options)
+            one.commit([one.write(iter([data]))])
+        assert words(broker) == (["x"], 0)
+
+    await asyncio.to_thread(play)
+
+
+async def test_records_of_long_ago_are_removed(tmp_path):
+    for number in (*range(3), 150, "other"):
+        (tmp_path / f"query-{number}.json").write_text("{}")
+    publishing._Record(tmp_path, "query-151").tidy()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "query-150.json",
+        "query-other.json",
+    ]
+    (tmp_path / "query-7.json").write_text("[")
+    with pytest.raises(Exception, match="record of a commit cannot be read"):
+        publishing._Record(tmp_path, "query-7").decide({})
+
+
+async def test_csv_and_protobuf(broker):
+    await broker.create(
+        journal_spec("topic/csv", labels=LabelSet.of((CONTENT_TYPE, CONTENT_CSV))),
+        journal_spec("topic/proto", labels=LabelSet.of((CONTENT_TYPE, CONTENT_PROTO_FIXED))),
+    )
+
+    def play() -> None:
+        rows = batch(a=["1, 2", None], b=[7, 8])
+        one = writer(broker, rows.schema, journal="topic/csv", value="csv")
+        one.commit([one.write(iter([rows]))])
+        found, _ = committed(broker, CSVRecord, "topic/csv")
+        assert [record[1:] for record in found] == [["1, 2", "7"], ["", "8"]]
+        rows = batch(n_gram=["a b", None], count=[7, 8])
+        one = writer(broker, rows.schema, journal="topic/proto", message=PROTO)
+        one.commit([one.write(iter([rows]))])
+        found, _ = committed(broker, ngram_pb2.NGramCount, "topic/proto")
+        assert [(one.n_gram, one.count) for one in found] == [("a b", 7), ("", 8)]
+        with pytest.raises(Invalid, match="have no such fields: nope"):
+            writer(broker, batch(nope=[1]).schema, journal="topic/proto", message=PROTO)
+
+    await asyncio.to_thread(play)
+
+
+async def test_nested_values(broker):
+    rows = pa.RecordBatch.from_pylist(
+        [{"m": [("k", 1)], "s": {"l": [1, 2]}, "b": b"hi"}],
+        pa.schema(
+            [
+                ("m", pa.map_(pa.string(), pa.int64())),
+                ("s", pa.struct([("l", pa.list_(pa.int64()))])),
+                ("b", pa.binary()),
+            ]
+        ),
+    )
+
+    def play() -> None:
+        one = writer(broker, rows.schema)
+        one.commit([one.write(iter([rows]))])
+        (found,), _ = committed(broker)
+        del found["uuid"]
+        assert json.loads(json.dumps(found)) == {"m": {"k": 1}, "s": {"l": [1, 2]}, "b": "aGk="}
+
+    await asyncio.to_thread(play)
+
+
+async def test_what_cannot_be_written(broker):
+    data = batch(word=["x"])
+    await broker.create(journal_spec("topic/plain"))
+
+    def play() -> None:
+        with pytest.raises(Invalid, match="journals are not overwritten"):
+            GazetteDataSource({"journal": "topic/a"}).writer(from_arrow_schema(data.schema), True)
+        with pytest.raises(Invalid, match="option key: there is no column nope"):
+            writer(broker, data.schema, mapping="modulo", key="nope")
+        with pytest.raises(Invalid, match="no column to publish"):
+            writer(broker, batch(uuid=["x"]).schema)
+        with pytest.raises(NotFound, match="journal not found"):
+            writer(broker, data.schema, journal="topic/none").write(iter([data]))
+        with pytest.raises(NotFound, match="no journal matches"):
+            writer(broker, data.schema, selector="prefix=none/").write(iter([data]))
+        with pytest.raises(Invalid, match="journal topic/plain has no label content-type"):
+            writer(broker, data.schema, journal="topic/plain").write(iter([data]))
+
+    await asyncio.to_thread(play)
