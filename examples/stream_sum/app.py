@@ -9,27 +9,21 @@ from __future__ import annotations
 
 import collections.abc
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-import grpc.aio
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-
-from gazette import Application, Envelope, GazetteError, Publisher, Shard
+from gazette import Application, Envelope, Publisher, Shard, ShardRequest, shard_route
 from gazette.config import setting
 from gazette.consumer.service import ConsumerService
-from gazette.errors import Corrupt, NotFound
+from gazette.errors import Corrupt
 from gazette.labels import MESSAGE_TYPE
 from gazette.message.mapping import Mapping, PartitionsFunc, modulo_mapping
 from gazette.protocol.label_set import LabelSelector
-from gazette.protocol.route import Header
 from stream_sum.messages import Chunk, Receipt, Sum, crc64
 from stream_sum.state import STORE_LABEL, Partial, StreamState, Totals, new_state
 
 CHUNKS: Final = LabelSelector.parse(f"{MESSAGE_TYPE} = stream_sum.Chunk")
 SUMS: Final = LabelSelector.parse(f"{MESSAGE_TYPE} = stream_sum.Sum")
-TIMEOUT_S: Final = 30.0
 RECEIPTS: Final = LabelSelector.parse(f"{MESSAGE_TYPE} = stream_sum.Receipt")
 
 
@@ -52,7 +46,7 @@ class Summer(Application[StreamState]):
         await sums.ready()
         await receipts.ready()
         self.publish_to(sums, receipts)
-        service.add_route("/totals", TotalsApi(service).answer)
+        service.add_route("/shards/{shard:path}/totals", TotalsApi().totals)
 
     def publish_to(self, sums: PartitionsFunc, receipts: PartitionsFunc) -> None:
         self.sum_mapping: Mapping[Sum] = modulo_mapping(sums, lambda one: one.key)
@@ -98,22 +92,8 @@ class Summer(Application[StreamState]):
 
 
 class TotalsApi:
-    """``GET /totals?shard=…``: what a shard's state says, of whichever member is its primary."""
+    """``GET /shards/SHARD/totals``: what a shard's state says, by any member."""
 
-    def __init__(self, service: ConsumerService) -> None:
-        self.service = service
-
-    async def answer(self, request: Request) -> Response:
-        shard = request.query_params.get("shard", "")
-
-        async def elsewhere(_channel: grpc.aio.Channel, _header: Header) -> Totals:
-            raise NotFound("this member is not the shard's primary", hint="Ask the others.")
-
-        try:
-            totals = await self.service.call_shard(
-                shard, lambda store: store.totals(), elsewhere, timeout_s=TIMEOUT_S
-            )
-        except GazetteError as error:
-            code = 404 if isinstance(error, NotFound) else 503
-            return JSONResponse({"error": str(error), "hint": error.hint}, code)
-        return JSONResponse(asdict(totals))
+    @shard_route()
+    def totals(self, store: StreamState, request: ShardRequest) -> Totals:
+        return store.totals()

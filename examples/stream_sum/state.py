@@ -86,6 +86,12 @@ def new_state(kind: str, shard: Shard, recorder: Any, database: str) -> StreamSt
     if kind == "json":
         return JSONState(recorder)
     if kind == "sql":
+        if not database:
+            raise Invalid(
+                f"the store sql, of shard {shard.id}, needs a database",
+                path="--streamsum.database",
+                hint="Give its SQLAlchemy URL, such as postgresql+psycopg://user@host/name.",
+            )
         from stream_sum.sql_state import SQLState
 
         return SQLState(shard, database)

@@ -1,15 +1,14 @@
 """Counts the n-grams of published text, exactly once, and answers how often each was seen.
 
 Text is cut into n-grams, each published as a message to one of the partitions by its n-gram. A shard per
-partition keeps the counts in SQLite. Any member takes text and queries, for all shards: what another
-member is primary for is asked of it.
+partition keeps the counts, in SQLite unless ``--wordcount.store`` says otherwise. Any member takes text and
+queries, for all shards: what another member is primary for is asked of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from gazette import (
     Application,
     Envelope,
     Publisher,
+    Shard,
     ShardRequest,
     StateView,
     runconsumer,
@@ -35,8 +35,8 @@ from gazette.errors import GazetteError, Invalid, NotFound
 from gazette.message.mapping import modulo_mapping
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.route import Header
-from gazette.stores.sqlite import SQLiteStore
 from gazette.tasks import settled
+from word_count.counts import STORES, Counts, new_counts, new_view
 from word_count.ngram_pb2 import (
     NGramCount,
     PublishRequest,
@@ -49,17 +49,14 @@ from word_count.ngram_pb2_grpc import NGramServicer, NGramStub, add_NGramService
 MESSAGE_TYPE = "app.gazette.dev/message-type"
 NGRAMS = LabelSelector.parse(f"{MESSAGE_TYPE} = word_count.NGramCount")
 WORD = re.compile(r"[a-z]+")
-SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS counts (ngram TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID"
-)
-UPSERT = "INSERT INTO counts VALUES (?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n"
 QUERY_TIMEOUT_S = 60.0
-ROWS_MAX = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class WordCountFlags:
     N: int = setting(1, "words in an n-gram", name="N")
+    store: str = setting("sqlite", "where shards keep their counts", choices=STORES)
+    database: str = setting("", "SQLAlchemy URL of the database, for the store sql")
 
 
 def ngrams(text: str, n: int) -> Iterator[str]:
@@ -77,41 +74,29 @@ def ngram_of(message: NGramCount) -> str:
     return message.n_gram
 
 
-class Counts(SQLiteStore):
-    """Counts, with those of the running transaction gathered before they are written."""
-
-    def __init__(self, recorder: Any) -> None:
-        super().__init__(recorder, SCHEMA)
-        self.gathered: Counter[str] = Counter()
-
-    def with_prefix(self, prefix: str) -> list[NGramCount]:
-        rows = self.query(
-            "SELECT ngram, n FROM counts WHERE ngram >= ? AND ngram < ? LIMIT ?",
-            (prefix, prefix + "\U0010ffff", ROWS_MAX),
-        )
-        return [NGramCount(n_gram=ngram, count=n) for ngram, n in rows]
-
-
 class WordCount(Application[Counts]):
     message_type = NGramCount
     config_groups: ClassVar[Mapping[str, type]] = {"wordcount": WordCountFlags}
 
-    def new_store(self, shard: Any, recorder: Any) -> Counts:
-        return Counts(recorder)
+    def __init__(self) -> None:
+        self.flags = WordCountFlags()
 
-    def new_view(self, shard: Any, directory: Path) -> StateView:
-        return Counts.view(directory)
+    def new_store(self, shard: Shard, recorder: Any) -> Counts:
+        return new_counts(self.flags.store, shard, recorder, self.flags.database)
+
+    def new_view(self, shard: Shard, directory: Path) -> StateView | None:
+        return new_view(self.flags.store, directory)
 
     def consume_message(
-        self, shard: Any, store: Counts, envelope: Envelope[NGramCount], publisher: Publisher
+        self, shard: Shard, store: Counts, envelope: Envelope[NGramCount], publisher: Publisher
     ) -> None:
         store.gathered[envelope.message.n_gram] += envelope.message.count
 
-    def finalize_transaction(self, shard: Any, store: Counts, publisher: Publisher) -> None:
-        store.executemany(UPSERT, sorted(store.gathered.items()))
-        store.gathered.clear()
+    def finalize_transaction(self, shard: Shard, store: Counts, publisher: Publisher) -> None:
+        store.flush()
 
     async def initialize(self, service: ConsumerService) -> None:
+        self.flags = service.config(WordCountFlags)
         api = Api(service)
         add_NGramServicer_to_server(api, service.grpc_server)
         service.add_route("/query", api.http_query)
@@ -164,13 +149,14 @@ class Api(NGramServicer):
             grams: Sequence[NGramCount] = response.grams
             return grams
 
-        return await self.service.call_shard(
-            shard, lambda store: store.with_prefix(prefix), ask, header=header
-        )
+        def answer(store: Counts) -> list[NGramCount]:
+            return [NGramCount(n_gram=ngram, count=n) for ngram, n in store.with_prefix(prefix)]
+
+        return await self.service.call_shard(shard, answer, ask, header=header)
 
     @shard_route()
     def shard_counts(self, store: Counts, request: ShardRequest) -> dict[str, int]:
-        return {one.n_gram: one.count for one in store.with_prefix(request.query.get("prefix", ""))}
+        return dict(store.with_prefix(request.query.get("prefix", "")))
 
     # gRPC.
 

