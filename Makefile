@@ -12,7 +12,7 @@ STAMP := $(BIN)/.gazette-installed
 DEV_STAMP := $(BIN)/.gazette-dev-installed
 WORKERS ?= 2
 
-.PHONY: setup demo test check fmt bench docs faults soak-stores crash-matrix chaos protos clean
+.PHONY: setup demo test check fmt bench docs faults soak-stores crash-matrix chaos soak protos clean
 
 setup: $(DEV_STAMP)
 
@@ -63,6 +63,11 @@ crash-matrix: $(DEV_STAMP)
 # A cluster under load, broken for 20 minutes, and every byte checked: ARGS="--minutes 5 --seed 7 --replication 3".
 chaos: $(STAMP)
 	$(BIN)/gazette chaos $(ARGS)
+
+# stream-sum on real processes, with faults on all of them; prints its seed. Exit code 1 on a violation.
+MINUTES ?= 30
+soak: $(DEV_STAMP)
+	$(BIN)/gazette soak --minutes $(MINUTES) $(ARGS)
 
 bench: $(DEV_STAMP)
 	$(BIN)/gazette bench $(ARGS)

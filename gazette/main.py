@@ -18,6 +18,7 @@ usage: gazette COMMAND [FLAGS]
   serve          run a broker
   dev            run etcd and brokers on this machine, to develop against
   demo           count words exactly once while processes are killed
+  soak           sum streams exactly once while everything is broken, and verify it
   bench          measure this machine
   chaos          break a cluster under load, and check what came of it
   print-config   print the effective configuration of `serve`
@@ -30,6 +31,7 @@ _COMMANDS: Final = {
     "print-config": ("gazette.broker.main", "print_config"),
     "dev": ("gazette.dev.dev", "run"),
     "demo": ("gazette.dev.demo", "run"),
+    "soak": ("gazette.dev.soak.run", "run"),
     "bench": ("gazette.dev.bench", "run"),
     "chaos": ("gazette.dev.chaos.run", "run"),
 }

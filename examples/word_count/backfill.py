@@ -12,7 +12,8 @@ from collections import Counter
 from typing import Any
 
 from gazette.backfill.job import Backfill, Batches
-from word_count.app import Counts, WordCount
+from word_count.app import WordCount
+from word_count.counts import Counts
 
 
 class WordCountBackfill(Backfill):
@@ -26,4 +27,4 @@ class WordCountBackfill(Backfill):
             for envelope in batch:
                 message = envelope.message
                 counts[message.n_gram] += message.count
-        store.executemany("INSERT INTO counts VALUES (?, ?)", sorted(counts.items()))
+        store.add(counts)

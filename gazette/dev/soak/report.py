@@ -1,0 +1,95 @@
+"""What came of a soak, for people and for scripts. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gazette.dev.soak.driver import Outcome
+
+
+@dataclass(slots=True)
+class Report:
+    """``asdict`` is what ``--json`` prints. Times in seconds."""
+
+    ok: bool = False
+    seed: int = 0
+    seconds: float = 0.0
+    stores: list[str] = field(default_factory=list)
+    streams: int = 0
+    verified: int = 0
+    transactions: int = 0
+    """Of those, how many published sums."""
+    faults: int = 0
+    by_kind: dict[str, dict[str, Any]] = field(default_factory=dict)
+    latency: dict[str, float] = field(default_factory=dict)
+    """From the acknowledgement of a stream's last chunk to its sum, under faults."""
+    failed: dict[str, int] = field(default_factory=dict)
+    """Shards that were FAILED and had to be unassigned, by fault."""
+    violations: list[str] = field(default_factory=list)
+    directory: str = ""
+
+    def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        by_kind: defaultdict[str, list[Outcome]] = defaultdict(list)
+        failed: Counter[str] = Counter()
+        for outcome in outcomes:
+            by_kind[outcome.kind].append(outcome)
+            failed[outcome.kind] += len(outcome.failed)
+        self.faults = len(outcomes)
+        self.failed = {kind: count for kind, count in sorted(failed.items()) if count}
+        for kind, found in sorted(by_kind.items()):
+            service = [one.service_s for one in found]
+            self.by_kind[kind] = {
+                "times": len(found),
+                "lasted_s": round(quantile([one.lasted_s for one in found], 0.5), 1),
+                "service_s": round(quantile(service, 0.5), 1),
+                "service_max_s": round(max(service), 1),
+                "settled_max_s": round(max(one.settled_s for one in found), 1),
+            }
+
+    def add_latencies(self, seconds: Sequence[float]) -> None:
+        for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)):
+            self.latency[name] = round(quantile(seconds, share), 3)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The report as a table, in Markdown."""
+        head = (
+            f"{self.streams} streams, {self.verified} verified, {self.transactions} transactions that"
+            f" published, {self.faults} faults, {len(self.violations)} violations,"
+            f" {self.seconds:.0f} s (seed {self.seed})"
+        )
+        titles = [
+            "fault",
+            "times",
+            "lasted",
+            "a shard stood still",
+            "at most",
+            "as before, at most",
+        ]
+        lines = [head, "", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+        lines += [
+            f"| {kind} | {one['times']} | {one['lasted_s']} s | {one['service_s']} s |"
+            f" {one['service_max_s']} s | {one['settled_max_s']} s |"
+            for kind, one in self.by_kind.items()
+        ]
+        lines.append("")
+        latency = ", ".join(f"{name} {value:.3g} s" for name, value in self.latency.items())
+        lines.append(f"from the last chunk to its sum, faults included: {latency}")
+        if self.failed:
+            counts = ", ".join(f"{kind}: {count}" for kind, count in self.failed.items())
+            lines.append(f"shards that had to be unassigned, by fault: {counts}")
+        lines += [f"VIOLATION {one}" for one in self.violations]
+        return lines
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that ``share`` of all are not above; 0 of none."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered) + 0.5) - 1))]

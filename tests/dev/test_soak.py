@@ -1,0 +1,134 @@
+"""`gazette soak`: what it counts and says, what it refuses, and that a planted violation is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gazette.dev.soak.driver import Outcome
+from gazette.dev.soak.report import Report, quantile
+from gazette.dev.soak.run import Served, run
+
+
+@dataclass
+class Done:
+    journal: str
+    began_at: float
+    summed_at: float
+    latency_s: float = 0.1
+
+
+def served(*times: tuple[str, float, float]) -> Served:
+    result = Served(["a", "b"])
+    for journal, began_at, summed_at in times:
+        result.add(Done(journal, began_at, summed_at))
+    return result
+
+
+def test_service_is_back_when_every_shard_has_done_something_that_began_since() -> None:
+    of = served(("a", 1.0, 2.0), ("b", 1.0, 9.0), ("a", 6.0, 7.0))
+    assert of.served_since(0.5) == 9.0
+    assert of.served_since(5.0) is None, "b has done nothing that began since"
+    of.add(Done("b", 8.0, 10.0))
+    assert of.served_since(5.0) == 10.0
+
+
+def test_the_longest_gap_is_that_of_the_worst_shard_and_counts_what_has_not_ended() -> None:
+    of = served(("a", 0, 1.0), ("a", 0, 2.0), ("a", 0, 9.0), ("b", 0, 1.5), ("b", 0, 4.0))
+    assert of.longest_gap(3.0, 10.0) == 7.0, "of a, from before the fault until 9"
+    assert of.longest_gap(3.0, 20.0) == 16.0, "of b, which did nothing after 4"
+
+
+def test_quantiles_are_values_that_occurred() -> None:
+    values = [5.0, 1.0, 3.0, 2.0, 4.0]
+    assert [quantile(values, share) for share in (0.0, 0.5, 0.9, 1.0)] == [1.0, 3.0, 5.0, 5.0]
+    assert quantile([], 0.5) == 0.0
+
+
+def test_the_report_has_a_line_for_each_kind_of_fault() -> None:
+    report = Report(seed=3, violations=["torn: somewhere"])
+    report.add_outcomes(
+        [
+            Outcome("crash-broker", "broker-1", 1.0, 4.0, 9.0),
+            Outcome("crash-broker", "broker-2", 1.0, 6.0, 7.0, {"shard on member": "error"}),
+        ]
+    )
+    text = "\n".join(report.lines())
+    assert "| crash-broker | 2 | 1.0 s | 4.0 s | 6.0 s | 9.0 s |" in text
+    assert "crash-broker: 1" in text
+    assert "VIOLATION torn: somewhere" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--stores", "sqlite,paper"], "unknown store 'paper'"),
+        (["--stores", ","], "a store is needed"),
+        (["--minutes", "0"], "0 minutes"),
+        (["--brokers", "1"], "1 brokers"),
+        (["--members", "0"], "0 members"),
+        (["--database", "oracle"], "oracle"),
+    ],
+)
+def test_mistakes_in_the_flags_are_named(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+PLANT = """
+import asyncio, sys
+from gazette.dev.soak import run
+from gazette.dev.soak.driver import Driver
+from gazette.client.appender import AppendParams
+
+async def plant(self, rng):
+    # A sum that is in the journal once more, as by a store that forgot it had committed.
+    from stream_sum.messages import Sum
+    from gazette.message.envelope_reader import CommittedReader
+    from gazette.client.reader import ReadParams
+    from gazette.dev.soak.cluster import SUMS
+    from gazette.labels import CONTENT_JSON_LINES
+    from gazette.message.framing import framing_of
+    async with self._cluster.client() as client:
+        reader = CommittedReader(client, ReadParams(SUMS[0], 0, block=True), Sum)
+        async for batch in reader.batches():
+            again = batch[0].message
+            again.uuid = ""
+            frame = bytearray()
+            framing_of(CONTENT_JSON_LINES, Sum).encode_into(again, frame)
+            await client.append(AppendParams(SUMS[0]), bytes(frame))
+            return
+
+Driver._crash_consumer = plant
+sys.exit(run.run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(400)
+def test_a_planted_duplicate_ends_a_run_with_exit_code_1(tmp_path: Path) -> None:
+    """Real processes, a real journal: the run says what is there twice."""
+    arguments = ["--minutes", "2", "--scenarios", "crash-consumer", "--stores", "json"]
+    arguments += ["--members", "1", "--json", "--dir", str(tmp_path), "--seed", "1"]
+    done = subprocess.run(
+        [sys.executable, "-c", PLANT, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=380,
+        env=dict(os.environ),
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    assert any(one.startswith("duplicate: ") for one in report["violations"]), report
+    assert not report["ok"]
+    history = [json.loads(line) for line in (tmp_path / "history.ndjson").read_text().splitlines()]
+    assert {"fault", "violation", "summed"} <= {line["event"] for line in history}
