@@ -114,9 +114,9 @@ class Connection:
     def __init__(self, settings: EtcdSettings, clock: Clock) -> None:
         self.settings = settings
         self.clock = clock
-        self._members = [
-            Member(endpoint, _channel(endpoint, settings)) for endpoint in settings.endpoints
-        ]
+        self._pem = _pems(settings)
+        self._members = self._new_members()
+        self._retired: list[grpc.aio.Channel] = []
         self._preferred = 0
         self._failing = False
         self._closed = False
@@ -131,11 +131,17 @@ class Connection:
     def preferred(self) -> Member:
         return self._members[self._preferred]
 
+    def _new_members(self) -> list[Member]:
+        return [
+            Member(endpoint, _channel(endpoint, self.settings, self._pem))
+            for endpoint in self.settings.endpoints
+        ]
+
     async def close(self) -> None:
         """Close the channels: what is in flight fails with ``Closed``, and so does what comes."""
         self._closed = True
-        for member in self._members:
-            await member.channel.close(None)
+        for channel in (*self._retired, *(member.channel for member in self._members)):
+            await channel.close(None)
 
     async def call(
         self,
@@ -206,6 +212,23 @@ class Connection:
             log.warning("etcd at %s fails, trying on: %s", member.endpoint, error)
         if member is self.preferred:
             self._preferred = (self._preferred + 1) % len(self._members)
+        self._reread_certificates()
+
+    def _reread_certificates(self) -> None:
+        """A connection has failed: should the PEM files have been replaced, connect by the new ones.
+
+        What is in flight over the old channels goes on there.
+        """
+        try:
+            pem = _pems(self.settings)
+        except Invalid as error:
+            log.warning("the former certificates for etcd are used on: %s", error)
+            return
+        if pem != self._pem:
+            log.info("certificates for etcd were replaced, connecting by the new ones")
+            self._pem = pem
+            self._retired += [member.channel for member in self._members]
+            self._members = self._new_members()
 
     def succeeded(self, member: Member) -> None:
         if self._failing:
@@ -302,7 +325,21 @@ async def read(call: Any) -> Any:
     return response
 
 
-def _channel(endpoint: str, settings: EtcdSettings) -> grpc.aio.Channel:
+_Pems: TypeAlias = "tuple[bytes | None, bytes | None, bytes | None]"
+
+
+def _pems(settings: EtcdSettings) -> _Pems:
+    """Contents of the files: authorities, key, certificate. Raises ``Invalid``."""
+    if not any(endpoint.startswith("https://") for endpoint in settings.endpoints):
+        return None, None, None
+    return (
+        _pem(settings.ca_file, "ca_file"),
+        _pem(settings.key_file, "key_file"),
+        _pem(settings.cert_file, "cert_file"),
+    )
+
+
+def _channel(endpoint: str, settings: EtcdSettings, pem: _Pems) -> grpc.aio.Channel:
     target, tls = grpc_target(endpoint)
     keepalive_ms = int(settings.keepalive_s * 1000)
     options = (
@@ -326,11 +363,7 @@ def _channel(endpoint: str, settings: EtcdSettings) -> grpc.aio.Channel:
     )
     if not tls:
         return grpc.aio.insecure_channel(target, options=options)
-    credentials = grpc.ssl_channel_credentials(
-        root_certificates=_pem(settings.ca_file, "ca_file"),
-        private_key=_pem(settings.key_file, "key_file"),
-        certificate_chain=_pem(settings.cert_file, "cert_file"),
-    )
+    credentials = grpc.ssl_channel_credentials(*pem)
     return grpc.aio.secure_channel(target, credentials, options=options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import socket
 import ssl
@@ -18,6 +19,8 @@ from starlette.types import ASGIApp
 
 from gazette.errors import Broken, Invalid, Unavailable
 from gazette.tasks import TaskScope
+
+log = logging.getLogger(__name__)
 
 UNIX_PREFIX: Final = "unix://"
 
@@ -127,6 +130,61 @@ class _Uvicorn(uvicorn.Server):
             await server.wait_closed()
 
 
+class ReloadedTls:
+    """The files of ``TlsFiles``, read again whenever somebody connects. Any thread.
+
+    What cannot be read, or used, leaves the former ones in force.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises ``Invalid``."""
+        self._files = files
+        self.contents = files.read()
+
+    def changed(self) -> bool:
+        """Whether ``contents`` are others now."""
+        try:
+            contents = self._files.read()
+        except Invalid as error:
+            log.warning("the former certificates are served on: %s", error)
+            return False
+        if contents == self.contents:
+            return False
+        self.contents = contents
+        log.info("certificates were replaced: %s", self._files.cert_file)
+        return True
+
+    def context(self) -> ssl.SSLContext:
+        """A context for HTTP that is replaced by one of the new files, once there are such.
+
+        Raises ``Invalid`` for files that do not fit together.
+        """
+        files = self._files
+        try:
+            current = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            current.load_cert_chain(files.cert_file, files.key_file)
+            if files.ca_file:
+                current.load_verify_locations(files.ca_file)
+                current.verify_mode = ssl.CERT_REQUIRED
+        except (OSError, ssl.SSLError) as error:
+            raise Invalid(f"cannot serve TLS: {error}", path="server-cert-file") from error
+        current.set_alpn_protocols(["http/1.1"])
+
+        def on_hello(
+            connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext
+        ) -> None:
+            nonlocal current
+            if self.changed():
+                try:
+                    current = self.context()
+                except Invalid as error:
+                    log.warning("the former certificates are served on: %s", error)
+            connection.context = current
+
+        current.sni_callback = on_hello
+        return current
+
+
 class HttpServer:
     """Serves ``app`` on ``sock``, which it owns from now on."""
 
@@ -141,11 +199,8 @@ class HttpServer:
             ws="none",
         )
         if tls is not None:
-            config.ssl_certfile = tls.cert_file
-            config.ssl_keyfile = tls.key_file
-            if tls.ca_file:
-                config.ssl_ca_certs = tls.ca_file
-                config.ssl_cert_reqs = ssl.CERT_REQUIRED
+            config.load()
+            config.ssl = ReloadedTls(tls).context()
         self._server = _Uvicorn(config)
         self._sock = sock
         self._task: asyncio.Task[None] | None = None

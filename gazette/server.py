@@ -21,6 +21,7 @@ from gazette.grpc_metrics import MetricsInterceptor
 from gazette.http_server import (
     UNIX_PREFIX,
     HttpServer,
+    ReloadedTls,
     TlsFiles,
     bind_tcp,
     bind_unix,
@@ -48,6 +49,24 @@ class ServerSettings:
     tls: TlsFiles | None = None
     max_recv_bytes: int = 4_194_304
     graceful_stop_s: float = 15.0
+
+
+def _credentials(tls: ReloadedTls) -> grpc.ServerCredentials:
+    """Credentials that follow the files. gRPC asks for them with every connection, in a thread of its
+    own; that callers must have certificates cannot change while it serves."""
+
+    def configuration() -> Any:
+        certificate, key, authority = tls.contents
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+
+    def fetch() -> Any:
+        return configuration() if tls.changed() else None  # None: as before
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(),
+        fetch,
+        require_client_authentication=tls.contents[2] is not None,
+    )
 
 
 def _port_number(text: str, setting: str) -> int:
@@ -119,11 +138,7 @@ class Server:
         try:
             if tls is None:
                 return self.grpc.add_insecure_port(address)
-            certificate, key, authority = tls.read()
-            credentials = grpc.ssl_server_credentials(
-                [(key, certificate)], authority, require_client_auth=authority is not None
-            )
-            return self.grpc.add_secure_port(address, credentials)
+            return self.grpc.add_secure_port(address, _credentials(ReloadedTls(tls)))
         except RuntimeError as error:
             raise cannot_listen(name, OSError(0, str(error).partition(";")[0])) from error
 

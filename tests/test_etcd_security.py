@@ -13,6 +13,7 @@ import pytest
 from gazette.clock import SystemClock
 from gazette.errors import Invalid, NotAllowed, Unavailable
 from gazette.etcd import Etcd, EtcdSettings
+from gazette.etcd_connection import Connection
 from gazette.etcdpb import auth_pb2, rpc_pb2, rpc_pb2_grpc
 from gazette.testing.etcd import EtcdServer, ServerTls, etcd_for_tests
 
@@ -100,6 +101,41 @@ async def test_tls_with_client_certificates(certificates: Path, tmp_path: Path):
         ):
             with pytest.raises(Unavailable, match=r"https?://127\.0\.0\.1"):
                 await Etcd.connect(settings, SystemClock())
+
+
+async def test_certificates_that_were_replaced_are_used(certificates: Path, tmp_path: Path):
+    """A client whose certificate etcd refuses goes on once the file has another one."""
+    tls = ServerTls(
+        str(certificates / "server.pem"),
+        str(certificates / "server.key"),
+        client_ca_file=str(certificates / "ca.pem"),
+    )
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for kind in ("pem", "key"):  # of an authority that etcd does not know
+        shutil.copy(certificates / f"stranger.{kind}", mine / f"client.{kind}")
+    with etcd_for_tests(tmp_path, listen="https://127.0.0.1:0", tls=tls) as server:
+        settings = EtcdSettings(
+            (server.endpoint,),
+            cert_file=str(mine / "client.pem"),
+            key_file=str(mine / "client.key"),
+            ca_file=str(certificates / "ca.pem"),
+            request_timeout_s=2.0,
+        )
+        connection = Connection(settings, SystemClock())
+        etcd = Etcd(connection)
+        try:
+            with pytest.raises(Unavailable):
+                await etcd.get("a")
+            for kind in ("pem", "key"):
+                shutil.copy(certificates / f"client.{kind}", mine / f"client.{kind}")
+            assert await etcd.get("a") is None
+            # Case: files that are gone are no reason to give up what works.
+            (mine / "client.pem").unlink()
+            connection.move_on(connection.preferred, Unavailable("it went away"))
+            assert await etcd.get("a") is None
+        finally:
+            await etcd.close()
 
 
 async def test_a_certificate_file_that_cannot_be_read_is_named():

@@ -253,6 +253,42 @@ async def test_tls_requires_a_client_certificate_iff_a_ca_is_given(certificates:
                             await http.get(f"{running.server.http_endpoint}/x")
 
 
+async def test_certificates_that_were_replaced_are_served(
+    certificates: Path, tmp_path: Path
+) -> None:
+    def put(name: str) -> None:
+        for kind in ("pem", "key"):
+            shutil.copy(certificates / f"{name}.{kind}", tmp_path / f"mine.{kind}")
+
+    def served(port: int) -> str:
+        """The name in the certificate, which comes with the handshake."""
+        context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        with (
+            socket.create_connection(("127.0.0.1", port)) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+        ):
+            return dict(pair for (pair,) in (secure.getpeercert() or {})["subject"])["commonName"]
+
+    put("server")
+    tls = TlsFiles(str(tmp_path / "mine.pem"), str(tmp_path / "mine.key"))
+    async with Running(bound(tls=tls)) as running:
+        ports = [
+            int(url.rpartition(":")[2])
+            for url in (running.server.endpoint, running.server.http_endpoint)
+        ]
+
+        async def names() -> list[str]:
+            return [await asyncio.to_thread(served, port) for port in ports]
+
+        assert await names() == ["server", "server"]
+        put("client")
+        assert await names() == ["client", "client"]
+        # Case: what cannot be read changes nothing.
+        (tmp_path / "mine.pem").unlink()
+        assert await names() == ["client", "client"]
+
+
 async def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"server-cert-file: cannot read .*/none.pem: No such file"):
         bound(tls=TlsFiles(str(tmp_path / "none.pem"), str(tmp_path / "none.key")))
