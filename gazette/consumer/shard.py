@@ -26,6 +26,7 @@ from gazette.client.append_service import AppendService, MemoryBudget
 from gazette.client.client import Client
 from gazette.client.reader import OffsetJump, ReadParams
 from gazette.client.retry_reader import RetryReader
+from gazette.client.rpc_errors import status_of
 from gazette.clock import Clock
 from gazette.consumer import metrics
 from gazette.consumer.application import Application, Store, shard_directory_prefix
@@ -41,7 +42,7 @@ from gazette.consumer.progress import Progress
 from gazette.consumer.replica_status import error_text, traceback_text, update_status
 from gazette.consumer.restarts import Restarts, Verdict
 from gazette.consumer.shard_thread import ShardThread
-from gazette.consumer.standby_lag import watch_lag
+from gazette.consumer.standby_lag import journal_head, watch_lag
 from gazette.consumer.standby_reads import StandbyReads
 from gazette.consumer.transactor import (
     ApplicationFailed,
@@ -51,8 +52,10 @@ from gazette.consumer.transactor import (
 from gazette.errors import (
     Broken,
     Closed,
+    Corrupt,
     GazetteError,
     Invalid,
+    NotAllowed,
     NotFound,
     Retryable,
     Unavailable,
@@ -70,6 +73,7 @@ from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import split_journal_meta
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSource, ShardSpec
+from gazette.protocol.status import Status
 from gazette.recoverylog.player import Player, PlayProgress, RecoveredState
 from gazette.recoverylog.recorder import Recorder
 from gazette.tasks import BlockingPool, OpFuture, TaskScope, settled
@@ -86,6 +90,10 @@ STOP_TIMEOUT_S: Final = 10.0
 """How long a shard that is stopped waits for a callback that runs; after that it ends by itself."""
 
 
+SUSPENDED_POLL_S: Final = 2.0
+"""How often a reader looks whether a fully suspended source was resumed."""
+SHORT_SOURCE_LOOKS: Final = 5
+SHORT_SOURCE_PAUSE_S: Final = 2.0
 READS_PATIENCE_S: Final = 60.0
 """How long queries of a standby may go on when it was promoted: they read what is their own."""
 
@@ -468,9 +476,10 @@ class Shard:
             self._guard(self._update_status(ReplicaStatus(ReplicaCode.PRIMARY, ()))), name="status"
         )
         for decoder in decoders.values():
-            self._scope.spawn(
-                self._read_source(decoder.journal, decoder.begin), name=f"read {decoder.journal}"
-            )
+            journal, begin = decoder.journal, decoder.begin
+            self._scope.spawn(self._read_source(journal, begin), name=f"read {journal}")
+            if begin:
+                self._scope.spawn(self._check_source(journal, begin), name=f"check {journal}")
         if self._recorder is not None:
             self._scope.spawn(self._guard(self._keep_hints()), name="hints")
         transactor = self._transactor
@@ -593,6 +602,12 @@ class Shard:
                     log.warning("source %s of shard %s: %s", journal, self.id, jump)
                     inbox.put(Jump(journal, jump.offset))
                     continue
+                except NotAllowed as error:
+                    if status_of(error) != Status.SUSPENDED.name:
+                        raise
+                    # No broker serves it; whoever appends to it resumes it.
+                    await self._context.clock.sleep(SUSPENDED_POLL_S)
+                    continue
                 if data:
                     await inbox.put_chunk(Chunk(journal, begin, data))
         except Closed:
@@ -601,6 +616,28 @@ class Shard:
             inbox.put(SourceFailed(journal, error))
         finally:
             reader.close()
+
+    async def _check_source(self, journal: str, offset: int) -> None:
+        """Fail if a source ends before what was read of it: it would be waited for without a word, and
+        read on from the middle of something else."""
+        context, inbox = self._context, self._inbox
+        assert inbox is not None
+        head: int | None = 0
+        for _ in range(SHORT_SOURCE_LOOKS):
+            head = await journal_head(context.client, split_journal_meta(journal)[0])
+            if head is None or head >= offset:
+                return
+            # Brokers that have just started may not know all of it yet.
+            await context.clock.sleep(SHORT_SOURCE_PAUSE_S)
+        error = Corrupt(
+            "it ends before what the shard has read of it: it was created anew, or data was lost",
+            hint="If it was created anew, begin the shard anew as well, under another id, or with"
+            " recovery log and hints of its own.",
+            journal=journal,
+            write_head=head,
+            offset=offset,
+        )
+        inbox.put(SourceFailed(journal, error))
 
     async def _keep_hints(self) -> None:
         """Store hints from time to time, so that a recovery need not read more than it must."""

@@ -66,7 +66,7 @@ async def watch_lag(
     known = False
     try:
         while is_standby():
-            head = await _log_head(client, player.progress.log)
+            head = await journal_head(client, player.progress.log)
             now, progress = clock.monotonic(), player.progress
             if head is not None:
                 player.note_head(head)
@@ -86,7 +86,7 @@ async def watch_lag(
                 gauge.remove(fqn)
 
 
-async def _log_head(client: Client, journal: str) -> int | None:
+async def journal_head(client: Client, journal: str) -> int | None:
     """Where a journal ends, as any of its brokers knows it; None if that cannot be told now."""
     reader = client.reader(ReadParams(journal, offset=-1, block=False, metadata_only=True))
     try:

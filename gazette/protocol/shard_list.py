@@ -1,8 +1,8 @@
 """Shard specifications as a list, with what all of them share held in common.
 
 This is the form in which operators read and write them, as YAML. A shard's specification is its
-own fields and, where those are unset, the common ones. Zero is unset: a shard can override a common
-value, but not with ``false`` or 0.
+own fields and, where those are absent, the common ones. A field that is there and ``false``, 0 or
+empty goes before the common one, too: the original takes it for absent (consumer facts, trap 109).
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ class ShardEntry:
     comment: str = ""
     delete: bool | None = None
     revision: Revision = 0
+    zeros: frozenset[str] = frozenset()
+    """Names of fields of ``spec`` that are zero on purpose, and not because they are to be inherited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class ShardList:
         """This list with complete shards, and nothing in common."""
         return ShardList(
             shards=tuple(
-                replace(shard, spec=union_shard_specs(shard.spec, self.common))
+                replace(shard, spec=_inherited(shard, self.common), zeros=frozenset())
                 for shard in self.shards
             )
         )
@@ -119,6 +121,26 @@ class ShardList:
         return strict_yaml.dump({"common": _encode_spec(self.common), "shards": shards})
 
 
+_SCALARS: Final = {
+    "recovery_log_prefix": "recovery_log_prefix",
+    "hint_prefix": "hint_prefix",
+    "hint_backups": "hint_backups",
+    "max_txn_duration": "max_txn_duration_ns",
+    "min_txn_duration": "min_txn_duration_ns",
+    "disable": "disable",
+    "hot_standbys": "hot_standbys",
+    "disable_wait_for_ack": "disable_wait_for_ack",
+    "ring_buffer_size": "ring_buffer_size",
+    "read_channel_size": "read_channel_size",
+}
+"""Names in YAML of fields with a single value, and of a specification."""
+
+
+def _inherited(shard: ShardEntry, common: ShardSpec) -> ShardSpec:
+    zeros: dict[str, Any] = {name: getattr(_NOTHING, name) for name in shard.zeros}
+    return replace(union_shard_specs(shard.spec, common), **zeros)
+
+
 def _decode_list(node: yaml.Node | None) -> ShardList:
     fields = Fields(node, ("common", "shards"))
     common = fields.fields("common", _COMMON_FIELDS)
@@ -130,8 +152,12 @@ def _decode_list(node: yaml.Node | None) -> ShardList:
 
 def _decode_shard(node: yaml.Node) -> ShardEntry:
     fields = Fields(node, _SHARD_FIELDS)
+    spec = _decode_spec(fields)
     return ShardEntry(
-        spec=_decode_spec(fields),
+        spec=spec,
+        zeros=frozenset(
+            name for key, name in _SCALARS.items() if key in fields and not getattr(spec, name)
+        ),
         comment=fields.text("comment"),
         delete=fields.boolean("delete"),
         revision=fields.integer("revision"),

@@ -143,13 +143,22 @@ def test_hoisting_is_undone_and_yaml_round_trips(shards: ShardList) -> None:
     assert ShardList.parse(hoisted.to_yaml()) == hoisted
 
 
-def test_zero_does_not_override_what_is_common() -> None:
+def test_zero_overrides_what_is_common_where_it_is_written() -> None:
     text = """
-        common: {disable: true, hot_standbys: 2}
-        shards: [{id: shard-A, disable: false, hot_standbys: 0}]
+        common: {disable: true, hot_standbys: 2, hint_prefix: /hints, max_txn_duration: 1s}
+        shards:
+        - {id: shard-A, disable: false, hot_standbys: 0, hint_prefix: ""}
+        - {id: shard-B, disable: null}
     """
-    (entry,) = ShardList.parse(text).push_down().shards
-    assert entry.spec == ShardSpec("shard-A", disable=True, hot_standbys=2)
+    first, second = ShardList.parse(text).push_down().shards
+    common = ShardSpec("", disable=True, hot_standbys=2, hint_prefix="/hints")
+    common = replace(common, max_txn_duration_ns=1_000_000_000)
+    assert first.spec == ShardSpec("shard-A", max_txn_duration_ns=1_000_000_000)
+    assert second.spec == replace(common, id="shard-B")
+    # Case: hoisted and written again, it says the same.
+    for listed in (ShardList(shards=(first, second)), ShardList(shards=(first, second)).hoist()):
+        again = ShardList.parse(listed.to_yaml()).push_down()
+        assert again.shards == (first, second)
 
 
 def test_a_listing_becomes_a_list() -> None:

@@ -1,0 +1,92 @@
+"""What becomes of a shard when its journals come and go while it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gazette.client.journals import JournalChange
+from gazette.client.shards import ShardChange
+from gazette.consumer import shard as shard_module
+from gazette.protocol.journal import Suspend, SuspendLevel
+from gazette.protocol.shard import ReplicaCode
+from gazette.testing.broker import BrokerFixture
+from gazette.testing.consumer import LOGS, shard_spec
+from tests.consumer.apps import SHARD, SOURCE, Start, append, frame, source_spec
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_module, "SHORT_SOURCE_PAUSE_S", 0.05)
+    monkeypatch.setattr(shard_module, "SUSPENDED_POLL_S", 0.05)
+
+
+async def change(broker: BrokerFixture, **changes: Any) -> None:
+    await broker.client.apply_journals([JournalChange(**changes, expect_mod_revision=-1)])
+
+
+async def running(start: Start, broker: BrokerFixture) -> Any:
+    member = await start()
+    await member.create(shard_spec(SHARD, SOURCE))
+    await append(broker, frame("a", 1), frame("b", 2))
+    await member.read_to_heads(SHARD)
+    return member
+
+
+async def test_a_source_that_is_deleted_fails_the_shard(
+    start: Start, broker: BrokerFixture
+) -> None:
+    member = await running(start, broker)
+    await change(broker, delete=SOURCE)
+    assert f"source {SOURCE} cannot be read" in await member.await_failed(SHARD)
+    # Case: created anew, it is shorter than what was read of it. That is told, not waited for.
+    await change(broker, upsert=source_spec())
+    await append(broker, frame("c", 3))
+    await member.shards.unassign([SHARD], only_failed=True)
+    await member.until(lambda: "ends before what the shard has read" in errors(member))
+    # Case: a shard with nothing of its own begins with what there is.
+    await member.shards.apply_shards([ShardChange(upsert=shard_spec("fresh", SOURCE, log=False))])
+    await member.await_failed("fresh")  # (Its store wants a log.)
+
+
+async def test_a_source_that_is_suspended_is_waited_for(
+    start: Start, broker: BrokerFixture
+) -> None:
+    member = await running(start, broker)
+    head = (await member.shards.stat(SHARD)).read_through[SOURCE]
+    listed = await broker.client.get_journal(SOURCE)
+    spec = listed.spec
+    suspended = type(spec)(
+        **{
+            **{name: getattr(spec, name) for name in spec.__slots__},
+            "suspend": Suspend(SuspendLevel.FULL, head),
+        }
+    )
+    await change(broker, upsert=suspended)
+    await member.shards.unassign([SHARD])
+    await member.until(lambda: code(member) is ReplicaCode.PRIMARY)
+    assert await append(broker, frame("c", 3)) > head
+    await member.read_to_heads(SHARD)
+    assert member.store(SHARD).read() == {"a": 1, "b": 1, "c": 1}
+    assert member.shard(SHARD).failure is None
+
+
+async def test_a_recovery_log_that_is_deleted_fails_the_shard(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """With the next commit, and until it is there again."""
+    member = await running(start, broker)
+    await change(broker, delete=f"{LOGS}/{SHARD}")
+    await append(broker, frame("c", 3))
+    assert f"{LOGS}/{SHARD}" in await member.await_failed(SHARD)
+
+
+def code(member: Any) -> ReplicaCode | None:
+    status = member.status_of(SHARD)
+    return None if status is None else status.code
+
+
+def errors(member: Any) -> str:
+    status = member.status_of(SHARD)
+    return "" if status is None else "; ".join(status.errors)
