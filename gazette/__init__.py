@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from gazette.consumer.application import (
         Application,
         DeferToNextTransaction,
+        MessageProducer,
         Shard,
         StateView,
         Store,
     )
+    from gazette.consumer.poison import DeadLetter, PoisonPolicy
     from gazette.consumer.query import Answer, Question
     from gazette.consumer.service import ConsumerService
     from gazette.consumer.shard_route import ShardRequest, shard_route
@@ -36,12 +38,15 @@ _HOMES = {
     "Application": "gazette.consumer.application",
     "CSVRecord": "gazette.message.message",
     "ConsumerService": "gazette.consumer.service",
+    "DeadLetter": "gazette.consumer.poison",
     "DeferToNextTransaction": "gazette.consumer.application",
     "Envelope": "gazette.message.envelope",
     "GazetteError": "gazette.errors",
     "MalformedMessage": "gazette.message.frames",
     "Message": "gazette.message.message",
+    "MessageProducer": "gazette.consumer.application",
     "Partition": "gazette.message.mapping",
+    "PoisonPolicy": "gazette.consumer.poison",
     "Publisher": "gazette.message.publisher",
     "Question": "gazette.consumer.query",
     "Shard": "gazette.consumer.application",
@@ -59,12 +64,15 @@ __all__ = [
     "Application",
     "CSVRecord",
     "ConsumerService",
+    "DeadLetter",
     "DeferToNextTransaction",
     "Envelope",
     "GazetteError",
     "MalformedMessage",
     "Message",
+    "MessageProducer",
     "Partition",
+    "PoisonPolicy",
     "Publisher",
     "Question",
     "Shard",

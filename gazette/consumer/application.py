@@ -19,17 +19,19 @@ transaction takes effect. `DeferToNextTransaction` is the one exception with ano
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
-from gazette.errors import GazetteError
+from gazette.consumer.poison import PoisonPolicy
+from gazette.errors import GazetteError, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.shard import ShardSpec
 from gazette.tasks import OpFuture
 
 if TYPE_CHECKING:
+    from gazette.consumer.inbox import Feed
     from gazette.consumer.service import ConsumerService
     from gazette.message.envelope import Envelope
     from gazette.message.publisher import Publisher
@@ -51,7 +53,7 @@ class DeferToNextTransaction(GazetteError):
 
 @runtime_checkable
 class Shard(Protocol):
-    """What a callback may know of the shard it runs for. Immutable for the duration of a call."""
+    """What a callback may know of the shard it runs for, and have it do."""
 
     @property
     def id(self) -> str: ...
@@ -68,6 +70,18 @@ class Shard(Protocol):
 
     def publish_future(self, future: OpFuture[Any]) -> None:
         """Make the commit of the running transaction wait for ``future`` as well."""
+        ...
+
+
+class Savepoint(Protocol):
+    """Of `Store.savepoint`: one of these methods is called, once."""
+
+    def release(self) -> None:
+        """Keep what was done since."""
+        ...
+
+    def roll_back(self) -> None:
+        """Undo what was done since."""
         ...
 
 
@@ -94,6 +108,22 @@ class Store(ABC):
     def restore_checkpoint(self, shard: Shard) -> Checkpoint:
         """The checkpoint of the last commit, or an empty one. Fences older owners where there is no
         recovery log to do that."""
+
+    def savepoint(self) -> Savepoint:
+        """A point within the running transaction, which this begins if need be, to return to.
+
+        Poison messages are skipped by it. Optional: a store that cannot undo what one message did is
+        refused where a `PoisonPolicy` asks for that. One savepoint is open at a time.
+        """
+        raise NotAllowed(
+            f"{type(self).__name__} cannot undo what a single message did",
+            hint="Set malformed_only in the poison policy, or use another store.",
+        )
+
+    @property
+    def has_savepoints(self) -> bool:
+        """Whether `savepoint` is implemented."""
+        return type(self).savepoint is not Store.savepoint
 
     @abstractmethod
     def destroy(self) -> None:
@@ -160,6 +190,13 @@ class Application(ABC, Generic[StoreT]):
             )
         return self.message_type
 
+    def poison_policy(self, shard: Shard) -> PoisonPolicy | None:
+        """What to do about messages that do not decode or cannot be consumed; None: the shard fails.
+
+        Called once per promotion. Default: as the labels of the shard say, see docs/transactions.md.
+        """
+        return PoisonPolicy.of_labels(shard.spec.labels)
+
     @abstractmethod
     def new_store(self, shard: Shard, recorder: Recorder | None) -> StoreT:
         """Open the shard's store. Called once per promotion, after play-back of the recovery log.
@@ -208,6 +245,40 @@ class Application(ABC, Generic[StoreT]):
         """Called after ``Store.start_commit`` with its future, or with a failed one if that raised.
 
         Paired with every ``begin_transaction`` that returned."""
+
+
+class MessageProducer(ABC):
+    """What an application is *beside* `Application` if it brings the messages of its shards itself,
+    instead of having those of the shards' sources read: from other systems, or made up.
+
+    ``class Mine(Application[MyStore], MessageProducer)``. Each message is an `Envelope`, of a journal
+    that may be a name and nothing else; the checkpoint holds how far each was read. Messages with a
+    clock are sequenced as ever: duplicates are dropped, pending ones wait for their acknowledgement.
+    """
+
+    @abstractmethod
+    def start_reading(self, shard: Shard, store: Any, checkpoint: Checkpoint, feed: Feed) -> None:
+        """Have messages put into ``feed`` from now on, from where ``checkpoint`` says.
+
+        Called on the shard's thread, once per promotion and again after each ``feed.close()``. Must
+        return: start a thread, or hand over to one. That must end when ``feed.closed`` (``put`` raises
+        ``Closed`` then), since the shard may be stopped at any time.
+        """
+
+    @abstractmethod
+    def replay(
+        self, shard: Shard, store: Any, journal: str, begin: int, end: int
+    ) -> Iterator[Sequence[Envelope[Any]]]:
+        """Give the messages of [begin, end) of a journal again, exactly as they were put.
+
+        Called on the shard's thread for a transaction that was longer than the shard's ring.
+        """
+
+    def read_through(
+        self, shard: Shard, store: Any, offsets: Mapping[str, int]
+    ) -> Mapping[str, int]:
+        """Which offsets a query waits for that asked for these. Any thread. Default: the same."""
+        return offsets
 
 
 def shard_directory_prefix(shard_id: str) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gazette.errors import Closed
+from gazette.errors import Bug, Closed
+from gazette.message.envelope import Envelope
 from gazette.tasks import OpFuture
 
 
@@ -42,6 +43,18 @@ class SourceFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Messages:
+    """Messages that the application brings itself, in order per journal and producer."""
+
+    batch: Sequence[Envelope[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class InputEnded:
+    """The application brings no more messages, for now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """Something to do on the shard's thread, between two steps of its transaction."""
 
@@ -49,7 +62,7 @@ class Call:
     future: OpFuture[Any]
 
 
-Event = Chunk | Jump | SourceFailed | Call
+Event = Chunk | Jump | SourceFailed | Messages | InputEnded | Call
 
 
 class Inbox:
@@ -64,6 +77,7 @@ class Inbox:
         self._events: deque[Event] = deque()
         self._bytes = 0
         self._chunks = 0
+        self._messages = 0
         self._changed = threading.Condition()
         self._woken = False
         self.stopped = False
@@ -107,6 +121,20 @@ class Inbox:
         if isinstance(event, Call):
             event.future.set_exception(Closed("the shard has stopped"))
 
+    def put_messages(self, batch: Sequence[Envelope[Any]], messages_max: int) -> None:
+        """Hand over messages, after waiting until fewer than ``messages_max`` wait. Not on the loop.
+
+        Raises ``Closed`` once stopped.
+        """
+        with self._changed:
+            while self._messages >= messages_max and not self.stopped:
+                self._changed.wait()
+            self.check()
+            self._events.append(Messages(batch))
+            self._chunks += 1
+            self._messages += len(batch)
+            self._changed.notify_all()
+
     def wake(self, _: object = None) -> None:
         """Have the thread decide again, for instance because a future is done."""
         with self._changed:
@@ -119,8 +147,8 @@ class Inbox:
             self.stopped = True
             dropped = list(self._events)
             self._events.clear()
-            self._bytes = self._chunks = 0
-            self._changed.notify()
+            self._bytes = self._chunks = self._messages = 0
+            self._changed.notify_all()
         for event in dropped:
             if isinstance(event, Call):
                 event.future.set_exception(Closed("the shard has stopped"))
@@ -170,8 +198,60 @@ class Inbox:
             event = self._events.popleft()
             if not isinstance(event, Call):
                 self._chunks -= 1
+            if isinstance(event, Messages):
+                self._messages -= len(event.batch)
+                self._changed.notify_all()
             if isinstance(event, Chunk):
                 self._bytes -= len(event.data)
                 if not self._room.is_set() and self._bytes * 2 <= self._bytes_max:
                     self._loop.call_soon_threadsafe(self._room.set)
             return event
+
+
+class Feed:
+    """Where a `MessageProducer` puts the messages of a shard. Any thread but the event loop's.
+
+    At most ``messages_max`` messages, and the last batch, wait to be consumed: then ``put`` does, too.
+    """
+
+    def __init__(self, inbox: Inbox, messages_max: int) -> None:
+        self._inbox = inbox
+        self._messages_max = messages_max
+        self._ended = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is taken any more: the feed, or its shard, has ended."""
+        return self._ended or self._inbox.stopped
+
+    def put(self, batch: Sequence[Envelope[Any]]) -> None:
+        """Messages, in order per journal and producer. Blocks while many wait.
+
+        Raises ``Closed`` when the shard has stopped, or the feed was closed; ``Bug`` on the event loop.
+        """
+        self._check()
+        if asyncio._get_running_loop() is not None:
+            raise Bug(
+                "a feed cannot be waited for on the event loop",
+                hint="Use a thread, for instance: await asyncio.to_thread(feed.put, batch).",
+            )
+        if batch:
+            self._inbox.put_messages(batch, self._messages_max)
+
+    def close(self) -> None:
+        """End the input: what was put is consumed and committed, the checkpoint restored from the
+        store, and ``start_reading`` called again, with a new feed. Harmless when closed already."""
+        if not self.closed:
+            self._ended = True
+            self._inbox.put(InputEnded())
+
+    def fail(self, error: Exception) -> None:
+        """Have the shard fail, since its messages cannot be had."""
+        if not self.closed:
+            self._ended = True
+            self._inbox.put(SourceFailed("of the application", error))
+
+    def _check(self) -> None:
+        self._inbox.check()
+        if self._ended:
+            raise Closed("the feed was closed")

@@ -33,6 +33,11 @@ PHASE_SECONDS: Final = Counter(
     "Seconds that finished transactions spent in each phase.",
     ["shard", "phase", "type"],
 )
+POISON_MESSAGES: Final = Counter(
+    "gazette_shard_poison_messages_total",
+    "Messages that were skipped and published as dead letters; reason: malformed or application.",
+    ["shard", "journal", "reason"],
+)
 STANDBY_LAG_BYTES: Final = Gauge(
     "gazette_shard_standby_lag_bytes", "How far play-back is behind the log's head.", ["shard"]
 )

@@ -15,9 +15,11 @@ from gazette.client.retry_reader import RetryReader
 from gazette.clock import Clock
 from gazette.consumer import metrics
 from gazette.consumer.application import Shard
+from gazette.consumer.host import FinishedTransaction
 from gazette.consumer.inbox import Inbox
+from gazette.consumer.poison import PoisonPolicy
+from gazette.consumer.poison_control import decoded
 from gazette.consumer.progress import Progress
-from gazette.consumer.transactor import FinishedTransaction
 from gazette.errors import Closed, Corrupt, NotFound
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
@@ -45,8 +47,10 @@ class ShardOutside:
         ended: asyncio.Event,
         client: Client,
         clock: Clock,
+        poison_policy: PoisonPolicy | None,
     ) -> None:
         """``scope`` is the shard's, and ``ended`` is set when it ended. Called on the loop."""
+        self._poison_policy = poison_policy
         self._shard = shard
         self._inbox = inbox
         self._progress = progress
@@ -101,8 +105,31 @@ class ShardOutside:
         return future
 
     def replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
-        inbox = self._inbox
         decoder = self._new_decoder(wanted.journal, wanted.begin)
+        try:
+            for data in self._read_range(wanted):
+                decoder.feed(data)
+                for batch in decoded(decoder, self._poison_policy):
+                    metrics.SEQUENCER_REPLAY.inc(wanted.journal, by=len(batch))
+                    yield batch
+        except OffsetJump as jump:
+            raise Corrupt(
+                f"a transaction of source {wanted.journal} cannot be read again: the journal has no"
+                f" bytes before offset {jump.offset} any more",
+                hint="Keep fragments for longer than transactions of producers take.",
+                begin=wanted.begin,
+                end=wanted.end,
+            ) from jump
+
+    def read_again(self, journal: str, begin: int, end: int) -> bytes:
+        try:
+            return b"".join(self._read_range(ReplayRange(journal, begin, end)))
+        except OffsetJump as jump:
+            log.warning("bytes of a skipped message cannot be had: %s", jump)
+            return b""
+
+    def _read_range(self, wanted: ReplayRange) -> Iterator[bytes]:
+        inbox = self._inbox
         params = ReadParams(wanted.journal, wanted.begin, block=True, end_offset=wanted.end)
 
         async def open_reader() -> RetryReader:
@@ -118,18 +145,7 @@ class ShardOutside:
         reader = wait(open_reader)
         try:
             while data := wait(lambda: reader.read(READ_BYTES)):
-                decoder.feed(data)
-                while batch := decoder.decode():
-                    metrics.SEQUENCER_REPLAY.inc(wanted.journal, by=len(batch))
-                    yield batch
-        except OffsetJump as jump:
-            raise Corrupt(
-                f"a transaction of source {wanted.journal} cannot be read again: the journal has no"
-                f" bytes before offset {jump.offset} any more",
-                hint="Keep fragments for longer than transactions of producers take.",
-                begin=wanted.begin,
-                end=wanted.end,
-            ) from jump
+                yield data
         finally:
             self._on_loop(reader.close)
 
@@ -138,6 +154,9 @@ class ShardOutside:
 
     def finished(self, transaction: FinishedTransaction) -> None:
         self._on_loop(self._note_finished, transaction)
+
+    def skipped(self, journal: str, reason: str) -> None:
+        metrics.POISON_MESSAGES.labels(self._shard.fqn, journal, reason).inc()
 
     def stalled(self, reason: str) -> None:
         log.info("shard %s stalls: %s", self._shard.id, reason)

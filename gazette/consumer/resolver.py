@@ -212,9 +212,7 @@ class Resolver:
         await shard.store_ready.wait()
         if shard.ended.is_set() or shard.store is None:
             return stopped
-        assert resolution.spec is not None
-        sources = {source.journal for source in resolution.spec.sources}
-        wanted = {name: at for name, at in read_through.items() if at and name in sources}
+        wanted = shard.awaited(read_through)
         if not shard.progress.has(wanted):
             async with TaskScope(f"read through {shard.id}") as scope:
                 reached = scope.spawn(shard.progress.wait(wanted), name="reached")

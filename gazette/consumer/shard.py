@@ -16,7 +16,7 @@ import logging
 import random
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -29,7 +29,13 @@ from gazette.client.retry_reader import RetryReader
 from gazette.client.rpc_errors import status_of
 from gazette.clock import Clock
 from gazette.consumer import metrics
-from gazette.consumer.application import Application, Store, shard_directory_prefix
+from gazette.consumer.application import (
+    Application,
+    MessageProducer,
+    Store,
+    shard_directory_prefix,
+)
+from gazette.consumer.delivery import ApplicationFailed, application_code
 from gazette.consumer.hints_store import (
     read_hints,
     store_recorded_hints,
@@ -38,17 +44,15 @@ from gazette.consumer.hints_store import (
 )
 from gazette.consumer.inbox import Call, Chunk, Inbox, Jump, SourceFailed
 from gazette.consumer.outside import READ_BYTES, ShardOutside
+from gazette.consumer.poison import PoisonPolicy
+from gazette.consumer.poison_control import checked_policy
 from gazette.consumer.progress import Progress
 from gazette.consumer.replica_status import error_text, traceback_text, update_status
 from gazette.consumer.restarts import Restarts, Verdict
 from gazette.consumer.shard_thread import ShardThread
 from gazette.consumer.standby_lag import journal_head, watch_lag
 from gazette.consumer.standby_reads import StandbyReads
-from gazette.consumer.transactor import (
-    ApplicationFailed,
-    Transactor,
-    application_code,
-)
+from gazette.consumer.transactor import Transactor
 from gazette.errors import (
     Broken,
     Closed,
@@ -64,7 +68,7 @@ from gazette.etcd import Etcd
 from gazette.etcd_values import Compare, Op
 from gazette.failpoints import hit, reach
 from gazette.keyspace.key_space import KeySpace
-from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.framing import framing_of
 from gazette.message.publisher import Publisher
@@ -154,6 +158,7 @@ class Shard:
         self._horizon_bytes: int | None = None
         self._transactor: Transactor | None = None
         self._specs: dict[str, JournalSpec] = {}
+        self._poison_policy: PoisonPolicy | None = None
         self._directory: Path | None = None
         self._loop = asyncio.get_running_loop()
         self._recovered = self._loop.create_future()
@@ -262,6 +267,20 @@ class Shard:
                 await settled(done)
         except TimeoutError:
             log.warning("a callback of shard %s still runs; its store is released later", self.id)
+
+    def awaited(self, read_through: Mapping[str, int]) -> dict[str, int]:
+        """Of offsets that a query asks for, those that this shard reads at all: to be waited for.
+
+        Of an application that brings its messages itself, what that says. Needs the open store.
+        """
+        application = self._context.application
+        if isinstance(application, MessageProducer):
+            with application_code("read_through"):
+                read_through = application.read_through(self, self.store, read_through)
+            sources = set(read_through)
+        else:
+            sources = {source.journal for source in self.spec.sources}
+        return {name: at for name, at in read_through.items() if at and name in sources}
 
     def begin_use(self) -> None:
         """Keep the store from being released; pair it with ``end_use``."""
@@ -448,11 +467,13 @@ class Shard:
         self._scope.daemon(self._appends.run(), name="appends")
         self._thread = ShardThread(f"shard {self.id}")
         recovered_hints = None if recovered is None else recovered.fsm.build_hints(recovered.log)
-        sources = self.spec.sources
+        brings = isinstance(context.application, MessageProducer)
+        sources = () if brings else self.spec.sources
         async with TaskScope(f"open shard {self.id}") as scope:
             # While the store opens: queries wait for all of this.
             scope.spawn(self._find_sources(sources), name="sources")
             checkpoint = await self._thread.run(lambda: self._open_store(recovered))
+            await self._check_dead_letters()
             if recovered_hints is not None:
                 await store_recovered_hints(
                     context.etcd,
@@ -532,6 +553,8 @@ class Shard:
             self._horizon_bytes = self._recorder.horizon_bytes
         if not isinstance(checkpoint, Checkpoint):
             raise ApplicationFailed("Store.restore_checkpoint did not return a Checkpoint")
+        with application_code("poison_policy"):
+            self._poison_policy = checked_policy(application.poison_policy(self), self.store)
         hit("promotion.opened", self.id)
         return checkpoint
 
@@ -550,6 +573,20 @@ class Shard:
             offset = max(source.min_offset, 0 if state is None else state.read_through)
             decoders[source.journal] = self._new_decoder(source.journal, offset)
         return decoders
+
+    async def _check_dead_letters(self) -> None:
+        if self._poison_policy is None:
+            return
+        name = self._poison_policy.dead_letters
+        hint = f"Create the journal, with the label {CONTENT_TYPE}={CONTENT_JSON_LINES}."
+        journal = await self._journal(name, "dead-letter journal", hint)
+        actual = journal.labels.value_of(CONTENT_TYPE)
+        if actual != CONTENT_JSON_LINES:
+            raise Invalid(
+                f"dead letters are lines of JSON, and the journal is labelled {actual}",
+                journal=name,
+                hint=hint,
+            )
 
     def _new_decoder(self, journal: str, offset: int) -> EnvelopeDecoder[Any]:
         spec = self._specs[journal]
@@ -577,11 +614,13 @@ class Shard:
                 self.ended,
                 self._context.client,
                 self._context.clock,
+                self._poison_policy,
             ),
             self._context.clock,
             decoders,
             spec_of=lambda: self.spec,
             recovery_log=self._spec.recovery_log,
+            poison_policy=self._poison_policy,
         )
 
     async def _read_source(self, journal: str, offset: int) -> None:

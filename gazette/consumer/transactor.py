@@ -10,20 +10,35 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from gazette.client.append_service import AppendService
 from gazette.client.appender import AppendParams
 from gazette.clock import Clock
 from gazette.consumer import metrics
-from gazette.consumer.application import Application, DeferToNextTransaction, Shard, Store
-from gazette.consumer.inbox import Call, Chunk, Event, Inbox, Jump, SourceFailed
+from gazette.consumer.application import Application, MessageProducer, Shard, Store
+from gazette.consumer.delivery import ApplicationFailed, Deferred, Delivery, application_code
+from gazette.consumer.host import FinishedTransaction, Outside
+from gazette.consumer.inbox import (
+    Call,
+    Chunk,
+    Event,
+    Feed,
+    Inbox,
+    InputEnded,
+    Jump,
+    Messages,
+    SourceFailed,
+)
+from gazette.consumer.poison import PoisonPolicy
+from gazette.consumer.poison_control import PoisonControl
 from gazette.consumer.replica_status import error_text
 from gazette.consumer.transaction import NANOS, Phases, Policy, Prior, Step, Transaction
 from gazette.errors import Broken, Bug, GazetteError
 from gazette.failpoints import hit
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.frames import MalformedMessage
 from gazette.message.publisher import Publisher
 from gazette.message.sequencer import ReplayRange, Sequencer
 from gazette.protocol.checkpoint import Checkpoint
@@ -38,48 +53,6 @@ CONSUME_S: Final = 0.02
 """… and as few as take about this long, so that slow callbacks keep to the maximum duration."""
 PRUNE_HORIZON_NS: Final = 24 * 3600 * NANOS
 """How long a silent producer is remembered: the window of deduplication (consumer facts 1.3)."""
-
-
-class ApplicationFailed(GazetteError):
-    """A callback of the application raised. The shard fails; ``__cause__`` is what it raised."""
-
-    default_hint = (
-        "Correct the application and restart it; nothing of the failed transaction took effect."
-        " `gazctl shards unassign --failed` retries without a restart."
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedTransaction:
-    """What the outside learns of a transaction that is committed and acknowledged."""
-
-    read_through: dict[str, int]
-    publish_at: dict[str, int]
-    messages: int
-    bytes: int
-    phases: Phases | None
-
-
-class Outside(Protocol):
-    """What a transactor needs of its shard beyond the thread. Every method may be called from it."""
-
-    def append_recovered(self, journal: str, intent: bytes) -> OpFuture[Any]:
-        """Append an acknowledgement that a checkpoint held; a journal that is gone counts as done."""
-        ...
-
-    def replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
-        """Read a range of a source again, blocking."""
-        ...
-
-    def progress(self, read_through: dict[str, int]) -> None:
-        """Offsets were read through without a transaction."""
-        ...
-
-    def finished(self, transaction: FinishedTransaction) -> None: ...
-
-    def stalled(self, reason: str) -> None:
-        """A transaction has been ready to commit for long, and its predecessor is not done."""
-        ...
 
 
 @dataclass(slots=True)
@@ -133,6 +106,7 @@ class Transactor:
         *,
         spec_of: Callable[[], ShardSpec],
         recovery_log: str,
+        poison_policy: PoisonPolicy | None = None,
     ) -> None:
         self._application = application
         self._shard = shard
@@ -145,11 +119,19 @@ class Transactor:
         self._decoders = decoders
         self._spec_of = spec_of
         self._recovery_log = recovery_log
-        self._consumes_singly = type(application).consume_messages is Application.consume_messages
+        self._poison = (
+            None
+            if poison_policy is None
+            else PoisonControl(
+                poison_policy, shard.id, publisher, clock, outside.read_again, outside.skipped
+            )
+        )
+        self._delivery = Delivery(application, shard, store, publisher, inbox, self._poison)
         self._backlog = _Backlog()
         self._limit = 1
         self._begun = False
         """Whether the application began a transaction whose end it was not told yet."""
+        self._input_ended = False
         self._bytes = 0
         self._extra_waits: list[OpFuture[Any]] = []
         self._stall_reported = False
@@ -168,8 +150,23 @@ class Transactor:
     def run(self, checkpoint: Checkpoint) -> None:
         """Transactions without end, from a restored checkpoint on.
 
-        Raises ``Closed`` when the inbox was stopped, and whatever makes the shard fail.
+        Where the application brings its own messages and says that they ended, all of it begins again,
+        with the checkpoint restored anew. Raises ``Closed`` when the inbox was stopped, and whatever
+        makes the shard fail.
         """
+        application = self._application
+        while True:
+            if isinstance(application, MessageProducer):
+                feed = Feed(self._inbox, self._spec_of().read_channel_size or 8192)
+                with application_code("start_reading"):
+                    application.start_reading(self._shard, self._store, checkpoint, feed)
+            self._run(checkpoint)
+            with application_code("Store.restore_checkpoint"):
+                checkpoint = self._store.restore_checkpoint(self._shard)
+
+    def _run(self, checkpoint: Checkpoint) -> None:
+        """Transactions until the input ends."""
+        self._input_ended = False
         spec = self._spec_of()
         self._sequencer = Sequencer(checkpoint.sources, spec.ring_buffer_size or 8192)
         self._prior = _Committing(
@@ -190,6 +187,8 @@ class Transactor:
         """One transaction, up to the start of its commit. False when the input has ended."""
         transaction = Transaction(self._policy(), self._clock.monotonic(), prior=Prior.COMMITTING)
         self._stall_reported = False
+        if self._input_ended:
+            transaction.end_input()
         try:
             return self._run_to_commit(transaction)
         except BaseException as error:
@@ -307,10 +306,13 @@ class Transactor:
                 self._backlog.decoder = decoder
                 self._queue(transaction)
             case Jump(journal=journal, offset=offset):
-                self._decoders[journal].jump(offset)
-                self._sequencer.skip(journal, offset)
-                if transaction.consumed == 0:
-                    self._read_through()
+                self._jump(transaction, journal, offset)
+            case Messages(batch=batch):
+                self._backlog = _Backlog(batch)
+                self._queue(transaction)
+            case InputEnded():
+                self._input_ended = True
+                transaction.end_input()
             case SourceFailed(journal=journal, error=error):
                 raise _because(f"source {journal} cannot be read", error)
             case Call(fn=fn, future=future):
@@ -319,13 +321,51 @@ class Transactor:
     def _queue(self, transaction: Transaction) -> None:
         """Sequence decoded messages until some have committed."""
         backlog, sequencer = self._backlog, self._sequencer
-        backlog.refill()
+        try:
+            backlog.refill()
+        except MalformedMessage as error:
+            decoder = backlog.decoder
+            if self._poison is None or decoder is None:
+                raise
+            self._skip_malformed(transaction, error)
+            decoder.skip(error)
+            sequencer.skip(error.journal, error.end)
+            return
         if backlog.index < len(backlog.batch):
             backlog.index = sequencer.queue_batch(backlog.batch, backlog.index)
             if sequencer.replay_range is not None:
-                sequencer.start_replay(iter(self._outside.replay(sequencer.replay_range)))
+                sequencer.start_replay(self._replay(sequencer.replay_range))
         if not sequencer.draining and transaction.consumed == 0:
             self._read_through()
+
+    def _replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
+        application = self._application
+        if isinstance(application, MessageProducer):
+            with application_code("replay"):
+                yield from application.replay(self._shard, self._store, *wanted)
+        else:
+            yield from self._outside.replay(wanted)
+
+    def _jump(self, transaction: Transaction, journal: str, offset: int) -> None:
+        """A source goes on at another offset, because what is before it was deleted."""
+        try:
+            self._decoders[journal].jump(offset)
+        except MalformedMessage as error:
+            if self._poison is None:
+                raise
+            self._skip_malformed(transaction, error)
+        self._sequencer.skip(journal, offset)
+        if transaction.consumed == 0:
+            self._read_through()
+
+    def _skip_malformed(self, transaction: Transaction, error: MalformedMessage) -> None:
+        """Publish a dead letter, in a transaction: it commits with the offset behind the message."""
+        assert self._poison is not None
+        if transaction.began_at is None:
+            self._begin(transaction)
+        self._poison.skip_malformed(error)
+        self._bytes += error.end - error.begin
+        transaction.note_consumed(1)
 
     def _read_through(self) -> None:
         """Messages that do not take effect were read: nobody shall wait for a transaction of them."""
@@ -350,14 +390,23 @@ class Transactor:
             self._begin(transaction)
         began_at = self._clock.monotonic()
         self._bytes += batch[-1].end - batch[0].begin
-        delivered = batch
-        if not self._application.deliver_acks and any(one.is_ack for one in batch):
-            delivered = [one for one in batch if not one.is_ack]
-        if not delivered or self._deliver(transaction, batch, delivered):
+        try:
+            self._delivery.deliver(batch)
+        except Deferred as deferral:
+            self._defer(transaction, deferral.done)
+        else:
             transaction.note_consumed(len(batch))
             self._sequencer.consumed()
         hit("transaction.consumed", self._shard.id)
         self._limit = _next_limit(limit, len(batch), self._clock.monotonic() - began_at)
+
+    def _defer(self, transaction: Transaction, done: int) -> None:
+        """The application consumed ``done`` messages of a batch, and wants the others later."""
+        if transaction.consumed + done == 0:
+            raise ApplicationFailed("the first message of a transaction was deferred to the next")
+        transaction.note_consumed(done)
+        self._sequencer.consumed(done)
+        transaction.defer()
 
     def _begin(self, transaction: Transaction) -> None:
         hit("transaction.begun", self._shard.id)
@@ -367,49 +416,6 @@ class Transactor:
         # Once a transaction: its messages are of one moment.
         self._publisher.clock.update(int(self._clock.now() * NANOS))
         transaction.begin(self._clock.monotonic())
-
-    def _deliver(
-        self,
-        transaction: Transaction,
-        batch: Sequence[Envelope[Any]],
-        delivered: Sequence[Envelope[Any]],
-    ) -> bool:
-        """Have the application consume messages; False when it deferred some of them."""
-        application, shard, store = self._application, self._shard, self._store
-        publisher, inbox = self._publisher, self._inbox
-        position, last = 0, len(delivered) - 1
-        try:
-            if self._consumes_singly:
-                last = 0
-                consume = application.consume_message
-                for position, envelope in enumerate(delivered):  # noqa: B007
-                    if inbox.stopped:
-                        inbox.check()
-                    consume(shard, store, envelope, publisher)
-            else:
-                application.consume_messages(shard, store, delivered, publisher)
-        except DeferToNextTransaction as deferral:
-            done = batch.index(delivered[position])
-            if transaction.consumed + done == 0:
-                raise ApplicationFailed(
-                    "the first message of a transaction was deferred to the next"
-                ) from deferral
-            transaction.note_consumed(done)
-            self._sequencer.consumed(done)
-            transaction.defer()
-            return False
-        except GazetteError:
-            raise
-        except BaseException as error:
-            callback = "consume_message" if self._consumes_singly else "consume_messages"
-            raise _application_failed(
-                callback,
-                error,
-                journal=delivered[position].journal,
-                begin=delivered[position].begin,
-                end=delivered[position + last].end,
-            ) from error
-        return True
 
     # -- committing
 
@@ -519,28 +525,3 @@ def _perform(fn: Callable[[], Any], future: OpFuture[Any]) -> None:
         future.set_exception(portable(error))
     else:
         future.set_result(result)
-
-
-class application_code:
-    """Errors of callbacks, told from our own."""
-
-    def __init__(self, callback: str) -> None:
-        self._callback = callback
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: object
-    ) -> None:
-        if error is None or isinstance(error, GazetteError):
-            return
-        raise _application_failed(self._callback, error) from error
-
-
-def _application_failed(callback: str, error: BaseException, **facts: Any) -> ApplicationFailed:
-    text = f"{callback} raised {type(error).__name__}"
-    detail = error_text(error)
-    if detail != type(error).__name__:
-        text = f"{text}: {detail}"
-    return ApplicationFailed(text, **facts)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from gazette.client.appender import AppendParams, AppendResult
 from gazette.clock import Clock
-from gazette.errors import Invalid
+from gazette.errors import Bug, Invalid, NotAllowed
 from gazette.message.frames import FRAME_BYTES_MAX, Framing
 from gazette.message.framing import framing_of
 from gazette.message.mapping import Mapping, Partition
@@ -116,6 +116,9 @@ class Publisher:
         self._buffered = 0
         self._transaction: list[_Line] = []
         """Those of the journals that the running transaction published to."""
+        self._held: dict[_Line, tuple[int, bool]] | None = None
+        """While nothing is appended: of each line that got something since, how long it was, and
+        whether the transaction had not published to it."""
 
     @classmethod
     def standalone(cls, appends: Appends, wall_clock: Clock, entropy: Entropy) -> Publisher:
@@ -194,6 +197,12 @@ class Publisher:
         taken = b""
         try:
             with self._lock:
+                if self._held and line in self._held:
+                    raise NotAllowed(
+                        "a committed message cannot follow uncommitted ones that may have to be undone",
+                        journal=line.params.journal,
+                        hint="Publish to this journal either committed or uncommitted.",
+                    )
                 for message in messages:
                     self._encode(framing, message, OUTSIDE_TXN, buffer)
                 taken = self._take(line)
@@ -220,6 +229,8 @@ class Publisher:
         if self._wall_clock is not None:
             self._observe_time()
         with self._lock:
+            if self._held is not None and line not in self._held:
+                self._held[line] = (len(line.buffer), line.acknowledgement is None)
             if line.acknowledgement is None:
                 line.acknowledgement = self._acknowledgement(framing, line, message)
                 self._transaction.append(line)
@@ -228,6 +239,9 @@ class Publisher:
             self._buffered += self._encode(framing, message, CONTINUE_TXN, line.buffer)
             full = len(line.buffer) >= JOURNAL_BUFFER_BYTES
             overfull = self._buffered >= BUFFER_BYTES_MAX
+            held = self._held is not None
+        if held:
+            return
         if overfull:
             self.flush()
         elif full:
@@ -243,12 +257,47 @@ class Publisher:
     def flush(self) -> None:
         """Enqueue the appends of all that was published so far.
 
-        Raises what ``start_append`` does; what was not enqueued is kept.
+        Raises what ``start_append`` does; what was not enqueued is kept. Between `hold` and `release`
+        this does nothing.
         """
         with self._lock:
-            lines = list(self._transaction)
+            lines = [] if self._held is not None else list(self._transaction)
         for line in lines:
             self._flush_line(line)
+
+    def hold(self) -> None:
+        """Keep back what is published uncommitted from here on, until `release` or `roll_back`.
+
+        For what may have to be undone. Meanwhile nothing can be published *committed* to a journal that
+        something is kept back for (``NotAllowed``).
+        """
+        with self._lock:
+            if self._held is not None:
+                raise Bug("a publisher is held already")
+            self._held = {}
+
+    def release(self) -> None:
+        """End a `hold`; what was kept back is published like anything else. Raises what `flush` does."""
+        with self._lock:
+            held, self._held = self._held, None
+            overfull = self._buffered >= BUFFER_BYTES_MAX
+            full = [line for line in held or () if len(line.buffer) >= JOURNAL_BUFFER_BYTES]
+        if overfull:
+            self.flush()
+            return
+        for line in full:
+            self._flush_line(line)
+
+    def roll_back(self) -> None:
+        """End a `hold`; what was kept back was never published."""
+        with self._lock:
+            held, self._held = self._held, None
+            for line, (length, is_new) in (held or {}).items():
+                self._buffered -= len(line.buffer) - length
+                del line.buffer[length:]
+                if is_new:
+                    line.acknowledgement = None
+                    self._transaction.remove(line)
 
     def build_ack_intents(self) -> dict[JournalName, bytes]:
         """End the transaction: by journal, in the order of first use, the content that commits it.

@@ -141,6 +141,7 @@ class JSONFileStore(Store, Generic[StateT]):
         with self._recorder.group(wait_for) as group:
             group.write(group.create(NEXT_PATH), 0, data)
             group.rename(NEXT_PATH, STATE_PATH)
+        self._checkpoint = checkpoint
         with self._lock:
             self._committed = state
         return group.future

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -234,12 +235,12 @@ class RocksDBStore(Store):
     def put(self, key: bytes, value: bytes, *, column_family: str = DEFAULT) -> None:
         """Set a key. Raises ``Invalid`` for a reserved one."""
         self._check(key, value, column_family)
-        self._pending_of(column_family).values[key] = value
+        self._pending_of(column_family).set(key, value)
 
     def delete(self, key: bytes, *, column_family: str = DEFAULT) -> None:
         """Remove a key, if there is one. Raises ``Invalid`` for a reserved one."""
         self._check(key, b"", column_family)
-        self._pending_of(column_family).values[key] = None
+        self._pending_of(column_family).set(key, None)
 
     def delete_range(self, begin: bytes, end: bytes, *, column_family: str = DEFAULT) -> None:
         """Remove every key from ``begin`` up to, and without, ``end``."""
@@ -269,6 +270,11 @@ class RocksDBStore(Store):
         if not ours and not pending.ranges:
             return scan
         return _merged(scan, ours, _Pending(dict(ours), list(pending.ranges)), reverse=reverse)
+
+    def savepoint(self) -> _Savepoint:
+        if self._closed:
+            raise self._closed_error()
+        return _Savepoint(self._pending.values())
 
     def _pending_of(self, column_family: str) -> _Pending:
         if self._closed:
@@ -560,7 +566,7 @@ class _Pending:
     Invariant: ``ranges`` come first, then ``values``, of which None deletes.
     """
 
-    __slots__ = ("ranges", "values")
+    __slots__ = ("ranges", "undo", "values")
 
     def __init__(
         self,
@@ -569,6 +575,16 @@ class _Pending:
     ) -> None:
         self.values = {} if values is None else values
         self.ranges = [] if ranges is None else ranges
+        self.undo: list[Callable[[], object]] | None = None
+        """While there is a savepoint: what returns to it, the last first."""
+
+    def set(self, key: bytes, value: bytes | None) -> None:
+        if self.undo is not None:
+            if key in self.values:
+                self.undo.append(partial(self.values.__setitem__, key, self.values[key]))
+            else:
+                self.undo.append(partial(self.values.pop, key))
+        self.values[key] = value
 
     def clear(self) -> None:
         self.values.clear()
@@ -578,9 +594,13 @@ class _Pending:
         return any(begin <= key < end for begin, end in self.ranges)
 
     def delete_range(self, begin: bytes, end: bytes) -> None:
-        for key in [key for key in self.values if begin <= key < end]:
+        deleted = {key: self.values[key] for key in self.values if begin <= key < end}
+        for key in deleted:
             del self.values[key]
         self.ranges.append((begin, end))
+        if self.undo is not None:
+            self.undo.append(partial(self.values.update, deleted))
+            self.undo.append(self.ranges.pop)
 
     def between(
         self, low: bytes, high: bytes | None, *, reverse: bool
@@ -592,6 +612,25 @@ class _Pending:
         ]
         found.sort(reverse=reverse)
         return found
+
+
+class _Savepoint:
+    """Of `RocksDBStore.savepoint`."""
+
+    def __init__(self, pending: Iterable[_Pending]) -> None:
+        self._pending = list(pending)
+        for one in self._pending:
+            one.undo = []
+
+    def release(self) -> None:
+        for one in self._pending:
+            one.undo = None
+
+    def roll_back(self) -> None:
+        for one in self._pending:
+            undo, one.undo = one.undo or [], None
+            for step in reversed(undo):
+                step()
 
 
 def _scan_options(native: Any) -> Any:

@@ -186,6 +186,10 @@ class SQLStore(Store):
         with _translating(self.engine, "run a statement"):
             return connection.execute(statement, parameters)
 
+    def savepoint(self) -> _Savepoint:
+        with _translating(self.engine, "set a savepoint"):
+            return _Savepoint(self.engine, self.transaction().begin_nested())
+
     # -- queries beside it
 
     def query(self, statement: Statement, parameters: Parameters | None = None) -> list[Any]:
@@ -270,6 +274,22 @@ class SQLStore(Store):
         self._pool.close()
         if self._owns_engine:
             self.engine.dispose()
+
+
+class _Savepoint:
+    """Of `SQLStore.savepoint`."""
+
+    def __init__(self, engine: sa.Engine, nested: sa.NestedTransaction) -> None:
+        self._engine = engine
+        self._nested = nested
+
+    def release(self) -> None:
+        with _translating(self._engine, "release a savepoint"):
+            self._nested.commit()
+
+    def roll_back(self) -> None:
+        with _translating(self._engine, "return to a savepoint"):
+            self._nested.rollback()
 
 
 class _Running:

@@ -221,6 +221,12 @@ class SQLiteStore(Store):
             self._begin()
         return connection.executemany(sql, rows)
 
+    def savepoint(self) -> _Savepoint:
+        if not self.connection.in_transaction:
+            self._begin()
+        self.connection.execute("SAVEPOINT gazette_message")
+        return _Savepoint(self)
+
     def vacuum(self, database: str = "main") -> None:
         """Give free pages of a database back, which rewrites it. Blocks; recorded with the next commit.
 
@@ -282,6 +288,27 @@ class SQLiteStore(Store):
         self._readers.close()
         self._ours = True
         self._recording.close()
+
+
+class _Savepoint:
+    """Of `SQLiteStore.savepoint`."""
+
+    __slots__ = ("_store",)
+
+    def __init__(self, store: SQLiteStore) -> None:
+        self._store = store
+
+    def release(self) -> None:
+        self._end("RELEASE gazette_message")
+
+    def roll_back(self) -> None:
+        self._end("ROLLBACK TO gazette_message; RELEASE gazette_message")
+
+    def _end(self, sql: str) -> None:
+        connection = self._store.connection
+        if not connection.in_transaction:
+            self._store._begin()  # Raises: an error rolled back more than was to be undone.
+        connection.execute(sql).fetchall()
 
 
 class _NoConnection:

@@ -25,10 +25,14 @@ from pathlib import Path
 from typing import Any, Final, Generic, Self, TypeVar
 
 from gazette.client.appender import AppendParams, AppendResult
-from gazette.consumer.application import Application, Store
+from gazette.consumer.application import Application, MessageProducer, Store
+from gazette.consumer.delivery import application_code
+from gazette.consumer.host import FinishedTransaction
 from gazette.consumer.inbox import Call, Chunk, Event, Inbox
+from gazette.consumer.poison import PoisonPolicy
+from gazette.consumer.poison_control import checked_policy, decoded
 from gazette.consumer.shard_thread import ShardThread
-from gazette.consumer.transactor import FinishedTransaction, Transactor, application_code
+from gazette.consumer.transactor import Transactor
 from gazette.errors import Bug, Closed, Fenced, GazetteError, Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.envelope import Envelope
@@ -297,6 +301,11 @@ class _SteppedInbox(Inbox):
             super().put(event)
             self._changed.notify_all()
 
+    def put_messages(self, batch: Sequence[Envelope[Any]], messages_max: int) -> None:
+        with self._changed:
+            self._idle = False
+            super().put_messages(batch, messages_max)
+
     def wake(self, _: object = None) -> None:
         with self._changed:
             self._idle = False
@@ -388,6 +397,9 @@ class AppDriver(Generic[StoreT]):
         self.transactions: list[FinishedTransaction] = []
         """Those that were committed and acknowledged, since the beginning."""
         self.read_through: dict[str, int] = {}
+        self._policy: PoisonPolicy | None = None
+        self.skipped: list[tuple[str, str]] = []
+        """(journal, reason) of each message that the shard's poison policy skipped."""
         self._directory = directory
         self._content_types = dict(content_types or {})
         self._log = log
@@ -470,7 +482,7 @@ class AppDriver(Generic[StoreT]):
         """
         before = len(self.transactions)
         life = self._alive()
-        for source in self.spec.sources:
+        for source in self.spec.sources if life.offsets else ():
             content = self.journals.content(source.journal)
             while (at := life.offsets[source.journal]) < len(content):
                 data = content[at : at + self._chunk_bytes]
@@ -564,13 +576,17 @@ class AppDriver(Generic[StoreT]):
             with self.journals._lock:
                 self.journals._of(LOG).registers = recorder._params.check_registers.include  # type: ignore[union-attr]
 
-        def open_store() -> tuple[Any, Any]:
+        def open_store() -> tuple[Any, Any, PoisonPolicy | None]:
             with application_code("new_store"):
                 store = self.application.new_store(shard, recorder)
-            return store, store.restore_checkpoint(shard)
+            checkpoint = store.restore_checkpoint(shard)
+            policy = checked_policy(self.application.poison_policy(shard), store)
+            return store, checkpoint, policy
 
-        store, checkpoint = thread.submit(open_store).result(STEP_TIMEOUT_S)
-        offsets = {one.journal: one.min_offset for one in self.spec.sources}
+        store, checkpoint, self._policy = thread.submit(open_store).result(STEP_TIMEOUT_S)
+        brings = isinstance(self.application, MessageProducer)
+        sources = () if brings else self.spec.sources
+        offsets = {one.journal: one.min_offset for one in sources}
         for journal, source in checkpoint.sources.items():
             if journal in offsets:
                 offsets[journal] = max(source.read_through, offsets[journal])
@@ -589,6 +605,7 @@ class AppDriver(Generic[StoreT]):
             {journal: self._decoder(journal, at) for journal, at in offsets.items()},
             spec_of=lambda: self.spec,
             recovery_log=LOG if self._log else "",
+            poison_policy=self._policy,
         )
         shard.waits = transactor.add_wait
         running = thread.submit(partial(transactor.run, checkpoint))
@@ -622,11 +639,16 @@ class _Outside:
     def replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
         decoder = self._driver._decoder(wanted.journal, wanted.begin)
         decoder.feed(self._driver.journals.content(wanted.journal)[wanted.begin : wanted.end])
-        while batch := decoder.decode():
-            yield batch
+        yield from decoded(decoder, self._driver._policy)
 
     def progress(self, read_through: dict[str, int]) -> None:
         self._driver.read_through.update(read_through)
+
+    def read_again(self, journal: str, begin: int, end: int) -> bytes:
+        return self._driver.journals.content(journal)[begin:end]
+
+    def skipped(self, journal: str, reason: str) -> None:
+        self._driver.skipped.append((journal, reason))
 
     def finished(self, transaction: FinishedTransaction) -> None:
         self._driver.read_through.update(transaction.read_through)

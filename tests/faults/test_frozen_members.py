@@ -19,7 +19,7 @@ from tests.faults.fold_cluster import LOGGED, FoldCluster, report, shard_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
-KINDS = ("sqlite", "rocksdb", "json", "postgres", "sqlfile")
+KINDS = ("sqlite", "rocksdb", "json", "postgres")
 STOPS = (
     # Of whatever transaction comes first; the point, of a shard with a log, and of one without.
     ("commit.finalized({shard})", "commit.finalized({shard})"),
@@ -32,7 +32,7 @@ LEASE_S = 3.0
 
 @pytest.fixture
 def databases(tmp_path: Path) -> Iterator[dict[str, str]]:
-    with sql_environ(tmp_path, KINDS) as environ:
+    with sql_environ(tmp_path, [*KINDS, "sqlfile"]) as environ:
         yield environ
 
 
@@ -55,21 +55,41 @@ def test_a_zombie_changes_nothing_and_ends(tmp_path: Path, databases: dict[str, 
         for stop in STOPS:
             for kind in KINDS:
                 point = stop[0 if kind in LOGGED else 1].format(shard=shard_of(kind))
-                try:
-                    await be_zombie(cluster, point, shard_of(kind))
-                except BaseException as error:
-                    error.add_note(f"a zombie at {point}")
-                    raise
+                await be_zombie(cluster, point, shard_of(kind))
 
     asyncio.run(with_cluster(tmp_path, KINDS, test, environ=databases))
 
 
-async def be_zombie(cluster: FoldCluster, point: str, shard_id: str) -> None:
+def test_a_zombie_with_a_file_of_sqlite(tmp_path: Path, databases: dict[str, str]) -> None:
+    """It holds the file's lock until it wakes: nobody takes over before, and all is exact after."""
+
+    async def test(cluster: FoldCluster) -> None:
+        for _, point in STOPS:
+            shard_id = shard_of("sqlfile")
+            await be_zombie(cluster, point.format(shard=shard_id), shard_id, locks=True)
+
+    asyncio.run(with_cluster(tmp_path, ("sqlfile",), test, environ=databases))
+
+
+async def be_zombie(
+    cluster: FoldCluster, point: str, shard_id: str, *, locks: bool = False
+) -> None:
+    try:
+        await _be_zombie(cluster, point, shard_id, locks=locks)
+    except BaseException as error:
+        error.add_note(f"a zombie at {point}")
+        raise
+
+
+async def _be_zombie(cluster: FoldCluster, point: str, shard_id: str, *, locks: bool) -> None:
     zombie = await cluster.primary_of(shard_id)
     began = cluster.clock.monotonic()
     await cluster.arm(zombie, f"{point}=stop@{cluster.rng.randint(1, 5)}")
     await cluster.await_frozen(zombie)
-    await cluster.await_up(standbys=False)
+    if locks:
+        await cluster.clock.sleep(3 * LEASE_S)
+    else:
+        await cluster.await_up(standbys=False)
     await cluster.clock.sleep(0.5)  # The new owner's transactions go on, while the old one stands.
     cluster.thaw(zombie)
     thawed = cluster.clock.monotonic()
@@ -82,9 +102,8 @@ async def be_zombie(cluster: FoldCluster, point: str, shard_id: str) -> None:
     await cluster.start_member()
     await cluster.await_up(standbys=True)
     await cluster.check()
-    report(
-        f"{point}: replaced in {thawed - began:.1f} s, ended {ended - thawed:.1f} s after it woke"
-    )
+    what = "frozen for" if locks else "replaced in"
+    report(f"{point}: {what} {thawed - began:.1f} s, ended {ended - thawed:.1f} s after it woke")
 
 
 def test_a_slow_callback_costs_its_shard_time_and_nothing_else(tmp_path: Path) -> None:
