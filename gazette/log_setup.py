@@ -20,6 +20,7 @@ LEVELS: Final = {
 }
 _NAMES: Final = {5: "trace", 10: "debug", 20: "info", 30: "warning", 40: "error", 50: "fatal"}
 _COLORS: Final = {5: "2", 10: "2", 20: "36", 30: "33", 40: "31", 50: "1;31"}
+_GONE: Final = "ExecuteBatchError"
 _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 """What every record has; the rest of a record's fields came as ``extra``."""
 
@@ -30,6 +31,7 @@ def setup(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
     handler.setFormatter(
         JsonFormatter() if log_format == "json" else TextFormatter(color=log_format == "color")
     )
+    handler.addFilter(_is_news)
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
@@ -38,6 +40,12 @@ def setup(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
     # These speak of every request; their warnings are enough.
     for chatty in ("uvicorn", "asyncio", "botocore", "urllib3"):
         logging.getLogger(chatty).setLevel(max(LEVELS[level], logging.WARNING))
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not that a caller was gone when its call was answered, which gRPC logs with a traceback."""
+    error = record.exc_info[0] if record.exc_info else None
+    return not (record.name.startswith("grpc.") and getattr(error, "__name__", "") == _GONE)
 
 
 def _facts(record: logging.LogRecord) -> dict[str, Any]:

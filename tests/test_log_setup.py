@@ -65,3 +65,14 @@ def test_libraries_that_speak_of_every_request_are_kept_to_warnings(stream: io.S
     setup("error", "text", stream=stream)
     logging.getLogger("uvicorn.error").warning("slow")
     assert stream.getvalue() == ""
+
+
+def test_callers_that_are_gone_are_no_news(stream: io.StringIO) -> None:
+    class ExecuteBatchError(Exception):
+        """As gRPC's core has it."""
+
+    setup("info", "text", stream=stream)
+    for name, error in (("grpc._cython.cygrpc", ExecuteBatchError()), ("x", ValueError("y"))):
+        logging.getLogger(name).error("raised by %s", name, exc_info=error)
+    assert "cygrpc" not in stream.getvalue()
+    assert "raised by x" in stream.getvalue()

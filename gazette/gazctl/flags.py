@@ -132,7 +132,7 @@ class FragmentsFlags(SharedFlags):
     selector: str = flag(
         "", _SELECTOR.format("journals to list fragments of (empty: all)"), short="l"
     )
-    format: str = flag("table", "form of the output", choices=("table", "json", "proto"), short="o")
+    format: str = flag("table", "form of the output", choices=FORMATS, short="o")
     since: str = flag(
         "",
         "only fragments persisted at or after: Unix seconds, a time, or a duration ago",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import yaml
+
 from gazette.client.client import Client
 from gazette.client.journals import FragmentsParams, ListedJournal, StoredFragment
 from gazette.client.rpc_errors import status_of
@@ -70,6 +72,8 @@ def _render(context: Context, found: list[StoredFragment], flags: FragmentsFlags
     match flags.format:
         case "json":
             return "".join(json_text(_as_json(one), one_line=True) for one in found)
+        case "yaml":
+            return yaml.safe_dump([_as_json(one) for one in found], sort_keys=False)
         case "proto":
             response = broker_pb2.FragmentsResponse()
             for one in found:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from google.protobuf import text_format
 
 from gazette.client.appender import AppendParams
@@ -72,6 +73,8 @@ async def test_fragments_are_listed(broker: BrokerFixture, gazctl: Runner, tmp_p
     assert await listed("--to", "2h") == [0]
     out = (await gazctl.ok("journals", "fragments", "-o", "json", "--from", "24h")).out
     first = json.loads(out.splitlines()[0])
+    text = (await gazctl.ok("journals", "fragments", "-o", "yaml", "--from", "24h")).out
+    assert yaml.safe_load(text) == [json.loads(line) for line in out.splitlines()]
     assert first == {
         "spec": {
             "journal": "a/one",
