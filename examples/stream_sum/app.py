@@ -46,7 +46,7 @@ class Summer(Application[StreamState]):
         await sums.ready()
         await receipts.ready()
         self.publish_to(sums, receipts)
-        service.add_route("/shards/{shard:path}/totals", TotalsApi().totals)
+        service.add_route("/shards/{shard:path}/totals", TotalsApi(service).totals)
 
     def publish_to(self, sums: PartitionsFunc, receipts: PartitionsFunc) -> None:
         self.sum_mapping: Mapping[Sum] = modulo_mapping(sums, lambda one: one.key)
@@ -93,6 +93,9 @@ class Summer(Application[StreamState]):
 
 class TotalsApi:
     """``GET /shards/SHARD/totals``: what a shard's state says, by any member."""
+
+    def __init__(self, service: ConsumerService) -> None:
+        self.service = service
 
     @shard_route()
     def totals(self, store: StreamState, request: ShardRequest) -> Totals:
