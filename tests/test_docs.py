@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +34,44 @@ def test_the_application_of_the_readme_is_the_tested_one() -> None:
     assert readme is not None
     example = (ROOT / "examples" / "first_application.py").read_text()
     assert skeleton(readme.group(1)) == skeleton(example)
+
+
+@pytest.mark.timeout(180)
+def test_the_tests_of_the_page_on_testing_pass(tmp_path: Path) -> None:
+    """As a user would run them: in a project of their own, with the plugin."""
+    page = (ROOT / "docs" / "testing.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "test_page.py").write_text("\n".join(blocks))
+    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
+    plugin = [] if _is_registered() else ["-p", "gazette.testing.plugin"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert "2 passed" in done.stdout
+
+
+def _is_registered() -> bool:
+    """Whether the installed package names the plugin: an older installation does not."""
+    found = importlib.metadata.entry_points(group="pytest11")
+    return any(one.value == "gazette.testing.plugin" for one in found)
+
+
+def test_the_plugin_imports_nothing_until_a_fixture_is_used() -> None:
+    code = "import sys, gazette.testing.plugin; print(*[m for m in sys.modules if 'gazette' in m])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(done.stdout.split()) == {"gazette", "gazette.testing", "gazette.testing.plugin"}
 
 
 def skeleton(source: str) -> str:

