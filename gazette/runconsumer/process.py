@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from starlette.applications import Starlette
@@ -107,7 +108,11 @@ def threads_left(timeout_s: float) -> list[threading.Thread]:
 
 def run(application: Application[Any], argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """``main``, with its exit code as a result."""
-    program = os.path.basename(sys.argv[0]) or type(application).__name__
+    path = Path(sys.argv[0])
+    # Of `python -m package`, the file says nothing.
+    program = (path.parent.name if path.name == "__main__.py" else path.name) or type(
+        application
+    ).__name__
     command, rest = "serve", list(argv)
     if rest and not rest[0].startswith("-"):
         command = rest.pop(0)

@@ -182,3 +182,15 @@ async def test_no_shard_no_answer(start: Start) -> None:
 
 def test_applications_may_be_generic() -> None:
     assert issubclass(Asked, Application)
+
+
+async def test_a_member_that_stops_while_it_is_asked_is_no_error(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """Its threads end before its last call does: whoever asked goes on to the next primary."""
+    first, _, _, two = await two_members(start, broker)
+    first.service._queries.close()
+    with pytest.raises(Unavailable, match="this member has stopped"):
+        await two.count("a", timeout_s=0.5)
+    await first.stop()
+    assert await two.count("a") == 1

@@ -131,6 +131,7 @@ class Run:
                 self.refused += 1  # It is gone: a client has other addresses.
             elif problem:
                 self.failed.append(f"{shard} by {member.id}: {problem}")
+                sys.stderr.write(f"failed query: {self.failed[-1]}\n")
             else:
                 self.queries.append((shard, begin, self.clock.monotonic()))
             await self.clock.sleep(QUERY_PAUSE_S)
