@@ -42,7 +42,7 @@ def check_registers(
     states = [LabelSet()]
     forgotten: dict[int, LabelSet] = {}
     for place, attempt in enumerate(log):
-        if place in gone:
+        if place in gone and not _kept(states[-1], attempt):
             forgotten[place], states[-1] = states[-1], LabelSet()
         before = states[-1]
         invoked = attempt.invoked
@@ -51,7 +51,7 @@ def check_registers(
                 f"op {invoked.op} is there, though it required {invoked.check!r} and the registers were"
                 f" {_text(before)}"
             )
-        after = union(LabelSet.of(*invoked.union), subtract(before, LabelSet.of(*invoked.subtract)))
+        after = _changed(before, invoked)
         completed = attempt.completed
         if attempt.outcome == "ok" and completed is not None:
             answered = LabelSet.of(*completed.registers)
@@ -98,6 +98,20 @@ def _check_refused(
             yield (
                 f"op {invoked.op} was refused for its registers, but {invoked.check!r} held all the time"
             )
+
+
+def _changed(before: LabelSet, invoked: Invoked) -> LabelSet:
+    return union(LabelSet.of(*invoked.union), subtract(before, LabelSet.of(*invoked.subtract)))
+
+
+def _kept(before: LabelSet, attempt: Attempt) -> bool:
+    """Whether registers were there still when the head was reset: some broker had not ended."""
+    completed = attempt.completed
+    return (
+        attempt.outcome == "ok"
+        and completed is not None
+        and LabelSet.of(*completed.registers) == _changed(before, attempt.invoked)
+    )
 
 
 def _passes(registers: LabelSet, check: str) -> bool:
