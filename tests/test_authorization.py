@@ -283,7 +283,16 @@ async def test_calls_of_consumers(member: ConsumerFixture, method: Any) -> None:
 
 # --- Routes
 
-OPEN: Final = frozenset({"/debug/ready", "/debug/metrics", "/metrics", "/debug/stacks"})
+OPEN: Final = frozenset(
+    {
+        "/debug/ready",
+        "/debug/metrics",
+        "/metrics",
+        "/debug/stacks",
+        "/debug/shards",
+        "/debug/shards/{shard:path}",
+    }
+)
 """Diagnostics: for whoever reaches the port (``--debug.private`` takes them off it)."""
 
 
@@ -339,7 +348,8 @@ async def check_routes(url: str, routes: Any, rows: dict[tuple[str, str], HttpRo
             for verb in sorted(route.methods or ()):
                 if route.path in OPEN:
                     assert verb in ("GET", "HEAD")
-                    assert (await http.request(verb, route.path)).status_code == 200
+                    path = route.path.replace("{shard:path}", SHARD)
+                    assert (await http.request(verb, path)).status_code == 200
                 elif (route.path, verb) in rows:
                     seen.add((route.path, verb))
                     await check_route(http, verb, rows[route.path, verb])
