@@ -15,6 +15,8 @@ from gazette.dev.chaos.history import Completed, Invoked, Labels
 from gazette.protocol.label_set import LabelSelector, LabelSet, subtract, union
 
 REGISTER_MISMATCH = "REGISTER_MISMATCH"
+_LAST = 10
+"""Of so many states one may be left when a head is reset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,8 @@ def check_registers(
     states = [LabelSet()]
     forgotten: dict[int, LabelSet] = {}
     for place, attempt in enumerate(log):
-        if place in gone and not _kept(states[-1], attempt):
-            forgotten[place], states[-1] = states[-1], LabelSet()
+        if place in gone:
+            forgotten[place], states[-1] = states[-1], _left(states, attempt)
         before = states[-1]
         invoked = attempt.invoked
         if not _passes(before, invoked.check):
@@ -104,14 +106,18 @@ def _changed(before: LabelSet, invoked: Invoked) -> LabelSet:
     return union(LabelSet.of(*invoked.union), subtract(before, LabelSet.of(*invoked.subtract)))
 
 
-def _kept(before: LabelSet, attempt: Attempt) -> bool:
-    """Whether registers were there still when the head was reset: some broker had not ended."""
-    completed = attempt.completed
-    return (
-        attempt.outcome == "ok"
-        and completed is not None
-        and LabelSet.of(*completed.registers) == _changed(before, attempt.invoked)
-    )
+def _left(states: Sequence[LabelSet], attempt: Attempt) -> LabelSet:
+    """The registers after the head was reset, as its first append tells: none, or those of a broker that
+    had not ended, which may not know of the last bytes."""
+    for state in (LabelSet(), *reversed(states[-_LAST:])):
+        completed = attempt.completed
+        agrees = attempt.outcome != "ok" or (
+            completed is not None
+            and LabelSet.of(*completed.registers) == _changed(state, attempt.invoked)
+        )
+        if agrees and _passes(state, attempt.invoked.check):
+            return state
+    return LabelSet()
 
 
 def _passes(registers: LabelSet, check: str) -> bool:
