@@ -165,8 +165,8 @@ class ColumnDecoder:
         # Once on each line: so no line has another one, which might be the one that counts.
         if buffer.count(self._key, 0, stop) != len(ends):
             return None
-        starts = begins[:, None] + np.arange(head + _TEXT_CHARS + 1)
-        text = data[starts]
+        # The first bytes of each line, as the rows of a matrix.
+        text = np.lib.stride_tricks.sliding_window_view(data, head + _TEXT_CHARS + 1)[begins]
         if not (text[:, :head] == np.frombuffer(self._prefix, np.uint8)).all():
             return None
         text = text[:, head:]
