@@ -408,7 +408,7 @@ class FoldCluster:
 
     # -- the check
 
-    async def read_through(self, timeout_s: float = UP_S) -> None:
+    async def read_through(self, timeout_s: float = 3 * UP_S) -> None:
         """Return when every shard has consumed, committed and acknowledged all of its source."""
         async with asyncio.timeout(timeout_s), TaskScope("read through") as scope:
             for shard_id in self.shard_ids:
