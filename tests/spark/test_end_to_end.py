@@ -18,7 +18,7 @@ from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.stored import json_line, write_journal
 
 # Starting Java and Python's workers takes seconds on a machine that is free, and minutes on one that is not.
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("spark")]
 
 STORE = "file:///fragments/"
 NOON = clock_at(1_700_000_000 * 10**9)
