@@ -102,7 +102,7 @@ def _runner(flags: ShardsBackfillFlags) -> Runner:
     if not flags.master:
         return LocalRunner(flags.jobs)
     try:
-        from gazette.spark.backfill import SparkRunner  # type: ignore[import-untyped]
+        from gazette.spark.backfill import SparkRunner
     except ImportError as error:
         raise Invalid(
             f"--master needs a package that is not installed ({error.name})",

@@ -21,8 +21,12 @@ async def start(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Callable[[Any], Any
     async with AsyncExitStack() as stack:
 
         async def start(application: Any) -> Cluster:
-            broker = await stack.enter_async_context(await BrokerFixture.start(etcd, tmp_path))
-            consumer = await ConsumerFixture.start(etcd, broker, application, tmp_path)
+            broker = await stack.enter_async_context(
+                await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=30.0)
+            )
+            consumer = await ConsumerFixture.start(
+                etcd, broker, application, tmp_path, lease_ttl_s=30.0
+            )
             stack.push_async_callback(consumer.crash)
             return Cluster(broker, consumer, tmp_path)
 

@@ -1,0 +1,119 @@
+"""States of shards as rows, without Spark's own processes: what its executors run."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from gazette.errors import Invalid, NotFound
+from gazette.spark.state import StateOptions, StateReader, _type_of
+from gazette.spark.state_source import GazetteStateDataSource
+from tests.backfill.apps import Documents, Pairs, Words
+from tests.backfill.cluster import Cluster, history, shard_settings, source
+from tests.backfill.conftest import start as start
+
+SOURCE, SHARD = "words/part-000", "shard-000"
+
+
+def options(cluster: Cluster, **given: str) -> dict[str, str]:
+    return {
+        "broker.address": cluster.broker.endpoint,
+        "consumer.address": cluster.consumer.endpoint,
+        **given,
+    }
+
+
+def read(given: dict[str, str], schema: pa.Schema) -> list[dict[str, Any]]:
+    reader = StateReader(StateOptions.parse(given), from_arrow_schema(schema))
+    return [
+        row
+        for partition in reader.partitions()
+        for batch in reader.read(partition)
+        for row in batch.to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("application", [Words, Pairs, Documents])
+async def test_a_state_is_a_table(start: Any, application: Any) -> None:
+    """The rows of a live shard, as of now and as of an earlier checkpoint."""
+    if application is Pairs:
+        pytest.importorskip("rocksdict")
+    cluster = await start(application())
+    await cluster.broker.create(source(SOURCE))
+    await cluster.create(shard_settings(SHARD, SOURCE, disable=False))
+    await cluster.consumer.await_primary(SHARD)
+    lines = history(random.Random(1), 150)
+    sizes: list[int] = []
+    for part in (lines[:100], lines[100:]):
+        await cluster.append(SOURCE, part)
+        sizes.append((await cluster.consumer.read_to_heads(SHARD))[SOURCE])
+    store = cluster.consumer.store(SHARD)
+    given = options(cluster)
+    shard = ("shard", pa.string())
+    if application is Words:
+        given["table"] = "counts"
+        schema = pa.schema([shard, ("word", pa.string()), ("n", pa.int64())])
+        expected = [
+            {"shard": SHARD, "word": word, "n": n}
+            for word, n in store.query("SELECT word, n FROM counts ORDER BY word")
+        ]
+        ddl = await asyncio.to_thread(GazetteStateDataSource(given).schema)
+        assert ddl == "shard string, `word` string, `n` long"
+        given["at"] = f"{SOURCE}={sizes[0]}"
+        before = await asyncio.to_thread(read, given, schema)
+        assert 0 < sum(row["n"] for row in before) < sum(row["n"] for row in expected)
+        del given["at"]
+    elif application is Pairs:
+        schema = pa.schema([shard, ("key", pa.binary()), ("value", pa.binary())])
+        with store.view() as view:
+            expected = [{"shard": SHARD, "key": k, "value": v} for k, v in view.iterate()]
+    else:
+        schema = pa.schema([shard, ("document", pa.string())])
+        expected = []
+    found = await asyncio.to_thread(read, given, schema)
+    if expected:
+        assert found == expected
+    else:
+        assert len(found) == 1
+        assert '"w1":' in found[0]["document"]
+
+
+async def test_errors_name_the_option(start: Any) -> None:
+    with pytest.raises(Invalid, match="no such option"):
+        StateOptions.parse({"tabel": "x"})
+    with pytest.raises(Invalid, match=r"broker\.address"):
+        StateOptions.parse({})
+    cluster = await start(Words())
+    await cluster.broker.create(source(SOURCE))
+    await cluster.create(shard_settings(SHARD, SOURCE, disable=False))
+    await cluster.consumer.await_primary(SHARD)
+    with pytest.raises(Invalid, match="a table is required"):
+        await asyncio.to_thread(GazetteStateDataSource(options(cluster)).schema)
+    with pytest.raises(NotFound, match="no such table"):
+        await asyncio.to_thread(GazetteStateDataSource(options(cluster, table="nothing")).schema)
+    with pytest.raises(NotFound, match="no shard"):
+        await asyncio.to_thread(
+            GazetteStateDataSource(options(cluster, table="counts", selector="id=other")).schema
+        )
+
+
+def test_types_follow_sqlite() -> None:
+    declared = ["INTEGER", "VARCHAR(10)", "text", "REAL", "DOUBLE", "BLOB", "", "NUMERIC"]
+    assert [_type_of(one) for one in declared] == [
+        "long",
+        "string",
+        "string",
+        "double",
+        "double",
+        "binary",
+        "binary",
+        "double",
+    ]
