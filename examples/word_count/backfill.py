@@ -28,3 +28,16 @@ class WordCountBackfill(Backfill):
                 message = envelope.message
                 counts[message.n_gram] += message.count
         store.add(counts)
+
+    # On Spark the same, in columns.
+
+    fields = "n_gram string, count long"
+    order = ("n_gram",)
+
+    def fold(self, frame: Any) -> Any:
+        return frame.groupBy("shard", "n_gram").agg({"count": "sum"})
+
+    def load(self, shard: Any, store: Counts, batches: Any) -> None:
+        for batch in batches:
+            ngrams, sums = (column.to_pylist() for column in batch.columns)
+            store.add(Counter(dict(zip(ngrams, sums, strict=True))))

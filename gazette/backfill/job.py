@@ -95,6 +95,25 @@ class Backfill:
         """
         replay(self.new_application(), shard, store, messages, discard=self.discard_publications)
 
+    fields: ClassVar[str] = ""
+    """Fields of messages that ``fold`` reads, as of CREATE TABLE: ``word string, n long``."""
+
+    order: ClassVar[Sequence[str]] = ()
+    """Columns by which ``load`` gets its rows in order. Default: all that ``fold`` gives."""
+
+    def fold(self, frame: Any) -> Any:
+        """On Spark: fold the committed rows of all shards as a DataFrame, with the columns ``fields``
+        and ``shard``, which is to be kept. Then ``load`` gets each shard's rows. Without an
+        implementation ``build`` is called there as well."""
+        return frame
+
+    def load(self, shard: OfflineShard, store: Any, batches: Iterator[Any]) -> None:
+        """On Spark: write what ``fold`` gave for one shard, as Arrow record batches, in order."""
+        raise Invalid(
+            f"{type(self).__name__} has a fold(), and no load() for what it gives",
+            hint="Implement load(shard, store, batches).",
+        )
+
     def clear(self, shard: OfflineShard, store: Any) -> None:
         """Remove the shard's state from a database that shards share (`SQLStore`), with ``--overwrite``.
         Its statements and the new state are one transaction."""

@@ -6,17 +6,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gazette.spark.backfill import Backfill as Backfill
     from gazette.spark.planning import read as read
     from gazette.spark.source import GazetteDataSource as GazetteDataSource
     from gazette.spark.spark_session import session as session
 
 _MODULES = {
+    "Backfill": "backfill",
     "GazetteDataSource": "source",
     "read": "planning",
     "session": "spark_session",
 }
 
-__all__ = ["GazetteDataSource", "read", "session"]
+__all__ = ["Backfill", "GazetteDataSource", "read", "session"]
 
 
 def __getattr__(name: str) -> Any:

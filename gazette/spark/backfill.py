@@ -1,0 +1,246 @@
+"""Runs a backfill on Spark: `SparkRunner`, and what it asks of a `Backfill`.
+
+Both passes are jobs. Without ``fold`` there is one task per shard, which reads the shard's messages and
+builds its state. With it, rows of all journals are folded as a DataFrame, brought together by shard and
+put in order; then there is one task per shard that loads them. Executors fail, are slow, and run what
+another has run already: each attempt stages objects of its own, and Spark tells of one attempt per shard.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, Final
+
+from gazette.backfill.build import Attempt, OnRead, ShardTask, build_state, run_task, shard_mapping
+from gazette.backfill.job import Backfill
+from gazette.errors import Bug, Conflict, Invalid
+from gazette.history.access import Access
+from gazette.history.fold import Folded, fold_snapshot
+from gazette.history.read import resolver, summarise_run
+from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
+from gazette.history.summary import RunSummary
+from gazette.protocol.ids import split_journal_meta
+from gazette.spark.planning import encode_plan
+from gazette.spark.spark_session import session
+from gazette.stores.state_builder import BuiltState, StateBuilder
+
+SHARD: Final = "shard"
+"""The column that says which shard a row belongs to: its place among the run's shards."""
+_OUTCOME: Final = "shard int, attempt string, built binary"
+
+__all__ = ["Backfill", "SparkRunner"]
+
+
+class SparkRunner:
+    """Runs on a session of Spark: a given one, or one of ``master`` that is made when it is needed."""
+
+    def __init__(
+        self, master: str = "local[*]", *, spark: Any = None, run_bytes: int = RUN_BYTES
+    ) -> None:
+        """Raises ``Invalid`` if Spark is not installed."""
+        if importlib.util.find_spec("pyspark") is None:
+            raise Invalid(
+                "Spark is not installed", path="--master", hint="pip install 'gazette[spark]'"
+            )
+        self._master = master
+        self._spark = spark
+        self._own = spark is None
+        self._run_bytes = run_bytes
+        self._folded: Folded | None = None
+
+    @property
+    def description(self) -> str:
+        return f"Spark, {self._master}" if self._own else "Spark"
+
+    @property
+    def spark(self) -> Any:
+        """The session. Raises ``Unavailable`` without a Java for it."""
+        if self._spark is None:
+            self._spark = session(self._master, app_name="gazette backfill")
+        return self._spark
+
+    def fold(self, access: Access, snapshot: Snapshot, on_read: OnRead) -> Folded:
+        """The first pass as a job: a task per run."""
+        context = self.spark.sparkContext
+
+        def summarise_all(runs: Sequence[Run]) -> list[RunSummary]:
+            if not runs:
+                return []
+            tasks = context.parallelize([(access, run) for run in runs], len(runs))
+            found: list[RunSummary] = tasks.map(_summarise).collect()
+            on_read(sum(run.length for run in runs))
+            return found
+
+        with access.open() as opened:
+            self._folded = fold_snapshot(snapshot, summarise_all, resolver(opened), self._run_bytes)
+        return self._folded
+
+    def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
+        """The second pass: one attempt of each shard, in the order of tasks."""
+        if not tasks:
+            return []
+        backfill = tasks[0].load()
+        if type(backfill).fold is Backfill.fold:
+            rdd = self.spark.sparkContext.parallelize(list(tasks), len(tasks))
+            attempts: list[Attempt] = rdd.map(run_task).collect()
+        else:
+            attempts = self._build_folded(backfill, tasks)
+        on_read(sum(run.run.length for task in tasks for run in task.runs))
+        return attempts
+
+    def _build_folded(self, backfill: Backfill, tasks: Sequence[ShardTask]) -> list[Attempt]:
+        frame = backfill.fold(self._with_shards(backfill, tasks))
+        if SHARD not in frame.columns:
+            raise Invalid(
+                f"fold() of {type(backfill).__name__} dropped the column {SHARD}",
+                hint=f"Group by it as well: frame.groupBy({SHARD!r}, …).",
+            )
+        gathered = frame.repartitionById(len(tasks), SHARD)
+        order = [name for name in (backfill.order or frame.columns) if name != SHARD]
+        ordered = gathered.sortWithinPartitions(*order) if order else gathered
+        rows = ordered.mapInArrow(_loader(list(tasks)), _OUTCOME).collect()
+        if sorted(row[SHARD] for row in rows) != list(range(len(tasks))):
+            raise Bug("Spark did not tell of one attempt per shard", shards=len(tasks))
+        return [
+            Attempt(tasks[row[SHARD]].spec.id, row["attempt"], BuiltState.from_json(row["built"]))
+            for row in sorted(rows, key=lambda row: row[SHARD])
+        ]
+
+    def _with_shards(self, backfill: Backfill, tasks: Sequence[ShardTask]) -> Any:
+        """The committed rows of the history, each with the shard that it belongs to."""
+        rows = self._read(backfill, tasks[0].access)
+        if backfill.history:
+            return self._mapped(backfill, rows, tasks)
+        pairs = [
+            (split_journal_meta(source.journal)[0], number)
+            for number, task in enumerate(tasks)
+            for source in task.spec.sources
+        ]
+        table = self.spark.createDataFrame(pairs, f"journal string, {SHARD} int")
+        return rows.join(table.hint("broadcast"), "journal").drop("journal", "offset")
+
+    def _read(self, backfill: Backfill, access: Access) -> Any:
+        if self._folded is None:
+            raise Conflict("the second pass needs the first of the same runner")
+        if not backfill.fields:
+            raise Invalid(
+                f"{type(backfill).__name__} has a fold(), and does not say which fields it reads",
+                hint='Set the class attribute fields, as in "word string, n long".',
+            )
+        options: dict[str, str] = {
+            "plan": encode_plan(self._folded),
+            "fields": backfill.fields,
+            "journal": ",".join(one.journal for one in self._folded.snapshot.journals),
+            "direct": str(access.direct).lower(),
+            "uuid_field": backfill.uuid_field,
+        }
+        if access.file_root is not None:
+            options["file_root"] = str(access.file_root)
+        brokers = access.brokers
+        if brokers is not None:
+            options |= {
+                "broker.address": brokers.address,
+                "broker.auth_keys": brokers.auth_keys,
+                "broker.auth_token": brokers.auth_token,
+                "broker.trusted_ca_file": brokers.trusted_ca_file,
+                "broker.cert_file": brokers.cert_file,
+                "broker.cert_key_file": brokers.cert_key_file,
+            }
+        messages = {one.shape.message for one in self._folded.snapshot.journals} - {""}
+        if messages:
+            options["message"] = messages.pop()
+        from gazette.spark.source import GazetteDataSource
+
+        self.spark.dataSource.register(GazetteDataSource)
+        given = {name: value for name, value in options.items() if value}
+        return self.spark.read.format("gazette").options(**given).load()
+
+    def _mapped(self, backfill: Backfill, rows: Any, tasks: Sequence[ShardTask]) -> Any:
+        fields = [field for field in rows.schema.fields if field.name in _names(backfill)]
+        kept = rows.select(*(field.name for field in fields))
+        schema = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields)
+        return kept.mapInArrow(_mapper(list(tasks)), f"{schema}, {SHARD} int")
+
+    def stop(self) -> None:
+        """End a session of our own, and with it what it runs."""
+        if self._own and self._spark is not None:
+            spark, self._spark = self._spark, None
+            spark.stop()
+
+
+def _names(backfill: Backfill) -> set[str]:
+    return {one.strip().split()[0] for one in backfill.fields.split(",")}
+
+
+def _summarise(task: tuple[Access, Run]) -> RunSummary:
+    access, run = task
+    with access.open() as opened:
+        return summarise_run(opened, run)
+
+
+def _loader(tasks: list[ShardTask]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """What an executor does with the rows of one shard."""
+
+    def load(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        context: Any = TaskContext.get()
+        number = context.partitionId()
+        task = tasks[number]
+        backfill = task.load()
+        rows = 0
+
+        def own() -> Iterator[Any]:
+            nonlocal rows
+            for batch in batches:
+                if not batch.num_rows:
+                    continue
+                rows += batch.num_rows
+                names = [name for name in batch.schema.names if name != SHARD]
+                yield batch.select(names)
+
+        def fill(builder: StateBuilder) -> int:
+            backfill.load(builder.shard, builder.store, own())
+            return rows
+
+        attempt = build_state(task, backfill, fill)
+        yield pa.RecordBatch.from_arrays(
+            [
+                pa.array([number], pa.int32()),
+                pa.array([attempt.attempt]),
+                pa.array([attempt.built.to_json()], pa.binary()),
+            ],
+            names=["shard", "attempt", "built"],
+        )
+
+    return load
+
+
+def _mapper(tasks: list[ShardTask]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """What an executor does to say which shards rows belong to."""
+
+    def add_shards(batches: Iterator[Any]) -> Iterator[Any]:
+        import numpy as np
+        import pyarrow as pa
+
+        mapping = shard_mapping(tasks[0].load(), tasks[0].partitions)
+        shards: dict[str, list[int]] = {}
+        for number, task in enumerate(tasks):
+            for source in task.spec.sources:
+                shards.setdefault(split_journal_meta(source.journal)[0], []).append(number)
+        for batch in batches:
+            rows, numbers = [], []
+            for at, row in enumerate(batch.to_pylist()):
+                for number in shards.get(mapping(SimpleNamespace(**row)).journal, ()):
+                    rows.append(at)
+                    numbers.append(number)
+            taken = batch.take(pa.array(np.array(rows, np.int64)))
+            yield pa.RecordBatch.from_arrays(
+                [*taken.columns, pa.array(numbers, pa.int32())],
+                names=[*batch.schema.names, SHARD],
+            )
+
+    return add_shards
