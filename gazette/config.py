@@ -385,7 +385,7 @@ class Schema:
         return words
 
     def _unknown(self, message: str, path: str, word: str, names: Sequence[str]) -> Invalid:
-        near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(word, names, n=1, cutoff=0.65)
         hint = f"See `{self.program} --help`."
         if near:
             message, hint = f"{message} (did you mean {near[0]}?)", f"Write {near[0]}."

@@ -376,7 +376,7 @@ async def test_a_callback_that_does_not_return_holds_up_its_own_shard_only(
     await broker.create(source_spec("slow/source"), log_spec(OTHER))
     gate = Gate()
     application = Tally(on_word=lambda word: gate() if word == "slow" else None)
-    member = await start(application, lease_ttl_s=2.0, drain_timeout_s=0.0)
+    member = await start(application, lease_ttl_s=4.0, drain_timeout_s=0.0)
     await member.create(shard_spec(SHARD, SOURCE), shard_spec(OTHER, "slow/source"))
     await append(broker, frame("slow"), frame("more"), journal="slow/source")
     await eventually(gate.entered.is_set)
@@ -387,7 +387,7 @@ async def test_a_callback_that_does_not_return_holds_up_its_own_shard_only(
         await append(broker, frame("a"))
         await member.read_to_heads(SHARD)
         assert member.store(SHARD).read() == {"a": count}
-        await CLOCK.sleep(0.8)
+        await CLOCK.sleep(1.5)
     assert member.service.key_space.header.revision == revision, "the member came back, or left"
     async with asyncio.timeout(8):
         await member.stop()
