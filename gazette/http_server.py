@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gazette.errors import Broken, Invalid, Unavailable
+from gazette.http_stopping import Connection, PatientServer
 from gazette.tasks import TaskScope
 
 log = logging.getLogger(__name__)
@@ -104,32 +104,6 @@ def cannot_listen(address: str, error: OSError) -> Unavailable:
     )
 
 
-class _Uvicorn(uvicorn.Server):
-    """uvicorn that leaves signals to us and does not wake up ten times a second."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.stopping = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def main_loop(self) -> None:
-        await self.on_tick(0)
-        await self.stopping.wait()
-        self.should_exit = True
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Without a connection there is nothing to be patient for."""
-        if self.server_state.connections or self.server_state.tasks:
-            await super().shutdown(sockets)
-            return
-        for server in self.servers:
-            server.close()
-            await server.wait_closed()
-
-
 class ReloadedTls:
     """The files of ``TlsFiles``, read again whenever somebody connects. Any thread.
 
@@ -191,6 +165,7 @@ class HttpServer:
     def __init__(self, sock: socket.socket, app: ASGIApp, *, tls: TlsFiles | None) -> None:
         config = uvicorn.Config(
             app,
+            http=Connection,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -201,7 +176,7 @@ class HttpServer:
         if tls is not None:
             config.load()
             config.ssl = ReloadedTls(tls).context()
-        self._server = _Uvicorn(config)
+        self._server = PatientServer(config)
         self._sock = sock
         self._task: asyncio.Task[None] | None = None
 
@@ -215,8 +190,11 @@ class HttpServer:
             raise Broken("the HTTP server ended by itself")
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse connections, let responses finish within ``grace_s``, then cut them off."""
-        self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
+        """Refuse connections, answer those that are there, and cut off what takes longer than ``grace_s``.
+
+        How, see `gazette.http_stopping`.
+        """
+        self._server.grace_s = grace_s
         self._server.stopping.set()
         if self._task is not None:
             await asyncio.wait({self._task})

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from gazette import http_stopping
 from gazette.clock import SystemClock
 from gazette.diagnostics import diagnostic_routes
 from gazette.errors import Invalid, Unavailable
@@ -320,6 +321,130 @@ async def test_calls_that_do_not_end_are_cut_off_after_the_grace() -> None:
             await running.server.stop(0.05)
             with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
                 await hanging
+
+
+async def connected(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(
+        "127.0.0.1", int(server.http_endpoint.rpartition(":")[2]), limit=1 << 20
+    )
+
+
+def ask(writer: asyncio.StreamWriter, path: str) -> None:
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
+
+
+async def answer(reader: asyncio.StreamReader, body: bytes) -> bytes:
+    """The headers of an answer with that body."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 "), head
+    assert await reader.readexactly(len(body)) == body
+    return head
+
+
+async def refused(server: Server) -> None:
+    """Return when nobody can connect any more."""
+    with pytest.raises(OSError, match=r"Connect call failed|refused"):
+        while True:
+            _, writer = await connected(server)
+            writer.close()
+
+
+async def test_a_connection_that_has_asked_nothing_yet_is_answered_while_stopping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_stopping, "FIRST_REQUEST_S", 30.0)
+    async with Running(bound()) as running:
+        reader, writer = await connected(running.server)
+        idle_reader, idle_writer = await connected(running.server)
+        ask(idle_writer, "/one")
+        assert b"connection: close" not in await answer(idle_reader, b"/one")
+        async with TaskScope("stop") as scope:
+            scope.spawn(running.server.stop(30.0), name="stop")
+            # An idle connection is closed after a moment; by then, nobody can connect any more.
+            assert await idle_reader.read() == b""
+            await refused(running.server)
+            ask(writer, "/late")
+            assert b"connection: close" in await answer(reader, b"/late")
+            assert await reader.read() == b""
+        writer.close()
+        idle_writer.close()
+
+
+async def test_an_idle_connection_that_goes_on_asking_is_told_that_it_was_the_last_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_stopping, "NEXT_REQUEST_S", 30.0)
+    monkeypatch.setattr(http_stopping, "FIRST_REQUEST_S", 60.0)
+    async with Running(bound()) as running:
+        reader, writer = await connected(running.server)
+        ask(writer, "/one")
+        await answer(reader, b"/one")
+        async with TaskScope("stop") as scope:
+            scope.spawn(running.server.stop(120.0), name="stop")
+            await refused(running.server)
+            ask(writer, "/two")
+            assert b"connection: close" in await answer(reader, b"/two")
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_connections_that_nobody_has_accepted_yet_are_answered_while_stopping() -> None:
+    server = bound()
+    port = int(server.http_endpoint.rpartition(":")[2])
+    scope = TaskScope("test")
+    server.start_http(scope, app())
+    assert server._http is not None
+    uvicorn = server._http._server
+    clients: list[socket.socket] = []
+    connected_all = asyncio.Event()
+
+    async def connect_at_the_last_moment() -> None:
+        await uvicorn.stopping.wait()
+        # No turn of the loop until the server stops: the kernel has established them, it knows of none.
+        clients.extend(socket.create_connection(("127.0.0.1", port)) for _ in range(50))
+        connected_all.set()
+
+    uvicorn.main_loop = connect_at_the_last_moment  # type: ignore[method-assign]
+    async with TaskScope("stop") as stop:
+        stopping = stop.spawn(server.stop(30.0), name="stop")
+        await connected_all.wait()
+        for number, client in enumerate(clients):
+            reader, writer = await asyncio.open_connection(sock=client)
+            ask(writer, f"/{number}")
+            await answer(reader, f"/{number}".encode())
+            writer.close()
+        await stopping
+    await scope.stop()
+
+
+async def test_a_connection_that_asks_nothing_delays_the_end_for_a_bounded_time() -> None:
+    async with Running(bound()) as running:
+        reader, writer = await connected(running.server)
+        async with asyncio.timeout(15.0):
+            await running.server.stop(30.0)
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_requests_that_do_not_end_are_cut_off_after_the_grace() -> None:
+    entered = asyncio.Event()
+
+    async def hang(request: Request) -> Response:
+        entered.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    server = bound()
+    scope = TaskScope("test")
+    server.start_http(scope, Starlette(routes=[Route("/hang", hang)]))
+    reader, writer = await connected(server)
+    ask(writer, "/hang")
+    await entered.wait()
+    async with asyncio.timeout(15.0):
+        await server.stop(0.1)
+        assert b"500 Internal" in await reader.read()
+    writer.close()
+    await scope.stop()
 
 
 async def test_a_server_that_never_started_can_be_stopped() -> None:
