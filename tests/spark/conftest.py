@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+MASTER = "local[2,2]"
+"""Each task may fail once."""
 SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""Tests are short: it does not pay to compile them well."""
 
 
-@pytest.fixture
-def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The session of this process, made if there is none. Executors can import what tests can."""
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A session. Its tests are all in test_end_to_end.py: then one process of pytest starts one Java.
+
+    Executors can import what tests can.
+    """
     pytest.importorskip("pandas")
     from gazette.spark import session
 
-    root = tmp_path_factory.getbasetemp()
+    root = tmp_path_factory.mktemp("spark")
     conf = {
+        "spark.default.parallelism": "2",
         "spark.sql.shuffle.partitions": "2",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.adaptive.enabled": "false",
         "spark.driver.memory": "1g",
         "spark.driver.extraJavaOptions": f"{SMALL} -Dderby.system.home={root}",
         "spark.sql.warehouse.dir": str(root / "warehouse"),
@@ -26,4 +36,6 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "spark.log.level": "ERROR",
         "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
     }
-    return session("local[2,2]", conf=conf)
+    spark = session(MASTER, conf=conf)
+    yield spark
+    spark.stop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import random
 from typing import Any
 
 import pytest
@@ -14,35 +14,21 @@ from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, build_uuid, cloc
 from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSet
 from gazette.spark import read, session
+from gazette.spark.backfill import SparkRunner
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.stored import json_line, write_journal
+from tests.backfill.apps import Words, WordsBackfill
+from tests.backfill.cluster import history, shard_settings, source
+from tests.backfill.conftest import start as start
+from tests.spark.backfills import FoldedBackfill
 
 # Starting Java and Python's workers takes seconds on a machine that is free, and minutes on one that is not.
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.timeout(900)
 
+SOURCES = ("words/part-000", "words/part-001")
 STORE = "file:///fragments/"
 NOON = clock_at(1_700_000_000 * 10**9)
 ALPHA = bytes([1, 0, 0, 0, 0, 1])
-SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Tests are short: it does not pay to compile them well."""
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    root = tmp_path_factory.mktemp("spark")
-    conf = {
-        "spark.sql.shuffle.partitions": "2",
-        "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": f"{SMALL} -Dderby.system.home={root}",
-        "spark.sql.warehouse.dir": str(root / "warehouse"),
-        "spark.local.dir": str(root),
-        "spark.log.level": "ERROR",
-        "spark.python.worker.reuse": "true",
-    }
-    # Each task may fail once.
-    spark = session("local[2,2]", conf=conf)
-    yield spark
-    spark.stop()
 
 
 @pytest.fixture(scope="module")
@@ -158,3 +144,37 @@ async def test_writing_to_journals(spark, store, etcd, tmp_path):
             assert list((tmp_path / "checkpoint" / "gazette-commits").iterdir())
 
         await asyncio.to_thread(play)
+
+
+async def test_states_are_those_of_the_local_runner(start, spark):
+    """Built by a task per shard, or by a DataFrame."""
+    cluster = await start(Words())
+    await cluster.broker.create(*map(source, SOURCES))
+    for name in SOURCES:
+        await cluster.append(name, history(random.Random(name), 100))
+    kinds: list[tuple[str, Any, Any]] = [
+        ("local", WordsBackfill(), None),
+        ("tasks", WordsBackfill(), SparkRunner(spark=spark)),
+        ("folded", FoldedBackfill(), SparkRunner(spark=spark)),
+    ]
+    states: list[Any] = []
+    for kind, backfill, runner in kinds:
+        # The second shard has all of it, and the third nothing: its source is empty.
+        await cluster.broker.create(source(f"empty/{kind}"))
+        await cluster.create(
+            shard_settings(f"{kind}-1", SOURCES[1]),
+            shard_settings(f"{kind}-2", *SOURCES),
+            shard_settings(f"{kind}-3", f"empty/{kind}"),
+        )
+        names = [f"{kind}-{number}" for number in (1, 2, 3)]
+        await cluster.backfill(
+            backfill, shards=f"id in ({', '.join(names)})", run_id=kind, runner=runner, enable=True
+        )
+        for name in names:
+            await cluster.consumer.await_primary(name)
+        found = [await cluster.state(name, WordsBackfill()) for name in names[:2]]
+        states.append(found)
+        assert (await cluster.state(names[2], WordsBackfill()))[0] == []
+    assert states[1] == states[0]
+    assert states[2] == states[0]
+    assert len(states[0][1][0]) > 20
