@@ -21,6 +21,7 @@ from gazette.broker import append_events as ev
 from gazette.broker.append_fsm import AppendFSM
 from gazette.broker.assignments import put_assignments, put_suspend
 from gazette.broker.flow_control import TICKS_PER_S, AppendFlow, effective_rate_max
+from gazette.broker.patience import Patience
 from gazette.broker.pipeline import Pipeline, Turn, open_pipeline, roll_back
 from gazette.broker.unless import Superseded, changed, take_unless
 from gazette.errors import Broken, Bug, Closed, GazetteError
@@ -332,7 +333,7 @@ class AppendDriver:
         began = clock.monotonic()
         self._interruptible = True
         try:
-            async with asyncio.timeout(None if patience is None else patience / TICKS_PER_S):
+            async with Patience(None if patience is None else patience / TICKS_PER_S) as waiting:
                 content = await self._source.next()
         except TimeoutError:
             return ev.StreamFailed(_too_slow(flow))
@@ -342,7 +343,7 @@ class AppendDriver:
             return ev.StreamFailed(self._uncancel())
         finally:
             self._interruptible = False
-        if not flow.waited(_ticks(clock.monotonic()) - _ticks(began)):
+        if not waiting.stalled and not flow.waited(_ticks(clock.monotonic()) - _ticks(began)):
             return ev.StreamFailed(_too_slow(flow))
         if content is None:
             return await self._stream_ended()
