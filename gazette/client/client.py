@@ -41,8 +41,8 @@ class Client:
     zero where the endpoints that brokers advertise cannot be dialed from here.
 
     ``signer`` makes tokens where the cluster wants them. ``fragments`` says which stored fragments can
-    be opened without a broker; by default those that have signed http(s) URLs. ``channels`` may be
-    shared with others, and is then not closed with the client.
+    be opened without a broker, by default those that have signed http(s) URLs; it is closed with the
+    client. ``channels`` may be shared with others, and is then not.
     """
 
     def __init__(
@@ -67,7 +67,6 @@ class Client:
             else channels
         )
         self._addresses = Addresses(address, self.channels)
-        self._own_fragments = fragments is None
         self.fragments = FragmentAccess() if fragments is None else fragments
         self._routes = RouteCache(route_cache_size, route_ttl_s)
 
@@ -79,8 +78,7 @@ class Client:
 
     async def close(self) -> None:
         """Close the client's channels; calls in flight are cancelled, their callers see ``Closed``."""
-        if self._own_fragments:
-            self.fragments.close()
+        self.fragments.close()
         if self._own_channels:
             await self.channels.close()
 

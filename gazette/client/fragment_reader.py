@@ -14,11 +14,12 @@ import posixpath
 import urllib.error
 import urllib.request
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
-from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, NotFound, Unavailable
+from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, NotFound, Unavailable
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.metrics import (
     DISCARD_FRAGMENT_BYTES,
@@ -29,6 +30,8 @@ from gazette.metrics import (
 )
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.tasks import BlockingPool
+
+T = TypeVar("T")
 
 BLOCK_BYTES: Final = 1 << 18
 """The most that one read gives."""
@@ -69,16 +72,20 @@ class FragmentAccess:
         """Open a fragment for reading from a journal offset within it.
 
         Raises ``NotFound``, ``NotAllowed`` (also for a URL that has expired), ``Unavailable``,
-        ``Broken``, and ``Corrupt`` if the file ends before the offset.
+        ``Broken``, ``Corrupt`` if the file ends before the offset, and ``Closed``.
         Cancellation: the file is opened and closed again in its thread.
         """
-        opening = self._pool.submit(self._open, fragment, url, offset)
+        opening = _submitted(self._pool, lambda: self._open(fragment, url, offset))
         try:
             file = await asyncio.shield(asyncio.wrap_future(opening))
         except asyncio.CancelledError:
             opening.add_done_callback(_close_opened)
             raise
-        return FragmentStream(file, fragment, self._pool)
+        try:
+            return FragmentStream(file, fragment, self._pool)
+        except Closed:
+            file.close()
+            raise
 
     def close(self) -> None:
         """Refuse new work; threads that wait for a store end by themselves."""
@@ -140,20 +147,23 @@ class FragmentStream:
         self._blocks: deque[bytes] = deque()
         self._ended = False
         self._read = READ_FRAGMENT_BYTES.labels(fragment.journal, fragment.codec.name)
-        self._ahead: concurrent.futures.Future[list[bytes]] | None = pool.submit(self._decode)
+        self._ahead: concurrent.futures.Future[list[bytes]] | None = _submitted(pool, self._decode)
 
     async def next(self) -> bytes:
         """The next block; empty at the end.
 
         Raises ``Corrupt`` if the file is not what its name says, ``Unavailable`` and ``Broken`` if the
-        store fails. Cancellation: nothing is lost, the block comes with the next call.
+        store fails, ``Closed`` if the access was closed. Cancellation: nothing is lost, the block comes
+        with the next call.
         """
         if not self._blocks and not self._ended:
             assert self._ahead is not None, "a closed stream is not read"
             blocks = await asyncio.shield(asyncio.wrap_future(self._ahead))
             self._blocks.extend(blocks)
             self._ended = not blocks
-            self._ahead = None if self._ended else self._pool.submit(self._decode)
+            self._ahead = None
+            if not self._ended:
+                self._ahead = _submitted(self._pool, self._decode)
         if not self._blocks:
             return b""
         block = self._blocks.popleft()
@@ -254,6 +264,13 @@ def _http_error(code: int, reason: Any, host: str) -> GazetteError:
         case 408 | 429 | 500 | 502 | 503 | 504:
             return Unavailable(message, host=host)
     return Broken(message, host=host)
+
+
+def _submitted(pool: BlockingPool, fn: Callable[[], T]) -> concurrent.futures.Future[T]:
+    try:
+        return pool.submit(fn)
+    except RuntimeError as error:
+        raise Closed("fragments are not read any more: the client was closed") from error
 
 
 def _close_opened(opening: concurrent.futures.Future[DecodedFile]) -> None:

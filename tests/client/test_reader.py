@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -286,7 +287,24 @@ async def direct(broker: StubBroker, tmp_path: Path) -> AsyncIterator[Client]:
     access = FragmentAccess(file_root=tmp_path)
     async with Client(broker.endpoint, fragments=access) as client:
         yield client
-    access.close()
+
+
+async def test_the_threads_that_read_fragments_end_with_the_client(
+    broker: StubBroker, journal: StubJournal, tmp_path: Path
+) -> None:
+    """A process waits at its exit for threads."""
+    fragment = store(tmp_path, journal, 0, 6)
+    access = FragmentAccess(file_root=tmp_path)
+    before = set(threading.enumerate())
+    async with Client(broker.endpoint, fragments=access) as client:
+        assert await read_all(client.reader(ReadParams(J, end_offset=6))) == b"012345"
+        begun = {one for one in threading.enumerate() if one.name.startswith("fragments")} - before
+        assert begun
+    for thread in begun:
+        thread.join(30.0)
+        assert not thread.is_alive()
+    with pytest.raises(Closed):
+        await access.open(fragment, f"file:///{fragment.content_path()}", 0)
 
 
 @pytest.mark.parametrize("do_not_proxy", [False, True])
