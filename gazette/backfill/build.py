@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gazette.backfill.job import Backfill, Batches, load_backfill
-from gazette.backfill.staging import Staging, open_staging, state_name
+from gazette.backfill.staging import Staging, found_name, open_staging, state_name
 from gazette.consumer.application import Application
 from gazette.errors import Invalid, NotAllowed, NotFound
 from gazette.failpoints import hit
@@ -33,6 +33,8 @@ from gazette.protocol.shard import ShardSpec
 from gazette.stores.state_builder import BuiltState, StateBuilder
 
 _FRAGMENT_LENGTH: Final = 1 << 20
+_FOUND_THERE: Final = b'{"at_checkpoint": true}'
+_FOUND_ELSEWHERE: Final = b'{"at_checkpoint": false}'
 
 OnRead = Callable[[int], None]
 """Called with how many bytes of the history were read."""
@@ -174,8 +176,9 @@ def build_state(
     with tempfile.TemporaryDirectory(prefix="gazette-backfill-", dir=task.scratch) as scratch:
         directory = Path(scratch) / "state"
         with StateBuilder(application, task.spec, directory, rng, fqn=task.fqn) as builder:
+            ours = not task.spec.recovery_log and _is_ours(task, staging, builder.restored)
             if builder.restored != Checkpoint():
-                if builder.restored == task.checkpoint:
+                if ours:
                     # An attempt before this one has committed to the database: that is the state.
                     return _stage(task, staging, attempt, builder, _in_place(task, builder))
                 if not task.overwrite:
@@ -189,6 +192,19 @@ def build_state(
             built = builder.finish(task.checkpoint, messages=count)
             hit("backfill.built", task.spec.id)
             return _stage(task, staging, attempt, builder, built)
+
+
+def _is_ours(task: ShardTask, staging: Staging, restored: Checkpoint) -> bool:
+    """Whether what a database held is what an attempt of this run has committed.
+
+    The checkpoint alone does not tell: a shard that had consumed all of the history is there as well. So
+    the first attempt that looks notes whether it was, before any of them commits.
+    """
+    there = restored == task.checkpoint
+    name = found_name(task.run_id, task.spec.id)
+    if staging.create(name, _FOUND_THERE if there else _FOUND_ELSEWHERE):
+        return False
+    return there and staging.read(name) == _FOUND_ELSEWHERE
 
 
 def _in_place(task: ShardTask, builder: StateBuilder) -> BuiltState:
