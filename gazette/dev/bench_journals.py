@@ -148,13 +148,17 @@ async def latency(bench: Bench) -> list[Figure]:
     async def unary() -> object:
         return await bench.bare.unary(SMALL)
 
+    async def streamed() -> object:
+        # An append is three messages and an end: what it asks for, content, the intent to commit.
+        return await bench.bare.append(SMALL, 3)
+
     def appending(name: str) -> Callable[[], Awaitable[object]]:
         async def call() -> object:
             return await bench.client.append(AppendParams(name), SMALL)
 
         return call
 
-    calls = [unary, *(appending(spec.name) for spec in specs)]
+    calls = [unary, streamed, *(appending(spec.name) for spec in specs)]
     samples: list[list[list[float]]] = [[] for _ in calls]
     async with bench.journals(*specs):
         for call in calls:
@@ -167,13 +171,14 @@ async def latency(bench: Bench) -> list[Figure]:
     for percent, bounds in ((50, (2.0, 4.0)), (99, (None, None))):
         of_rounds = [tuple(percentile(one, percent) for one in taken) for taken in samples]
         beside = Baseline(f"bare unary call, p{percent}", of_rounds[0])
-        for name, values, bound in zip(("R=1", "R=3"), of_rounds[1:], bounds, strict=True):
+        messages = Baseline(f"bare call of three messages, p{percent}", of_rounds[1])
+        for name, values, bound in zip(("R=1", "R=3"), of_rounds[2:], bounds, strict=True):
             target = None if bound is None else ratio_at_most(bound)
-            figures.append(
-                Figure(
-                    "latency", f"append latency, {name}, p{percent}", "ms", values, beside, target
-                )
-            )
+            title = f"append latency, {name}, p{percent}"
+            figures += [
+                Figure("latency", title, "ms", values, beside, target),
+                Figure("latency", "the same", "ms", values, messages),
+            ]
     return figures
 
 
