@@ -462,7 +462,9 @@ class Shard:
 
     async def _primary(self) -> None:
         context = self._context
+        began = context.clock.monotonic()
         recovered = await self._take_over()
+        played = context.clock.monotonic()
         self._appends = AppendService(context.client, budget=context.append_budget)
         self._scope.daemon(self._appends.run(), name="appends")
         self._thread = ShardThread(f"shard {self.id}")
@@ -493,6 +495,13 @@ class Shard:
         self.progress.update({decoder.journal: decoder.begin for decoder in decoders.values()}, {})
         self._transactor = self._new_transactor(decoders)
         self.store_ready.set()
+        ready = context.clock.monotonic()
+        log.info(
+            "shard %s is served: its log was taken over in %.3f s, its store opened in %.3f s",
+            self.id,
+            played - began,
+            ready - played,
+        )
         self._scope.spawn(
             self._guard(self._update_status(ReplicaStatus(ReplicaCode.PRIMARY, ()))), name="status"
         )

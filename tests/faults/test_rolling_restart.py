@@ -53,7 +53,9 @@ class Run:
     def __init__(self, directory: Path, standbys: int) -> None:
         self.clock = SystemClock()
         self.rng = random.Random(7)
-        settings = ClusterSettings(directory, brokers=2, zones=1, lease_ttl_s=LEASE_S)
+        settings = ClusterSettings(
+            directory, brokers=2, zones=1, lease_ttl_s=LEASE_S, log_level="info"
+        )
         self.cluster = LocalCluster(settings, self.clock)
         self.standbys = standbys
         self.words: WordCountCluster
