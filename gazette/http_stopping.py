@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 FIRST_REQUEST_S: Final = 2.0
 NEXT_REQUEST_S: Final = 0.25
+_ACCEPT_TURNS: Final = 16
+"""Each accepts as many as there are. More are of no use: without a file descriptor, none is accepted."""
 _CUT_OFF_S: Final = 1.0
 """How long requests that are cancelled may take to end."""
 
@@ -172,7 +174,9 @@ async def _stop_listening(listener: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     poll = select.poll()
     poll.register(listener, select.POLLIN)
-    while poll.poll(0):
+    for _ in range(_ACCEPT_TURNS):
+        if not poll.poll(0):
+            break
         await _next_turn(loop)
     loop.remove_reader(listener)
     with contextlib.suppress(
