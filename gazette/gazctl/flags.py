@@ -153,6 +153,7 @@ class JournalsPruneFlags(SharedFlags):
 @dataclass(frozen=True, slots=True)
 class ResetHeadFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("journals to reset (required)"), short="l")
+    dry_run: bool = flag(False, "tell where heads would be moved to, and move none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,7 @@ class SuspendFlags(SharedFlags):
     force: bool = flag(
         False, "suspend journals that have fragments which are not persisted", short="f"
     )
+    dry_run: bool = flag(False, "tell which journals would be asked, and suspend none")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,16 +16,18 @@ from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.status import Status
 
 RESET = "reset"
+WOULD_RESET = "would be reset, unless it is appended to meanwhile"
 RACED = "raced: it was appended to meanwhile, and needs no reset"
 EMPTY = "empty: there is nothing to reset to"
 FULLY_SUSPENDED = "skipped: it is fully suspended"
 
 
 async def reset(context: Context) -> int:
-    client, journals = await _selected(context, context.flags(ResetHeadFlags).selector)
+    flags = context.flags(ResetHeadFlags)
+    client, journals = await _selected(context, flags.selector)
 
     async def one(journal: ListedJournal) -> tuple[str, str]:
-        return await reset_head(context, client, journal)
+        return await reset_head(context, client, journal, dry_run=flags.dry_run)
 
     results = await each("reset-head", journals, one)
     table = Table(["Journal", "Head", "Result"], numbers=frozenset({"Head"}))
@@ -38,7 +40,9 @@ async def reset(context: Context) -> int:
     return 1 if any(isinstance(result, GazetteError) for result in results) else 0
 
 
-async def reset_head(context: Context, client: Client, journal: ListedJournal) -> tuple[str, str]:
+async def reset_head(
+    context: Context, client: Client, journal: ListedJournal, *, dry_run: bool
+) -> tuple[str, str]:
     """Move the head of one journal to the end of its fragments; the head, and what came of it."""
     if journal.spec.suspend_level is SuspendLevel.FULL:
         return "?", FULLY_SUSPENDED
@@ -46,6 +50,8 @@ async def reset_head(context: Context, client: Client, journal: ListedJournal) -
     head = await write_head(context, client, name)
     if head == 0:
         return "0", EMPTY  # An append at offset zero would be one at any offset.
+    if dry_run:
+        return str(head), WOULD_RESET
     params = AppendParams(name, offset=head, suspend=SuspendControl.KEEP)
     try:
         async with context.answering(client.address):
@@ -63,7 +69,7 @@ async def suspend(context: Context) -> int:
     control = SuspendControl.NOW if flags.force else SuspendControl.IF_FLUSHED
 
     async def one(journal: ListedJournal) -> None:
-        if journal.spec.suspend_level is not SuspendLevel.FULL:
+        if journal.spec.suspend_level is not SuspendLevel.FULL and not flags.dry_run:
             await _suspend(context, client, journal.spec.name, control)
 
     results = await each("suspend", journals, one)
@@ -76,11 +82,21 @@ async def suspend(context: Context) -> int:
         note = ""
         if isinstance(result, GazetteError):
             failed, note = True, f"failed: {result}"
+        elif flags.dry_run:
+            note = _would(journal.spec.suspend_level, force=flags.force)
         elif level is SuspendLevel.NONE:
             note = "has fragments that were not persisted, or lately: wait, or use --force"
         table.add(name, journal.spec.suspend_level.name, level.name, note)
     context.terminal.write(table.text(context.terminal))
     return 1 if failed else 0
+
+
+def _would(level: SuspendLevel, *, force: bool) -> str:
+    if level is SuspendLevel.FULL:
+        return "is suspended as far as it can be"
+    return (
+        "would be suspended" if force else "would be suspended if all its fragments are persisted"
+    )
 
 
 async def _suspend(context: Context, client: Client, journal: str, control: SuspendControl) -> None:

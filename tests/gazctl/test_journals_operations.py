@@ -193,6 +193,12 @@ async def test_the_head_of_a_journal_that_lost_its_brokers_is_reset(
     with pytest.raises(GazetteError, match="reach beyond what its brokers know"):
         await broker.client.append(AppendParams("a/lost"), b"more")
 
+    # Case: nothing is moved by looking.
+    result = await gazctl.ok("journals", "reset-head", "-l", "name=a/lost", "--dry-run")
+    assert result.rows[0][:5] == ["a/lost", "26", "would", "be", "reset,"]
+    with pytest.raises(GazetteError, match="reach beyond what its brokers know"):
+        await broker.client.append(AppendParams("a/lost"), b"more")
+
     result = await gazctl.ok("journals", "reset-head", "-l", "name:prefix=a/")
     assert result.rows == [
         ["a/empty", "0", "empty:", "there", "is", "nothing", "to", "reset", "to"],
@@ -214,6 +220,13 @@ async def test_the_head_of_a_journal_that_lost_its_brokers_is_reset(
 async def test_journals_are_suspended(broker: BrokerFixture, gazctl: Runner) -> None:
     await broker.create(journal_spec("a/idle"), journal_spec("a/dirty"))
     await broker.client.append(AppendParams("a/dirty"), b"content")
+
+    # Case: nothing is suspended by looking.
+    result = await gazctl.ok("journals", "suspend", "-l", "name:prefix=a/", "--force", "--dry-run")
+    assert [row[:5] for row in result.rows] == [
+        ["a/dirty", "NONE", "NONE", "would", "be"],
+        ["a/idle", "NONE", "NONE", "would", "be"],
+    ]
 
     # Case: one that was never written to is suspended in full; one that was written to lately is not.
     result = await gazctl.ok("journals", "suspend", "-l", "name:prefix=a/")
