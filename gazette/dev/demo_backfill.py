@@ -45,7 +45,10 @@ class BackfillAct:
         )
         await self._wipe()
         self.runner = "local"
-        self._say("  making it again from the history of its partition, with the local runner …")
+        self._say(
+            "  making it again from the history of its partition, with the local runner"
+            " (processes of this machine, without Spark) …"
+        )
         began = self._clock.monotonic()
         report = await self._backfill("--local")
         self.seconds = self._clock.monotonic() - began
