@@ -23,7 +23,7 @@ from tests.backfill.conftest import start as start
 from tests.spark.backfills import FoldedBackfill
 
 # Starting Java and Python's workers takes seconds on a machine that is free, and minutes on one that is not.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 SOURCES = ("words/part-000", "words/part-001")
 STORE = "file:///fragments/"
