@@ -46,7 +46,7 @@ RERUNS ?= 1
 
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m 'not faults and not spark' -n $(WORKERS) --dist loadfile --reruns $(RERUNS) $(ARGS)
-	$(BIN)/python -m pytest -m 'spark and not faults' tests/spark --reruns $(RERUNS) $(ARGS)
+	$(BIN)/python -m pytest -m 'spark and not faults' tests/spark tests/examples --reruns $(RERUNS) $(ARGS)
 
 # Real processes, killed at random moments; prints its seeds. Not part of `make test`.
 faults: $(DEV_STAMP)
