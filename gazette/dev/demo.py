@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -51,6 +53,9 @@ class DemoFlags:
     dir: Path | None = setting(None, "where state is kept (default: a temporary directory)")
     kill: bool = setting(True, "kill the busiest consumer and a broker in mid-stream")
     backfill: bool = setting(True, "wipe the state of a shard at the end, and backfill it")
+    spark: bool = setting(
+        False, "backfill it on Spark (gazette[spark]), and not with the local runner"
+    )
 
 
 @dataclass(slots=True)
@@ -65,7 +70,7 @@ class Report:
     queries: int = 0
     queries_failed: int = 0
     backfill: str = ""
-    """What it ran on; empty: there was none."""
+    """What it ran on, ``local`` or ``spark``; empty: there was none."""
     backfill_messages: int = 0
     backfill_seconds: float = 0.0
     seconds: float = 0.0
@@ -87,6 +92,10 @@ def run(argv: Sequence[str]) -> int:
     try:
         flags = schema.load(argv, {}).group(DemoFlags)
         files = corpus_files(flags.corpus)
+        if flags.spark and not flags.backfill:
+            raise Invalid("there is no backfill that could run on Spark", path="--spark")
+        if flags.spark:
+            _require_spark()
         examples_path()
         if flags.dir is not None and flags.dir.exists() and any(flags.dir.iterdir()):
             raise Invalid(
@@ -110,6 +119,15 @@ def run(argv: Sequence[str]) -> int:
     except GazetteError as error:
         console.print(f"[red]gazette demo: {error}[/]\n  {error.hint}")
         return 1
+
+
+def _require_spark() -> None:
+    """Now, and not when everything else was shown. Raises ``Invalid``, ``Unavailable``."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise Invalid("Spark is not installed", path="--spark", hint="pip install 'gazette[spark]'")
+    from gazette.spark.java import ensure_java
+
+    ensure_java(os.environ)
 
 
 class _Demo:
@@ -182,7 +200,7 @@ class _Demo:
 
     async def _backfill(self, words: WordCountCluster, counted: Counter[str]) -> None:
         """The last act: a shard's state comes from history, and goes on with what is published then."""
-        act = BackfillAct(words, self.clock, self.say)
+        act = BackfillAct(words, self.clock, self.say, spark=self.flags.spark)
         await act.run()
         report = self.report
         report.backfill, report.backfill_messages = act.runner, act.messages

@@ -21,6 +21,7 @@ from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.shard import ShardSpec
 
 APP: Final = "word_count.backfill:WordCountBackfill"
+SPARK_MASTER: Final = "local[*]"
 NEW_LOGS: Final = f"{LOGS}-anew"
 _PATIENCE_S: Final = 60.0
 _POLL_S: Final = 0.05
@@ -29,9 +30,17 @@ _POLL_S: Final = 0.05
 class BackfillAct:
     """Wipes the first shard as an operator would, and backfills it with ``gazctl``."""
 
-    def __init__(self, words: WordCountCluster, clock: Clock, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        words: WordCountCluster,
+        clock: Clock,
+        say: Callable[[str], None],
+        *,
+        spark: bool = False,
+    ) -> None:
+        """On Spark, or (default) with the processes of the local runner."""
         self.shard = words.shard_ids[0]
-        self.runner = ""
+        self.runner = "spark" if spark else "local"
         self.seconds = 0.0
         self.messages = 0
         self._words = words
@@ -44,15 +53,18 @@ class BackfillAct:
             f"\n[yellow]✗ wiping the state of {self.shard}[/]: its recovery log and its hints"
         )
         await self._wipe()
-        self.runner = "local"
-        self._say(
-            "  making it again from the history of its partition, with the local runner"
-            " (processes of this machine, without Spark) …"
+        how = (
+            f"on Spark ({SPARK_MASTER})"
+            if self.runner == "spark"
+            else "with the local runner (processes of this machine, without Spark)"
         )
+        self._say(f"  making it again from the history of its partition, {how} …")
         began = self._clock.monotonic()
-        report = await self._backfill("--local")
+        report = await self._backfill(
+            f"--master={SPARK_MASTER}" if self.runner == "spark" else "--local"
+        )
         self.seconds = self._clock.monotonic() - began
-        self.messages = report["shards"][0]["messages"]
+        self.messages = report["history_messages"]
         await self._words.await_shards(standbys=False)
         self._say(
             f"[green]✓ {self.shard} serves again[/]: {self.messages:,} messages folded in"
@@ -135,7 +147,9 @@ class BackfillAct:
                 raise Broken(f"the backfill failed:\n{process.log_tail()}")
         finally:
             await process.stop(5.0)
-        # What it says of its progress is in the same file.
+        # What it says of its progress is in the same file, and what Spark logs, which may be JSON as well.
         lines = process.log_path.read_text("utf-8").splitlines()
-        report: dict[str, Any] = json.loads(next(one for one in lines if one.startswith("{")))
+        report: dict[str, Any] = json.loads(
+            next(one for one in lines if one.startswith('{"run_id"'))
+        )
         return report
