@@ -63,17 +63,9 @@ class History(Store):
 
     def add(self, ride: Ride, longer_than: int) -> list[Stop]:
         """Add a ride. If it closes a cycle of more rides than that, its stops; else none."""
-        bike, start, end = int(ride.bike), ride.start, ride.end
+        bike, end = int(ride.bike), ride.end
         number = int(self.look(NEXT, bike=bike)[0][0])
-        self.change(
-            INSERT,
-            bike=bike,
-            ride=number,
-            start_time=start.time,
-            start_station=start.station,
-            end_time=end.time,
-            end_station=end.station,
-        )
+        self.put(bike, number, Leg(ride.start, end))
         self.change(PRUNE, bike=bike, ride=number - WINDOW)
         found = self.look(
             CYCLE, bike=bike, ride=number, station=end.station, longer_than=longer_than
@@ -82,6 +74,18 @@ class History(Store):
             return []
         legs = _legs(self.look(RIDES, bike=bike, ride=found[0][0]))
         return [leg.start for leg in legs] + [legs[-1].end]
+
+    def put(self, bike: int, number: int, leg: Leg) -> None:
+        """Write the ride of a bike that has a number, and do nothing else."""
+        self.change(
+            INSERT,
+            bike=bike,
+            ride=number,
+            start_time=leg.start.time,
+            start_station=leg.start.station,
+            end_time=leg.end.time,
+            end_station=leg.end.station,
+        )
 
     def rides_of(self, bike: int) -> list[Leg]:
         """The last rides of a bike, oldest first. Any thread."""

@@ -98,13 +98,17 @@ class Backfill:
     fields: ClassVar[str] = ""
     """Fields of messages that ``fold`` reads, as of CREATE TABLE: ``word string, n long``."""
 
+    meta: ClassVar[Sequence[str]] = ()
+    """What ``fold`` reads beside them, where the order of messages matters: ``journal``, ``offset``,
+    ``clock`` and the other columns of a table, each with ``_`` before its name."""
+
     order: ClassVar[Sequence[str]] = ()
     """Columns by which ``load`` gets its rows in order. Default: all that ``fold`` gives."""
 
     def fold(self, frame: Any) -> Any:
-        """On Spark: fold the committed rows of all shards as a DataFrame, with the columns ``fields``
-        and ``shard``, which is to be kept. Then ``load`` gets each shard's rows. Without an
-        implementation ``build`` is called there as well."""
+        """On Spark: fold the committed rows of all shards as a DataFrame, with the columns ``fields``,
+        those of ``meta``, and ``shard``, which is to be kept. Then ``load`` gets each shard's rows.
+        Without an implementation ``build`` is called there as well."""
         return frame
 
     def load(self, shard: OfflineShard, store: Any, batches: Iterator[Any]) -> None:

@@ -13,21 +13,28 @@ from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
+import pyarrow as pa
+
 from gazette.backfill.build import Attempt, OnRead, ShardTask, build_state, run_task, shard_mapping
 from gazette.backfill.job import Backfill
 from gazette.errors import Bug, Conflict, Invalid
 from gazette.history.access import Access
 from gazette.history.fold import Folded, fold_snapshot
 from gazette.history.read import resolver, summarise_run
+from gazette.history.rows import META
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
 from gazette.history.summary import RunSummary
 from gazette.protocol.ids import split_journal_meta
+from gazette.spark.ddl import parse_columns
 from gazette.spark.planning import encode_plan
 from gazette.spark.spark_session import session
 from gazette.stores.state_builder import BuiltState, StateBuilder
 
 SHARD: Final = "shard"
 """The column that says which shard a row belongs to: its place among the run's shards."""
+_PREFIX: Final = "_"
+"""Before the names of columns that are not fields of messages."""
+_JOURNAL: Final = f"{_PREFIX}journal"
 _OUTCOME: Final = "shard int, attempt string, built binary"
 
 __all__ = ["Backfill", "SparkRunner"]
@@ -118,8 +125,9 @@ class SparkRunner:
             for number, task in enumerate(tasks)
             for source in task.spec.sources
         ]
-        table = self.spark.createDataFrame(pairs, f"journal string, {SHARD} int")
-        return rows.join(table.hint("broadcast"), "journal").drop("journal", "offset")
+        table = self.spark.createDataFrame(pairs, f"{_JOURNAL} string, {SHARD} int")
+        joined = rows.join(table.hint("broadcast"), _JOURNAL)
+        return joined if "journal" in backfill.meta else joined.drop(_JOURNAL)
 
     def _read(self, backfill: Backfill, access: Access) -> Any:
         if self._folded is None:
@@ -131,7 +139,7 @@ class SparkRunner:
             )
         options: dict[str, str] = {
             "plan": encode_plan(self._folded),
-            "fields": backfill.fields,
+            "meta_prefix": _PREFIX,
             "journal": ",".join(one.journal for one in self._folded.snapshot.journals),
             "direct": str(access.direct).lower(),
             "uuid_field": backfill.uuid_field,
@@ -155,13 +163,14 @@ class SparkRunner:
 
         self.spark.dataSource.register(GazetteDataSource)
         given = {name: value for name, value in options.items() if value}
-        return self.spark.read.format("gazette").options(**given).load()
+        schema = _schema(backfill, "" if backfill.history else "journal")
+        return self.spark.read.format("gazette").options(**given).schema(schema).load()
 
     def _mapped(self, backfill: Backfill, rows: Any, tasks: Sequence[ShardTask]) -> Any:
-        fields = [field for field in rows.schema.fields if field.name in _names(backfill)]
-        kept = rows.select(*(field.name for field in fields))
-        schema = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields)
-        return kept.mapInArrow(_mapper(list(tasks)), f"{schema}, {SHARD} int")
+        from pyspark.sql.types import IntegerType, StructField, StructType
+
+        schema = StructType([*rows.schema.fields, StructField(SHARD, IntegerType())])
+        return rows.mapInArrow(_mapper(list(tasks)), schema)
 
     def stop(self) -> None:
         """End a session of our own, and with it what it runs."""
@@ -170,8 +179,25 @@ class SparkRunner:
             spark.stop()
 
 
-def _names(backfill: Backfill) -> set[str]:
-    return {one.strip().split()[0] for one in backfill.fields.split(",")}
+def _schema(backfill: Backfill, *needed: str) -> Any:
+    """The columns that are read, and no others: each costs time. Raises ``Invalid``."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    if unknown := sorted(set(backfill.meta) - META.keys()):
+        raise Invalid(
+            f"{type(backfill).__name__} asks for what messages do not have: {', '.join(unknown)}",
+            path="meta",
+            hint=f"There are {', '.join(META)}.",
+        )
+    names = [name for name in META if name in {*backfill.meta, *needed}]
+    fields = [pa.field(f"{_PREFIX}{name}", META[name]) for name in names]
+    fields += parse_columns(backfill.fields)
+    if SHARD in (taken := [field.name for field in fields]) or len(set(taken)) < len(taken):
+        raise Invalid(
+            f"{type(backfill).__name__} reads columns of the same name, or one that is called {SHARD}",
+            path="fields",
+        )
+    return from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=False)
 
 
 def _summarise(task: tuple[Access, Run]) -> RunSummary:
@@ -184,7 +210,6 @@ def _loader(tasks: list[ShardTask]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """What an executor does with the rows of one shard."""
 
     def load(batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow as pa
         from pyspark import TaskContext
 
         context: Any = TaskContext.get()
@@ -224,7 +249,6 @@ def _mapper(tasks: list[ShardTask]) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
     def add_shards(batches: Iterator[Any]) -> Iterator[Any]:
         import numpy as np
-        import pyarrow as pa
 
         mapping = shard_mapping(tasks[0].load(), tasks[0].partitions)
         shards: dict[str, list[int]] = {}

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gazette.backfill.drive import BackfillRun, Report, RunSettings
 from gazette.backfill.job import Backfill
@@ -39,9 +39,20 @@ def line(producer: bytes, clock: int, flags: int = OUTSIDE_TXN, word: str = "") 
     return json_line({"word": word}, build_uuid(producer, clock << 4, flags))
 
 
-def history(rng: random.Random, count: int, first_clock: int = 1000) -> list[bytes]:
+class Line(Protocol):
+    """Makes a line of a journal."""
+
+    def __call__(
+        self, producer: bytes, clock: int, flags: int = OUTSIDE_TXN, word: str = ""
+    ) -> bytes: ...
+
+
+def history(
+    rng: random.Random, count: int, first_clock: int = 1000, line: Line = line
+) -> list[bytes]:
     """Lines of several producers: with duplicates, roll-backs, and transactions that stay open."""
     lines: list[bytes] = []
+    acks: set[bytes] = set()
     clocks = dict.fromkeys((ALPHA, BETA, GAMMA), first_clock)
     pending: dict[bytes, list[bytes]] = {one: [] for one in clocks}
     acked = dict(clocks)
@@ -56,10 +67,12 @@ def history(rng: random.Random, count: int, first_clock: int = 1000) -> list[byt
                 lines.append(pending[producer][-1])
             elif action < 0.9:
                 lines.append(line(producer, clock, ACK_TXN))
+                acks.add(lines[-1])
                 acked[producer] = clock
                 pending[producer].clear()
             else:
                 lines.append(line(producer, acked[producer], ACK_TXN))  # Rolls back.
+                acks.add(lines[-1])
                 clocks[producer] = acked[producer]
                 pending[producer].clear()
         else:
@@ -67,8 +80,9 @@ def history(rng: random.Random, count: int, first_clock: int = 1000) -> list[byt
             acked[producer] = clock
         if rng.random() < 0.2:
             again = rng.randrange(max(0, len(lines) - 6), len(lines))
-            if not any(lines[again] in one for one in pending.values()) and b"w" in lines[again]:
-                lines.append(lines[again])
+            repeated = lines[again]
+            if not any(repeated in one for one in pending.values()) and repeated not in acks:
+                lines.append(repeated)
     return lines
 
 

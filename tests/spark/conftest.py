@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 MASTER = "local[2,2]"
 """Each task may fail once."""
 SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -34,7 +36,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "spark.sql.warehouse.dir": str(root / "warehouse"),
         "spark.local.dir": str(root),
         "spark.log.level": "ERROR",
-        "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(
+            str(path) for path in (ROOT, ROOT / "examples")
+        ),
     }
     spark = session(MASTER, conf=conf)
     yield spark

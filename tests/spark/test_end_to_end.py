@@ -20,6 +20,8 @@ from gazette.testing.stored import json_line, write_journal
 from tests.backfill.apps import Words, WordsBackfill
 from tests.backfill.cluster import history, shard_settings, source
 from tests.backfill.conftest import start as start
+from tests.backfill.replays import Replay, Story
+from tests.backfill.subjects import SUBJECTS
 from tests.spark.backfills import FoldedBackfill
 
 # Starting Java and Python's workers takes seconds on a machine that is free, and minutes on one that is not.
@@ -178,3 +180,11 @@ async def test_states_are_those_of_the_local_runner(start, spark):
     assert states[1] == states[0]
     assert states[2] == states[0]
     assert len(states[0][1][0]) > 20
+
+
+@pytest.mark.parametrize("subject", ["word_count", "bike_share"])
+def test_states_folded_by_spark_and_their_tails_are_full_replays(subject, spark, tmp_path):
+    """Of the examples: duplicates, roll-backs, open transactions, several producers, lost fragments."""
+    replay = Replay(SUBJECTS[subject], Story(3, (150, 150), run_bytes=2000), tmp_path)
+    replay.check(SparkRunner(spark=spark, run_bytes=2000))
+    assert len(replay.open_producers) > 1
