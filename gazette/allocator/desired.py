@@ -38,7 +38,12 @@ class Question:
                 current.setdefault(kv.decoded.item_id, set()).add(index)
         items = tuple(item for item, wanted in demand.replication.items() if wanted > 0)
         problem = Problem(
-            tuple(FlowMember(zones[member[0]], demand.limits[member]) for member in members),
+            tuple(
+                FlowMember(
+                    zones[member[0]], demand.limits[member], demand.needed_from.get(member, 0)
+                )
+                for member in members
+            ),
             tuple(
                 FlowItem(demand.replication[item], tuple(sorted(current.get(item, ()))))
                 for item in items

@@ -1,58 +1,193 @@
-"""How long a member that wants to leave waits for others to take over what it has."""
+"""How a member leaves: it says so, and waits for others to take over what it has, for as long as that is of
+use. What it waits for is in its log, in metrics, and on ``/debug/ready``."""
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+import logging
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
 
+from gazette.allocator import metrics
+from gazette.allocator.model import DecodedKV
+from gazette.allocator.remainder import Remainder, Words, remainder
 from gazette.allocator.state import State
 from gazette.clock import Clock
+from gazette.tasks import TaskScope, first_of
 
+log = logging.getLogger(__name__)
+
+REPORT_INTERVAL_S: Final = 10.0
 _POLL_S: Final = 0.25
 
 
-def can_take_over(state: State) -> bool:
-    """Whether the members that stay could take everything that we have.
+class Announces(Protocol):
+    """What is used of ``gazette.allocator.session.MemberSession``."""
 
-    There must be as many of them as any of our items needs replicas, and all of the cluster's
-    replicas must be within their limits: otherwise the allocator leaves us what does not fit. While
-    members leave, an item may need fewer than it asks for (`state.Demand.replication`).
+    async def set_exiting(self, exiting_value: bytes) -> None: ...
+
+
+class Drain:
+    """The leave of one member, begun by ``run``. Loop-bound.
+
+    While something stays here that no other member can take, and nothing moves: ``alone_timeout_s``. It
+    is time for a replacement to start. Otherwise ``timeout_s`` from the beginning.
     """
-    staying = [
-        kv.decoded.value.item_limit()
-        for kv in state.members
-        if kv.key != state.local_key and not kv.decoded.value.exiting()
-    ]
-    useful = sum(limit > 0 for limit in staying)
-    replication = state.demand.replication
-    # An item that was created since the last observation is not ours yet.
-    wanted = max((replication.get(one.item.decoded.id, 0) for one in state.local_items), default=0)
-    enough: bool = sum(staying) >= state.demand.item_slots
-    return enough and useful > 0 and useful >= wanted
 
+    def __init__(
+        self,
+        clock: Clock,
+        state: State,
+        who: object,
+        words: Words,
+        *,
+        alone_timeout_s: float,
+        timeout_s: float,
+    ) -> None:
+        self._clock = clock
+        self._state = state
+        self._who = who
+        self._words = words
+        self._alone_timeout_s = alone_timeout_s
+        self._timeout_s = timeout_s
+        self._begun = clock.monotonic()
+        self._stuck_since: float | None = None
+        self._seen: tuple[Sequence[DecodedKV], ...] | None = None
+        self._progress: object = None
+        self._reported_at: float | None = None
+        self._reported: Remainder | None = None
+        self.remainder = Remainder()
+        """As of the last look."""
 
-def _is_announced(state: State) -> bool:
-    """Whether our own wish to leave is in the state, or our key gone."""
-    ours = next((kv for kv in state.members if kv.key == state.local_key), None)
-    return ours is None or ours.decoded.value.exiting()
+    async def run(
+        self,
+        session: Announces,
+        exiting: bytes,
+        allocating: asyncio.Task[None],
+        ends: Mapping[str, asyncio.Event],
+    ) -> None:
+        """Announce ``exiting``; return when ``allocating`` has ended, which is when all is handed over,
+        when waiting is of no more use, or when one of the events is set, which are there by what they mean.
+        The log says why.
 
+        Raises what ``set_exiting`` raises. Cancellation: the announcement may have been written.
+        """
+        reason = "it broke"
+        try:
+            async with TaskScope("drain") as scope:
+                scope.spawn(session.set_exiting(exiting), name="announce")
+                patience = scope.spawn(self.patience_ends(), name="patience")
+                ended = scope.spawn(first_of(*ends.values()), name="ended")
+                waits: set[asyncio.Task[Any]] = {allocating, patience, ended}
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                if patience.done() and not patience.cancelled():
+                    reason = patience.result()
+                else:
+                    reason = next((why for why, event in ends.items() if event.is_set()), reason)
+                scope.cancel()
+        finally:
+            metrics.DRAINING_ITEMS.clear()
+        if not allocating.done():
+            self._look()
+            log.warning(
+                "%(member)s leaves with %(assignments)d assignment%(plural)s, as %(reason)s: %(left)s",
+                {
+                    "member": self._who,
+                    "assignments": (count := self._state.local_count),
+                    "plural": "" if count == 1 else "s",
+                    "reason": reason,
+                    "left": self.remainder.describe(self._words),
+                },
+            )
 
-async def patience_ends(
-    clock: Clock, state: State, *, alone_timeout_s: float, timeout_s: float
-) -> str:
-    """Return, with the reason, once waiting for a hand-off is of no more use.
+    async def patience_ends(self) -> str:
+        """Return, with the reason, once waiting for a hand-off is of no more use."""
+        while True:
+            now = self._clock.monotonic()
+            self._look()
+            if (left_s := self._left_s(now)) <= 0:
+                if now - self._begun >= self._timeout_s:
+                    return (
+                        f"other {self._words.member}s have not taken over in {self._timeout_s:g} s"
+                    )
+                return (
+                    f"no other {self._words.member} could take over for {self._alone_timeout_s:g} s"
+                )
+            self._report(now, left_s)
+            await self._clock.sleep(min(_POLL_S, left_s))
 
-    While the others could not take over: ``alone_timeout_s`` from now, or from when that became so.
-    It is time for a replacement to start. While they could: ``timeout_s`` from now.
-    """
-    begun = clock.monotonic()
-    alone_since: float | None = None
-    while True:
-        now = clock.monotonic()
+    def describe(self) -> str:
+        """What is waited for, and how long at most: a line for an operator."""
+        if not self._is_announced():
+            return "draining: its wish to leave is not in etcd yet"
+        self._look()
+        left_s = max(0.0, self._left_s(self._clock.monotonic()))
+        return (
+            f"draining: {self.remainder.describe(self._words)}; leaves in {left_s:.0f} s if that "
+            "does not change, and on a second SIGTERM"
+        )
+
+    def _left_s(self, now: float) -> float:
+        left_s = self._begun + self._timeout_s - now
+        if self._stuck_since is not None:
+            left_s = min(left_s, self._stuck_since + self._alone_timeout_s - now)
+        return left_s
+
+    def _look(self) -> None:
+        """Take the state in, if it has changed since."""
+        state = self._state
+        seen = (state.items, state.members, state.assignments)
+        if self._seen is not None and all(map(operator.is_, seen, self._seen)):
+            return
+        self._seen = seen
         # Before others know that we leave, none of them offers more than it has.
-        alone = _is_announced(state) and not can_take_over(state)
-        alone_since = None if not alone else now if alone_since is None else alone_since
-        if alone_since is not None and now - alone_since >= alone_timeout_s:
-            return f"no other members could take over for {alone_timeout_s:g} s"
-        if now - begun >= timeout_s:
-            return f"other members have not taken over in {timeout_s:g} s"
-        await clock.sleep(min(_POLL_S, alone_timeout_s or _POLL_S))
+        found = remainder(state) if self._is_announced() else Remainder()
+        progress = [
+            (kv.key, kv.raw.mod_revision) for one in state.local_items for kv in one.assignments
+        ]
+        if not found.is_stuck:
+            self._stuck_since = None
+        elif self._stuck_since is None or progress != self._progress:
+            self._stuck_since = self._clock.monotonic()
+        self._progress, self.remainder = progress, found
+        for waits_for, count in (
+            ("members", len(found.needing_members)),
+            ("room", found.needing_room),
+            ("hand_over", len(found.moving) - found.needing_room),
+        ):
+            metrics.DRAINING_ITEMS.labels(waits_for).set(count)
+
+    def _report(self, now: float, left_s: float) -> None:
+        """Say what is left: at once when that is of another kind than before, else now and then."""
+        found, before = self.remainder, self._reported
+        if not found.count:
+            return
+        is_news = before is None or (before.needing_members, before.needing_room > 0) != (
+            found.needing_members,
+            found.needing_room > 0,
+        )
+        if (
+            not is_news
+            and self._reported_at is not None
+            and now - self._reported_at < REPORT_INTERVAL_S
+        ):
+            return
+        self._reported_at, self._reported = now, found
+        log.log(
+            logging.WARNING if found.is_stuck else logging.INFO,
+            "%(member)s is draining: %(left)s. It leaves in %(seconds).0f s if that does not change, and "
+            "on a second SIGTERM",
+            {
+                "member": self._who,
+                "left": found.describe(self._words),
+                "seconds": left_s,
+                "waits_for_members": len(found.needing_members),
+                "waits_for_room": found.needing_room,
+            },
+        )
+
+    def _is_announced(self) -> bool:
+        """Whether our own wish to leave is in the state, or our key gone."""
+        ours = self._state.local_member
+        return ours is None or ours.decoded.value.exiting()

@@ -42,10 +42,14 @@ FAIRNESS_STEPS = _BELOW_SHARE + 1 + len(_ABOVE_SHARE)
 
 @dataclass(frozen=True, slots=True)
 class FlowMember:
-    """``zone`` counts from zero, without gaps. ``limit`` > 0."""
+    """``zone`` counts from zero, without gaps. ``limit`` > 0.
+
+    Items that want fewer than ``needed_from`` replicas are not for this member.
+    """
 
     zone: int
     limit: int
+    needed_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +176,10 @@ class FlowNetwork:
             zones = np.array([member.zone for member in self.members], dtype=np.int64)
             tail = (self._zone_nodes()[:, None] + zones[None, :]).ravel()
         head = np.tile(np.arange(members, dtype=np.int64) + self._first_member, items)
-        return tail, head, np.ones(items * members, dtype=np.int64), cost.ravel()
+        replication = np.array([item.replication for item in self.items], dtype=np.int64)
+        needed_from = np.array([member.needed_from for member in self.members], dtype=np.int64)
+        allowed = (replication[:, None] >= needed_from[None, :]).astype(np.int64)
+        return tail, head, allowed.ravel(), cost.ravel()
 
     def _zone_nodes(self) -> Ints:
         """The node of zone 0 of each item."""

@@ -1,4 +1,5 @@
-"""What the acting allocator counts. On other members these stand still."""
+"""What the acting allocator counts (on other members these stand still), and what a member that leaves
+still has."""
 
 from __future__ import annotations
 
@@ -21,4 +22,11 @@ DESIRED_REPLICATION_SLOTS: Final = Gauge(
 ITEMS: Final = Gauge("gazette_allocator_items", "Items as of the last solution.")
 MEMBERS: Final = Gauge(
     "gazette_allocator_members", "Members with capacity as of the last solution."
+)
+
+DRAINING_ITEMS: Final = Gauge(
+    "gazette_draining_items",
+    "Journals or shards that this member still has to hand over, by what they wait for: other members "
+    "to join, room on those that are there, or the hand-over that is under way.",
+    ["waits_for"],
 )

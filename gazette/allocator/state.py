@@ -62,6 +62,11 @@ class Demand:
         self.limits: dict[MemberId, int] = {
             kv.decoded.id: max(0, kv.decoded.value.item_limit()) for kv in members
         }
+        self.needed_from: dict[MemberId, int] = {}
+        """Of members that leave: items that want so many replicas, or more, cannot do without them, and
+        they serve no others. Not of one that has to keep some because the others are full."""
+        self.crowded: dict[MemberId, int] = {}
+        """Of those: how many assignments they have to keep for that reason."""
         self.shed = self._shed(members)
         for member, granted in self.shed.items():
             self.limits[member] -= granted
@@ -74,26 +79,38 @@ class Demand:
     def _shed(self, members: Sequence[DecodedKV]) -> dict[MemberId, int]:
         """Capacity that exiting members need not offer any more, the oldest member first.
 
-        Never more than what the others can absorb, and never from so many members that some item
-        could not have its replicas on distinct ones. Expects ``limits`` to be those of the keys.
+        Never more than what the others can absorb, and room is left for every item which could not have
+        its replicas on distinct members otherwise. Such an item keeps those that leave last; it does not
+        keep them from handing over the rest. Expects ``limits`` to be those of the keys.
         """
         useful = sum(limit > 0 for limit in self.limits.values())
-        quota = useful - max(self.replication.values(), default=0)
+        wanted = sorted(self.replication.values())
         excess = sum(self.limits.values()) - self.item_slots
-        exiting = [kv for kv in members if kv.decoded.value.exiting()]
         granted: dict[MemberId, int] = {}
-        for kv in sorted(exiting, key=lambda kv: kv.raw.create_revision):
-            grant = min(self.limits[kv.decoded.id], excess)
-            if grant > 0 and len(granted) < quota:
-                granted[kv.decoded.id] = grant
+        exiting = [
+            kv for kv in members if kv.decoded.value.exiting() and self.limits[kv.decoded.id] > 0
+        ]
+        exiting.sort(key=lambda kv: kv.raw.create_revision)
+        for gone_before, kv in enumerate(exiting):
+            member: MemberId = kv.decoded.id
+            needed_from = useful - gone_before
+            needing = len(wanted) - bisect_left(wanted, needed_from)
+            spare = self.limits[member] - min(self.limits[member], needing)
+            grant = max(0, min(spare, excess))
+            if grant:
+                granted[member] = grant
                 excess -= grant
+            if grant == spare:
+                self.needed_from[member] = needed_from
+            else:
+                self.crowded[member] = spare - grant
         return granted
 
     @cached_property
     def network_hash(self) -> int:
-        """Equal for equal demand: members with limits, items with replication, and what is shed."""
+        """Equal for equal demand: members with limits, items with replication, what is shed, and by whom."""
         digest = hashlib.blake2b(digest_size=8)
-        for table in (self.limits, self.replication, self.shed):
+        for table in (self.limits, self.replication, self.shed, self.needed_from):
             parts = (f"{key}\0{number}" for key, number in table.items())
             digest.update("\0".join(parts).encode())
             digest.update(b"\1")

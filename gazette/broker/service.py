@@ -17,8 +17,9 @@ from starlette.applications import Starlette
 from starlette.routing import Route as HttpRoute
 
 from gazette.allocator.allocate import allocate
-from gazette.allocator.drain import patience_ends
+from gazette.allocator.drain import Drain
 from gazette.allocator.model import member_key
+from gazette.allocator.remainder import Words
 from gazette.allocator.session import MemberSession
 from gazette.allocator.state import State
 from gazette.auth import KeyedAuth, NoAuth
@@ -57,6 +58,7 @@ log = logging.getLogger(__name__)
 
 _CANCEL_S: Final = 10.0
 _HURRIED_GRACE_S: Final = 1.0
+_WORDS: Final = Words("journal", "broker")
 _ANY_METHOD: Final = ("GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS")
 
 
@@ -125,6 +127,8 @@ class BrokerService:
         """Why the broker does not serve now; empty if it does."""
         if self.failure is not None:
             return f"failed: {self.failure}"
+        if self._parts is not None and self._parts.drain is not None:
+            return self._parts.drain.describe()
         if self._phase != "ready":
             return self._phase
         state = self.context.state
@@ -318,31 +322,23 @@ class BrokerService:
             return
         assert parts.session is not None
         exiting = replace(self._spec, exiting=True).to_pb().SerializeToString()
-        state, reason = parts.context.state, ""
-        async with TaskScope("drain") as scope:
-            scope.spawn(parts.session.set_exiting(exiting), name="announce")
-            patience = scope.spawn(
-                patience_ends(
-                    self._clock,
-                    state,
-                    alone_timeout_s=self.settings.drain_timeout_s,
-                    timeout_s=self.settings.drain_timeout_max_s,
-                ),
-                name="patience",
+        drain = parts.drain = Drain(
+            self._clock,
+            parts.context.state,
+            self.process_id,
+            _WORDS,
+            alone_timeout_s=self.settings.drain_timeout_s,
+            timeout_s=self.settings.drain_timeout_max_s,
+        )
+        try:
+            await drain.run(
+                parts.session,
+                exiting,
+                parts.allocating,
+                {"it was asked to hurry": self._hurried, "it is broken": self._failed},
             )
-            ended = scope.spawn(first_of(self._hurried, self._failed), name="ended")
-            waits: set[asyncio.Task[Any]] = {parts.allocating, patience, ended}
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if patience.done() and not patience.cancelled():
-                reason = patience.result()
-            scope.cancel()
-        if not parts.allocating.done() and self.failure is None:
-            log.warning(
-                "broker %s leaves with %d assignments: %s",
-                self.process_id,
-                state.local_count,
-                reason or "it was asked to hurry",
-            )
+        finally:
+            parts.drain = None
 
     async def _finish(self) -> None:
         parts, settings = self._parts, self.settings
@@ -404,6 +400,7 @@ class _Parts:
     session: MemberSession | None = None
     keeping_alive: asyncio.Task[None] | None = None
     allocating: asyncio.Task[None] | None = None
+    drain: Drain | None = None
 
     def __post_init__(self) -> None:
         context = self.context

@@ -19,8 +19,9 @@ from starlette.applications import Starlette
 from starlette.routing import Route as HttpRoute
 
 from gazette.allocator.allocate import allocate
-from gazette.allocator.drain import patience_ends
+from gazette.allocator.drain import Drain
 from gazette.allocator.model import DecodedKV, member_key
+from gazette.allocator.remainder import Words
 from gazette.allocator.session import MemberSession
 from gazette.allocator.state import State
 from gazette.auth import Claims, KeyedAuth, NoAuth, Verifier
@@ -62,6 +63,7 @@ T = TypeVar("T")
 
 _CANCEL_S: Final = 10.0
 _HURRIED_GRACE_S: Final = 1.0
+_WORDS: Final = Words("shard", "member")
 
 
 @dataclass(slots=True)
@@ -76,6 +78,7 @@ class _Parts:
     session: MemberSession | None = None
     keeping_alive: asyncio.Task[None] | None = None
     allocating: asyncio.Task[None] | None = None
+    drain: Drain | None = None
 
 
 class ConsumerService:
@@ -260,6 +263,8 @@ class ConsumerService:
         """Why the member does not serve now; empty if it does."""
         if self.failure is not None:
             return f"failed: {self.failure}"
+        if self._parts is not None and self._parts.drain is not None:
+            return self._parts.drain.describe()
         if self._phase != "ready":
             return self._phase
         state = self._running.state
@@ -414,31 +419,23 @@ class ConsumerService:
             return
         assert parts.session is not None
         exiting = replace(self._spec, exiting=True).to_pb().SerializeToString()
-        reason = ""
-        async with TaskScope("drain") as scope:
-            scope.spawn(parts.session.set_exiting(exiting), name="announce")
-            patience = scope.spawn(
-                patience_ends(
-                    self.clock,
-                    parts.state,
-                    alone_timeout_s=self.settings.drain_timeout_s,
-                    timeout_s=self.settings.drain_timeout_max_s,
-                ),
-                name="patience",
+        drain = parts.drain = Drain(
+            self.clock,
+            parts.state,
+            self.process_id,
+            _WORDS,
+            alone_timeout_s=self.settings.drain_timeout_s,
+            timeout_s=self.settings.drain_timeout_max_s,
+        )
+        try:
+            await drain.run(
+                parts.session,
+                exiting,
+                parts.allocating,
+                {"it was asked to hurry": self._hurried, "it is broken": self._failed},
             )
-            ended = scope.spawn(first_of(self._hurried, self._failed), name="ended")
-            waits: set[asyncio.Task[Any]] = {parts.allocating, patience, ended}
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if patience.done() and not patience.cancelled():
-                reason = patience.result()
-            scope.cancel()
-        if not parts.allocating.done() and self.failure is None:
-            log.warning(
-                "consumer %s leaves with %d shards: %s",
-                self.process_id,
-                parts.state.local_count,
-                reason or "it was asked to hurry",
-            )
+        finally:
+            parts.drain = None
 
     async def _finish(self) -> None:
         parts, settings = self._parts, self.settings

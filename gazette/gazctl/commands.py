@@ -66,8 +66,9 @@ _JOURNALS: Final = (
         f"""\
 {SELECTORS}
 
-The table marks suspended journals with <S>. YAML is what `journals apply` reads, with the revisions
-at which it was listed. JSON is one document (with --watch: one on each line).""",
+The table marks suspended journals with <S>, and those that have fewer replicas than they should with
+how many, as in <2/3>. YAML is what `journals apply` reads, with the revisions at which it was listed.
+JSON is one document (with --watch: one on each line).""",
         """\
   gazctl journals list
   gazctl journals list -l name:prefix=examples/ --primary --replicas

@@ -84,7 +84,11 @@ def _table(listed: JournalList, flags: JournalsListFlags) -> Table:
             "RF": str(spec.replication),
             "Stores": ",".join(spec.fragment.stores) or NONE,
         }
-        suspended = " <S>" if spec.suspend_level is not SuspendLevel.NONE else ""
+        mark = ""
+        if spec.suspend_level is not SuspendLevel.NONE:
+            mark = " <S>"
+        elif len(route.members) < spec.replication:
+            mark = f" <{len(route.members)}/{spec.replication}>"
         labels = [",".join(spec.labels.values_of(name)) or NONE for name in flags.label_columns]
-        table.add(spec.name + suspended, *(cells[name] for name in shown), *labels)
+        table.add(spec.name + mark, *(cells[name] for name in shown), *labels)
     return table

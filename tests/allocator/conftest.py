@@ -11,7 +11,7 @@ import pytest
 from gazette.allocator.converge import ItemStep, Round, converge
 from gazette.allocator.desired import Question
 from gazette.allocator.model import allocator_decoder, member_key
-from gazette.allocator.solver import solve
+from gazette.allocator.solver import ITEMS_PER_NETWORK, solve
 from gazette.allocator.state import State
 from gazette.errors import Invalid
 from gazette.etcd_values import Compare, DeleteOp, KeyValue, PutOp, Target
@@ -89,6 +89,7 @@ class PaperCluster:
         self.kvs: dict[str, KeyValue] = {}
         self.desired: dict[str, tuple[Any, ...]] = {}
         self.solved: int | None = None
+        self.items_per_network = ITEMS_PER_NETWORK
         self.counts = {"added": 0, "removed": 0, "packed": 0, "promoted": 0}
         for key, value in keys:
             self.put(key, value)
@@ -163,7 +164,7 @@ class PaperCluster:
         state = state or self.state()
         if state.network_hash != self.solved:
             question = Question.of(state)
-            self.desired = dict(question.answer(solve(question.problem)))
+            self.desired = dict(question.answer(solve(question.problem, self.items_per_network)))
             self.solved = question.network_hash
         members = state.members_by_id()
         round_ = Round(

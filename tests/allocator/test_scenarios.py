@@ -309,6 +309,38 @@ def test_exiting_members_are_drained_one_by_one(paper: Any) -> None:
     assert cluster.state("b#2").should_exit()
 
 
+@pytest.mark.parametrize("per_network", [4, 10_000])
+def test_items_that_need_everybody_do_not_keep_the_others(paper: Any, per_network: int) -> None:
+    """Three members, and one of them leaves: it keeps what wants three replicas, and nothing else."""
+    items = many(12, 2) | {"all-1": 3, "single": 1, "zz-all-2": 3}
+    cluster = cluster_of(paper, {"a#1": 30, "b#1": 30, "b#2": 30}, items)
+    cluster.items_per_network = per_network
+    cluster.settle()
+    cluster.put("members/b#1", "30 exiting")
+    while cluster.round():
+        for item, members in cluster.placed().items():
+            assert len(members) >= items[item]
+    placed = cluster.placed()
+    kept = {item for item, members in placed.items() if "b#1" in members}
+    assert kept == {"all-1", "zz-all-2"}
+    assert not cluster.state("b#1").should_exit()
+
+    # Case: a second one leaves. It waits with what wants two, the older one only with what wants three.
+    cluster.put("members/b#2", "30 exiting")
+    cluster.settle()
+    assert cluster.loads() == {"a#1": 15, "b#1": 2, "b#2": 14}
+
+    # Case: another one joins.
+    cluster.put("members/c#1", 30)
+    cluster.settle()
+    assert cluster.state("b#1").should_exit()
+    cluster.lose("b#1")
+    cluster.put("members/c#2", 30)
+    cluster.settle()
+    assert cluster.state("b#2").should_exit()
+    assert all(len(members) == items[item] for item, members in cluster.placed().items())
+
+
 def test_exiting_members_are_drained_at_the_same_time(paper: Any) -> None:
     """A rolling replacement of all members, new ones first."""
     old = {f"{zone}#{n}": 30 for zone in "ab" for n in (1, 2)}

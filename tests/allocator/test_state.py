@@ -156,13 +156,15 @@ def test_shedding_is_bounded_by_replication(paper: Any) -> None:
     """R distinct members must be left: the oldest of the exiting ones go first."""
     members = ("z#c 5 exiting", "z#a 5 exiting", "z#b 5", "z#d 5")
     state = exiting(paper, {"x": 3, "y": 1}, *members)
-    assert state.demand.shed == {("z", "c"): 5}
-    # Case: nobody can leave while R members are needed.
-    assert exiting(paper, {"x": 4}, *members).demand.shed == {}
-    assert exiting(paper, {"x": 5}, *members).demand.shed == {}
+    assert state.demand.shed == {("z", "c"): 5, ("z", "a"): 4}
+    assert state.demand.needed_from == {("z", "c"): 4, ("z", "a"): 3}
+    # Case: nobody can leave while R members are needed, but they offer no more than that.
+    for wanted in (4, 5):
+        state = exiting(paper, {"x": wanted, "y": 1, "z": wanted}, *members)
+        assert limits(state) == {"z#a": 2, "z#b": 5, "z#c": 2, "z#d": 5}
     # Case: members without capacity do not count as left.
     state = exiting(paper, {"x": 3}, "z#a 0 exiting", "z#b 5", "z#c 5", "z#d 5 exiting")
-    assert state.demand.shed == {}
+    assert limits(state) == {"z#a": 0, "z#b": 5, "z#c": 5, "z#d": 1}
 
 
 def test_shedding_is_bounded_by_excess_capacity(paper: Any) -> None:
@@ -171,12 +173,15 @@ def test_shedding_is_bounded_by_excess_capacity(paper: Any) -> None:
     state = exiting(paper, items, "z#a 5 exiting", "z#b 5", "z#c 5 exiting")
     assert state.demand.shed == {("z", "a"): 5, ("z", "c"): 3}
     assert limits(state) == {"z#a": 0, "z#b": 5, "z#c": 2}
+    assert state.demand.crowded == {("z", "c"): 2}
+    assert state.demand.needed_from == {("z", "a"): 3}
 
 
 def test_nothing_is_shed_while_overloaded(paper: Any) -> None:
     items = {f"i{n}": 1 for n in range(16)}
     state = exiting(paper, items, "z#a 5 exiting", "z#b 5", "z#c 5 exiting")
     assert state.demand.shed == {}
+    assert state.demand.needed_from == {}
     assert state.demand.member_slots == 15
 
 

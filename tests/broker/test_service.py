@@ -20,7 +20,6 @@ import grpc.aio
 import httpx
 import pytest
 
-from gazette.allocator.drain import can_take_over, patience_ends
 from gazette.allocator.model import member_key
 from gazette.auth import Capability, Claims
 from gazette.broker.main import serve
@@ -40,7 +39,6 @@ from gazette.protocol.pb import broker_pb2
 from gazette.server import Server, ServerSettings
 from gazette.tasks import BlockingPool, TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
-from gazette.testing.clock import ManualClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 
 JOURNAL = "a/journal"
@@ -165,6 +163,59 @@ async def test_a_broker_that_leaves_hands_over_and_everything_stays_readable(
         assert members == ["broker-two"]
 
 
+async def test_a_broker_that_a_journal_needs_hands_over_the_rest_and_leaves_in_bounded_time(
+    etcd: Etcd, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three brokers, and a journal that wants three: nobody could take it over from one that leaves."""
+    other = "b/journal"
+    async with (
+        await BrokerFixture.start(etcd, tmp_path, zone="b", id="broker-two") as two,
+        await BrokerFixture.start(etcd, tmp_path, zone="b", id="broker-three"),
+    ):
+        one = await BrokerFixture.start(
+            etcd, tmp_path, zone="a", id="broker-one", drain_timeout_s=3.0
+        )
+        await two.create(journal_spec(JOURNAL, replication=3))
+        await one.create(*(journal_spec(f"{other}-{n}") for n in range(6)))
+        for n in range(6):
+            await one.client.append(AppendParams(f"{other}-{n}"), b"there")
+        end = await append(one, b"before ")
+        local = one.service.context.resolver.journals
+        assert len(local) > 1
+
+        one.service.stop_soon()
+        async with TaskScope("test") as scope:
+            stopping = scope.spawn(one.stop(), name="stop")
+            while one.service.context.resolver.journals != (JOURNAL,):
+                assert not stopping.done()
+                await one.service.context.key_space.next_change()
+            # What others can serve, they serve already; the rest is served on, and appended to.
+            text = ""
+            while not text.startswith("draining: 1 journal left; "):
+                code, text = await ready(one.http)
+                assert code == 503
+                assert not stopping.done()
+            assert (
+                "1 journal waits for another broker to start, as a replication of 3 needs 3 others and 2 "
+                "stay (b#broker-three, b#broker-two): a/journal; leaves in"
+            ) in text
+            end = await append(two, b"and while draining")
+            await stopping
+        assert (
+            "a#broker-one leaves with 1 assignment, as no other broker could take over"
+            in caplog.text
+        )
+        for n in range(6):
+            await two.settled(f"{other}-{n}")
+            await two.client.append(AppendParams(f"{other}-{n}"), b", and after")
+
+        # Nobody needs to confirm a head: the next broker is all that was waited for.
+        async with await BrokerFixture.start(etcd, tmp_path, zone="a", id="broker-four"):
+            await two.settled(JOURNAL)
+            assert await append(two, b".") == end + 1
+            assert await content(two.client, end) == b"before and while draining"
+
+
 async def test_the_last_broker_leaves_in_bounded_time_and_persists_everything(
     etcd: Etcd, tmp_path: Path
 ) -> None:
@@ -190,7 +241,7 @@ async def test_asking_again_ends_the_wait_for_others(etcd: Etcd, tmp_path: Path)
     broker.service.stop_soon()
     async with TaskScope("test") as scope:
         stopping = scope.spawn(broker.service.stop(), name="stop")
-        while (await ready(broker.http))[1] != "draining":
+        while not (await ready(broker.http))[1].startswith("draining: 1 journal left"):
             assert not stopping.done()
         # While it drains it still serves.
         assert await append(broker, b", more") == 13
@@ -288,91 +339,6 @@ async def at_broker(broker: BrokerFixture) -> Any:
     return await broker.service.context.resolver.resolve(
         JOURNAL, claims=Claims(Capability.APPEND), may_proxy=True, require_primary=True
     )
-
-
-# --- Patience
-
-
-class Stub:
-    def __init__(self, **fields: Any) -> None:
-        self.__dict__.update(fields)
-
-
-def drained(*members: tuple[str, bool, int], replication: int = 1, slots: int = 1) -> Any:
-    """As much of a state as draining looks at, from the seat of member ``us``."""
-    return Stub(
-        local_key="us",
-        members=[
-            Stub(
-                key=key,
-                decoded=Stub(
-                    value=Stub(
-                        exiting=lambda exiting=exiting: exiting,
-                        item_limit=lambda limit=limit: limit,
-                    )
-                ),
-            )
-            for key, exiting, limit in members
-        ],
-        local_items=[Stub(item=Stub(decoded=Stub(id="x")))],
-        demand=Stub(item_slots=slots, replication={"x": replication}),
-    )
-
-
-US = ("us", True, 5)
-
-
-@pytest.mark.parametrize(
-    ("members", "shape", "expected"),
-    [
-        ([US], {}, False),
-        ([("us", False, 5)], {}, False),
-        ([US, ("them", True, 5)], {}, False),
-        ([US, ("them", False, 0)], {}, False),
-        ([US, ("them", False, 1)], {}, True),
-        ([US, ("them", False, 5)], {"replication": 2, "slots": 2}, False),
-        ([US, ("them", False, 5), ("more", False, 1)], {"replication": 2, "slots": 2}, True),
-        ([US, ("them", False, 5), ("more", True, 1)], {"replication": 2, "slots": 2}, False),
-        ([US, ("them", False, 5)], {"slots": 6}, False),
-        ([US, ("them", False, 5)], {"slots": 5}, True),
-        ([US, ("them", False, 5)], {"replication": 0, "slots": 0}, True),
-    ],
-)
-def test_others_can_take_over_if_they_stay_and_there_are_enough_of_them(
-    members: list[tuple[str, bool, int]], shape: dict[str, int], expected: bool
-) -> None:
-    assert can_take_over(drained(*members, **shape)) is expected
-
-
-async def test_patience_is_short_while_nobody_could_take_over_and_long_otherwise() -> None:
-    alone = drained(US)
-    accompanied = drained(US, ("them", False, 5))
-
-    async def patience(
-        state: Any, change_at: float = -1, change_to: Any = None
-    ) -> tuple[float, str]:
-        clock = ManualClock()
-        begun = clock.monotonic()
-        async with TaskScope("test") as scope:
-            patience = patience_ends(clock, state, alone_timeout_s=30.0, timeout_s=1000.0)
-            waiting = scope.spawn(patience, name="patience")
-            while not waiting.done():
-                await SystemClock().sleep(0)
-                if clock.sleepers:
-                    clock.advance(0.25)
-                if change_to is not None and clock.monotonic() - begun >= change_at:
-                    state.members = change_to.members
-            return clock.monotonic() - begun, waiting.result()
-
-    elapsed, reason = await patience(drained(US))
-    assert (elapsed, reason) == (30.0, "no other members could take over for 30 s")
-    elapsed, reason = await patience(drained(US, ("them", False, 5)))
-    assert (elapsed, reason) == (1000.0, "other members have not taken over in 1000 s")
-    # A replacement that comes in time is waited for, and one that leaves again is not.
-    elapsed, _ = await patience(drained(US), 20.0, accompanied)
-    assert elapsed == 1000.0
-    elapsed, _ = await patience(drained(US, ("them", False, 5)), 50.0, alone)
-    assert elapsed == pytest.approx(80.0, abs=0.3)
 
 
 # --- The process

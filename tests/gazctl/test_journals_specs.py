@@ -196,6 +196,16 @@ async def test_too_many_changes_for_etcd_are_advised_about(gazctl: Runner) -> No
     await gazctl.ok("journals", "apply", "--max-txn-size=100", stdin=tree.encode())
 
 
+async def test_journals_that_lack_replicas_are_marked(
+    broker: BrokerFixture, gazctl: Runner
+) -> None:
+    await broker.create(journal_spec("a/one"))
+    await broker.client.apply_journals([JournalChange(upsert=journal_spec("a/two", replication=2))])
+    while not broker.service.context.state.assignments_of("a/two"):
+        await broker.service.context.key_space.next_change()
+    assert (await gazctl.ok("journals", "list")).out == "Name\na/one\na/two <1/2>\n"
+
+
 async def test_an_update_keeps_the_suspension_that_it_does_not_mention(
     broker: BrokerFixture, gazctl: Runner
 ) -> None:

@@ -1,0 +1,187 @@
+"""A member that leaves: what it has left and why, how long it waits, and what it says meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from gazette.allocator.drain import Drain
+from gazette.allocator.remainder import Remainder, Words, remainder
+from gazette.allocator.state import State
+from gazette.clock import SystemClock
+from gazette.tasks import TaskScope
+from gazette.testing.clock import ManualClock
+
+WORDS = Words("journal", "broker")
+ALONE_S, LONG_S = 30.0, 1000.0
+
+
+@pytest.fixture
+def three(paper: Any) -> Any:
+    """Three members; ``a#1`` has a replica of ``all``, which wants three, and of two others."""
+    members = [(f"members/{member}", "9") for member in ("a#1", "b#2", "b#3")]
+    items = [("items/all", "3"), ("items/one", "1"), ("items/two", "2")]
+    held = ("all#a#1#0", "all#b#2#1", "all#b#3#2", "one#a#1#0", "two#a#1#0", "two#b#2#1")
+    return paper([*members, *items, *((f"assign/{key}", "consistent") for key in held)])
+
+
+def test_what_is_left_is_told_by_what_it_waits_for(three: Any) -> None:
+    # Case: that we leave is not known yet.
+    assert remainder(three.state("a#1")).needing_members == ("all",)
+
+    three.put("members/a#1", "9 exiting")
+    left = remainder(three.state("a#1"))
+    assert left == Remainder(("all",), 3, 0, ("one", "two"), ("b#2", "b#3"))
+    assert left.is_stuck
+    assert left.describe(WORDS) == (
+        "3 journals left; 1 journal waits for another broker to start, as a replication of 3 needs 3 "
+        "others and 2 stay (b#2, b#3): all; 2 journals are being handed over: one, two"
+    )
+
+    # Case: another one that leaves does not stay; we were first, so only ``all`` needs us.
+    three.put("members/b#3", "9 exiting")
+    left = remainder(three.state("a#1"))
+    assert (left.needing_members, left.staying) == (("all",), ("b#2",))
+    assert remainder(three.state("b#3")).needing_members == ("all",)
+    assert remainder(three.state("b#3")).moving == ()
+
+    # Case: a replacement is there.
+    three.put("members/c#4", "9")
+    left = remainder(three.state("a#1"))
+    assert (left.needing_members, left.moving) == ((), ("all", "one", "two"))
+    assert not left.is_stuck
+    assert (
+        left.describe(WORDS) == "3 journals left; 3 journals are being handed over: all, one, two"
+    )
+
+
+def test_members_without_room_are_told(paper: Any) -> None:
+    cluster = paper([("members/a#1", "9"), ("members/a#2", "2")])
+    for name in "pqr":
+        cluster.put(f"items/{name}", 1)
+        cluster.put(f"assign/{name}#a#1#0", "consistent")
+    cluster.put("members/a#1", "9 exiting")
+    left = remainder(cluster.state("a#1"))
+    assert left == Remainder((), 0, 1, ("p", "q", "r"), ("a#2",))
+    assert left.describe(WORDS) == (
+        "3 journals left; the other brokers are at their limits and have no room for 1 journal: raise "
+        "limits or start another broker; 2 journals are being handed over: p, q, r"
+    )
+    # Case: a member that takes nothing is no other member.
+    cluster.put("members/a#2", "0")
+    left = remainder(cluster.state("a#1"))
+    assert (left.needing_members, left.replicas, left.staying) == (("p", "q", "r"), 1, ())
+    assert "a replication of 1 needs 1 others and 0 stay: p, q, r" in left.describe(WORDS)
+
+
+def test_long_lists_are_cut_and_nothing_left_is_said_so() -> None:
+    names = tuple(f"j{n}" for n in range(10))
+    assert Remainder(moving=names).describe(WORDS).endswith("j6, j7 and 2 more")
+    assert Remainder().describe(WORDS) == "no journal is left"
+
+
+class Leaving:
+    """A drain of ``a#1`` on paper, whose cluster changes at given seconds."""
+
+    def __init__(self, cluster: Any, changes: dict[float, Callable[[], object]]) -> None:
+        self.cluster = cluster
+        self.changes = dict(sorted(changes.items()))
+        self.state: State = cluster.state("a#1")
+        self.clock = ManualClock()
+        self.hurried = asyncio.Event()
+        self.announced: list[bytes] = []
+        self.drain = Drain(
+            self.clock, self.state, "a/1", WORDS, alone_timeout_s=ALONE_S, timeout_s=LONG_S
+        )
+        self.described: dict[float, str] = {}
+
+    async def set_exiting(self, value: bytes) -> None:
+        self.announced.append(value)
+        self.cluster.put("members/a#1", "9 exiting")
+        self.observe()
+
+    def observe(self) -> None:
+        self.state.ks = self.cluster.state().ks
+        self.state.observe()
+
+    async def run(self) -> float:
+        """Seconds until the drain ended."""
+        begun = self.clock.monotonic()
+        async with TaskScope("test") as scope:
+            allocating = scope.spawn(self.allocate(), name="allocate")
+            ends = {"it was asked to hurry": self.hurried}
+            running = scope.spawn(self.drain.run(self, b"exiting", allocating, ends), name="drain")
+            while not running.done():
+                for _ in range(10):  # both tasks come to their next sleep
+                    await SystemClock().sleep(0)
+                if self.clock.sleepers:
+                    now = self.clock.monotonic() - begun
+                    self.described[now] = self.drain.describe()
+                    due = [at for at in self.changes if at <= now]
+                    for at in due:
+                        self.changes.pop(at)()
+                        self.observe()
+                    self.clock.advance(0.25)
+            allocating.cancel()
+        return self.clock.monotonic() - begun
+
+    async def allocate(self) -> None:
+        while not self.state.should_exit():
+            await self.clock.sleep(0.25)
+
+
+async def test_a_member_that_is_relieved_leaves_at_once(paper: Any) -> None:
+    cluster = paper([("members/a#1", "9"), ("members/a#2", "9"), ("items/x", "1")])
+    leaving = Leaving(cluster, {})
+    assert await leaving.run() < 1.0
+    assert leaving.announced == [b"exiting"]
+
+
+async def test_patience_is_short_while_nothing_moves_and_long_otherwise(
+    three: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Case: nobody can take over.
+    with caplog.at_level(logging.INFO, logger="gazette.allocator.drain"):
+        leaving = Leaving(three, {})
+        assert await leaving.run() == pytest.approx(ALONE_S, abs=0.6)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0].startswith(
+        "a/1 is draining: 3 journals left; 1 journal waits for another broker"
+    )
+    # At once, after 10 and 20 s, and at the end.
+    assert len(lines) == 4
+    assert lines[-1].startswith(
+        "a/1 leaves with 3 assignments, as no other broker could take over for 30 s: 3 journals left"
+    )
+    assert "leaves in 20 s" in leaving.described[10.25]
+    assert leaving.described[10.25].startswith("draining: 3 journals left; 1 journal waits for")
+    assert REGISTRY.get_sample_value("gazette_draining_items", {"waits_for": "members"}) is None
+
+
+async def test_what_moves_is_waited_for_although_something_is_stuck(three: Any) -> None:
+    changes = {
+        20.0: lambda: three.delete("assign/one#a#1#0"),
+        45.0: lambda: three.put("assign/two#b#3#2"),
+    }
+    assert await Leaving(three, changes).run() == pytest.approx(45.0 + ALONE_S, abs=0.6)
+
+
+async def test_a_replacement_that_comes_in_time_is_waited_for(three: Any) -> None:
+    leaving = Leaving(three, {20.0: lambda: three.put("members/c#4", "9")})
+    assert await leaving.run() == pytest.approx(LONG_S, abs=0.6)
+
+    # Case: … and leaves again.
+    leaving = Leaving(three, {50.0: lambda: three.lose("c#4")})
+    assert await leaving.run() == pytest.approx(50.0 + ALONE_S, abs=0.6)
+
+
+async def test_asking_again_ends_it(three: Any, caplog: pytest.LogCaptureFixture) -> None:
+    leaving = Leaving(three, {})
+    leaving.changes[5.0] = leaving.hurried.set
+    assert await leaving.run() < 6.0
+    assert "a/1 leaves with 3 assignments, as it was asked to hurry: 3 journals left" in caplog.text
