@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gazette.backfill.job import Backfill, Batches, load_backfill
-from gazette.backfill.staging import Staging, found_name, open_staging, state_name
+from gazette.backfill.content import Spooled, first_difference, in_transaction
+from gazette.backfill.job import Backfill, Batches, load_backfill, replay
+from gazette.backfill.staging import Staging, open_staging, state_name
 from gazette.consumer.application import Application
-from gazette.errors import Invalid, NotAllowed, NotFound
+from gazette.errors import Corrupt, Fenced, Invalid, NotAllowed, NotFound
 from gazette.failpoints import hit
 from gazette.history.access import Access, OpenAccess
 from gazette.history.fold import CommittedRun
@@ -30,11 +31,10 @@ from gazette.protocol.ids import split_journal_meta
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSpec
+from gazette.stores.claims import Claim
 from gazette.stores.state_builder import BuiltState, StateBuilder
 
 _FRAGMENT_LENGTH: Final = 1 << 20
-_FOUND_THERE: Final = b'{"at_checkpoint": true}'
-_FOUND_ELSEWHERE: Final = b'{"at_checkpoint": false}'
 
 OnRead = Callable[[int], None]
 """Called with how many bytes of the history were read."""
@@ -61,6 +61,10 @@ class ShardTask:
     fqn: str = ""
     overwrite: bool = False
     scratch: Path | None = None
+    claim: Claim | None = None
+    """Of a shard whose state is in a database."""
+    verify: bool = False
+    """Whether what is written to a database is compared with a replay, before it is committed."""
 
     def load(self) -> Backfill:
         return load_backfill(self.backfill) if isinstance(self.backfill, str) else self.backfill
@@ -166,8 +170,9 @@ def build_state(
 ) -> Attempt:
     """Build a state by ``fill``, which gives how many messages it took, and stage it. Blocks.
 
-    Raises ``NotAllowed`` when the shard's database has a state already, and what ``fill``, the store and
-    the staging area do. Whatever happens, nothing of the build is left on the local disk.
+    Raises ``NotAllowed`` when the shard's database has a state already, ``Fenced`` when somebody has
+    opened that since the run began, and what ``fill``, the store and the staging area do. Whatever
+    happens, nothing of the build is left on the local disk.
     """
     staging = open_staging(task.staging)
     rng = random.SystemRandom()
@@ -175,40 +180,79 @@ def build_state(
     application: Application[Any] = backfill.new_application()
     with tempfile.TemporaryDirectory(prefix="gazette-backfill-", dir=task.scratch) as scratch:
         directory = Path(scratch) / "state"
-        with StateBuilder(application, task.spec, directory, rng, fqn=task.fqn) as builder:
-            ours = not task.spec.recovery_log and _is_ours(task, staging, builder.restored)
-            if builder.restored != Checkpoint():
-                if ours:
-                    # An attempt before this one has committed to the database: that is the state.
-                    return _stage(task, staging, attempt, builder, _in_place(task, builder))
-                if not task.overwrite:
-                    raise NotAllowed(
-                        "the shard's database has a state of it already",
-                        shard=task.spec.id,
-                        hint="--overwrite replaces it, by clear() of the Backfill.",
-                    )
-                backfill.clear(builder.shard, builder.store)
-            count = fill(builder)
-            built = builder.finish(task.checkpoint, messages=count)
+        with StateBuilder(
+            application, task.spec, directory, rng, fqn=task.fqn, claim=task.claim
+        ) as builder:
+            built = _build(task, backfill, fill, builder)
             hit("backfill.built", task.spec.id)
             return _stage(task, staging, attempt, builder, built)
 
 
-def _is_ours(task: ShardTask, staging: Staging, restored: Checkpoint) -> bool:
-    """Whether what a database held is what an attempt of this run has committed.
+def _build(
+    task: ShardTask, backfill: Backfill, fill: Callable[[StateBuilder], int], builder: StateBuilder
+) -> BuiltState:
+    facts = {"verified": True} if task.verify else {}
+    if task.claim is not None and builder.held.is_of(task.claim.token):
+        # An attempt before this one has committed to the database: that is the state.
+        return builder.in_place(task.checkpoint, facts)
+    try:
+        if builder.held.checkpoint != Checkpoint():
+            if not task.overwrite:
+                raise has_state(task.spec.id)
+            backfill.clear(builder.shard, builder.store)
+        count = _fill_verified(task, backfill, fill, builder) if task.verify else fill(builder)
+        return builder.finish(task.checkpoint, messages=count, facts=facts)
+    except Fenced:
+        # Another attempt was faster, or a shard that is live.
+        if not builder.is_done:
+            raise
+        return builder.in_place(task.checkpoint, facts)
 
-    The checkpoint alone does not tell: a shard that had consumed all of the history is there as well. So
-    the first attempt that looks notes whether it was, before any of them commits.
+
+def has_state(shard: str) -> NotAllowed:
+    return NotAllowed(
+        "the shard's database has a state of it already",
+        shard=shard,
+        hint="--overwrite replaces it, by clear() of the Backfill.",
+    )
+
+
+def _fill_verified(
+    task: ShardTask, backfill: Backfill, fill: Callable[[StateBuilder], int], builder: StateBuilder
+) -> int:
+    """Fill a database, and compare with a replay. Raises ``Corrupt``, before anything is committed.
+
+    Both happen in the transaction of the build: the replay is undone by a savepoint.
     """
-    there = restored == task.checkpoint
-    name = found_name(task.run_id, task.spec.id)
-    if staging.create(name, _FOUND_THERE if there else _FOUND_ELSEWHERE):
-        return False
-    return there and staging.read(name) == _FOUND_ELSEWHERE
+    store, shard = builder.store, builder.shard
+    if not store.has_savepoints:
+        raise Invalid(
+            f"a {type(store).__name__} cannot be verified: it has no savepoints",
+            hint="Leave --verify out.",
+            shard=shard.id,
+        )
+    readable = in_transaction(store)
+    before = store.savepoint()
+    with Spooled(task.scratch) as replayed:
+        with task.access.open() as access:
+            messages = read_messages(task, backfill, access)
+            replay(backfill.new_application(), shard, store, messages, discard=True)
+        replayed.write(backfill.content(shard, readable))
+        shard.waits.clear()
+        before.roll_back()
+        count = fill(builder)
+        differs = first_difference(backfill.content(shard, readable), replayed.read())
+    if differs is not None:
+        raise differs_from_replay(shard.id, str(differs))
+    return count
 
 
-def _in_place(task: ShardTask, builder: StateBuilder) -> BuiltState:
-    return builder.finish(task.checkpoint, facts={"found": True})
+def differs_from_replay(shard: str, told: str) -> Corrupt:
+    return Corrupt(
+        f"the built state of {shard} is not what a replay through the application gives ({told})",
+        hint="Nothing of it was published. Make build() or fold() of the Backfill do what the"
+        " application does.",
+    )
 
 
 def _stage(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import pickle
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
 
-from gazette.errors import Invalid
+from gazette.errors import Invalid, NotAllowed
 from gazette.stores.json_file import JSONFileStore
 from gazette.stores.rocksdb import DEFAULT, RocksDBStore
 from gazette.stores.sqlite import SQLiteStore
@@ -88,3 +92,60 @@ def first_difference(first: Iterable[Any], second: Iterable[Any]) -> Difference 
         if one is _END or other is _END or one != other:
             return Difference(place, None if one is _END else one, None if other is _END else other)
     return None
+
+
+class Spooled:
+    """Rows that wait in a file, to be compared with others."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._file = tempfile.TemporaryFile(  # noqa: SIM115 - it is closed with this object
+            prefix="gazette-verify-", dir=directory
+        )
+
+    def write(self, rows: Iterable[Any]) -> None:
+        for row in rows:
+            pickle.dump(_plain(row), self._file)
+
+    def read(self) -> Iterator[Any]:
+        """The rows from the first on. What is read was written by this process."""
+        self._file.seek(0)
+        while True:
+            try:
+                yield pickle.load(self._file)  # noqa: S301
+            except EOFError:
+                return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+
+def _plain(row: Any) -> Any:
+    """Rows of SQLAlchemy are tuples that do not survive their statement."""
+    return tuple(row) if isinstance(row, tuple) else row
+
+
+def in_transaction(store: Any) -> Any:
+    """A store of a database as `Backfill.content` may read it, while nothing is committed."""
+    return _InTransaction(store)
+
+
+class _InTransaction:
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def query(self, *_arguments: Any, **_parameters: Any) -> Any:
+        raise NotAllowed(
+            "query() sees what is committed, and not the state that is compared",
+            hint="Read it with store.execute() in content() of the Backfill.",
+        )

@@ -14,21 +14,40 @@ from __future__ import annotations
 import hashlib
 import random
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from gazette.backfill.build import Attempt, OnRead, ShardTask, staged_attempt
+from gazette.backfill.build import (
+    Attempt,
+    OnRead,
+    ShardTask,
+    differs_from_replay,
+    staged_attempt,
+)
+from gazette.backfill.claims import (
+    claims_of,
+    look,
+    require_claimable,
+    require_comparable,
+    require_in_force,
+)
 from gazette.backfill.content import Difference
 from gazette.backfill.job import Backfill
-from gazette.backfill.plan import Bounds, Plan, list_partitions, take, tasks_of
-from gazette.backfill.publish import Publication, Target, is_published, require_idle
+from gazette.backfill.plan import Plan, list_partitions, take, tasks_of
+from gazette.backfill.publish import (
+    Publication,
+    Target,
+    is_published,
+    require_idle,
+    require_unchanged,
+)
+from gazette.backfill.report import Progress, Report, shard_report
+from gazette.backfill.settings import RunSettings
 from gazette.backfill.staging import (
     MANIFEST,
     PLAN,
@@ -51,8 +70,8 @@ from gazette.errors import Bug, Conflict, Corrupt, Fenced, NotAllowed, NotFound
 from gazette.history.access import Access
 from gazette.history.fold import Folded
 from gazette.history.snapshot import Snapshot
-from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.shard import ShardSpec
+from gazette.stores.claims import Claim, Held
 from gazette.tasks import BlockingPool
 
 T = TypeVar("T")
@@ -77,70 +96,6 @@ class Runner(Protocol):
     def stop(self) -> None:
         """End what runs. Any thread."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class RunSettings:
-    """What is asked of a run."""
-
-    selector: LabelSelector
-    staging: str
-    run_id: str
-    bounds: Bounds = Bounds()
-    enable: bool = False
-    """Whether publication enables the shards, so that they run at once."""
-    overwrite: bool = False
-    """Whether shards that have a state already get another."""
-    verify: int = 0
-    """How many shards are compared with a replay before anything is published."""
-    scratch: Path | None = None
-    prefix: str = ""
-    """The consumers' prefix in etcd: only shards whose store is a database need it."""
-
-
-@dataclass(slots=True)
-class Progress:
-    """What a run is doing, and how far it is. Bytes. Counted by any thread, read by any."""
-
-    step: str = "planning"
-    done: int = 0
-    total: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def begin(self, step: str, total: int) -> None:
-        with self._lock:
-            self.step, self.done, self.total = step, 0, total
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self.done += count
-
-
-@dataclass(frozen=True, slots=True)
-class ShardReport:
-    """What became of one shard."""
-
-    shard: str
-    messages: int
-    bytes: int
-    sources: Mapping[str, int]
-    """By source journal, the offset at which the live shard goes on."""
-    open_producers: int
-    """Producers with a transaction open there, which the live shard reads again from its begin."""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a run did, or (``published`` false) would do."""
-
-    run_id: str
-    published: bool
-    resumed: bool
-    history_bytes: int
-    history_messages: int
-    shards: tuple[ShardReport, ...]
-    verified: tuple[str, ...] = ()
-    seconds: float = 0.0
 
 
 class BackfillRun:
@@ -173,6 +128,7 @@ class BackfillRun:
         self._publication = Publication(client, shards, clock, rng)
         self._staging: Staging = open_staging(settings.staging)
         self._pool = BlockingPool("backfill", _THREADS)
+        self._rng = rng
         self._resumed = False
 
     async def run(self, *, dry_run: bool = False) -> Report:
@@ -194,10 +150,12 @@ class BackfillRun:
         listed = await self._list()
         if not dry_run and (done := await self._published_before(listed)):
             return done
+        held: dict[str, Held] = {}
         if not dry_run:
             require_idle(listed)
             await self._require_stateless(listed)
-        folded, tasks = await self._plan(listed, dry_run=dry_run)
+            held = await self._look(listed)
+        folded, tasks = await self._plan(listed, held, dry_run=dry_run)
         attempts: list[Attempt] = []
         verified: tuple[str, ...] = ()
         if not dry_run:
@@ -214,7 +172,7 @@ class BackfillRun:
             self._resumed,
             folded.snapshot.length,
             folded.rows,
-            tuple(_shard_report(task, attempts) for task in tasks),
+            tuple(shard_report(task, attempts) for task in tasks),
             verified,
             self._clock.monotonic() - began,
         )
@@ -241,6 +199,23 @@ class BackfillRun:
                     hint="--overwrite replaces it, once the new state is complete. To go on with a run"
                     " that was interrupted, give its --run-id.",
                 )
+
+    async def _look(self, listed: Sequence[ListedShard]) -> dict[str, Held]:
+        """What databases hold of the shards, as of a moment at which all were idle.
+
+        Whoever opens one after that moment counts its fence up, and ends this run's part in it. So the
+        shards are looked at once more afterwards. Raises ``Conflict`` for one that changed.
+        """
+        specs = [one.spec for one in listed if not one.spec.recovery_log]
+        if not specs:
+            return {}
+        held = await self._blocking(look, self._backfill, specs, self._fqn)
+        require_unchanged(listed, await self._list())
+        return held
+
+    def _fqn(self, shard: str) -> str:
+        """The shard's key in etcd; empty if the consumers' prefix is not known."""
+        return f"{self._settings.prefix}/items/{shard}" if self._settings.prefix else ""
 
     async def _has_state(self, spec: ShardSpec) -> bool:
         """Whether a log has been written, or pruned. Of a database only its store knows."""
@@ -282,7 +257,7 @@ class BackfillRun:
         return None if data is None else Plan.from_json(data)
 
     async def _plan(
-        self, listed: Sequence[ListedShard], *, dry_run: bool
+        self, listed: Sequence[ListedShard], held: dict[str, Held], *, dry_run: bool
     ) -> tuple[Folded, list[ShardTask]]:
         ids = [one.spec.id for one in listed]
         specs = [one.spec for one in listed]
@@ -290,6 +265,12 @@ class BackfillRun:
         self._resumed = plan is not None
         if plan is not None:
             plan.require_same(self._title, ids)
+        token = f"{self._rng.getrandbits(64):016x}" if plan is None else plan.token
+        verified = self._verified(listed) if plan is None else plan.verified
+        require_comparable(self._backfill, verified)
+        require_claimable(held, token, overwrite=self._settings.overwrite)
+        if await self._manifest() is not None:
+            require_in_force(held, token)
 
         def taking() -> Snapshot:
             with self._access.open() as opened:
@@ -310,6 +291,8 @@ class BackfillRun:
                 {one.journal: one.end for one in snapshot.journals},
                 self._now(),
                 {one.journal: one.begin for one in snapshot.journals},
+                token,
+                verified,
             )
             if not await self._blocking(self._staging.create, self._object(PLAN), made.to_json()):
                 raise Conflict(
@@ -319,10 +302,17 @@ class BackfillRun:
                 )
         self.progress.begin("first pass", snapshot.length)
         folded = await self._blocking(self._runner.fold, self._access, snapshot, self.progress.add)
-        tasks = await self._blocking(self._make_tasks, specs, folded)
+        claims = claims_of(held, token)
+        tasks = await self._blocking(self._make_tasks, specs, folded, claims, verified)
         return folded, tasks
 
-    def _make_tasks(self, specs: Sequence[ShardSpec], folded: Folded) -> list[ShardTask]:
+    def _make_tasks(
+        self,
+        specs: Sequence[ShardSpec],
+        folded: Folded,
+        claims: Mapping[str, Claim],
+        verified: Sequence[str],
+    ) -> list[ShardTask]:
         settings = self._settings
         with self._access.open() as opened:
             partitions = list_partitions(opened, self._backfill)
@@ -334,10 +324,12 @@ class BackfillRun:
             self._access,
             staging=settings.staging,
             run_id=settings.run_id,
-            fqn=lambda shard: f"{settings.prefix}/items/{shard}" if settings.prefix else "",
+            fqn=self._fqn,
             overwrite=settings.overwrite,
             scratch=settings.scratch,
             partitions=partitions,
+            claims=claims,
+            verified=verified,
         )
 
     # -- building
@@ -406,10 +398,11 @@ class BackfillRun:
     async def _verify(
         self, tasks: Sequence[ShardTask], attempts: Sequence[Attempt], directory: Path
     ) -> tuple[str, ...]:
-        count = min(self._settings.verify, len(tasks))
-        # Spread over all shards, the first and the last among them.
-        chosen = sorted({round(n * (len(tasks) - 1) / max(1, count - 1)) for n in range(count)})
-        pairs = [(tasks[n], attempts[n]) for n in chosen if attempts[n].built.log]
+        chosen = set(_spread(self._settings.verify, [task.spec.id for task in tasks]))
+        built = list(zip(tasks, attempts, strict=True))
+        # Of a database it was done before it was committed.
+        done = [one.shard for one in attempts if one.built.facts.get("verified")]
+        pairs = [(task, one) for task, one in built if one.built.log and one.shard in chosen]
         self.progress.begin(
             "verifying", sum(run.run.length for task, _ in pairs for run in task.runs)
         )
@@ -419,13 +412,15 @@ class BackfillRun:
                 verify, task, attempt.built, path, self.progress.add
             )
             if differs is not None:
-                raise Corrupt(
-                    f"the built state of {task.spec.id} is not what a replay through the application"
-                    f" gives ({differs})",
-                    hint="Nothing was published. Make build() or fold() of the Backfill do what the"
-                    " application does.",
-                )
-        return tuple(task.spec.id for task, _ in pairs)
+                raise differs_from_replay(task.spec.id, str(differs))
+            done.append(attempt.shard)
+        return tuple(sorted(done))
+
+    def _verified(self, listed: Sequence[ListedShard]) -> list[str]:
+        """Which shards are verified as their states are written to a database."""
+        chosen = _spread(self._settings.verify, [one.spec.id for one in listed])
+        stored = {one.spec.id for one in listed if not one.spec.recovery_log}
+        return [shard for shard in chosen if shard in stored]
 
     # -- publishing
 
@@ -504,20 +499,11 @@ def _require_complete(tasks: Sequence[ShardTask], attempts: Iterable[str]) -> No
         )
 
 
-def _shard_report(task: ShardTask, attempts: Sequence[Attempt]) -> ShardReport:
-    built = {one.shard: one.built for one in attempts}.get(task.spec.id)
-    sources = task.checkpoint.sources
-    return ShardReport(
-        task.spec.id,
-        0 if built is None else built.messages,
-        0 if built is None else built.size,
-        {journal: source.read_through for journal, source in sources.items()},
-        sum(
-            state.begin is not None
-            for source in sources.values()
-            for state in source.producers.values()
-        ),
-    )
+def _spread(count: int, shards: Sequence[str]) -> list[str]:
+    """So many of the shards, spread over all of them, the first and the last among them."""
+    last = len(shards) - 1
+    places = {round(n * last / max(1, count - 1)) for n in range(min(count, len(shards)))}
+    return [shards[place] for place in sorted(places)]
 
 
 def _digest(path: Path) -> str:

@@ -120,15 +120,19 @@ class Backfill:
 
     def clear(self, shard: OfflineShard, store: Any) -> None:
         """Remove the shard's state from a database that shards share (`SQLStore`), with ``--overwrite``.
-        Its statements and the new state are one transaction."""
+        Its statements, by ``store.execute``, and the new state are one transaction."""
         raise Invalid(
             "the shard has a state already, and the backfill does not say how to remove it",
             shard=shard.id,
             hint="Implement clear(), which removes the shard's rows, or remove them yourself.",
         )
 
-    def content(self, store: Any) -> Iterable[Any]:
-        """What ``--verify`` compares, in a fixed order. Default: `gazette.backfill.content`."""
+    def content(self, shard: OfflineShard, store: Any) -> Iterable[Any]:
+        """What ``--verify`` compares, in a fixed order. Default: `gazette.backfill.content`.
+
+        Of a database that shards share (`SQLStore`) it is to be implemented: the rows of this shard,
+        by ``store.execute``, since the transaction that is compared has not been committed.
+        """
         from gazette.backfill.content import content_of
 
         return content_of(store)

@@ -27,6 +27,7 @@ from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.ids import JournalName, Offset, split_journal_meta
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.shard import ShardSpec
+from gazette.stores.claims import Claim
 
 _LOST_TOLD: Final = 5
 
@@ -39,6 +40,10 @@ class Plan(msgspec.Struct, frozen=True):
     ends: dict[str, int]
     created: str
     begins: dict[str, int] = {}
+    token: str = ""
+    """By which attempts know in a database what others of the same run have committed."""
+    verified: list[str] = []
+    """Shards whose databases are written to only if a replay gives the same."""
 
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
@@ -239,6 +244,8 @@ def tasks_of(
     overwrite: bool,
     scratch: Path | None,
     partitions: tuple[Partition, ...] = (),
+    claims: Mapping[str, Claim] | None = None,
+    verified: Collection[str] = (),
 ) -> list[ShardTask]:
     """A task for each shard. Raises ``Invalid``, ``Corrupt``."""
     require_replayable(folded)
@@ -264,6 +271,8 @@ def tasks_of(
                 fqn(spec.id),
                 overwrite,
                 scratch,
+                (claims or {}).get(spec.id),
+                spec.id in verified,
             )
         )
     return tasks

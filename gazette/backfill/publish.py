@@ -58,6 +58,16 @@ def require_idle(shards: Collection[ListedShard]) -> None:
         )
 
 
+def require_unchanged(before: Sequence[ListedShard], now: Sequence[ListedShard]) -> None:
+    """Require shards to be what they were, and idle. Raises ``Conflict``, ``NotAllowed``."""
+    found = {one.spec.id: one for one in now}
+    for shard in before:
+        one = found.get(shard.spec.id)
+        if one is None or one.mod_revision != shard.mod_revision:
+            raise _changed(shard.spec.id, gone=one is None)
+        require_idle([one])
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A shard as it was when the run began, and the state that it gets."""

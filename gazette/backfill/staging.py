@@ -5,7 +5,6 @@
     <run>/PLAN.json                     what the run builds, and up to which offsets: made once
     <run>/states/<shard>.<attempt>      a built state; its name is like no other's, so that attempts
     <run>/states/<shard>.<attempt>.json that were given up and end late cannot spoil another's
-    <run>/found/<shard>.json            whether its database was at the end of the history before the run
     <run>/MANIFEST.json                 the attempt of each shard that counts: made once
     <run>/appended/<shard>.<attempt>.json  where in its recovery log it is
     <run>/PUBLISHED.json                the run is done
@@ -34,7 +33,6 @@ MANIFEST: Final = "MANIFEST.json"
 PUBLISHED: Final = "PUBLISHED.json"
 STATES: Final = "states/"
 APPENDED: Final = "appended/"
-FOUND: Final = "found/"
 _COPY_BYTES: Final = 1 << 20
 
 
@@ -299,11 +297,6 @@ def state_name(run_id: str, shard_id: str, attempt: str) -> str:
 
 def appended_name(run_id: str, shard_id: str, attempt: str) -> str:
     return f"{run_id}/{APPENDED}{quote(shard_id, safe='')}.{attempt}.json"
-
-
-def found_name(run_id: str, shard_id: str) -> str:
-    """The name of the note of what a shard's database held before the run."""
-    return f"{run_id}/{FOUND}{quote(shard_id, safe='')}.json"
 
 
 def shard_of(name: str) -> tuple[str, str]:

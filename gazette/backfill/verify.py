@@ -106,4 +106,7 @@ def verify(
             with opened_state(backfill, task, built, path) as (store, checkpoint):
                 if checkpoint != task.checkpoint:
                     return Difference(0, checkpoint, task.checkpoint)
-                return first_difference(backfill.content(store), backfill.content(builder.store))
+                shard = builder.shard
+                return first_difference(
+                    backfill.content(shard, store), backfill.content(shard, builder.store)
+                )

@@ -10,10 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from gazette.backfill.drive import BackfillRun, Progress, Report, Runner, RunSettings
+from gazette.backfill.drive import BackfillRun, Runner
 from gazette.backfill.job import load_backfill
 from gazette.backfill.local import LocalRunner
 from gazette.backfill.plan import Bounds
+from gazette.backfill.report import Progress, Report
+from gazette.backfill.settings import RunSettings
 from gazette.backfill.staging import garbage, open_staging
 from gazette.errors import GazetteError, Invalid
 from gazette.gazctl.context import Context, parse_selector

@@ -7,11 +7,10 @@ A *fence* in that row, which every new owner counts up, keeps former owners from
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import hashlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from gazette.consumer.application import Shard, Store
@@ -27,6 +26,7 @@ from gazette.errors import (
 )
 from gazette.failpoints import hit
 from gazette.protocol.checkpoint import Checkpoint
+from gazette.stores.claims import Claim, Held
 from gazette.tasks import BlockingPool, OpFuture
 
 try:
@@ -42,7 +42,6 @@ TABLE: Final = "gazette_checkpoints"
 _RESTORE_ATTEMPTS: Final = 10
 _CREATE_ATTEMPTS: Final = 5
 _READING: Final = "gazette_reading"
-_SERIALIZATION: Final = frozenset({"40001", "40P01"})
 
 _NAME_SESSION: Final = sa.text("SELECT set_config('application_name', :name, true)")
 _END_FORMER: Final = sa.text(
@@ -51,6 +50,9 @@ _END_FORMER: Final = sa.text(
     " AND state LIKE 'idle in transaction%'"
     " AND state_change < clock_timestamp() - interval '1 second'"
 )
+
+from gazette.stores.sql_claims import ClaimedRow, held_in, taken_over  # noqa: E402
+from gazette.stores.sql_errors import TryAgain, translating  # noqa: E402
 
 Statement = str | sa.Executable
 Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -148,6 +150,7 @@ class SQLStore(Store):
         self._table = checkpoint_table(sa.MetaData(), table)
         self._pool = BlockingPool("sql commit", 1)
         self._fence: int | None = None
+        self._claimed: ClaimedRow | None = None
         self._session_name = ""
         self._running: _Running | None = None
         self._commit: _Commit | None = None
@@ -167,11 +170,24 @@ class SQLStore(Store):
                 raise Closed("the store was destroyed")
             if self._commit is not None and not self._overlap:
                 self._commit.future.result()
-            with _translating(self.engine, "begin a transaction"):
+            with translating(self.engine, "begin a transaction"):
                 self._running = _Running(self.engine.connect())
                 if self._session_name:
                     self._running.connection.execute(_NAME_SESSION, {"name": self._session_name})
+            if self._claimed is not None:
+                self._require_claimed(self._claimed)
         return self._running.connection
+
+    def _require_claimed(self, claimed: ClaimedRow) -> None:
+        """Before anything else of a backfill's transaction. Raises ``Fenced``; it is over then."""
+        assert self._running is not None
+        try:
+            with translating(self.engine, "lock the shard's row"):
+                claimed.lock(self._running.connection)
+        except BaseException:
+            running, self._running = self._running, None
+            running.give_up()
+            raise
 
     def execute(
         self, statement: Statement, parameters: Parameters | None = None
@@ -183,11 +199,11 @@ class SQLStore(Store):
         connection = self.transaction()
         if isinstance(statement, str):
             statement = sa.text(statement)
-        with _translating(self.engine, "run a statement"):
+        with translating(self.engine, "run a statement"):
             return connection.execute(statement, parameters)
 
     def savepoint(self) -> _Savepoint:
-        with _translating(self.engine, "set a savepoint"):
+        with translating(self.engine, "set a savepoint"):
             return _Savepoint(self.engine, self.transaction().begin_nested())
 
     # -- queries beside it
@@ -200,7 +216,7 @@ class SQLStore(Store):
         if isinstance(statement, str):
             statement = sa.text(statement)
         with (
-            _translating(self.engine, "run a query"),
+            translating(self.engine, "run a query"),
             self.engine.connect().execution_options(**{_READING: True}) as connection,
         ):
             return list(connection.execute(statement, parameters).all())
@@ -223,6 +239,8 @@ class SQLStore(Store):
             .where(table.c.shard_fqn == shard.fqn, table.c.fence == self._fence)
             .values(checkpoint=checkpoint.to_bytes())
         )
+        if self._claimed is not None:
+            statement = statement.values(fence=self._claimed.next_fence)
         self._commit = _Commit(running, statement, shard.fqn, self.engine)
         self._commit.start(wait_for, self._pool)
         return self._commit.future
@@ -234,14 +252,35 @@ class SQLStore(Store):
         """
         for attempt in range(_RESTORE_ATTEMPTS):
             try:
-                with _translating(self.engine, "restore the checkpoint", table=self._table.name):
+                with translating(self.engine, "restore the checkpoint", table=self._table.name):
                     self._fence, data = self._take_over(shard.fqn)
-            except _TryAgain:
+            except TryAgain:
                 if attempt == _RESTORE_ATTEMPTS - 1:
                     raise
             else:
                 return Checkpoint.from_bytes(data)
         raise Bug("unreachable")
+
+    def held(self, shard: Shard) -> Held:
+        """What there is of the shard, without counting the fence up. Blocks. See `Claimable`."""
+        with (
+            translating(self.engine, "look at the checkpoint", table=self._table.name),
+            self.engine.connect().execution_options(**{_READING: True}) as connection,
+        ):
+            return held_in(connection, self._table, shard.fqn)
+
+    def claim(self, shard: Shard, claim: Claim) -> Held:
+        """For a backfill, instead of ``restore_checkpoint``. Blocks. See `Claimable`."""
+        held = self.held(shard)
+        if not held.is_of(claim.token):
+            if held.fence != claim.fence or held.is_followed(claim.token):
+                raise taken_over(shard.fqn)
+            self._fence = claim.fence
+            self._claimed = ClaimedRow(self._table, shard.fqn, claim)
+            if self.engine.dialect.name == "postgresql":
+                # The shard's next owner is not to wait for an attempt that stands still.
+                self._session_name = _session_name(self._table.name, shard.fqn)
+        return held
 
     def _take_over(self, fqn: str) -> tuple[int, bytes]:
         """(the fence that is ours now, the checkpoint), in a transaction of its own."""
@@ -284,11 +323,11 @@ class _Savepoint:
         self._nested = nested
 
     def release(self) -> None:
-        with _translating(self._engine, "release a savepoint"):
+        with translating(self._engine, "release a savepoint"):
             self._nested.commit()
 
     def roll_back(self) -> None:
-        with _translating(self._engine, "return to a savepoint"):
+        with translating(self._engine, "return to a savepoint"):
             self._nested.rollback()
 
 
@@ -430,7 +469,7 @@ class _Commit:
             "Whether it took place, the shard's next owner learns from its checkpoint; messages are"
             " applied once either way. Check that the database is running and reachable."
         )
-        with _translating(self._engine, "commit", hint=hint):
+        with translating(self._engine, "commit", hint=hint):
             if self._running.connection.execute(self._statement).rowcount == 0:
                 raise Fenced(
                     "the checkpoint's fence was counted up, or its row deleted", shard=self._fqn
@@ -446,66 +485,10 @@ class _Commit:
             self.future.set_exception(Closed("the store was destroyed", shard=self._fqn))
 
 
-class _TryAgain(Unavailable):
-    """Somebody else was faster: the same transaction succeeds the next time."""
-
-
-@contextlib.contextmanager
-def _translating(
-    engine: sa.Engine, what: str, *, table: str | None = None, hint: str | None = None
-) -> Iterator[None]:
-    """Errors of the connection, and of nothing else, as ours. ``table``: also those of restoring."""
-    try:
-        yield
-    except exc.TimeoutError as error:
-        raise Unavailable(
-            f"no connection to the database was free: {error}",
-            database=_name(engine),
-            hint="Give the engine a larger pool (pool_size), and end transactions of your own.",
-        ) from error
-    except exc.PendingRollbackError as error:
-        raise GazetteError(
-            "the transaction has failed already, and what it did before is lost",
-            hint="Do not catch errors of statements: let them end the shard. Use begin_nested() for"
-            " what may fail, and leave commits to the runtime.",
-        ) from error
-    except exc.DBAPIError as error:
-        message = f"the database could not {what}: {error.orig}"
-        if table is not None:
-            if isinstance(error, exc.IntegrityError) or _sqlstate(error) in _SERIALIZATION:
-                raise _TryAgain(message, database=_name(engine)) from error
-            if not error.connection_invalidated and _is_missing(engine, table):
-                raise Invalid(
-                    f"the database has no table {table}",
-                    database=_name(engine),
-                    hint="Create it: gazette.stores.sql.create_checkpoint_table(engine).",
-                ) from error
-        lost = isinstance(error, exc.OperationalError | exc.InterfaceError)
-        if lost or error.connection_invalidated:
-            raise Unavailable(message, database=_name(engine), hint=hint) from error
-        raise
-
-
 def _session_name(table: str, fqn: str) -> str:
     """The ``application_name`` of a shard's transactions, by which its next owner finds them."""
     digest = hashlib.sha256(f"{table} {fqn}".encode()).hexdigest()[:12]
     return f"gazette {digest} {fqn[-40:].encode('ascii', 'replace').decode()}"
-
-
-def _name(engine: sa.Engine) -> str:
-    return engine.url.render_as_string(hide_password=True)
-
-
-def _is_missing(engine: sa.Engine, table: str) -> bool:
-    try:
-        return not sa.inspect(engine).has_table(table)
-    except exc.SQLAlchemyError:
-        return False
-
-
-def _sqlstate(error: exc.DBAPIError) -> str | None:
-    state: str | None = getattr(error.orig, "sqlstate", None)
-    return state
 
 
 def _error_of(future: OpFuture[Any]) -> BaseException | None:

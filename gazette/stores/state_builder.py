@@ -6,7 +6,8 @@ live shard goes on, is then a file of operations, and hints for it: a `BuiltStat
 database as images when all is done, RocksDB takes whole tables (`RocksDBStore.ingest`), so a build costs
 little more than the plain database would.
 
-A store without a recovery log (`SQLStore`) is built in place: its transaction is the publication.
+A store without a recovery log (`SQLStore`) is built in place: its transaction is the publication. It has
+to be `Claimable`, so that an attempt which comes late cannot touch what a live shard has by then.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from gazette.protocol.hints import FSMHints, decode_hints
 from gazette.protocol.shard import ShardSpec
 from gazette.recoverylog.log_file import Branch, LogFile, offline_recorder
 from gazette.recoverylog.recorder import Recorder
+from gazette.stores.claims import Claim, Claimable, Held
 from gazette.tasks import OpFuture
 
 PIECE_BYTES: Final = 4 << 20
@@ -150,6 +152,17 @@ class OfflineShard:
         return self._commit()
 
 
+def claimable(store: Store, shard: str) -> Claimable:
+    """A store without a recovery log, as what a backfill needs it to be. Raises ``Invalid``."""
+    if not isinstance(store, Claimable):
+        raise Invalid(
+            f"the state of a {type(store).__name__} without a recovery log cannot be backfilled",
+            hint="Implement held() and claim() of gazette.stores.claims.Claimable, as SQLStore does.",
+            shard=shard,
+        )
+    return store
+
+
 class StateBuilder:
     """Builds the state of one shard in ``directory``, which must be empty or not exist. One thread.
 
@@ -171,8 +184,12 @@ class StateBuilder:
         rng: random.Random,
         *,
         fqn: str = "",
+        claim: Claim | None = None,
     ) -> None:
-        """Open the store. Raises what the application's ``new_store`` does, and ``Invalid``."""
+        """Open the store. Raises what the application's ``new_store`` does, and ``Invalid``.
+
+        ``claim`` is for a store without a recovery log: ``Fenced`` when it is not in force any more.
+        """
         self.shard = OfflineShard(spec, fqn, self.commit)
         self.directory = directory.absolute()
         self.path = self.directory / "log"
@@ -181,6 +198,7 @@ class StateBuilder:
         self._recorder: Recorder | None = None
         self._opened: Store | None = None
         self._built: BuiltState | None = None
+        self._claim = claim
         self.directory.mkdir(parents=True, exist_ok=True)
         if next(self.directory.iterdir(), None) is not None:
             raise Invalid("a state is built in an empty directory", directory=str(self.directory))
@@ -196,16 +214,47 @@ class StateBuilder:
             if not isinstance(store, Store):
                 raise Invalid(f"new_store returned {type(store).__name__}, which is no Store")
             self._opened = store
-            self.restored = store.restore_checkpoint(self.shard)
-            """What the store held when it was opened: empty, unless its state is in a database."""
+            self.held = self._open(store)
+            """What the store held when it was opened: nothing, unless its state is in a database."""
         except BaseException:
             self.close()
             raise
+
+    def _open(self, store: Store) -> Held:
+        if self._recorder is not None:
+            return Held(0, store.restore_checkpoint(self.shard))
+        if self._claim is None:
+            raise Bug("a state in a database is built with a claim", shard=self.shard.id)
+        return claimable(store, self.shard.id).claim(self.shard, self._claim)
 
     @property
     def store(self) -> Any:
         """The application's store."""
         return self._opened
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the database holds what an attempt with the same claim has committed. Blocks."""
+        if self._claim is None or self._opened is None:
+            return False
+        store = claimable(self._opened, self.shard.id)
+        return store.held(self.shard).is_of(self._claim.token)
+
+    def in_place(self, checkpoint: Checkpoint, facts: dict[str, Any]) -> BuiltState:
+        """The state that is in the database already (`is_done`), of which nothing is written."""
+        hints = FSMHints(log="none")
+        return BuiltState(
+            self.shard.id,
+            "",
+            self._branch,
+            hints,
+            (),
+            0,
+            "",
+            checkpoint,
+            0,
+            {**facts, "found": True},
+        )
 
     def commit(self, checkpoint: Checkpoint | None = None) -> OpFuture[Any]:
         """Commit what was written so far; without a checkpoint, on the way to the last commit.

@@ -127,8 +127,23 @@ class RowsBackfill(Backfill):
     def clear(self, shard: Any, store: SQLStore) -> None:
         store.execute("DELETE FROM words WHERE shard = :shard", {"shard": shard.id})
 
-    def content(self, store: SQLStore) -> Any:
-        return store.query("SELECT shard, word, n FROM words ORDER BY 1, 2")
+    def content(self, shard: Any, store: SQLStore) -> Any:
+        return store.execute(
+            "SELECT word, n FROM words WHERE shard = :shard ORDER BY word", {"shard": shard.id}
+        )
+
+
+class WrongRowsBackfill(RowsBackfill):
+    def build(self, shard: Any, store: SQLStore, messages: Any) -> None:
+        super().build(shard, store, messages)
+        store.execute("UPDATE words SET n = n + 1 WHERE shard = :shard", {"shard": shard.id})
+
+
+class UnseenRowsBackfill(RowsBackfill):
+    """Compares what has been committed, which is not what it builds."""
+
+    def content(self, shard: Any, store: SQLStore) -> Any:
+        return store.query("SELECT word, n FROM words ORDER BY word")
 
 
 METADATA = sa.MetaData()

@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from gazette.backfill.drive import BackfillRun, Report, RunSettings
+from gazette.backfill.drive import BackfillRun
 from gazette.backfill.job import Backfill
 from gazette.backfill.local import LocalRunner
+from gazette.backfill.report import Report
+from gazette.backfill.settings import RunSettings
 from gazette.backfill.verify import opened_files
 from gazette.client.appender import AppendParams
 from gazette.clock import SystemClock
@@ -23,6 +25,7 @@ from gazette.protocol.hints import FSMHints
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.shard import ShardSpec
 from gazette.recoverylog.player import Player
+from gazette.stores.state_builder import OfflineShard
 from gazette.tasks import BlockingPool
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture, log_spec, shard_spec
@@ -180,7 +183,8 @@ class Cluster:
 
             def look() -> tuple[list[Any], Checkpoint]:
                 with opened_files(backfill, spec, fsm, directory) as (store, checkpoint):
-                    return list(backfill.content(store)), checkpoint
+                    shard: Any = OfflineShard(spec, "", lambda: None)
+                    return list(backfill.content(shard, store)), checkpoint
 
             return await pool.run(look)
         finally:

@@ -112,7 +112,7 @@ def test_a_promotion_opens_it_by_its_hints_and_nothing_else_does(
             store.start_commit(None, checkpoint(number), ()).result()
         store.destroy()
     with StateBuilder(App(opener), SPEC, tmp_path / "build", rng) as builder:
-        assert builder.restored == Checkpoint()
+        assert builder.held.checkpoint == Checkpoint()
         put(builder.store, ROWS[:2000])
         builder.commit()
         put(builder.store, ROWS[2000:])

@@ -1,0 +1,71 @@
+"""What a run of a backfill tells: how far it is, and what it did."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gazette.backfill.build import Attempt, ShardTask
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a run is doing, and how far it is. Bytes. Counted by any thread, read by any."""
+
+    step: str = "planning"
+    done: int = 0
+    total: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, step: str, total: int) -> None:
+        with self._lock:
+            self.step, self.done, self.total = step, 0, total
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.done += count
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReport:
+    """What became of one shard."""
+
+    shard: str
+    messages: int
+    bytes: int
+    sources: Mapping[str, int]
+    """By source journal, the offset at which the live shard goes on."""
+    open_producers: int
+    """Producers with a transaction open there, which the live shard reads again from its begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run did, or (``published`` false) would do."""
+
+    run_id: str
+    published: bool
+    resumed: bool
+    history_bytes: int
+    history_messages: int
+    shards: tuple[ShardReport, ...]
+    verified: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+def shard_report(task: ShardTask, attempts: Sequence[Attempt]) -> ShardReport:
+    """Of one shard, whose state was built by one of the attempts, or was not."""
+    built = {one.shard: one.built for one in attempts}.get(task.spec.id)
+    sources = task.checkpoint.sources
+    return ShardReport(
+        task.spec.id,
+        0 if built is None else built.messages,
+        0 if built is None else built.size,
+        {journal: source.read_through for journal, source in sources.items()},
+        sum(
+            state.begin is not None
+            for source in sources.values()
+            for state in source.producers.values()
+        ),
+    )
