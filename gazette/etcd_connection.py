@@ -209,7 +209,10 @@ class Connection:
         """Prefer the endpoint after ``member`` from now on, unless somebody did so already."""
         if not self._failing:
             self._failing = True
-            log.warning("etcd at %s fails, trying on: %s", member.endpoint, error)
+            log.warning(
+                "etcd at %(endpoint)s fails, trying on: %(error)s",
+                {"endpoint": member.endpoint, "error": error},
+            )
         if member is self.preferred:
             self._preferred = (self._preferred + 1) % len(self._members)
         self._reread_certificates()
@@ -222,7 +225,7 @@ class Connection:
         try:
             pem = _pems(self.settings)
         except Invalid as error:
-            log.warning("the former certificates for etcd are used on: %s", error)
+            log.warning("the former certificates for etcd are used on: %(error)s", {"error": error})
             return
         if pem != self._pem:
             log.info("certificates for etcd were replaced, connecting by the new ones")
@@ -233,7 +236,7 @@ class Connection:
     def succeeded(self, member: Member) -> None:
         if self._failing:
             self._failing = False
-            log.info("etcd answers again at %s", member.endpoint)
+            log.info("etcd answers again at %(endpoint)s", {"endpoint": member.endpoint})
 
     def check_open(self) -> None:
         if self._closed:

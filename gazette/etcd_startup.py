@@ -31,9 +31,11 @@ async def connect_patiently(settings: EtcdSettings, clock: Clock) -> Etcd:
             return await Etcd.connect(settings, clock)
         except Unavailable as error:
             log.warning(
-                "etcd at %s cannot be reached for %.0f s now, trying again: %s",
-                ", ".join(settings.endpoints),
-                clock.monotonic() - began,
-                error,
+                "etcd at %(endpoint)s cannot be reached for %(seconds).0f s now, trying again: %(error)s",
+                {
+                    "endpoint": ", ".join(settings.endpoints),
+                    "seconds": clock.monotonic() - began,
+                    "error": error,
+                },
             )
             await clock.sleep(_PAUSE_S)

@@ -55,10 +55,15 @@ class StreamedBody(Response):
             async for part in self._parts:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         except grpc.aio.AioRpcError as error:
-            log.warning("the body of %s was cut off: %s", path, error.details())
+            log.warning(
+                "the body of %(path)s was cut off: %(error)s",
+                {"path": path, "error": error.details()},
+            )
             return
         except GazetteError as error:
-            log.warning("the body of %s was cut off: %s", path, error)
+            log.warning(
+                "the body of %(path)s was cut off: %(error)s", {"path": path, "error": error}
+            )
             return
         except OSError:  # the client is gone
             return

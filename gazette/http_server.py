@@ -120,12 +120,12 @@ class ReloadedTls:
         try:
             contents = self._files.read()
         except Invalid as error:
-            log.warning("the former certificates are served on: %s", error)
+            log.warning("the former certificates are served on: %(error)s", {"error": error})
             return False
         if contents == self.contents:
             return False
         self.contents = contents
-        log.info("certificates were replaced: %s", self._files.cert_file)
+        log.info("certificates were replaced: %(file)s", {"file": self._files.cert_file})
         return True
 
     def context(self) -> ssl.SSLContext:
@@ -152,7 +152,9 @@ class ReloadedTls:
                 try:
                     current = self.context()
                 except Invalid as error:
-                    log.warning("the former certificates are served on: %s", error)
+                    log.warning(
+                        "the former certificates are served on: %(error)s", {"error": error}
+                    )
             connection.context = current
 
         current.sni_callback = on_hello

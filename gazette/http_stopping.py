@@ -159,7 +159,7 @@ class PatientServer(uvicorn.Server):
     async def _cut_off(self) -> None:
         state = self.server_state
         if state.tasks:
-            log.error("%d HTTP requests did not end in time", len(state.tasks))
+            log.error("%(count)d HTTP requests did not end in time", {"count": len(state.tasks)})
         for task in state.tasks:
             task.cancel("the HTTP server has stopped")
         if state.tasks:

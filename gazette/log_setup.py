@@ -1,4 +1,9 @@
-"""How a process logs: to stderr, as text, JSON lines or coloured text."""
+"""How a process logs: to stderr, as text, JSON lines or coloured text.
+
+What a line is about is in it by name, once: ``log.warning("pulse of %(journal)s failed: %(error)s",
+{"journal": …, "error": …})``. JSON has each of them as a field beside the message. Names are those of
+docs/operating.md; an error is given as the exception, whose hint and facts come with it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,10 @@ import datetime
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from typing import Any, Final, TextIO
+
+from gazette.errors import GazetteError
 
 LEVELS: Final = {
     "trace": 5,
@@ -49,7 +57,26 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _facts(record: logging.LogRecord) -> dict[str, Any]:
+    """What a record knows by name: the values of its message, and what came as ``extra``."""
+    named = record.args if isinstance(record.args, Mapping) else {}
+    return {**named, **_extra(record)}
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
     return {key: value for key, value in vars(record).items() if key not in _OWN}
+
+
+def _error(record: logging.LogRecord) -> BaseException | None:
+    """What a record reports: the exception in its message, or else the one that was handled."""
+    values = record.args.values() if isinstance(record.args, Mapping) else record.args or ()
+    named = next((value for value in values if isinstance(value, BaseException)), None)
+    if named is not None:
+        return named
+    return record.exc_info[1] if record.exc_info else None
+
+
+def _described(error: BaseException) -> str:
+    return str(error) or repr(error)
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -58,7 +85,10 @@ def _time(record: logging.LogRecord) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """``2026-01-31T12:00:00.000Z warning gazette.broker: message key=value``."""
+    """``2026-01-31T12:00:00.000Z warning gazette.broker: message key=value``.
+
+    The message of an error comes with its hint, if it has one of its own, or if it ends the process.
+    """
 
     def __init__(self, *, color: bool) -> None:
         super().__init__()
@@ -68,13 +98,25 @@ class TextFormatter(logging.Formatter):
         name = _NAMES.get(record.levelno, record.levelname.lower())
         if self._color:
             name = f"\x1b[{_COLORS.get(record.levelno, '0')}m{name}\x1b[0m"
-        facts = "".join(f" {key}={value}" for key, value in _facts(record).items())
+        facts = "".join(f" {key}={value}" for key, value in _extra(record).items())
         line = f"{_time(record)} {name} {record.name}: {record.getMessage()}{facts}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        error = _error(record)
+        if isinstance(error, GazetteError) and (
+            error.hint != error.default_hint or record.levelno >= logging.CRITICAL
+        ):
+            line += f". {error.hint}"
+        if record.exc_info:
+            line += f"\n{self.formatException(record.exc_info)}"
+        # What cannot be encoded (half of a surrogate pair in some input) must not cost the line.
+        return line.encode("utf-8", "backslashreplace").decode()
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: ``time``, ``level``, ``logger``, ``msg``, facts, ``error``."""
+    """One JSON object per line: ``time``, ``level``, ``logger``, ``msg``, and what is known by name.
+
+    Of an error: ``error`` (its message), ``error_type``, ``hint``, its own facts where their names are
+    free, and ``traceback`` if it was not expected.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -82,8 +124,17 @@ class JsonFormatter(logging.Formatter):
             "level": _NAMES.get(record.levelno, record.levelname.lower()),
             "logger": record.name,
             "msg": record.getMessage(),
-            **_facts(record),
         }
+        for key, value in _facts(record).items():
+            line.setdefault(key, _described(value) if isinstance(value, BaseException) else value)
+        error = _error(record)
+        if error is not None:
+            line.setdefault("error", _described(error))
+            line.setdefault("error_type", type(error).__name__)
+        if isinstance(error, GazetteError):
+            line.setdefault("hint", error.hint)
+            for key, value in error.facts.items():
+                line.setdefault(key, value)
         if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
+            line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)

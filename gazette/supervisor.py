@@ -177,7 +177,10 @@ class Supervisor:
         code = await process.wait()
         if self._stopping.is_set():
             return
-        log.error("worker %s ended unasked (%s); stopping the others", name, _how(code))
+        log.error(
+            "worker %(worker)s ended unasked (%(reason)s); stopping the others",
+            {"worker": name, "reason": _how(code)},
+        )
         self._died = True
         self.signal_all(signal.SIGTERM)
 
@@ -188,7 +191,7 @@ class Supervisor:
         await self._clock.sleep(self._stop_timeout_s)
         for name, process in self._processes.items():
             if process.returncode is None:
-                log.error("worker %s did not stop in time and is killed", name)
+                log.error("worker %(worker)s did not stop in time and is killed", {"worker": name})
                 process.kill()
 
     def _exit_code(self) -> int:
@@ -198,7 +201,9 @@ class Supervisor:
             if process.returncode
         }
         for name, code in failed.items():
-            log.error("worker %s failed: %s", name, _how(code))
+            log.error(
+                "worker %(worker)s failed: %(reason)s", {"worker": name, "reason": _how(code)}
+            )
         return EXIT_WORKER_FAILED if failed or self._died else 0
 
 

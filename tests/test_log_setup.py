@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from gazette.errors import Unavailable
 from gazette.log_setup import LEVELS, setup
+
+ROOT = Path(__file__).parent.parent
+_STILL_BY_POSITION = {"gazette/broker/replica.py"}
+_METHODS = {"debug", "info", "warning", "error", "critical", "exception", "log"}
 
 
 @pytest.fixture
@@ -54,7 +62,79 @@ def test_json_lines_are_objects_with_facts_and_errors(stream: io.StringIO) -> No
     assert (first["level"], first["msg"], first["logger"]) == ("trace", "detail", "gazette.test")
     assert first["path"] == str(io.StringIO)
     assert second["level"] == "error"
-    assert second["error"].endswith("ValueError: cause")
+    assert (second["error"], second["error_type"]) == ("cause", "ValueError")
+    assert second["traceback"].endswith("ValueError: cause")
+
+
+def test_what_a_message_names_is_a_field(stream: io.StringIO) -> None:
+    setup("info", "json", stream=stream)
+    log = logging.getLogger("gazette.test")
+    error = Unavailable("no answer", hint="Start it.", peer="b", journal="another")
+    log.warning("pulse of %(journal)s: %(error)s", {"journal": "a/b", "error": error})
+    log.warning("after %(seconds).0f s: %(reason)s", {"seconds": 1.25, "reason": KeyError()})
+    log.warning("in the form of libraries: %s", error)
+    one, two, three = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert one.pop("time").endswith("Z")
+    assert one == {
+        "level": "warning",
+        "logger": "gazette.test",
+        "msg": "pulse of a/b: no answer (peer=b, journal=another)",
+        "journal": "a/b",
+        "error": "no answer (peer=b, journal=another)",
+        "error_type": "Unavailable",
+        "hint": "Start it.",
+        "peer": "b",
+    }
+    assert (two["seconds"], two["reason"], two["error_type"]) == (1.25, "KeyError()", "KeyError")
+    assert (three["hint"], three["journal"]) == ("Start it.", "another")
+
+
+def test_text_has_the_hints_of_errors(stream: io.StringIO) -> None:
+    setup("info", "text", stream=stream)
+    log = logging.getLogger("gazette.test")
+    log.warning("x: %(error)s", {"error": Unavailable("no answer", hint="Start it.")})
+    log.warning("x: %(error)s", {"error": Unavailable("no answer")})
+    log.critical("x: %(error)s", {"error": Unavailable("no answer")})
+    log.warning("half of a pair: %(error)s", {"error": "\ud800"})
+    lines = [line.partition("gazette.test: ")[2] for line in stream.getvalue().splitlines()]
+    assert lines == [
+        "x: no answer. Start it.",
+        "x: no answer",
+        f"x: no answer. {Unavailable.default_hint}",
+        "half of a pair: \\ud800",
+    ]
+
+
+def test_log_calls_name_what_they_are_about() -> None:
+    """In one form, by names that docs/operating.md explains."""
+    page = (ROOT / "docs" / "operating.md").read_text()
+    section = page[page.index("### Logs") :].partition("\n## ")[0]
+    documented = set(re.findall(r"`([a-z_]+)`", section))
+    calls = 0
+    for path in sorted((ROOT / "gazette").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and isinstance(node.func.value, ast.Name)
+                and node.func.value.id == "log"
+                and node.func.attr in _METHODS
+            ):
+                continue
+            calls += 1
+            where = f"{path.relative_to(ROOT)}:{node.lineno}"
+            values = node.args[2:] if node.func.attr == "log" else node.args[1:]
+            assert not any(word.arg == "extra" for word in node.keywords), where
+            if not values:
+                continue
+            if path.relative_to(ROOT).as_posix() in _STILL_BY_POSITION:
+                continue
+            value = values[0]
+            assert isinstance(value, ast.Dict), f"{where}: values by name, in one dict"
+            names = {key.value for key in value.keys if isinstance(key, ast.Constant)}
+            assert len(names) == len(value.keys), where
+            assert names <= documented, f"{where}: {names - documented} is not in docs/operating.md"
+    assert calls > 60
 
 
 def test_libraries_that_speak_of_every_request_are_kept_to_warnings(stream: io.StringIO) -> None:

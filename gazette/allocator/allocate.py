@@ -65,9 +65,12 @@ async def allocate(
                 applied = await leader.converge()
             except Conflict as error:
                 # The state moved on while we looked at it, and the mirror is about to tell.
-                log.info("allocation goes on at the next revision: %s", error)
+                log.info("allocation goes on at the next revision: %(error)s", {"error": error})
             except (Retryable, Broken, Invalid, NotAllowed, NotFound) as error:
-                log.warning("allocation failed and is tried again in %s s: %s", _RETRY_S, error)
+                log.warning(
+                    "allocation failed and is tried again in %(seconds)s s: %(error)s",
+                    {"seconds": _RETRY_S, "error": error},
+                )
                 await clock.sleep(_RETRY_S)
                 continue
         await ks.wait_for_revision(max(revision + 1, applied))
@@ -150,23 +153,28 @@ class _Leader:
         metrics.ITEMS.set(items)
         metrics.MEMBERS.set(members)
         log.info(
-            "solved for assignments: items=%d members=%d item_slots=%d member_slots=%d "
-            "assigned=%d seconds=%.3f",
-            items,
-            members,
-            question.item_slots,
-            question.member_slots,
-            slots,
-            elapsed,
+            "solved for assignments: items=%(items)d members=%(members)d item_slots=%(item_slots)d "
+            "member_slots=%(member_slots)d assigned=%(assigned)d seconds=%(seconds).3f",
+            {
+                "items": items,
+                "members": members,
+                "item_slots": question.item_slots,
+                "member_slots": question.member_slots,
+                "assigned": slots,
+                "seconds": elapsed,
+            },
         )
         if slots < question.item_slots:
             log.warning(
                 "cannot reach the desired replication of all items: add members or raise their limits "
-                "(assigned=%d desired=%d member_slots=%d members=%d)",
-                slots,
-                question.item_slots,
-                question.member_slots,
-                members,
+                "(assigned=%(assigned)d desired=%(desired)d member_slots=%(member_slots)d "
+                "members=%(members)d)",
+                {
+                    "assigned": slots,
+                    "desired": question.item_slots,
+                    "member_slots": question.member_slots,
+                    "members": members,
+                },
             )
 
     async def _solution(self, question: Question) -> Solution:

@@ -91,11 +91,9 @@ class Drain:
         if not allocating.done():
             self._look()
             log.warning(
-                "%(member)s leaves with %(assignments)d assignment%(plural)s, as %(reason)s: %(left)s",
+                "%(member)s leaves, as %(reason)s: %(left)s",
                 {
                     "member": self._who,
-                    "assignments": (count := self._state.local_count),
-                    "plural": "" if count == 1 else "s",
                     "reason": reason,
                     "left": self.remainder.describe(self._words),
                 },

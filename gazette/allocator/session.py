@@ -91,7 +91,10 @@ class MemberSession:
                 break
             except Unavailable as error:
                 # ``run`` ends the process if this lasts for longer than the lease.
-                log.warning("exiting of %s is announced again: %s", self.key, error)
+                log.warning(
+                    "exiting of %(key)s is announced again: %(error)s",
+                    {"key": self.key, "error": error},
+                )
                 await self._clock.sleep(_UNAVAILABLE_RETRY_S)
         if result.succeeded:
             self._mod_revision = result.header.revision
@@ -106,10 +109,8 @@ class MemberSession:
             await self.lease.revoke()
         except Unavailable as error:
             log.warning(
-                "lease %x was not revoked, and ends in %.0f s: %s",
-                self.lease.id,
-                max(self.lease.remaining_s, 0),
-                error,
+                "lease %(lease)x was not revoked, and ends in %(seconds).0f s: %(error)s",
+                {"lease": self.lease.id, "seconds": max(self.lease.remaining_s, 0), "error": error},
             )
 
     async def _announce(self, value: bytes) -> int:
@@ -124,7 +125,10 @@ class MemberSession:
                 )
             except Unavailable as error:
                 # The lease bounds this: its daemon fails our scope when it is lost.
-                log.warning("announcing %s is tried again: %s", self.key, error)
+                log.warning(
+                    "announcing %(key)s is tried again: %(error)s",
+                    {"key": self.key, "error": error},
+                )
                 await self._clock.sleep(_UNAVAILABLE_RETRY_S)
                 continue
             if result.succeeded:
@@ -141,12 +145,14 @@ class MemberSession:
 
     def _warn_of(self, holder: KeyValue | None) -> None:
         log.warning(
-            "member key %s is held by another lease (%x, since revision %d): trying again. If another "
-            "process runs with the same zone and id, give this one an id of its own; if one has crashed, "
-            "its lease is about to end",
-            self.key,
-            holder.lease if holder is not None else 0,
-            holder.create_revision if holder is not None else 0,
+            "member key %(key)s is held by another lease (%(lease)x, since revision %(revision)d): trying "
+            "again. If another process runs with the same zone and id, give this one an id of its own; if "
+            "one has crashed, its lease is about to end",
+            {
+                "key": self.key,
+                "lease": holder.lease if holder is not None else 0,
+                "revision": holder.create_revision if holder is not None else 0,
+            },
         )
 
     def _written_before(self, kv: KeyValue | None, value: bytes) -> int:

@@ -199,7 +199,10 @@ class BlobStores:
             metrics.HEALTH_CHECKS.labels(active.url, "error" if error else "ok").inc()
             failures = failures + 1 if error else 0
             if failures and (failures == 1 or str(error) != active.health.error):
-                log.warning("blob store %s is unhealthy: %s", active.url, error)
+                log.warning(
+                    "blob store %(store)s is unhealthy: %(error)s",
+                    {"store": active.url, "error": error},
+                )
             active.set_health(str(error) if error else None)
             await self._clock.sleep(health.next_check_s(failures, self._rng))
 

@@ -137,9 +137,9 @@ class GsStore(FsspecStore):
             if not isinstance(credentials, google.auth.credentials.Signing):
                 self._signer = False
                 log.warning(
-                    "gs://%s: these credentials cannot sign URLs: stored fragments are read through "
+                    "%(store)s: these credentials cannot sign URLs: stored fragments are read through "
                     "brokers. Use the key of a service account.",
-                    self._bucket,
+                    {"store": f"gs://{self._bucket}"},
                 )
             else:
                 project = files.project or getattr(credentials, "project_id", None) or "none"

@@ -61,7 +61,7 @@ async def failing(call: Call) -> AsyncIterator[None]:
         await call.abort(code_of(error), str(error))
     except grpc.aio.InternalError as error:
         # What gRPC makes of a write when the caller's connection has ended just then.
-        log.debug("a caller has gone: %s", error)
+        log.debug("a caller has gone: %(error)s", {"error": error})
 
 
 class Expired(Exception):

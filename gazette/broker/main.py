@@ -75,7 +75,7 @@ def serve(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except Invalid as error:
         return exit_with(error, sys.stderr)
     except GazetteError as error:
-        log.critical("gazette serve: %s. %s", error, error.hint)
+        log.critical("gazette serve: %(error)s", {"error": error})
         with suppress(OSError):
             if TERMINATION_LOG.exists():  # Kubernetes shows it with the pod.
                 TERMINATION_LOG.write_text(f"{error}\n{error.hint}\n")

@@ -94,7 +94,10 @@ async def pulse_forever(context: BrokerContext, replica: Replica) -> NoReturn:
         outcome = await _pulse(context, driver)
         problem = _problem(outcome)
         if problem:
-            log.warning("pulse of %s failed (will retry): %s", replica.journal, problem)
+            log.warning(
+                "pulse of %(journal)s failed (will retry): %(error)s",
+                {"journal": replica.journal, "error": problem},
+            )
         invalidated = driver.invalidated or asyncio.Event()
         try:
             sleep = context.clock.sleep(heartbeat.next_s(succeeded=not problem))

@@ -171,7 +171,10 @@ class BrokerService:
         self.server.grpc.add_generic_rpc_handlers((parts.handler,))
         await self.server.start_grpc()
         self._phase = "ready"
-        log.info("broker %s serves at %s", self.process_id, self.server.endpoint)
+        log.info(
+            "broker %(member)s serves at %(endpoint)s",
+            {"member": self.process_id, "endpoint": self.server.endpoint},
+        )
 
     def _build(self, etcd: Etcd) -> _Parts:
         """Put the parts together; nothing runs yet."""
@@ -304,11 +307,14 @@ class BrokerService:
             ("cancelling", self._cancel),
         ):
             self._phase = name
-            log.info("broker %s is %s", self.process_id, name)
+            log.info("broker %(member)s is %(phase)s", {"member": self.process_id, "phase": name})
             try:
                 await stage()
             except GazetteError as error:
-                log.error("broker %s, while %s: %s", self.process_id, name, error)  # noqa: TRY400
+                log.error(  # noqa: TRY400 - expected, and said in full
+                    "broker %(member)s, while %(phase)s: %(error)s",
+                    {"member": self.process_id, "phase": name, "error": error},
+                )
                 first = first or error
         self._phase = "stopped"
         if self.failure is not None:

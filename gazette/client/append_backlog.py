@@ -259,14 +259,14 @@ class Backlog:
                 file = queue.spill_file(self.settings.spill_directory)
                 offset = file.reserve(segment.length)
         except OSError as error:
-            log.warning("cannot make a file for waiting appends: %s", error)
+            log.warning("cannot make a file for waiting appends: %(error)s", {"error": error})
             return False
         written = False
         try:
             file.write(offset, data)
             written = True
         except OSError as error:
-            log.warning("cannot write waiting appends to a file: %s", error)
+            log.warning("cannot write waiting appends to a file: %(error)s", {"error": error})
         with self._mutex:
             if written and not segment.dropped:
                 segment.move(file, offset)

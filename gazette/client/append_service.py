@@ -253,7 +253,11 @@ class AppendService:
                 backlog.succeed(queue, batch, await self._append(queue, batch))
         except GazetteError as error:
             level = logging.INFO if isinstance(error, Fenced | Closed) else logging.WARNING
-            log.log(level, "appends to %s have failed for good: %s", queue.journal, error)
+            log.log(
+                level,
+                "appends to %(journal)s have failed for good: %(error)s",
+                {"journal": queue.journal, "error": error},
+            )
             backlog.fail(queue, error)
         except asyncio.CancelledError:
             backlog.fail(queue, Closed("the append service was closed", journal=queue.journal))
@@ -289,10 +293,8 @@ class AppendService:
                 delay_s = backoff_s(attempt)
                 log.log(
                     logging.DEBUG if attempt < _QUIET_ATTEMPTS else logging.WARNING,
-                    "append to %s failed and is retried in %s s: %s",
-                    queue.journal,
-                    delay_s,
-                    error,
+                    "append to %(journal)s failed and is retried in %(seconds)s s: %(error)s",
+                    {"journal": queue.journal, "seconds": delay_s, "error": error},
                 )
             await self._client.clock.sleep(delay_s)
             attempt += 1

@@ -163,7 +163,7 @@ async def watch_journals(
                 resume, attempt = snapshot.header, -1
                 yield snapshot
         except (Retryable, Broken) as error:
-            log.debug("watch of journals failed and is retried: %s", error)
+            log.debug("watch of journals failed and is retried: %(error)s", {"error": error})
         attempt += 1
         await client.clock.sleep(backoff_s(attempt))
 

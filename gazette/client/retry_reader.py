@@ -224,7 +224,10 @@ class RetryReader:
         if reader.direct_failed:
             self._direct_failures += 1
             self._proxied = True
-            log.info("a fragment of %s is read through brokers: %s", self.params.journal, error)
+            log.info(
+                "a fragment of %(journal)s is read through brokers: %(error)s",
+                {"journal": self.params.journal, "error": error},
+            )
             return
         self._proxied = False
         if status_of(error) == Status.SUSPENDED.name:
@@ -232,7 +235,10 @@ class RetryReader:
         if isinstance(error, NotFound | NotAllowed) and self._attempt >= _ATTEMPTS_MAX:
             self._attempt = -1
             raise error
-        log.debug("read of %s failed and is retried: %s", self.params.journal, error)
+        log.debug(
+            "read of %(journal)s failed and is retried: %(error)s",
+            {"journal": self.params.journal, "error": error},
+        )
         await self._clock.sleep(backoff_s(self._attempt))
 
     def _look_ahead(self, reader: Reader) -> None:
@@ -255,7 +261,10 @@ class RetryReader:
         try:
             await reader.open_ahead()
         except GazetteError as error:
-            log.debug("look-ahead of %s failed: %s", self.params.journal, error)
+            log.debug(
+                "look-ahead of %(journal)s failed: %(error)s",
+                {"journal": self.params.journal, "error": error},
+            )
             if self._next is reader:
                 self._next = None
                 reader.close()

@@ -76,7 +76,10 @@ def usable_hints(stored: tuple[StoredHints, ...], spec: ShardSpec) -> tuple[FSMH
     usable = list(dict.fromkeys(one.hints for one in stored if one.hints is not None))
     damaged = [one for one in stored if one.error]
     for bad in damaged:
-        log.warning("hints %s of shard %s are damaged: %s", bad.key, spec.id, bad.error)
+        log.warning(
+            "hints %(key)s of shard %(shard)s are damaged: %(error)s",
+            {"key": bad.key, "shard": spec.id, "error": bad.error},
+        )
     if usable:
         # Hints without files say to read the log from its first byte: whatever has files is better.
         return tuple(sorted(usable, key=lambda hints: not hints.live_nodes))
@@ -140,7 +143,10 @@ async def store_recovered_hints(
             if await _rotate(etcd, spec, hints, assignment_key, create_revision):
                 return
         except Unavailable as error:
-            log.warning("recovered hints of shard %s are stored again: %s", spec.id, error)
+            log.warning(
+                "recovered hints of shard %(shard)s are stored again: %(error)s",
+                {"shard": spec.id, "error": error},
+            )
         attempt += 1
         await clock.sleep(min(5.0, 0.05 * 2 ** min(attempt, 10)))
         if await _moved(etcd, assignment_key, create_revision):

@@ -71,7 +71,10 @@ class ShardOutside:
             try:
                 return await client.append(AppendParams(journal), intent)
             except NotFound:
-                log.warning("journal %s of a recovered acknowledgement is gone", journal)
+                log.warning(
+                    "journal %(journal)s of a recovered acknowledgement is gone",
+                    {"journal": journal},
+                )
                 return None
 
         return self._start(append, f"acknowledge {journal}")
@@ -125,7 +128,7 @@ class ShardOutside:
         try:
             return b"".join(self._read_range(ReplayRange(journal, begin, end)))
         except OffsetJump as jump:
-            log.warning("bytes of a skipped message cannot be had: %s", jump)
+            log.warning("bytes of a skipped message cannot be had: %(reason)s", {"reason": jump})
             return b""
 
     def _read_range(self, wanted: ReplayRange) -> Iterator[bytes]:
@@ -159,7 +162,7 @@ class ShardOutside:
         metrics.POISON_MESSAGES.labels(self._shard.fqn, journal, reason).inc()
 
     def stalled(self, reason: str) -> None:
-        log.info("shard %s stalls: %s", self._shard.id, reason)
+        log.info("shard %(shard)s stalls: %(reason)s", {"shard": self._shard.id, "reason": reason})
 
     def _note_finished(self, transaction: FinishedTransaction) -> None:
         self._progress.update(transaction.read_through, transaction.publish_at)

@@ -91,13 +91,16 @@ class PoisonControl:
         )
         letter.raw = letter.raw[: self.policy.raw_bytes_max]
         log.warning(
-            "shard %s skips a message of %s at [%d, %d), uuid %s: %s",
-            self._shard_id,
-            journal,
-            letter.begin,
-            letter.end,
-            letter.message_uuid or "unknown",
-            letter.error,
+            "shard %(shard)s skips a message of %(journal)s at [%(begin)d, %(end)d), uuid %(uuid)s: "
+            "%(error)s",
+            {
+                "shard": self._shard_id,
+                "journal": journal,
+                "begin": letter.begin,
+                "end": letter.end,
+                "uuid": letter.message_uuid or "unknown",
+                "error": letter.error,
+            },
         )
         self._publisher.publish_uncommitted(self._mapping, letter)
         self._skipped(journal, reason)

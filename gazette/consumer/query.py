@@ -252,7 +252,10 @@ class _Attempts:
             try:
                 return await self._remote(header)
             except Retryable as error:
-                log.info("a standby of %s did not answer: %s", self._shard_id, error)
+                log.info(
+                    "a standby of %(shard)s did not answer: %(error)s",
+                    {"shard": self._shard_id, "error": error},
+                )
         return None
 
     async def _of_ours(self, shard: Shard) -> Answer[Any] | None:
@@ -268,7 +271,10 @@ class _Attempts:
         except (Retryable, NotAllowed):
             return None
         except GazetteError as error:
-            log.warning("standby of shard %s cannot answer: %s", shard.id, error)
+            log.warning(
+                "standby of shard %(shard)s cannot answer: %(error)s",
+                {"shard": shard.id, "error": error},
+            )
             return None
         staleness_s = reads.age_s(edition)
         value = await self._served(edition.reader, lambda: reads.end(edition))

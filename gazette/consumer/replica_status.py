@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Callable
 
 from gazette.allocator.model import DecodedKV
@@ -32,12 +31,6 @@ def error_text(error: BaseException) -> str:
     # Names of files may hold surrogates, which protobuf takes for an error.
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= ERROR_CHARS_MAX else text[:ERROR_CHARS_MAX] + " ...[truncated]"
-
-
-def traceback_text(error: BaseException) -> str:
-    """Where a failure came from, as text that can be written to any log."""
-    lines = "".join(traceback.format_exception(error))
-    return lines.encode("utf-8", "backslashreplace").decode()
 
 
 async def update_status(
@@ -71,7 +64,9 @@ async def update_status(
                 (Op.put(key, reduced.to_pb().SerializeToString(), ignore_lease=True),),
             )
         except GazetteError as error:
-            log.warning("status of %s is written again: %s", key, error)
+            log.warning(
+                "status of %(key)s is written again: %(error)s", {"key": key, "error": error}
+            )
         else:
             if result.succeeded:
                 await key_space.wait_for_revision(result.header.revision)

@@ -306,7 +306,10 @@ class ConsumerService:
         self._up = ShardCollector(parts.resolver, self.append_service, self._append_budget)
         REGISTRY.register(self._up)
         self._phase = "ready"
-        log.info("consumer %s serves at %s", self.process_id, self.server.endpoint)
+        log.info(
+            "consumer %(member)s serves at %(endpoint)s",
+            {"member": self.process_id, "endpoint": self.server.endpoint},
+        )
 
     def _build(self, etcd: Etcd) -> _Parts:
         settings = self.settings
@@ -401,11 +404,14 @@ class ConsumerService:
             ("cancelling", self._cancel),
         ):
             self._phase = name
-            log.info("consumer %s is %s", self.process_id, name)
+            log.info("consumer %(member)s is %(phase)s", {"member": self.process_id, "phase": name})
             try:
                 await stage()
             except GazetteError as error:
-                log.error("consumer %s, while %s: %s", self.process_id, name, error)  # noqa: TRY400
+                log.error(  # noqa: TRY400 - expected, and said in full
+                    "consumer %(member)s, while %(phase)s: %(error)s",
+                    {"member": self.process_id, "phase": name, "error": error},
+                )
                 first = first or error
         self._phase = "stopped"
         if self.failure is not None:

@@ -47,7 +47,7 @@ from gazette.consumer.outside import READ_BYTES, ShardOutside
 from gazette.consumer.poison import PoisonPolicy
 from gazette.consumer.poison_control import checked_policy
 from gazette.consumer.progress import Progress
-from gazette.consumer.replica_status import error_text, traceback_text, update_status
+from gazette.consumer.replica_status import error_text, update_status
 from gazette.consumer.restarts import Restarts, Verdict
 from gazette.consumer.shard_thread import ShardThread
 from gazette.consumer.standby_lag import journal_head, watch_lag
@@ -259,14 +259,20 @@ class Shard:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._unused.wait()
         except TimeoutError:
-            log.warning("the store of shard %s is released although a query uses it", self.id)
+            log.warning(
+                "the store of shard %(shard)s is released although a query uses it",
+                {"shard": self.id},
+            )
         done = thread.submit(destroy)
         thread.close()
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await settled(done)
         except TimeoutError:
-            log.warning("a callback of shard %s still runs; its store is released later", self.id)
+            log.warning(
+                "a callback of shard %(shard)s still runs; its store is released later",
+                {"shard": self.id},
+            )
 
     def awaited(self, read_through: Mapping[str, int]) -> dict[str, int]:
         """Of offsets that a query asks for, those that this shard reads at all: to be waited for.
@@ -296,7 +302,10 @@ class Shard:
         try:
             await work
         except Exception as error:  # noqa: BLE001 - what follows releases more
-            log.warning("%s, of shard %s: %s", what, self.id, error)
+            log.warning(
+                "%(what)s, of shard %(shard)s: %(error)s",
+                {"what": what, "shard": self.id, "error": error},
+            )
 
     async def _guard(self, work: Awaitable[None]) -> None:
         """Run a part of the life cycle; its error makes the shard FAILED, whatever it is."""
@@ -321,7 +330,11 @@ class Shard:
         self._playing.set()
         if not self._recovered.done():
             self._recovered.cancel()
-        log.error("shard %s failed: %s\n%s", self.id, error_text(error), traceback_text(error))
+        log.error(
+            "shard %(shard)s failed: %(error)s",
+            {"shard": self.id, "error": error_text(error)},
+            exc_info=error,
+        )
         self.ended.set()
         self.store_ready.set()
         if self._inbox is not None:
@@ -353,7 +366,7 @@ class Shard:
             (Compare.mod_revision(kv.key, "=", kv.raw.mod_revision),), (Op.delete(kv.key),)
         )
         if result.succeeded:
-            log.info("shard %s is started again after it failed", self.id)
+            log.info("shard %(shard)s is started again after it failed", {"shard": self.id})
             metrics.RESTARTS.labels(self.fqn).inc()
 
     async def _update_status(self, status: ReplicaStatus) -> None:
@@ -454,7 +467,10 @@ class Shard:
             try:
                 return await call()
             except Retryable as error:
-                log.warning("%s, for shard %s, is tried again: %s", what, self.id, error)
+                log.warning(
+                    "%(what)s, for shard %(shard)s, is tried again: %(error)s",
+                    {"what": what, "shard": self.id, "error": error},
+                )
             attempt += 1
             await self._context.clock.sleep(min(5.0, 0.05 * 2 ** min(attempt, 10)))
 
@@ -497,10 +513,9 @@ class Shard:
         self.store_ready.set()
         ready = context.clock.monotonic()
         log.info(
-            "shard %s is served: its log was taken over in %.3f s, its store opened in %.3f s",
-            self.id,
-            played - began,
-            ready - played,
+            "shard %(shard)s is served: its log was taken over in %(log_seconds).3f s, its store opened "
+            "in %(store_seconds).3f s",
+            {"shard": self.id, "log_seconds": played - began, "store_seconds": ready - played},
         )
         self._scope.spawn(
             self._guard(self._update_status(ReplicaStatus(ReplicaCode.PRIMARY, ()))), name="status"
@@ -647,7 +662,10 @@ class Shard:
                 try:
                     data = await reader.read(READ_BYTES)
                 except OffsetJump as jump:
-                    log.warning("source %s of shard %s: %s", journal, self.id, jump)
+                    log.warning(
+                        "source %(journal)s of shard %(shard)s: %(reason)s",
+                        {"journal": journal, "shard": self.id, "reason": jump},
+                    )
                     inbox.put(Jump(journal, jump.offset))
                     continue
                 except NotAllowed as error:
@@ -712,7 +730,10 @@ class Shard:
                 ):
                     stored = hints
             except Unavailable as error:
-                log.warning("hints of shard %s are stored next time: %s", self.id, error)
+                log.warning(
+                    "hints of shard %(shard)s are stored next time: %(error)s",
+                    {"shard": self.id, "error": error},
+                )
 
     async def call(self, fn: Callable[[], T]) -> T:
         """Run a function on the shard's thread, between two steps of its transaction.

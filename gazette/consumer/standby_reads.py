@@ -166,7 +166,7 @@ class StandbyReads:
             try:
                 await self._pool.run(self._close)
             except GazetteError as error:
-                log.warning("a standby's view did not close: %s", error)
+                log.warning("a standby's view did not close: %(error)s", {"error": error})
 
     def _close(self) -> None:
         if self._view is not None:

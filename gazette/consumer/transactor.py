@@ -201,7 +201,10 @@ class Transactor:
         try:
             self._finished(failed(error))
         except GazetteError as another:
-            log.warning("shard %s, after it failed: %s", self._shard.id, another)
+            log.warning(
+                "shard %(shard)s, after it failed: %(error)s",
+                {"shard": self._shard.id, "error": another},
+            )
 
     def _run_to_commit(self, transaction: Transaction) -> bool:
         while True:

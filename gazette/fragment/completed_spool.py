@@ -153,7 +153,9 @@ class SpoolCompression:
         except Unavailable as error:
             self._output = None
             metrics.COMPRESSION_FAILURES.inc()
-            log.warning("compressing a spool as it is persisted instead: %s", error)
+            log.warning(
+                "compressing a spool as it is persisted instead: %(error)s", {"error": error}
+            )
             return False
         self._usable = True
         return True

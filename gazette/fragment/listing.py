@@ -93,11 +93,14 @@ async def list_fragments(
         foreign = await blob_stores.pool.run(_list_into, cover, store, url, spec.name, owner)
         if foreign.count:
             log.warning(
-                "%d objects in %s below journal %s are not its fragments, as %r",
-                foreign.count,
-                url,
-                spec.name,
-                foreign.example,
+                "%(count)d objects in %(store)s below journal %(journal)s are not its fragments, as "
+                "%(example)r",
+                {
+                    "count": foreign.count,
+                    "store": url,
+                    "journal": spec.name,
+                    "example": foreign.example,
+                },
             )
     return cover
 

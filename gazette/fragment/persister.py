@@ -198,7 +198,10 @@ class Persister:
 
     def _drop(self, entry: _Entry) -> bool:
         fragment = entry.spool.fragment
-        log.info("dropping %s of %s: it is gone", fragment.content_name(), fragment.journal)
+        log.info(
+            "dropping %(fragment)s of %(journal)s: it is gone",
+            {"fragment": fragment.content_name(), "journal": fragment.journal},
+        )
         return True
 
     async def _attempt(self, entry: _Entry, spec: JournalSpec, outage: _Outage) -> bool:
@@ -227,10 +230,12 @@ class Persister:
         grave = not expected or isinstance(error, Corrupt | Bug)
         log.log(
             logging.ERROR if grave else logging.WARNING,
-            "failed to persist %s of %s (will retry): %s",
-            entry.spool.fragment.content_name(),
-            entry.spool.fragment.journal,
-            entry.error,
+            "failed to persist %(fragment)s of %(journal)s (will retry): %(error)s",
+            {
+                "fragment": entry.spool.fragment.content_name(),
+                "journal": entry.spool.fragment.journal,
+                "error": error if expected else entry.error,
+            },
             exc_info=None if expected else error,
         )
 

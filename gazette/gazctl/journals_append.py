@@ -206,7 +206,10 @@ class Appending:
             )
 
     def _append(self, journal: str, record: bytes) -> None:
-        log.debug("record %d of %d bytes goes to %s", self._records, len(record), journal)
+        log.debug(
+            "record %(record)d of %(bytes)d bytes goes to %(journal)s",
+            {"record": self._records, "bytes": len(record), "journal": journal},
+        )
         with self._service.start_append(self._params_of(journal)) as append:
             append.write(record)
         self._records += 1

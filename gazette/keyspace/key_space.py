@@ -109,14 +109,15 @@ class KeySpace:
                 try:
                     await self._watch_once(etcd)
                 except Compacted as error:
-                    log.warning("the watch of %s fell behind, loading anew: %s", self.root, error)
+                    log.warning(
+                        "the watch of %(prefix)s fell behind, loading anew: %(error)s",
+                        {"prefix": self.root, "error": error},
+                    )
                     await self._reload(etcd)
                 except Unavailable as error:
                     log.warning(
-                        "the watch of %s is resumed at revision %d: %s",
-                        self.root,
-                        self._resume_revision,
-                        error,
+                        "the watch of %(prefix)s is resumed at revision %(revision)d: %(error)s",
+                        {"prefix": self.root, "revision": self._resume_revision, "error": error},
                     )
         except BaseException as error:
             self._end = error
@@ -199,7 +200,10 @@ class KeySpace:
         try:
             loaded = await etcd.range(self._prefix)
         except (Unavailable, Compacted) as error:
-            log.warning("loading %s anew is tried again: %s", self.root, error)
+            log.warning(
+                "loading %(prefix)s anew is tried again: %(error)s",
+                {"prefix": self.root, "error": error},
+            )
             return  # the watch finds itself compacted again, after a pause
         header = self._check_cluster(loaded.header)
         if header.revision < self.header.revision:
@@ -214,11 +218,13 @@ class KeySpace:
     def _step(self, folded: fold.Folded, header: ResponseHeader) -> None:
         for anomaly in folded.anomalies:
             log.warning(
-                "unexpected at %s: %s (revision %d, %s)",
-                anomaly.key,
-                anomaly.problem,
-                anomaly.mod_revision,
-                "applied" if anomaly.applied else "ignored",
+                "unexpected at %(key)s: %(reason)s (revision %(revision)d, %(outcome)s)",
+                {
+                    "key": anomaly.key,
+                    "reason": anomaly.problem,
+                    "revision": anomaly.mod_revision,
+                    "outcome": "applied" if anomaly.applied else "ignored",
+                },
             )
         self.key_values, self.header = folded.key_values, header
         for observer in self.observers:

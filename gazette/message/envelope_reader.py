@@ -80,7 +80,10 @@ async def read_batches(
             try:
                 chunk = await source.read(_READ_BYTES_MAX)
             except OffsetJump as jump:
-                log.warning("%s: reading goes on at offset %d: %s", journal, jump.offset, jump)
+                log.warning(
+                    "%(journal)s: reading goes on at offset %(offset)d: %(reason)s",
+                    {"journal": journal, "offset": jump.offset, "reason": jump},
+                )
                 if decoder is not None:
                     _jump(decoder, jump.offset, on_malformed)
                 continue

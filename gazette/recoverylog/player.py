@@ -256,7 +256,7 @@ class Player:
             except PrunedLog as error:
                 if not self._older_hints:
                     raise
-                log.warning("%s; trying older hints", error)
+                log.warning("%(error)s; trying older hints", {"error": error})
             self._close_reader()
             self.hints = self._older_hints.pop(0)
             self._playback = Playback(self.hints)
@@ -292,7 +292,10 @@ class Player:
             if playback.handoff_applied:
                 break
             if injected and playback.handoff_applied is False:
-                log.info("hand-off of %s lost a race; injecting it again", playback.log)
+                log.info(
+                    "hand-off of %(journal)s lost a race; injecting it again",
+                    {"journal": playback.log},
+                )
                 injected = False
         await reach("recovery.handed_off", playback.log, self._clock)
         await self._pool.run(self._files.make_live, playback.fsm)
@@ -443,7 +446,10 @@ class Player:
         self._pending = None
         data = task.result()
         if isinstance(data, OffsetJump):
-            log.warning("recovery log %s jumps to offset %d", self._playback.log, data.offset)
+            log.warning(
+                "recovery log %(journal)s jumps to offset %(offset)d",
+                {"journal": self._playback.log, "offset": data.offset},
+            )
             self._playback.jump(data.offset)
             self._close_reader()
             return

@@ -83,7 +83,10 @@ def main(application: Application[Any]) -> NoReturn:
     code = run(application, sys.argv[1:], os.environ)
     if left := threads_left(_THREADS_S):
         # A query of the application, for one. The interpreter would wait for it without end.
-        log.error("threads do not end; leaving without %s", ", ".join(one.name for one in left))
+        log.error(
+            "threads do not end; leaving without %(threads)s",
+            {"threads": ", ".join(one.name for one in left)},
+        )
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -137,7 +140,7 @@ def run(application: Application[Any], argv: Sequence[str], environ: Mapping[str
     except Invalid as error:
         return exit_with(error, sys.stderr)
     except GazetteError as error:
-        log.critical("%s: %s. %s", program, error, error.hint)
+        log.critical("%(program)s: %(error)s", {"program": program, "error": error})
         return EXIT_FAILED
 
 

@@ -174,7 +174,9 @@ class _Publishing:
             self._access.run(append())
         except GazetteError as error:
             # Readers know these messages as pending until they forget their producer.
-            log.warning("messages of a failed task could not be rolled back: %s", error)
+            log.warning(
+                "messages of a failed task could not be rolled back: %(error)s", {"error": error}
+            )
 
 
 def mapping_of(options: WriteOptions, partitions: Partitions) -> Callable[[Any], Partition]:
