@@ -7,15 +7,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import json
 import re
 import shutil
+import weakref
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote
 
@@ -26,11 +25,12 @@ from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.ids import JournalName, Offset
 from gazette.recoverylog.rocksdb_keys import (
     CHECKPOINT_KEY,
-    FIRST_USER_KEY,
     MARK_PREFIX,
     decode_offset,
     journal_of,
 )
+from gazette.recoverylog.rocksdb_native import DEFAULT, load_rocksdict, native_errors
+from gazette.recoverylog.rocksdb_scan import Pinned, Scan, after, bounds
 from gazette.recoverylog.sqlite_redo import materialize
 
 PRIMARY_DATABASE: Final = "primary.db"
@@ -38,7 +38,6 @@ STATE_FILE: Final = "state.json"
 _REDO: Final = re.compile(r"(.+)\.redo-\d{8}")
 _LEFTOVER: Final = re.compile(r"\d+\.(sst|blob|log)(\..*)?|MANIFEST-\d+(\..*)?|IDENTITY|next\.json")
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
-_DEFAULT: Final = "default"
 
 
 class StateKind(enum.Enum):
@@ -115,18 +114,15 @@ class ShardState:
         self.kind = self._find_kind()
         self._owns_directory = owns_directory
         self._connection: apsw.Connection | None = None
+        self._native: Any = None
         self._rocksdb: Any = None
+        self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
         self._families: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -134,6 +130,9 @@ class ShardState:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        # RocksDB stays open until the last of these is gone.
+        for scan in list(self._scans):
+            scan.close()
         self._families.clear()
         database, self._rocksdb = self._rocksdb, None
         if database is not None:
@@ -213,59 +212,61 @@ class ShardState:
     def _family(self, name: str) -> Any:
         self._require(StateKind.ROCKSDB, "keys and values")
         if self._rocksdb is None:
-            native = _rocksdict()
+            native = self._native = load_rocksdict("a RocksDB state")
             path = str(self.directory)
-            options = native.Options(raw_mode=True)
-            families = {
-                family: native.Options(raw_mode=True)
-                for family in native.Rdict.list_cf(path)
-                if family != _DEFAULT
-            }
-            try:
+            with native_errors("open the state", path):
+                options = native.Options(raw_mode=True)
+                families = {
+                    family: native.Options(raw_mode=True)
+                    for family in native.Rdict.list_cf(path)
+                    if family != DEFAULT
+                }
                 self._rocksdb = native.Rdict(
                     path, options, families, access_type=native.AccessType.read_only()
                 )
-            except Exception as error:
-                raise Corrupt(f"RocksDB does not open: {error}", path=path) from error
             self._families = {
                 family: self._rocksdb.get_column_family(family) for family in families
             }
-            self._families[_DEFAULT] = self._rocksdb
+            self._families[DEFAULT] = self._rocksdb
         found = self._families.get(name)
         if found is None:
             raise NotFound(f"no column family {name!r}", families=", ".join(sorted(self._families)))
         return found
 
-    def get(self, key: bytes, *, column_family: str = _DEFAULT) -> bytes | None:
+    def get(self, key: bytes, *, column_family: str = DEFAULT) -> bytes | None:
         """The value of a key of a RocksDB state. None: there is none."""
-        value: bytes | None = self._family(column_family).get(key)
+        family = self._family(column_family)
+        with native_errors("read a key", str(self.directory)):
+            value: bytes | None = family.get(key)
         return value
 
     def iterate(
-        self, prefix: bytes = b"", *, column_family: str = _DEFAULT
+        self, prefix: bytes = b"", *, column_family: str = DEFAULT
     ) -> Iterator[tuple[bytes, bytes]]:
         """(key, value) of a RocksDB state with ``prefix``, in the order of keys. Gazette's own keys, of the
-        default family, are left out."""
-        begin = max(prefix, FIRST_USER_KEY) if column_family == _DEFAULT else prefix
-        yield from self._scan(self._family(column_family), begin, prefix)
+        default family, are left out. Raises ``Corrupt``."""
+        low, high = bounds(prefix, None, None, column_family)
+        return self._scan(column_family, low, high)
 
-    def _scan(self, family: Any, begin: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        for key, value in family.items(from_key=begin or None):
-            if not key.startswith(prefix):
-                return
-            yield key, value
+    def _scan(
+        self, column_family: str, low: bytes, high: bytes | None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        family = self._family(column_family)
+        scan = Scan(Pinned(self._native, family, str(self.directory)), low, high, reverse=False)
+        self._scans.add(scan)
+        return scan
 
     @property
     def column_families(self) -> tuple[str, ...]:
         """Of a RocksDB state."""
-        self._family(_DEFAULT)
+        self._family(DEFAULT)
         return tuple(sorted(self._families))
 
     def _rocksdb_checkpoint(self) -> Checkpoint:
         data = self.get(CHECKPOINT_KEY)
         if data is not None:
             return Checkpoint.from_bytes(data)
-        marks = self._scan(self._family(_DEFAULT), MARK_PREFIX, MARK_PREFIX)
+        marks = self._scan(DEFAULT, MARK_PREFIX, after(MARK_PREFIX))
         return Checkpoint(
             {journal_of(key): SourceCheckpoint(decode_offset(value)) for key, value in marks}
         )
@@ -304,14 +305,3 @@ def with_offsets(checkpoint: Checkpoint, offsets: dict[str, int]) -> Checkpoint:
 
 def _read_only(path: Path) -> str:
     return f"file:{quote(str(path))}?mode=ro"
-
-
-def _rocksdict() -> Any:
-    with contextlib.suppress(ImportError):
-        import rocksdict
-
-        return rocksdict
-    raise Invalid(
-        "this state is a RocksDB database, and rocksdict is not installed",
-        hint="pip install 'gazette[rocksdb]'; or open the directory with any RocksDB tool.",
-    )

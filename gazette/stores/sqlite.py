@@ -21,7 +21,8 @@ from gazette.stores.sqlite_databases import RedoDatabases
 from gazette.stores.sqlite_migrations import Migration, apply_migrations
 from gazette.stores.sqlite_read_pool import ReadPool
 from gazette.stores.sqlite_vfs_recording import VfsRecording
-from gazette.stores.sqlite_view import SQLiteView
+from gazette.stores.sqlite_view import FollowedDatabases
+from gazette.stores.two_copies import TwoCopies
 from gazette.tasks import OpFuture
 
 Bindings = Sequence[Any] | dict[str, Any]
@@ -111,6 +112,7 @@ class SQLiteStore(Store):
             raise Invalid(
                 f"invalid page_size ({page_size})", hint="Use a power of two from 512 to 65536."
             )
+        _check_readers(readers)
         if mode == "redo":
             self._recording: Recording = RedoDatabases(recorder, databases, page_size=page_size)
         elif mode == "vfs":
@@ -144,14 +146,18 @@ class SQLiteStore(Store):
         """What `Application.new_view` returns for shards with this store.
 
         Queries then get an object of this class on which ``__init__`` was not called: methods that
-        rest on ``query`` alone work as on the primary, and what writes raises ``NotAllowed``.
+        rest on ``query`` alone work as on the primary, and what writes raises ``NotAllowed``. All
+        databases are there, those as well that the primary has attached.
+        Raises ``Invalid``.
         """
-        return SQLiteView(directory, lambda path: cls._reading(path, readers))
+        _check_readers(readers)
+        copies = [FollowedDatabases(directory / name) for name in ("one", "two")]
+        return TwoCopies(copies, lambda copy: cls._reading(copy, readers))
 
     @classmethod
-    def _reading(cls, path: Path, readers: int) -> Self:
+    def _reading(cls, copy: FollowedDatabases, readers: int) -> Self:
         store = cls.__new__(cls)
-        store._readers = ReadPool(path, readers, immutable=True)
+        store._readers = ReadPool(copy.path, readers, attached=copy.attached, immutable=True)
         store.connection = cast("apsw.Connection", _NoConnection())
         return store
 
@@ -288,6 +294,11 @@ class SQLiteStore(Store):
         self._readers.close()
         self._ours = True
         self._recording.close()
+
+
+def _check_readers(readers: int) -> None:
+    if readers < 1:
+        raise Invalid(f"invalid readers ({readers}; expected >= 1)")
 
 
 class _Savepoint:

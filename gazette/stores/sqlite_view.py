@@ -1,38 +1,25 @@
-"""A SQLite database that follows the recovery log of a shard, for queries on a hot standby.
-
-There are two copies of it: queries read one while the other is brought up to date, by the redo that the
-log has gained since. A copy that is read is never changed, so that queries need no locks and see one
-commit.
-"""
+"""The SQLite databases of a shard, following its recovery log, for queries on a hot standby."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
 
 import apsw
 
-from gazette.consumer.application import StateView
-from gazette.errors import Bug, Corrupt, GazetteError
+from gazette.errors import GazetteError
+from gazette.recoverylog.shard_state import PRIMARY_DATABASE
 from gazette.recoverylog.sqlite_redo import apply_redo, build, redo_files
 from gazette.recoverylog.staged_files import PlayedFiles
-
-DATABASE: Final = "primary.db"
-
-
-class Reader(Protocol):
-    """What queries are served with."""
-
-    def close_reading(self) -> None: ...
+from gazette.stores.sqlite_databases import database_names
 
 
 class FollowedDatabase:
-    """One copy: a plain database file, and how far in the redo it is."""
+    """One database: a plain file, and how far in the redo it is."""
 
-    def __init__(self, directory: Path, database: str = DATABASE) -> None:
+    def __init__(self, directory: Path, database: str = PRIMARY_DATABASE) -> None:
         self._directory = directory
         self._database = database
         self.path = directory / database
@@ -42,39 +29,18 @@ class FollowedDatabase:
         """(index, offset) of the redo that was not applied yet."""
 
     def follow(self, files: PlayedFiles) -> None:
-        """Bring the copy to the last commit among ``files``. Costs what changed since the last time, and
-        the whole database at first, or if redo that was needed is gone.
+        """Bring it to the last commit among ``files``. Costs what changed since the last time, and the
+        whole database at first, or if redo that was needed is gone.
 
-        Raises ``Corrupt`` and ``GazetteError`` (a full disk); the copy is then built anew next time.
+        Raises ``Corrupt``, ``apsw.Error`` and ``OSError``; it is then built anew next time.
         """
         before, self._redo = self._redo, None
-        try:
-            if not redo_files(files.paths, self._database):
-                self.rebuilds += 1
-                files.copy_to(self._directory)
-                self._recover()
-                return
-            after = None if before is None else self._apply(files.paths, *before)
-            self._redo = after or self._build(files.paths)
-        except (OSError, apsw.Error) as error:
-            raise GazetteError(
-                f"cannot follow the database: {error}",
-                hint="Free space in the directory for recovered files, or choose another.",
-                directory=str(self._directory),
-            ) from error
-
-    def _recover(self) -> None:
-        """It was recorded as it was: with the journal or WAL of its owner."""
-        connection = apsw.Connection(str(self.path))
-        try:
-            connection.execute("PRAGMA journal_mode=DELETE").fetchall()
-        finally:
-            connection.close()
+        after = None if before is None else self._apply(files.paths, *before)
+        self._redo = after or self._build(files.paths)
 
     def _build(self, paths: Mapping[str, Path]) -> tuple[int, int]:
         self.rebuilds += 1
-        shutil.rmtree(self._directory, ignore_errors=True)
-        self._directory.mkdir(parents=True)
+        self._directory.mkdir(parents=True, exist_ok=True)
         state = build(paths, self._database, self.path)
         self._pages = state.pages
         return state.last_index, state.redo[state.last_index]
@@ -100,37 +66,73 @@ class FollowedDatabase:
         return files[-1].index, at
 
 
-class SQLiteView(StateView):
-    """Two copies of a shard's database, taking turns."""
+class FollowedDatabases:
+    """One copy of all databases of a store, as of one commit of them all."""
 
-    def __init__(self, directory: Path, open_reader: Callable[[Path], Reader]) -> None:
-        self._open_reader = open_reader
-        self._free = [FollowedDatabase(directory / name) for name in ("one", "two")]
-        self._used: dict[int, tuple[Reader, FollowedDatabase]] = {}
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._followed: dict[str, FollowedDatabase] = {}
+        self.rebuilds = 0
+        """How often a database was built from nothing, but for one that is new."""
 
-    def refresh(self, files: PlayedFiles) -> Any:
-        if not self._free:
-            raise Bug("both copies of a view are in use")
-        # The one that was used last is closest to the present: what it lacks is shorter.
-        copy = self._free.pop()
+    @property
+    def path(self) -> Path:
+        """Of the primary database."""
+        return self._directory / PRIMARY_DATABASE
+
+    @property
+    def attached(self) -> dict[str, Path]:
+        """The other databases, by the names under which stores attach them."""
+        return {
+            name.removesuffix(".db"): self._directory / name
+            for name in self._followed
+            if name != PRIMARY_DATABASE
+        }
+
+    def follow(self, files: PlayedFiles) -> None:
+        """See `FollowedDatabase.follow`. Raises ``Corrupt``, and ``GazetteError`` (a full disk)."""
+        before, self._followed = self._followed, {}
+        names = [f"{name}.db" for name in database_names((), (f"/{path}" for path in files.paths))]
         try:
-            try:
-                copy.follow(files)
-            except Corrupt:
-                copy.follow(files)  # From the beginning: ours may be what is damaged.
-            reader = self._open_reader(copy.path)
-        except BaseException:
-            self._free.insert(0, copy)
-            raise
-        self._used[id(reader)] = (reader, copy)
-        return reader
+            if redo_files(files.paths, PRIMARY_DATABASE):
+                if not before:
+                    self.rebuilds += 1
+                    shutil.rmtree(self._directory, ignore_errors=True)
+                recorded = [name for name in names if redo_files(files.paths, name)]
+                followed = self._follow([PRIMARY_DATABASE, *recorded], before, files)
+            else:
+                followed = self._recover(names, files)
+        except (OSError, apsw.Error) as error:
+            raise GazetteError(
+                f"cannot follow the database: {error}",
+                hint="Free space in the directory for recovered files, or choose another.",
+                directory=str(self._directory),
+            ) from error
+        self._followed = followed
 
-    def release(self, reader: Any) -> None:
-        opened, copy = self._used.pop(id(reader))
-        opened.close_reading()
-        self._free.append(copy)
+    def _follow(
+        self, names: list[str], before: Mapping[str, FollowedDatabase], files: PlayedFiles
+    ) -> dict[str, FollowedDatabase]:
+        followed: dict[str, FollowedDatabase] = {}
+        for name in names:
+            one = followed[name] = before.get(name) or FollowedDatabase(self._directory, name)
+            built = one.rebuilds
+            one.follow(files)
+            if built and one.rebuilds > built:
+                self.rebuilds += 1
+        return followed
+
+    def _recover(self, names: list[str], files: PlayedFiles) -> dict[str, FollowedDatabase]:
+        """They were recorded as they were: with the journals or WALs of their owner."""
+        self.rebuilds += 1
+        files.copy_to(self._directory)
+        for name in (PRIMARY_DATABASE, *names):
+            connection = apsw.Connection(str(self._directory / name))
+            try:
+                connection.execute("PRAGMA journal_mode=DELETE").fetchall()
+            finally:
+                connection.close()
+        return {name: FollowedDatabase(self._directory, name) for name in names}
 
     def close(self) -> None:
-        for reader, _ in self._used.values():
-            reader.close_reading()
-        self._used.clear()
+        """Nothing is held open."""

@@ -282,3 +282,96 @@ def test_batches_of_a_real_wal(tmp_path: Path) -> None:
         assert batches(data[size : size + 5], size) in (None, [])
     assert batches(data[: sizes[5] - 1], 0) is None
     assert batches(b"\0" * 100, 0) is None
+
+
+def test_a_damaged_table_is_no_short_answer(log: MemoryLog, tmp_path: Path) -> None:
+    """RocksDB's iterators end where they cannot read on; scans of stores, views and states say so."""
+    options = RocksDBOptions(compression="none")
+    store = RocksDBStore(recorder_of(log, tmp_path / "one"), options=options)
+    for number in range(20_000):
+        store.put(b"%06d" % number, random.Random(number).randbytes(40))
+    commit(store)
+    store._database.flush()
+    commit(store)
+    store.destroy()
+    recorder = take_over(log, tmp_path / "two", random.Random(2))
+    table = max((tmp_path / "two").glob("*.sst"), key=lambda path: path.stat().st_size)
+    with table.open("r+b") as file:
+        file.seek(table.stat().st_size // 2)
+        file.write(b"\xff" * 200)
+    store = RocksDBStore(recorder)
+    with store.view() as view:
+        for scan in (store.iterate(), view.iterate(), store.iterate(reverse=True)):
+            with pytest.raises(Corrupt) as raised:
+                list(scan)
+            assert "plays it back" in raised.value.hint
+        for get in (store.get, view.get):
+            with pytest.raises(Corrupt):
+                for number in range(20_000):
+                    get(b"%06d" % number)
+    store.destroy()
+
+
+def test_options_that_are_not_given_are_those_of_before(log: MemoryLog, tmp_path: Path) -> None:
+    """Of the default family, and of those that are only named; what is given goes before it."""
+
+    def section(store: RocksDBStore, family: str) -> str:
+        text = store._recording.options_text()
+        begin = text.index(f'[CFOptions "{family}"]')
+        return text[begin : text.index("[CFOptions", begin + 1)] if family != "f" else text[begin:]
+
+    given = RocksDBOptions(
+        compression="zstd",
+        write_buffer_bytes=3 << 20,
+        bloom_bits_per_key=7,
+        tune=lambda options: options.set_max_bytes_for_level_base(7 << 20),
+    )
+    store = RocksDBStore(
+        recorder_of(log, tmp_path / "one"), options=given, column_families={"f": given}
+    )
+    store.put(b"a", b"1")
+    commit(store)
+    store.destroy()
+    for number in range(2):
+        store = RocksDBStore(
+            take_over(log, tmp_path / f"next {number}", random.Random(number)),
+            column_families=["f"],
+        )
+        for family in ("default", "f"):
+            text = section(store, family)
+            assert "compression=kZSTD" in text
+            assert "write_buffer_size=3145728" in text
+            assert "max_bytes_for_level_base=7340032" in text
+            assert "filter_policy=bloomfilter" in text
+        assert store.get(b"a") == b"1"
+        store.put(b"b", b"2")
+        commit(store)
+        store.destroy()
+    store = RocksDBStore(
+        take_over(log, tmp_path / "other", random.Random(9)), options=RocksDBOptions()
+    )
+    assert "compression=kLZ4" in section(store, "default")
+    assert "compression=kZSTD" in section(store, "f")
+    store.destroy()
+
+
+def test_options_that_cannot_be(log: MemoryLog, tmp_path: Path) -> None:
+    for options, what in (
+        ({"compression": "zip"}, "unknown compression 'zip'"),
+        ({"cache_bytes": -1}, "RocksDBOptions.cache_bytes: invalid value"),
+        ({"write_buffer_bytes": 0}, "RocksDBOptions.write_buffer_bytes"),
+        ({"background_jobs": 0}, "RocksDBOptions.background_jobs"),
+    ):
+        with pytest.raises(Invalid, match=what):
+            RocksDBOptions(**options)  # type: ignore[arg-type]
+    recorder = recorder_of(log, tmp_path / "one")
+    wrong: Any
+    for wrong, what in (
+        ({"batch_bytes": 0}, "batch_bytes"),
+        ({"column_families": [""]}, "needs a name"),
+        ({"column_families": ["default"]}, "as `options`"),
+        ({"column_families": {"f": {"compression": "zstd"}}}, "Use RocksDBOptions|no options"),
+        ({"options": RocksDBOptions(tune=lambda o: o.set_write_buffer_size(-1))}, "open the data"),
+    ):
+        with pytest.raises(Invalid, match=what):
+            RocksDBStore(recorder, **wrong)

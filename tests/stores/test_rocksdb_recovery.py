@@ -70,7 +70,7 @@ class Recorded:
 
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gazette.stores.rocksdb.MANIFEST_BYTES", 4 << 10)
+    monkeypatch.setattr("gazette.stores.rocksdb_options.MANIFEST_BYTES", 4 << 10)
     monkeypatch.setattr("gazette.stores.rocksdb_recording.PIECE", 16 << 10)
     monkeypatch.setattr("gazette.stores.rocksdb_recording.COPY_MIN", 8 << 10)
     init = RocksDBRecording.__init__

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from gazette.errors import Closed, NotAllowed
+from gazette.protocol.checkpoint import Checkpoint
 from gazette.recoverylog.staged_files import PlayedFiles
 from gazette.stores.sqlite import SQLiteStore
-from gazette.stores.sqlite_view import FollowedDatabase, SQLiteView
-from gazette.testing.recovery import Replayer, take_over
+from gazette.stores.sqlite_view import FollowedDatabases
+from gazette.stores.two_copies import TwoCopies
+from gazette.testing.recovery import MemoryLog, Replayer, take_over
 from tests.stores.test_sqlite_recovery import (
     MODES,
     Recorded,
@@ -29,6 +31,7 @@ from tests.stores.test_sqlite_recovery import (
 
 __all__ = ["scratch"]
 COUNT = 100
+SHARD: Any = None  # Stores take nothing of their shard.
 
 
 class Counted(SQLiteStore):
@@ -77,8 +80,8 @@ def follow(recorded: Recorded, directory: Path, rng: random.Random) -> None:
     data = bytes(recorded.log.data)
     replayer = Replayer(directory / "staged")
     view = Counted.view(directory / "view")
-    assert isinstance(view, SQLiteView)
-    copies: list[FollowedDatabase] = list(view._free)
+    assert isinstance(view, TwoCopies)
+    copies: tuple[FollowedDatabases, ...] = view.copies
     former: Counted | None = None
     was = ""
     refreshes = 0
@@ -122,7 +125,7 @@ def test_a_view_only_reads(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_copy_that_was_damaged_is_made_anew(scratch: Path) -> None:
     recorded = record("redo", scratch, random.Random("damage"), 30)
     replayer = Replayer(scratch / "staged")
-    copy = FollowedDatabase(scratch / "copy")
+    copy = FollowedDatabases(scratch / "copy")
     data = bytes(recorded.log.data)
 
     def files_of(end: int) -> PlayedFiles:
@@ -137,3 +140,52 @@ def test_a_copy_that_was_damaged_is_made_anew(scratch: Path) -> None:
     copy.follow(files_of(recorded.ends[20]))
     assert copy.rebuilds == 2
     replayer.abandon()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_attached_databases_are_of_the_same_commit(
+    mode: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that a later owner attaches first."""
+    small_recordings(monkeypatch, mode)
+    log = MemoryLog()
+    kind: Any = mode.partition("-")[0]
+    replayer = Replayer(scratch / "staged")
+    view: Any = Counted.view(scratch / "view")
+    store = SQLiteStore(new_recorder(log, scratch / "first"), mode=kind, databases=["archive"])
+    store.execute("CREATE TABLE live (n INTEGER)")
+    store.execute("CREATE TABLE archive.past (n INTEGER, filler BLOB)")
+    both = "SELECT (SELECT count(*) FROM live), (SELECT count(*) FROM archive.past)"
+
+    def grown(number: int) -> None:
+        store.execute("INSERT INTO live VALUES (?)", (number,))
+        store.execute("INSERT INTO archive.past VALUES (?, randomblob(3000))", (number,))
+        store.start_commit(SHARD, Checkpoint(), ()).result()
+
+    seen = 0
+    for number in range(1, 60):
+        grown(number)
+        if number % 3 == 0:
+            replayer.advance(log, log.end)
+            reader = replayer.view(view.refresh)
+            assert reader.query(both) == [(number, number)]
+            with pytest.raises(NotAllowed):
+                reader.query("DELETE FROM archive.past")
+            view.release(reader)
+            seen += 1
+    store.destroy()
+    recorder = take_over(log, scratch / "second", random.Random(1))
+    store = SQLiteStore(recorder, mode=kind, databases=["more"])
+    store.execute("CREATE TABLE more.added (n INTEGER)")
+    store.execute("INSERT INTO more.added VALUES (7)")
+    grown(60)
+    replayer.advance(log, log.end)
+    reader = replayer.view(view.refresh)
+    assert reader.query(both) == [(60, 60)]
+    assert reader.query("SELECT n FROM more.added") == [(7,)]
+    view.close()
+    store.destroy()
+    replayer.abandon()
+    assert seen > 10
+    if mode == "redo":
+        assert sum(copy.rebuilds for copy in view.copies) <= 2, "it hardly ever followed the redo"

@@ -1,0 +1,98 @@
+"""What the running transaction of a RocksDB store wrote: held in memory until it commits. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+
+class Pending:
+    """Writes of the running transaction to one column family.
+
+    Invariant: ``ranges`` come first, then ``values``, of which None deletes.
+    """
+
+    __slots__ = ("ranges", "undo", "values")
+
+    def __init__(
+        self,
+        values: dict[bytes, bytes | None] | None = None,
+        ranges: list[tuple[bytes, bytes]] | None = None,
+    ) -> None:
+        self.values = {} if values is None else values
+        self.ranges = [] if ranges is None else ranges
+        self.undo: list[Callable[[], object]] | None = None
+        """While there is a savepoint: what returns to it, the last first."""
+
+    def set(self, key: bytes, value: bytes | None) -> None:
+        if self.undo is not None:
+            if key in self.values:
+                self.undo.append(partial(self.values.__setitem__, key, self.values[key]))
+            else:
+                self.undo.append(partial(self.values.pop, key))
+        self.values[key] = value
+
+    def clear(self) -> None:
+        self.values.clear()
+        self.ranges.clear()
+
+    def is_deleted(self, key: bytes) -> bool:
+        return any(begin <= key < end for begin, end in self.ranges)
+
+    def delete_range(self, begin: bytes, end: bytes) -> None:
+        deleted = {key: self.values[key] for key in self.values if begin <= key < end}
+        for key in deleted:
+            del self.values[key]
+        self.ranges.append((begin, end))
+        if self.undo is not None:
+            self.undo.append(partial(self.values.update, deleted))
+            self.undo.append(self.ranges.pop)
+
+    def between(
+        self, low: bytes, high: bytes | None, *, reverse: bool
+    ) -> list[tuple[bytes, bytes | None]]:
+        found = [
+            (key, value)
+            for key, value in self.values.items()
+            if low <= key and (high is None or key < high)
+        ]
+        found.sort(reverse=reverse)
+        return found
+
+
+class PendingSavepoint:
+    """Of `RocksDBStore.savepoint`."""
+
+    def __init__(self, pending: Iterable[Pending]) -> None:
+        self._pending = list(pending)
+        for one in self._pending:
+            one.undo = []
+
+    def release(self) -> None:
+        for one in self._pending:
+            one.undo = None
+
+    def roll_back(self) -> None:
+        for one in self._pending:
+            undo, one.undo = one.undo or [], None
+            for step in reversed(undo):
+                step()
+
+
+def merged(
+    scan: Iterator[tuple[bytes, bytes]],
+    ours: list[tuple[bytes, bytes | None]],
+    pending: Pending,
+    *,
+    reverse: bool,
+) -> Iterator[tuple[bytes, bytes]]:
+    """What the database has, less what the transaction deleted or replaced, and what that wrote."""
+    values, ranges = pending.values, pending.ranges
+    kept = (
+        item
+        for item in scan
+        if item[0] not in values and not (ranges and pending.is_deleted(item[0]))
+    )
+    written = ((key, value) for key, value in ours if value is not None)
+    return heapq.merge(kept, written, reverse=reverse)
