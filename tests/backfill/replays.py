@@ -20,6 +20,7 @@ from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.shard import ShardSource
 from gazette.recoverylog.log_file import moved_hints
+from gazette.stores.state_builder import OfflineShard
 from gazette.testing.app_driver import AppDriver, MemoryJournals
 from gazette.testing.recovery import LOG
 from gazette.testing.stored import write_journal
@@ -147,7 +148,8 @@ class Replay:
         ((data,),) = driver.store.query("SELECT checkpoint FROM gazette_checkpoint")
         # What it has to acknowledge is of its own transaction: that is compared as what it published.
         checkpoint = replace(Checkpoint.from_bytes(data), ack_intents={})
-        return list(self.subject.backfill.content(driver.store)), checkpoint
+        shard: Any = OfflineShard(driver.spec, "", lambda: None)
+        return list(self.subject.backfill.content(shard, driver.store)), checkpoint
 
     def _build(self, driver: AppDriver[Any], runner: Any) -> FSMHints:
         """Build the shard's state up to the ends, append it to the driver's log, and give its hints."""
