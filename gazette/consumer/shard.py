@@ -155,7 +155,6 @@ class Shard:
         self._reads: StandbyReads | None = None
         self._recovered: asyncio.Future[RecoveredState]
         self._recorder: Recorder | None = None
-        self._horizon_bytes: int | None = None
         self._transactor: Transactor | None = None
         self._specs: dict[str, JournalSpec] = {}
         self._poison_policy: PoisonPolicy | None = None
@@ -573,8 +572,6 @@ class Shard:
             raise ApplicationFailed(f"new_store returned {kind}, which is no Store")
         with application_code("Store.restore_checkpoint"):
             checkpoint = self.store.restore_checkpoint(self)
-        if self._recorder is not None:
-            self._horizon_bytes = self._recorder.horizon_bytes
         if not isinstance(checkpoint, Checkpoint):
             raise ApplicationFailed("Store.restore_checkpoint did not return a Checkpoint")
         with application_code("poison_policy"):
@@ -713,9 +710,7 @@ class Shard:
         stored: FSMHints | None = None
         while True:
             await context.clock.sleep(context.hints_interval_s)
-            (hints, flushed), self._horizon_bytes = await self.call(
-                lambda: (recorder.snapshot_hints(), recorder.horizon_bytes)
-            )
+            hints, flushed = await self.call(recorder.snapshot_hints)
             if hints == stored:
                 continue  # An idle shard writes nothing to etcd.
             await settled(flushed)
@@ -752,9 +747,10 @@ class Shard:
 
     @property
     def horizon_bytes(self) -> int | None:
-        """How much of its log a recovery of the shard reads, as of the last hints; None without a log,
-        or on a standby."""
-        return self._horizon_bytes
+        """How much of its log a recovery of the shard reads, from hints that are taken now; None without a
+        log, or on a standby. Any thread."""
+        recorder = self._recorder
+        return None if recorder is None else recorder.known_horizon_bytes
 
     @property
     def play_back(self) -> PlayProgress | None:

@@ -201,6 +201,7 @@ class Recorder:
         self._recent: OpFuture[AppendResult] | None = None
         self._broken: BaseException | None = None
         self._in_group = False
+        self._oldest = fsm.oldest_offset()
         self._params = AppendParams(journal=log, check_registers=fence_check(author))
 
     @classmethod
@@ -325,6 +326,7 @@ class Recorder:
             raise
         if self._recent is None:
             self._recent = future
+        self._oldest = self.fsm.oldest_offset()
         return future
 
     def barrier(self, wait_for: Collection[OpFuture[Any]] = ()) -> OpFuture[AppendResult]:
@@ -372,6 +374,14 @@ class Recorder:
         """How much of the log a recovery from fresh hints reads."""
         oldest = self.fsm.oldest_offset()
         return 0 if oldest is None else max(0, self._write_head - oldest)
+
+    @property
+    def known_horizon_bytes(self) -> int:
+        """`horizon_bytes` as of the last append that is known to be in the log. Any thread."""
+        oldest, recent, end = self._oldest, self._recent, self._write_head
+        if recent is not None and recent.done() and recent.exception() is None:
+            end = max(end, recent.result().commit.end)
+        return 0 if oldest is None else max(0, end - oldest)
 
     def live_paths(self) -> list[str]:
         return sorted(self.fsm.links)

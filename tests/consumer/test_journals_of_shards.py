@@ -13,7 +13,9 @@ from gazette.protocol.journal import Suspend, SuspendLevel
 from gazette.protocol.shard import ReplicaCode
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import LOGS, shard_spec
-from tests.consumer.apps import SHARD, SOURCE, Start, append, frame, source_spec
+from tests.consumer.apps import SHARD, SOURCE, Echo, Start, append, frame, source_spec
+
+TARGET = "b/target"
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +92,25 @@ def code(member: Any) -> ReplicaCode | None:
 def errors(member: Any) -> str:
     status = member.status_of(SHARD)
     return "" if status is None else "; ".join(status.errors)
+
+
+async def test_only_a_recovered_acknowledgement_may_find_its_journal_gone(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """It acknowledges what nobody can read any more. A transaction that publishes to it is another matter."""
+    await broker.create(source_spec(TARGET))
+    first = await start(Echo(TARGET))
+    await first.create(shard_spec(SHARD, SOURCE))
+    await append(broker, frame("a", 1))
+    await first.read_to_heads(SHARD)
+    await first.stop()
+    await change(broker, delete=TARGET)
+    second = await start(Echo(TARGET), id="consumer-two")
+    await second.await_primary(SHARD)
+    stat = await second.read_to_heads(SHARD)
+    assert stat[SOURCE] > 0
+    assert second.store(SHARD).read() == {"a": 1}
+    await append(broker, frame("b", 2))
+    text = await second.await_failed(SHARD)
+    assert TARGET in text
+    assert "not found" in text or "does not exist" in text

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gazette.client.appender import AppendParams
 from gazette.client.shards import ShardChange
 from gazette.clock import SystemClock
 from gazette.consumer import shard as shard_module
@@ -492,6 +493,30 @@ async def test_a_changed_log_is_that_of_the_next_life(
     assert decode_hints(kv.value).log == spec.recovery_log
 
 
+async def test_a_changed_source_is_read_from_the_next_promotion_on(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """Beside the checkpoint, which keeps what was read of the others."""
+    await broker.create(source_spec(TARGET))
+    member = await start()
+    spec = shard_spec(SHARD, SOURCE)
+    await member.create(spec)
+    await append(broker, frame("a", 1))
+    await member.read_to_heads(SHARD)
+    await member.update(replace(spec, sources=(*spec.sources, ShardSource(TARGET))))
+    other = await broker.client.append(AppendParams(TARGET), frame("z", 1))
+    await append(broker, frame("b", 2))
+    await member.read_through(SHARD, {SOURCE: other.commit.end})
+    while "b" not in member.store(SHARD).read():
+        await CLOCK.sleep(0.02)
+    assert member.store(SHARD).read() == {"a": 1, "b": 1}
+    await member.stop()
+    second = await start(id="consumer-two")
+    await second.await_primary(SHARD)
+    await second.read_to_heads(SHARD)
+    assert second.store(SHARD).read() == {"a": 1, "b": 1, "z": 1}
+
+
 async def test_a_source_may_be_read_with_a_metadata_segment(
     start: Start, broker: BrokerFixture
 ) -> None:
@@ -503,6 +528,23 @@ async def test_a_source_may_be_read_with_a_metadata_segment(
 
 
 # --- Hints
+
+
+async def test_the_horizon_is_known_without_hints(start: Start, broker: BrokerFixture) -> None:
+    """After every commit, however seldom hints are stored; and without a word to the shard."""
+    member = await start(hints_interval_s=3600.0)
+    await member.create(shard_spec(SHARD, SOURCE))
+    await member.await_primary(SHARD)
+    before = member.shard(SHARD).horizon_bytes
+    assert before == 0
+    for number in range(3):
+        # Each state is longer than the one before, and all there is to recover.
+        await append(broker, frame(f"word {number} " * 100, number + 1))
+        await member.read_to_heads(SHARD)
+        while (known := member.shard(SHARD).horizon_bytes or 0) <= before:
+            await CLOCK.sleep(0.02)
+        before = known
+    assert before > 2000
 
 
 async def test_hints_are_stored_from_time_to_time_and_kept_at_promotions(
