@@ -73,6 +73,10 @@ def new_view(kind: str, directory: Path) -> StateView | None:
     """How hot standbys answer, if the store lets them."""
     if kind == "sqlite":
         return SQLiteCounts.view(directory)
+    if kind == "rocksdb":
+        from word_count.rocksdb_counts import RocksDBCounts
+
+        return RocksDBCounts.standby_view(directory)
     if kind == "json":
         return JSONCounts.view(dict[str, int], dict)
     return None

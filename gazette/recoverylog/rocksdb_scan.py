@@ -74,11 +74,11 @@ class Scan(Iterator[tuple[bytes, bytes]]):
             raise StopIteration
         pinned = self._pinned
         if pinned is None:
-            raise _closed()
+            raise closed_error()
         with pinned.lock:
             iterator = pinned.iterator
             if iterator is None:
-                raise _closed()
+                raise closed_error()
             try:
                 self._advance(iterator, moved=pinned.owner is not self)
                 pinned.owner = self
@@ -124,5 +124,5 @@ class Scan(Iterator[tuple[bytes, bytes]]):
         self._pinned = None
 
 
-def _closed() -> Closed:
+def closed_error() -> Closed:
     return Closed("the view, or the store, was closed")

@@ -12,9 +12,9 @@ import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from gazette.consumer.application import Shard, Store
+from gazette.consumer.application import Shard, StateView, Store
 from gazette.errors import Closed, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.recoverylog.recorder import Recorder
@@ -28,6 +28,7 @@ from gazette.recoverylog.rocksdb_keys import (
 )
 from gazette.recoverylog.rocksdb_native import DEFAULT, load_rocksdict, native_errors, translated
 from gazette.recoverylog.rocksdb_scan import Pinned, Scan, after, bounds, no_family
+from gazette.stores.rocksdb_follower import FollowedRocksDB
 from gazette.stores.rocksdb_options import (
     Families,
     RocksDBOptions,
@@ -37,7 +38,8 @@ from gazette.stores.rocksdb_options import (
 )
 from gazette.stores.rocksdb_pending import Pending, PendingSavepoint, merged
 from gazette.stores.rocksdb_recording import RocksDBRecording
-from gazette.stores.rocksdb_view import RocksDBView
+from gazette.stores.rocksdb_view import FamilyCopy, FamilySnapshot, FamilyView, RocksDBView
+from gazette.stores.two_copies import TwoCopies
 from gazette.tasks import OpFuture
 
 _BATCH_OPS: Final = 8192
@@ -88,6 +90,8 @@ class RocksDBStore(Store):
         self._batch_bytes = batch_bytes
         self._lock = threading.Lock()
         self._closed = False
+        self._copy: FollowedRocksDB | None = None
+        """What a hot standby reads."""
         self._views: weakref.WeakSet[RocksDBView] = weakref.WeakSet()
         self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
         self._marks: dict[str, int] = {}
@@ -122,6 +126,35 @@ class RocksDBStore(Store):
             for name in opened.families.keys() - {DEFAULT}:
                 self._families[name] = self._database.get_column_family(name)
                 self._handles[name] = self._database.get_column_family_handle(name)
+
+    @classmethod
+    def standby_view(cls, directory: Path, *, cache_bytes: int = 64 << 20) -> StateView:
+        """What `Application.new_view` returns for shards with this store.
+
+        Queries then get an object of this class on which ``__init__`` was not called: methods that
+        rest on ``view`` alone work as on the primary, and everything else raises ``NotAllowed``.
+        ``cache_bytes`` are for uncompressed blocks of all column families. What WALs hold, at most 64 MiB, is
+        in memory twice.
+        Raises ``Invalid``.
+        """
+        native = load_rocksdict("RocksDBStore")
+        with native_errors("make a cache of blocks", str(directory)):
+            cache = native.Cache(cache_bytes)
+        copies = [FollowedRocksDB(native, directory / name, cache) for name in ("one", "two")]
+        return TwoCopies(copies, lambda copy: cls._reading(native, copy))
+
+    @classmethod
+    def _reading(cls, native: Any, copy: FollowedRocksDB) -> Self:
+        store = cls.__new__(cls)
+        store._native = native
+        store._path = copy.path
+        store._lock = threading.Lock()
+        store._closed = False
+        store._views = weakref.WeakSet()
+        store._copy = copy
+        nothing: Any = _OnlyReads()
+        store._pending = store._recording = store._recorder = nothing
+        return store
 
     # -- the running transaction
 
@@ -176,7 +209,7 @@ class RocksDBStore(Store):
         self._scans.add(scan)
         if not ours and not pending.ranges:
             return scan
-        return merged(scan, ours, Pending(dict(ours), list(pending.ranges)), reverse=reverse)
+        return merged(scan, ours, Pending(dict(ours), list(pending.ranges)), reverse)
 
     def savepoint(self) -> PendingSavepoint:
         if self._closed:
@@ -268,9 +301,20 @@ class RocksDBStore(Store):
         with self._lock:
             if self._closed:
                 raise self._closed_error()
-            view = RocksDBView(self._native, self._families, self._path)
+            view = self._new_view()
             self._views.add(view)
             return view
+
+    def _new_view(self) -> RocksDBView:
+        native, path = self._native, self._path
+        families: dict[str, FamilyView] = {}
+        if self._copy is None:
+            for name, family in self._families.items():
+                families[name] = FamilySnapshot(native, family, path)
+        else:
+            for name, followed in self._copy.families.items():
+                families[name] = FamilyCopy(native, followed, path)
+        return RocksDBView(families, path)
 
     @property
     def live_bytes(self) -> int:
@@ -353,6 +397,13 @@ class RocksDBStore(Store):
             return Checkpoint.from_bytes(data)
         return Checkpoint({journal: SourceCheckpoint(offset) for journal, offset in marks.items()})
 
+    def close_reading(self) -> None:
+        """End views and iterations (``Closed``), of a store that a hot standby reads with."""
+        with self._lock:
+            self._closed = True
+            for view in list(self._views):
+                view.close()
+
     def destroy(self) -> None:
         """Ends views and iterations (``Closed``), and compactions. Waits for nothing of the log."""
         with self._lock:
@@ -383,6 +434,22 @@ class _Write:
     value: bytes | None
     """Of a range, its end."""
     is_range: bool
+
+
+class _OnlyReads:
+    """Stands for what a hot standby's store has not."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise _refused()
+
+    def __getitem__(self, name: str) -> Any:
+        raise _refused()
+
+
+def _refused() -> NotAllowed:
+    return NotAllowed(
+        "a hot standby's state is only read", hint="Use view(), or ask the shard's primary."
+    )
 
 
 __all__ = ["DEFAULT", "RocksDBOptions", "RocksDBStore", "RocksDBView"]

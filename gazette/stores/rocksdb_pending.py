@@ -84,7 +84,6 @@ def merged(
     scan: Iterator[tuple[bytes, bytes]],
     ours: list[tuple[bytes, bytes | None]],
     pending: Pending,
-    *,
     reverse: bool,
 ) -> Iterator[tuple[bytes, bytes]]:
     """What the database has, less what the transaction deleted or replaced, and what that wrote."""

@@ -1,17 +1,119 @@
-"""What a RocksDB store held at one commit, for queries."""
+"""What a RocksDB store held at one commit, for queries: on the primary a snapshot, on a hot standby tables
+and what was written over them."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, Self
 
-from gazette.errors import Closed, Invalid
+from gazette.errors import Closed
 from gazette.recoverylog.rocksdb_native import DEFAULT, translated
-from gazette.recoverylog.rocksdb_scan import Pinned, Scan, bounds, no_family
+from gazette.recoverylog.rocksdb_scan import Pinned, Scan, bounds, closed_error, no_family
+from gazette.stores.rocksdb_batch import folded, lookup
+from gazette.stores.rocksdb_follower import FollowedFamily
+from gazette.stores.rocksdb_pending import merged
 
-Get = Callable[[bytes], bytes | None]
+
+class FamilyView(Protocol):
+    """A column family at one commit."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def scan(
+        self, low: bytes, high: bytes | None, *, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes]]: ...
+
+    def close(self) -> None:
+        """End it, and scans of it. Any thread."""
+        ...
+
+
+class _Pins:
+    """An iterator that stays where it is, and the scans that share it."""
+
+    def __init__(self, native: Any, family: Any, path: str) -> None:
+        # Iterators of rocksdict's snapshots are of the present state, not of the snapshot. One that is
+        # made now is of now, so scans share it.
+        self._pinned = Pinned(native, family, path)
+        self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
+
+    def scan(self, low: bytes, high: bytes | None, *, reverse: bool) -> Scan:
+        scan = Scan(self._pinned, low, high, reverse=reverse)
+        self._scans.add(scan)
+        return scan
+
+    def close(self) -> None:
+        for scan in list(self._scans):
+            scan.close()
+        self._pinned.close()
+
+
+class FamilySnapshot:
+    """Of a database that goes on changing."""
+
+    def __init__(self, native: Any, family: Any, path: str) -> None:
+        """Raises RocksDB's errors as ours."""
+        self._path = path
+        try:
+            self._snapshot = family.snapshot()
+        except Exception as error:
+            raise translated(error, "make a view", path) from error
+        self._pins = _Pins(native, family, path)
+
+    def get(self, key: bytes) -> bytes | None:
+        try:
+            value: bytes = self._snapshot[key]
+        except Exception as error:
+            if str(error) == "key not found":
+                return None
+            raise translated(error, "read a key", self._path) from error
+        return value
+
+    def scan(self, low: bytes, high: bytes | None, *, reverse: bool) -> Scan:
+        return self._pins.scan(low, high, reverse=reverse)
+
+    def close(self) -> None:
+        self._pins.close()
+
+
+class FamilyCopy:
+    """Of a copy that is not changed while it is read."""
+
+    def __init__(self, native: Any, family: FollowedFamily, path: str) -> None:
+        """Raises RocksDB's errors as ours."""
+        self._family = family
+        self._path = path
+        self._pins = _Pins(native, family.tables, path)
+        self._closed = False
+
+    def get(self, key: bytes) -> bytes | None:
+        known, written = lookup(self._family.layers, key)
+        if known:
+            return written
+        try:
+            value: bytes | None = self._family.tables.get(key)
+        except Exception as error:
+            raise translated(error, "read a key", self._path) from error
+        return value
+
+    def scan(
+        self, low: bytes, high: bytes | None, *, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes]]:
+        over = folded(self._family.layers, low, high)
+        ours = over.between(low, high, reverse=reverse)
+        return self._open(merged(self._pins.scan(low, high, reverse=reverse), ours, over, reverse))
+
+    def _open(self, items: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        for item in items:
+            if self._closed:
+                raise closed_error()
+            yield item
+
+    def close(self) -> None:
+        self._closed = True
+        self._pins.close()
 
 
 class RocksDBView:
@@ -20,38 +122,23 @@ class RocksDBView:
     Close it soon: RocksDB keeps what was overwritten for as long as a view needs it.
     """
 
-    def __init__(
-        self, native: Any, families: Mapping[str, Any], path: str, *, changes: bool = True
-    ) -> None:
-        """See `RocksDBStore.view`. ``changes``: whether the database may while the view is open."""
+    def __init__(self, families: Mapping[str, FamilyView], path: str) -> None:
+        """See `RocksDBStore.view`."""
         self._path = path
-        self._gets: dict[str, Get] = {}
-        self._pinned: dict[str, Pinned] = {}
-        try:
-            for name, family in families.items():
-                self._gets[name] = _get_of(family.snapshot()) if changes else family.get
-                # Iterators of rocksdict's snapshots are of the present state, not of the snapshot. One
-                # that is made now is of now, so scans share it.
-                self._pinned[name] = Pinned(native, family, path)
-        except Exception as error:
-            raise translated(error, "make a view", path) from error
-        self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
+        self._families = dict(families)
         self._lock = threading.Lock()
 
-    def _no_family(self, column_family: str) -> Invalid | Closed:
-        if self._gets:
-            return no_family(column_family)
-        return Closed("the store was destroyed", path=self._path)
+    def _family(self, name: str) -> FamilyView:
+        family = self._families.get(name)
+        if family is None:
+            if self._families:
+                raise no_family(name)
+            raise Closed("the store was destroyed", path=self._path)
+        return family
 
     def get(self, key: bytes, *, column_family: str = DEFAULT) -> bytes | None:
         """The value of a key. None: there is none. Raises ``Closed``, ``Corrupt``."""
-        get = self._gets.get(column_family)
-        if get is None:
-            raise self._no_family(column_family)
-        try:
-            return get(key)
-        except Exception as error:
-            raise translated(error, "read a key", self._path) from error
+        return self._family(column_family).get(key)
 
     def iterate(
         self,
@@ -68,45 +155,22 @@ class RocksDBView:
         """
         low, high = bounds(prefix, begin, end, column_family)
         with self._lock:
-            pinned = self._pinned.get(column_family)
-            if pinned is None:
-                raise self._no_family(column_family)
-            scan = Scan(pinned, low, high, reverse=reverse)
-            self._scans.add(scan)
-        return scan
+            return self._family(column_family).scan(low, high, reverse=reverse)
 
     @property
     def column_families(self) -> tuple[str, ...]:
         """The names of all column families."""
-        return tuple(self._gets)
+        return tuple(self._families)
 
     def close(self) -> None:
         """End it, and iterations of it. Any thread."""
         with self._lock:
-            self._gets = {}
-            for scan in list(self._scans):
-                scan.close()
-            for pinned in self._pinned.values():
-                pinned.close()
-            self._pinned = {}
+            families, self._families = self._families, {}
+            for family in families.values():
+                family.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _get_of(snapshot: Any) -> Get:
-    """What `RocksDBView.get` does to a snapshot of rocksdict's, which raises for a missing key."""
-
-    def get(key: bytes) -> bytes | None:
-        try:
-            value: bytes = snapshot[key]
-        except Exception as error:
-            if str(error) != "key not found":
-                raise
-            return None
-        return value
-
-    return get

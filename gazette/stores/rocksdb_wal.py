@@ -1,4 +1,4 @@
-"""RocksDB's write-ahead log, as far as recording reads it: which batches of writes it holds.
+"""RocksDB's write-ahead log: the records that it holds, and which batches of writes they are.
 
 Pure. A WAL is a sequence of blocks of 32 KiB. A record (one batch of writes) is cut into fragments
 that do not cross blocks; each has a header of checksum (4), length (2, little endian) and type (1). A
@@ -8,7 +8,7 @@ batch begins with the sequence number of its first write (8) and their count (4)
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 BLOCK: Final = 32 << 10
@@ -19,13 +19,9 @@ _FRAGMENT: Final = struct.Struct("<IHB")
 _BATCH: Final = struct.Struct("<QI")
 
 
-def batches(data: bytes, offset: int) -> list[tuple[int, int]] | None:
-    """(first sequence number, count) of each batch in ``data``, which stands at ``offset`` of a WAL.
-
-    ``data`` must begin and end between records. None when it does not, or holds anything else.
-    """
-    found: list[tuple[int, int]] = []
-    head: bytearray | None = None
+def _fragments(data: bytes, offset: int) -> Iterator[tuple[int, int, int] | None]:
+    """(type, begin, end) of each fragment in ``data``, which stands at ``offset`` of a file. None, at the
+    end, for one that is not whole."""
     at, length = 0, len(data)
     while at < length:
         room = BLOCK - (offset + at) % BLOCK
@@ -33,24 +29,61 @@ def batches(data: bytes, offset: int) -> list[tuple[int, int]] | None:
             at += room
             continue
         if at + HEADER > length:
-            return None
+            yield None
+            return
         _, size, kind = _FRAGMENT.unpack_from(data, at)
         begin = at + HEADER
         at = begin + size
         if at > length or HEADER + size > room:
+            yield None
+            return
+        yield kind, begin, at
+
+
+def batches(data: bytes, offset: int) -> list[tuple[int, int]] | None:
+    """(first sequence number, count) of each batch in ``data``, which stands at ``offset`` of a WAL.
+
+    ``data`` must begin and end between records. None when it does not, or holds anything else.
+    """
+    found: list[tuple[int, int]] = []
+    head: bytearray | None = None
+    for fragment in _fragments(data, offset):
+        if fragment is None:
             return None
+        kind, begin, end = fragment
         if kind in (_FULL, _FIRST) and head is None:
             head = bytearray()
         elif kind not in (_MIDDLE, _LAST) or head is None:
             return None
         if len(head) < BATCH_HEADER:
-            head += data[begin : min(at, begin + BATCH_HEADER - len(head))]
+            head += data[begin : min(end, begin + BATCH_HEADER - len(head))]
         if kind in (_FULL, _LAST):
             if len(head) < BATCH_HEADER:
                 return None
             found.append(_BATCH.unpack(head))
             head = None
     return found if head is None else None
+
+
+def records(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
+    """(record, where it ends in the file) of each whole record in ``data``, which stands at ``offset``.
+
+    Ends, as RocksDB does, where a record was cut off. Also of manifests, which have the same form.
+    """
+    record = bytearray()
+    for fragment in _fragments(data, offset):
+        if fragment is None:
+            return
+        kind, begin, end = fragment
+        if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or (kind in (_FULL, _FIRST)) == bool(record):
+            return
+        if kind == _FULL:
+            yield data[begin:end], offset + end
+            continue
+        record += data[begin:end]
+        if kind == _LAST:
+            yield bytes(record), offset + end
+            record.clear()
 
 
 def continues(tails: Iterable[tuple[bytes, int]], last: int, latest: int) -> bool:

@@ -1,0 +1,233 @@
+"""The state of a RocksDB shard on a hot standby: at each refresh the last commit, whatever its owner
+flushes, compacts, deletes and records anew meanwhile."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gazette.errors import Closed, GazetteError, NotAllowed, NotYet
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.stores.rocksdb import RocksDBStore, RocksDBView
+from gazette.stores.rocksdb_batch import lookup
+from gazette.stores.rocksdb_follower import FollowedRocksDB
+from gazette.testing.recovery import MemoryLog, Replayer, take_over
+from tests.stores.test_rocksdb_recovery import (
+    FAMILIES,
+    SHARD,
+    TINY,
+    VARIANTS,
+    Model,
+    Recorded,
+    digest,
+    new_recorder,
+    open_store,
+    record,
+    run,
+    scratch,
+    small_files,
+)
+
+rocksdict: Any = pytest.importorskip("rocksdict")
+__all__ = ["scratch", "small_files"]
+COUNT = 90
+
+
+class Counted(RocksDBStore):
+    """As applications make one: with a constructor of its own."""
+
+    def __init__(self, recorder: Any) -> None:
+        super().__init__(recorder)
+        self.gathered: list[str] = []
+
+    def keys(self) -> int:
+        with self.view() as view:
+            return sum(1 for _ in view.iterate())
+
+
+def content(store: RocksDBStore) -> str:
+    with store.view() as view:
+        model: Model = {name: dict(view.iterate(column_family=name)) for name in FAMILIES}
+        for name in FAMILIES:
+            for key, value in list(model[name].items())[::7]:
+                assert view.get(key, column_family=name) == value
+            assert view.get(b"never", column_family=name) is None
+        return digest(model)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_refresh_is_the_last_commit(variant: str, scratch: Path) -> None:
+    """Tables that a copy reads are unlinked in the log all the time; what is read meanwhile stays."""
+    rng = random.Random(f"view {variant}")
+    recorded = record(VARIANTS[variant], scratch, rng, COUNT)
+    assert recorded.syncs > 5, "nothing was flushed or compacted"
+    openings, refreshes = follow(recorded, scratch, rng)
+    assert 5 < openings < refreshes, (
+        "tables are opened when the manifest has changed, and then only"
+    )
+
+
+@pytest.mark.timeout(3600)
+def test_fail_overs_do_not_disturb_it(scratch: Path) -> None:
+    """Each owner begins a manifest of its own, and one that died has left files that nobody refers to."""
+    rng = random.Random("view of several owners")
+    recorded = Recorded()
+    store = open_store(new_recorder(recorded.log, scratch / "first"), TINY)
+    for owner in range(5):
+        run(recorded, store, rng, COUNT // 5)
+        store.destroy()
+        recorder = take_over(recorded.log, scratch / f"owner-{owner}", rng)
+        store = open_store(recorder, TINY)
+    store.destroy()
+    follow(recorded, scratch, rng)
+
+
+@pytest.mark.timeout(3600)
+def test_where_files_cannot_be_linked(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are copied, also those that the log has in part."""
+    rng = random.Random("copied")
+    recorded = record(TINY, scratch, rng, COUNT // 2)
+
+    def refuse(*_: object) -> None:
+        raise OSError(18, os.strerror(18))
+
+    monkeypatch.setattr("gazette.stores.rocksdb_follower.os.link", refuse)
+    follow(recorded, scratch, rng)
+
+
+def follow(recorded: Recorded, directory: Path, rng: random.Random) -> tuple[int, int]:
+    """Refresh a view at every third append of a log, commits and what is beside them; how often tables
+    were opened, and how often it was refreshed."""
+    data = bytes(recorded.log.data)
+    replayer = Replayer(directory / "staged")
+    view: Any = Counted.standby_view(directory / "view")
+    former: Counted | None = None
+    was = ""
+    refreshes = durable = 0
+    open_view: RocksDBView | None = None
+    for end in recorded.log.ends:
+        while durable < len(recorded.ends) and recorded.ends[durable] <= end:
+            durable += 1
+        if not durable or rng.randrange(3):
+            continue
+        replayer.advance(data, end)
+        store = replayer.view(view.refresh)
+        refreshes += 1
+        assert content(store) == recorded.content[durable - 1]
+        if former is not None:
+            assert content(former) == was, "what is in use was changed"
+            assert open_view is not None
+            scan = open_view.iterate()
+            view.release(former)
+            for use in (former.keys, lambda scan=scan: next(scan)):
+                with pytest.raises(Closed):
+                    use()
+        former, was, open_view = store, recorded.content[durable - 1], store.view()
+    openings = sum(copy.openings for copy in view.copies)
+    view.close()
+    with pytest.raises(Closed):
+        store.view()
+    replayer.abandon()
+    assert refreshes > 10
+    return openings, refreshes
+
+
+@pytest.fixture
+def small(scratch: Path) -> Iterator[tuple[MemoryLog, RocksDBStore]]:
+    log = MemoryLog()
+    store = RocksDBStore(new_recorder(log, scratch / "small"), column_families=["f"])
+    yield log, store
+    store.destroy()
+
+
+def commit(store: RocksDBStore) -> None:
+    store.start_commit(SHARD, Checkpoint(), ()).result()
+
+
+def test_a_view_only_reads(small: tuple[MemoryLog, RocksDBStore], scratch: Path) -> None:
+    log, store = small
+    store.put(b"a", b"1")
+    commit(store)
+    replayer = Replayer(scratch / "staged")
+    replayer.advance(log, log.end)
+    view = Counted.standby_view(scratch / "view")
+    reader = replayer.view(view.refresh)
+    assert reader.keys() == 1
+    for use in (
+        lambda: reader.put(b"a", b"2"),
+        lambda: reader.get(b"a"),
+        lambda: reader.delete(b"a"),
+        lambda: reader.iterate(),
+        lambda: reader.savepoint(),
+        lambda: reader.ingest([]),
+        lambda: reader.live_bytes,
+        lambda: reader.start_commit(SHARD, Checkpoint(), ()),
+        lambda: reader.restore_checkpoint(SHARD),
+    ):
+        with pytest.raises(NotAllowed, match="only read"):
+            use()
+    view.close()
+    replayer.abandon()
+
+
+def test_families_that_are_made_later_are_seen(scratch: Path) -> None:
+    log = MemoryLog()
+    rng = random.Random("families")
+    replayer = Replayer(scratch / "staged")
+    view: Any = RocksDBStore.standby_view(scratch / "view")
+    with pytest.raises(NotYet):
+        replayer.view(view.refresh)
+    for number, families in enumerate([[], ["f"], ["g"]]):
+        store = RocksDBStore(
+            take_over(log, scratch / f"owner-{number}", rng), column_families=families
+        )
+        for family in families:
+            store.put(b"key", b"%d" % number, column_family=family)
+        commit(store)
+        store.destroy()
+        replayer.advance(log, log.end)
+        reader = replayer.view(view.refresh)
+        with reader.view() as opened:
+            assert set(opened.column_families) == {"default", *["f", "g"][:number]}
+            for family in families:
+                assert opened.get(b"key", column_family=family) == b"%d" % number
+        view.release(reader)
+    view.close()
+    replayer.abandon()
+
+
+def test_a_copy_that_was_damaged_is_made_anew(
+    small: tuple[MemoryLog, RocksDBStore], scratch: Path
+) -> None:
+    log, store = small
+    replayer = Replayer(scratch / "staged")
+    copy = FollowedRocksDB(rocksdict, scratch / "copy", rocksdict.Cache(1 << 20))
+
+    def follow(number: int) -> None:
+        store.put(b"a", b"%d" % number)
+        commit(store)
+        replayer.advance(log, log.end)
+        replayer.view(copy.follow)
+        family = copy.families["default"]
+        assert lookup(family.layers, b"a") == (True, b"%d" % number)
+
+    follow(1)
+    follow(2)
+    assert copy.openings == 1
+    shutil.rmtree(scratch / "copy")
+    (scratch / "copy").touch()
+    store._database.flush()
+    with pytest.raises(GazetteError, match="cannot follow"):
+        follow(3)
+    (scratch / "copy").unlink(missing_ok=True)
+    follow(4)
+    assert copy.openings == 2
+    copy.close()
+    replayer.abandon()
