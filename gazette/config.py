@@ -125,7 +125,8 @@ class Option:
             value = _PARSERS[self.kind](text)
         except (ValueError, Invalid) as error:
             reason = error.message if isinstance(error, Invalid) else f"expected {_NOUN[self.kind]}"
-            raise Invalid(f'invalid value "{text}": {reason}', path=source) from error
+            hint = error.hint if isinstance(error, Invalid) else None
+            raise Invalid(f'invalid value "{text}": {reason}', path=source, hint=hint) from error
         if self.choices and value not in self.choices:
             expected = ", ".join(self.choices)
             raise Invalid(f'invalid value "{text}": expected one of {expected}', path=source)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gazette.config import duration, setting
+from gazette.errors import Invalid
 
 if TYPE_CHECKING:
     from gazette.etcd import EtcdSettings
+    from gazette.protocol.ids import ProcessId
 
 LOG_LEVELS: Final = ("trace", "debug", "info", "warn", "warning", "error", "fatal", "panic")
 LOG_FORMATS: Final = ("text", "json", "color")
@@ -58,3 +62,39 @@ class DebugFlags:
 
     port: str = setting("", "extra port for diagnostics (/debug/*, /metrics)")
     private: bool = setting(False, "serve diagnostics on the extra port only")
+
+
+def member_id(group: str, zone: str, name: str) -> ProcessId:
+    """Who a process is, by the flags ``zone`` and ``id`` of a group. Raises ``Invalid`` that names them."""
+    from gazette.protocol.ids import ProcessId, validate_token
+
+    for flag, value, least, most in (("zone", zone, 1, 32), ("id", name, 4, 128)):
+        try:
+            validate_token(value, least, most)
+        except Invalid as error:
+            raise Invalid(
+                error.message,
+                path=f"--{group}.{flag}",
+                hint=f"{least} to {most} letters, digits, and - _ + / . are right, as in "
+                f"--{group}.{flag}={'eu-west-1a' if flag == 'zone' else 'member-1'}",
+            ) from error
+    return ProcessId(zone, name)
+
+
+def check_directory(name: str, path: Path | None, *, to_write: bool = True) -> None:
+    """Raises ``Invalid``, naming the setting, for what is no directory that this user can use."""
+    if path is None:
+        return
+    if not path.is_dir():
+        missing = not path.exists()
+        raise Invalid(
+            f"{path} {'does not exist' if missing else 'is not a directory'}",
+            path=f"--{name}",
+            hint=f"Create it: mkdir -p {path}" if missing else "Name a directory.",
+        )
+    if not os.access(path, os.X_OK | (os.W_OK if to_write else os.R_OK)):
+        raise Invalid(
+            f"{path} cannot be {'written to' if to_write else 'read'} by user {os.getuid()}",
+            path=f"--{name}",
+            hint=f"Let it own the directory: chown {os.getuid()} {path}",
+        )

@@ -32,6 +32,8 @@ from gazette.tasks import TaskScope
 
 KEEPALIVE_S: Final = 10.0
 KEEPALIVE_TIMEOUT_S: Final = 10.0
+STREAM_WINDOW_BYTES: Final = 1 << 22
+"""At 1 ms to a client, four gigabytes a second; at 100 ms, 40 megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,11 @@ def grpc_options(max_recv_bytes: int) -> list[tuple[str, Any]]:
         # Clients may ping as often as they like: our own do, to notice a dead broker early.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
         ("grpc.http2.max_ping_strikes", 0),
+        # How much of a stream may be on its way to us, or here and not taken yet. By itself gRPC lets that
+        # grow with what a connection could carry: some hundred megabytes for an append that comes in
+        # faster than its bytes are replicated.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
     ]
 
 

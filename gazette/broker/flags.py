@@ -9,6 +9,7 @@ from gazette.broker.settings import BrokerSettings
 from gazette.client.channel import TlsSettings
 from gazette.config import duration, setting
 from gazette.errors import Invalid
+from gazette.flags import check_directory
 from gazette.http_server import TlsFiles
 from gazette.server import ServerSettings
 
@@ -62,13 +63,9 @@ class BrokerFlags:
 
     def settings(self, process_id: str, root: str, lease_ttl_s: float) -> BrokerSettings:
         """Raises ``Invalid``."""
-        for path, flag in ((self.file_root, "file-root"), (self.spool_dir, "spool-dir")):
-            if path is not None and not path.is_dir():
-                raise Invalid(
-                    f"{path} is not a directory",
-                    path=f"broker.{flag}",
-                    hint=f"Create it: mkdir -p {path}",
-                )
+        # What is below the root belongs to stores, some of which may be there to be read only.
+        check_directory("broker.file-root", self.file_root, to_write=False)
+        check_directory("broker.spool-dir", self.spool_dir)
         return BrokerSettings(
             zone=self.zone,
             id=process_id,

@@ -172,12 +172,14 @@ class _Read:
             asked.offset, asked.end_offset = wanted.first, wanted.end or 0
         call, messages, first = await self._start(asked)
         status, headers = self._describe(first)
-        if status is not Status.OK or request.method == "HEAD":
+        if request.method == "HEAD":
+            call.cancel()
+            return _head_only(_READ_CODES.get(status, 500), headers)
+        if status is not Status.OK:
             call.cancel()
             if wanted is not None and status is Status.OFFSET_NOT_YET_AVAILABLE:
                 headers["Content-Range"] = f"bytes */{first.write_head}"
-            body = "" if request.method == "HEAD" else status.name
-            return _text(body, _READ_CODES.get(status, 500), headers)
+            return _text(status.name, _READ_CODES.get(status, 500), headers)
         end = None
         if wanted is not None and (wanted.end is not None or not asked.block):
             end = _end_of(wanted, first.write_head, block=asked.block)
@@ -375,6 +377,13 @@ def _route_of(header: broker_pb2.Header, loopback: Loopback, request: Request) -
     route = Route.from_pb(header.route)
     path = request.scope.get("raw_path", b"").decode("ascii", "replace") or request.url.path
     return route_headers(route, loopback.http_endpoints(route), path)
+
+
+def _head_only(code: int, headers: dict[str, str]) -> Response:
+    """The headers of a GET, which does not know its length either: zero would be a wrong one."""
+    response = Response(status_code=code, headers=headers, media_type="application/octet-stream")
+    del response.headers["content-length"]
+    return response
 
 
 def _text(text: str, code: int, headers: Mapping[str, str] | None = None) -> Response:

@@ -28,7 +28,7 @@ from gazette.clock import Clock, SystemClock
 from gazette.config import Loaded, Schema, exit_with
 from gazette.diagnostics import diagnostic_routes
 from gazette.errors import GazetteError, Invalid
-from gazette.flags import DebugFlags, EtcdFlags, LogFlags
+from gazette.flags import DebugFlags, EtcdFlags, LogFlags, member_id
 from gazette.http_server import UNIX_PREFIX, HttpServer, bind_tcp, bind_unix
 from gazette.names import two_words
 from gazette.server import Server
@@ -117,7 +117,7 @@ async def _supervise(
 
 def _build(loaded: Loaded, clock: Clock, rng: random.Random) -> BrokerService:
     flags, etcd = loaded.group(BrokerFlags), loaded.group(EtcdFlags)
-    process_id = flags.id or two_words(rng)
+    process_id = member_id("broker", flags.zone, flags.id or two_words(rng)).suffix
     settings = flags.settings(process_id, etcd.prefix, etcd.lease)
     etcd_settings = etcd.settings()
     auth = KeyedAuth.parse(clock, flags.auth_keys) if flags.auth_keys else NoAuth()

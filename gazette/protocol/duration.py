@@ -49,7 +49,9 @@ def parse_go_duration(text: str) -> int:
         if not whole and not fraction:
             raise Invalid(f'time: invalid duration "{text}"')
         if not unit:
-            raise Invalid(f'time: missing unit in duration "{text}"')
+            raise Invalid(
+                f'time: missing unit in duration "{text}"', hint=f"Write {text}s for seconds."
+            )
         if unit not in _UNITS:
             raise Invalid(f'time: unknown unit "{unit}" in duration "{text}"')
         if len(whole) + len(fraction) > 64:

@@ -9,6 +9,7 @@ from gazette.client.channel import TlsSettings
 from gazette.config import duration, setting
 from gazette.consumer.settings import ConsumerSettings
 from gazette.errors import Invalid
+from gazette.flags import check_directory
 from gazette.http_server import TlsFiles
 from gazette.server import ServerSettings
 
@@ -67,12 +68,7 @@ class ConsumerFlags:
 
     def settings(self, process_id: str, root: str, lease_ttl_s: float) -> ConsumerSettings:
         """Raises ``Invalid``."""
-        if self.scratch_dir is not None and not self.scratch_dir.is_dir():
-            raise Invalid(
-                f"{self.scratch_dir} is not a directory",
-                path="consumer.scratch-dir",
-                hint=f"Create it: mkdir -p {self.scratch_dir}",
-            )
+        check_directory("consumer.scratch-dir", self.scratch_dir)
         return ConsumerSettings(
             zone=self.zone,
             id=process_id,

@@ -31,10 +31,9 @@ from gazette.consumer.application import Application
 from gazette.consumer.service import ConsumerService
 from gazette.diagnostics import diagnostic_routes
 from gazette.errors import GazetteError, Invalid
-from gazette.flags import DebugFlags, EtcdFlags, LogFlags
+from gazette.flags import DebugFlags, EtcdFlags, LogFlags, member_id
 from gazette.http_server import HttpServer, bind_tcp
 from gazette.names import two_words
-from gazette.protocol.ids import ProcessId
 from gazette.protocol.validation import within
 from gazette.runconsumer.flags import ConsumerFlags, ProcessFlags
 from gazette.server import Server
@@ -185,8 +184,7 @@ def build(application: Application[Any], loaded: Loaded, clock: Clock) -> Consum
         flags.id or two_words(random.SystemRandom()), root_of(application, loaded), etcd.lease
     )
     # All that can be wrong is found before ports are taken.
-    with within("--consumer.id"):
-        ProcessId(settings.zone, settings.id).validate()
+    member_id("consumer", settings.zone, settings.id)
     # A query has to outlast the lease of a primary that is gone.
     settings = replace(settings, query_timeout_s=max(settings.query_timeout_s, 2 * etcd.lease))
     auth = KeyedAuth.parse(clock, flags.auth_keys) if flags.auth_keys else NoAuth()

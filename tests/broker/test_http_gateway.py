@@ -143,6 +143,9 @@ async def test_get_reads_to_the_head_and_tells_where_it_is(
         assert response.headers["Location"] == f"{broker.http}/{JOURNAL}"
 
     head = await http.head(f"/{JOURNAL}?offset=7")
+    # Its GET says no length either: a length of zero would be a lie.
+    assert "Content-Length" not in head.headers
+    assert head.headers["Content-Type"] == "application/octet-stream"
     assert (head.status_code, head.content) == (206, b"")
     assert head.headers["X-Fragment-Name"].startswith("0000000000000004-000000000000000a-")
     # Case: at the head there is nothing, but what is known of it.

@@ -415,7 +415,7 @@ async def test_a_port_in_use_is_one_line_and_exit_code_one(process: Any) -> None
     (line,) = [json.loads(one) for one in running.stderr.read().splitlines()]
     assert line["level"] == "fatal"
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in line["msg"]
-    assert "Choose another port" in line["msg"]
+    assert "Choose another port" in line["hint"]
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,11 @@ async def test_a_port_in_use_is_one_line_and_exit_code_one(process: Any) -> None
     [
         (["--broker.limit=x"], '--broker.limit: invalid value "x"'),
         (["--broker.file-only"], "--broker.file-only requires --broker.file-root"),
-        (["--broker.file-root=/no/such"], "/no/such is not a directory"),
+        (["--broker.file-root=/no/such"], "--broker.file-root: /no/such does not exist"),
+        (["--broker.spool-dir=/etc/passwd"], "--broker.spool-dir: /etc/passwd is not a directory"),
+        (["--broker.id=x"], "--broker.id: invalid length (1; expected 4 <= length <= 128)"),
+        (["--broker.zone=zone a"], "--broker.zone: not a valid token (zone a)"),
+        (["--broker.drain-timeout=30"], "Write 30s for seconds."),
         (["--broker.max-replication=0"], "invalid max-replication"),
         (["--broker.server-cert-file=x"], "go together"),
         (["--broker.auth-keys=AA=="], "at least one key must be provided"),

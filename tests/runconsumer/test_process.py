@@ -108,7 +108,8 @@ def test_secrets_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["--consumer.server-cert-file=x"], "go together"),
         (["--broker.address=localhost"], "--broker"),
         (["--debug.port=x"], "port"),
-        (["--consumer.id=#"], "--consumer.id"),
+        (["--consumer.id=#"], "--consumer.id: invalid length"),
+        (["--consumer.zone=a b"], "--consumer.zone: not a valid token"),
     ],
 )
 def test_what_is_wrong_is_named(
