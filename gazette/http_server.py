@@ -141,7 +141,13 @@ class ReloadedTls:
                 current.load_verify_locations(files.ca_file)
                 current.verify_mode = ssl.CERT_REQUIRED
         except (OSError, ssl.SSLError) as error:
-            raise Invalid(f"cannot serve TLS: {error}", path="server-cert-file") from error
+            names = ", ".join(filter(None, (files.cert_file, files.key_file, files.ca_file)))
+            raise Invalid(
+                f"cannot serve TLS with {names}: {error}",
+                path="server-cert-file",
+                hint="These must be PEM files that this user can read: a certificate or a chain, the key "
+                "that belongs to it, and maybe certificates of a CA.",
+            ) from error
         current.set_alpn_protocols(["http/1.1"])
 
         def on_hello(

@@ -119,6 +119,8 @@ class Server:
 
     def bind(self) -> None:
         """Take both ports. Raises ``Unavailable`` (in use) or ``Invalid``; ``stop`` gives them back."""
+        if self.settings.tls is not None:
+            ReloadedTls(self.settings.tls).context()  # C-core would only say that it cannot listen.
         scheme = "http" if self.settings.tls is None else "https"
         self._bind_http(scheme, self._bind_grpc(scheme))
 

@@ -110,9 +110,11 @@ class BrokerFlags:
 def tls_files(cert_file: str, key_file: str, ca_file: str) -> TlsFiles | None:
     """What to serve with, or None for plain text. Raises ``Invalid`` for half of a pair."""
     if bool(cert_file) != bool(key_file):
-        raise Invalid("server-cert-file and server-cert-key-file go together", path="broker")
+        raise Invalid(
+            "server-cert-file and server-cert-key-file go together", path="server-cert-file"
+        )
     if not cert_file:
         if ca_file:
-            raise Invalid("server-ca-file needs server-cert-file", path="broker")
+            raise Invalid("server-ca-file needs server-cert-file", path="server-ca-file")
         return None
     return TlsFiles(cert_file, key_file, ca_file)

@@ -31,6 +31,7 @@ from gazette.errors import GazetteError, Invalid
 from gazette.flags import DebugFlags, EtcdFlags, LogFlags, member_id
 from gazette.http_server import UNIX_PREFIX, HttpServer, bind_tcp, bind_unix
 from gazette.names import two_words
+from gazette.protocol.validation import within
 from gazette.server import Server
 from gazette.tasks import TaskScope
 
@@ -120,9 +121,10 @@ def _build(loaded: Loaded, clock: Clock, rng: random.Random) -> BrokerService:
     process_id = member_id("broker", flags.zone, flags.id or two_words(rng)).suffix
     settings = flags.settings(process_id, etcd.prefix, etcd.lease)
     etcd_settings = etcd.settings()
-    auth = KeyedAuth.parse(clock, flags.auth_keys) if flags.auth_keys else NoAuth()
-    server = Server(clock, flags.server_settings(socket.gethostname()))
-    server.bind()
+    with within("--broker"):
+        auth = KeyedAuth.parse(clock, flags.auth_keys) if flags.auth_keys else NoAuth()
+        server = Server(clock, flags.server_settings(socket.gethostname()))
+        server.bind()
     return BrokerService(
         clock,
         rng,

@@ -103,10 +103,12 @@ class ConsumerFlags:
 
     def _tls_files(self) -> TlsFiles | None:
         if bool(self.server_cert_file) != bool(self.server_cert_key_file):
-            raise Invalid("server-cert-file and server-cert-key-file go together", path="consumer")
+            raise Invalid(
+                "server-cert-file and server-cert-key-file go together", path="server-cert-file"
+            )
         if not self.server_cert_file:
             if self.server_ca_file:
-                raise Invalid("server-ca-file needs server-cert-file", path="consumer")
+                raise Invalid("server-ca-file needs server-cert-file", path="server-ca-file")
             return None
         return TlsFiles(self.server_cert_file, self.server_cert_key_file, self.server_ca_file)
 

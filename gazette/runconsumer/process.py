@@ -187,11 +187,13 @@ def build(application: Application[Any], loaded: Loaded, clock: Clock) -> Consum
     member_id("consumer", settings.zone, settings.id)
     # A query has to outlast the lease of a primary that is gone.
     settings = replace(settings, query_timeout_s=max(settings.query_timeout_s, 2 * etcd.lease))
-    auth = KeyedAuth.parse(clock, flags.auth_keys) if flags.auth_keys else NoAuth()
+    with within("--consumer"):
+        auth = KeyedAuth.parse(clock, flags.auth_keys) if flags.auth_keys else NoAuth()
     with within("--broker"):
         client = loaded.group(BrokerClientFlags).client(flags.zone, clock)
-    server = Server(clock, flags.server_settings(socket.gethostname()))
-    server.bind()
+    with within("--consumer"):
+        server = Server(clock, flags.server_settings(socket.gethostname()))
+        server.bind()
     return ConsumerService(
         application,
         clock,
