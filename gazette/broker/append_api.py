@@ -83,6 +83,10 @@ class ClientContent:
         except DecodeError as error:
             self._ended = True  # gRPC does not go on behind it.
             raise Invalid(f"not an AppendRequest: {error}") from error
+        except grpc.aio.InternalError as error:
+            # What gRPC makes of a read when the caller's connection has ended just then.
+            self._ended = True
+            raise Broken(f"the caller has gone: {error}") from error
         self._ended = message is None
         return message
 
@@ -99,6 +103,7 @@ class AppendApi:
         Cancellation (the caller is gone): the append is rolled back, unless its commit was proposed.
         """
         context = self._context
+        response: broker_pb2.AppendResponse | None = None
         with counted("Append") as outcome:
             claims = await authorize(call, context.verifier, Capability.APPEND)
             async with failing(call):
@@ -116,6 +121,8 @@ class AppendApi:
                 else:
                     await content.drain()
                     response = await _response_of(ended, driver, call)
+            if response is None:
+                return broker_pb2.AppendResponse()  # Nobody is there to read it.
             outcome.status = Status.from_pb(response.status)
             if outcome.status is Status.OK and ended.commit is not None:
                 WRITE_HEAD.labels(ended.commit.journal).set(ended.commit.end)

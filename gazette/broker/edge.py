@@ -56,9 +56,10 @@ async def failing(call: Call) -> AsyncIterator[None]:
     """Around a handler: an error of our tree ends the call with its code and text. That nobody is there
     any more to be written to is none."""
     try:
-        yield
-    except GazetteError as error:
-        await call.abort(code_of(error), str(error))
+        try:
+            yield
+        except GazetteError as error:
+            await call.abort(code_of(error), str(error))
     except grpc.aio.InternalError as error:
         # What gRPC makes of a write when the caller's connection has ended just then.
         log.debug("a caller has gone: %(error)s", {"error": error})

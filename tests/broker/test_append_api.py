@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 
 from gazette.auth import Capability, Claims
+from gazette.broker.append_api import AppendApi
 from gazette.broker.append_driver import AppendCall, AppendDriver
 from gazette.broker.append_events import AppendTerms, Ending
 from gazette.broker.pipeline import Pipeline
@@ -620,3 +621,31 @@ async def test_append_that_is_interrupted_ends_in_good_order(
     if outcome.ending is Ending.FAILED:
         assert str(outcome.error) == "gone"
     assert (await append(b, b"x")).status == Status.OK
+
+
+class GoneCall:
+    """A call whose caller's connection has ended, as gRPC has it at that moment."""
+
+    def invocation_metadata(self) -> Any:
+        return ()
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise grpc.aio.InternalError("the status cannot be sent")
+
+
+@pytest.mark.parametrize("sent", [0, 1, 2])
+async def test_a_caller_that_grpc_finds_gone_is_no_error_and_its_append_is_rolled_back(
+    ready: FixedCluster, sent: int
+) -> None:
+    """Of a member that was killed in the middle of an append: wherever its messages ended."""
+
+    async def requests() -> AsyncIterator[Any]:
+        messages = [broker_pb2.AppendRequest(journal=JOURNAL), append_content(b"lost")]
+        for message in messages[:sent]:
+            yield message
+        raise grpc.aio.InternalError("failed to read")
+
+    api = AppendApi(ready["b"].context)
+    assert await api.append(requests(), GoneCall()) == broker_pb2.AppendResponse()
+    commit = Fragment.from_pb((await append(ready["b"], b"next")).commit)
+    assert (commit.begin, commit.end) == (0, 4)
