@@ -24,6 +24,7 @@ from gazette.broker.flow_control import TICKS_PER_S, AppendFlow, effective_rate_
 from gazette.broker.patience import Patience
 from gazette.broker.pipeline import Pipeline, Turn, open_pipeline, roll_back
 from gazette.broker.unless import Superseded, changed, take_unless
+from gazette.client.rpc_errors import TOO_SLOW
 from gazette.errors import Broken, Bug, Closed, GazetteError
 from gazette.protocol.ids import JournalName, Revision
 from gazette.protocol.route import Header
@@ -486,7 +487,7 @@ def _ticks(seconds: float) -> int:
 
 def _too_slow(flow: AppendFlow) -> Broken:
     return Broken(
-        "client stream didn't sustain the minimum append data rate",
+        TOO_SLOW,
         hint="Buffer the content before the append begins, or append smaller batches.",
         rate_min=flow.rate_min,
     )

@@ -14,7 +14,7 @@ import grpc.aio
 
 from gazette.auth import Capability
 from gazette.client.credentials import journal_claims
-from gazette.client.rpc_errors import answered, status_error, status_of, translated
+from gazette.client.rpc_errors import answered, status_error, status_of, translated, was_too_slow
 from gazette.client.wire import CHUNK_BYTES, COMMIT, BytesLike, append_content
 from gazette.errors import Broken, GazetteError, Invalid, Unavailable
 from gazette.failpoints import reach
@@ -278,7 +278,8 @@ async def append(
 
     Content that can be read only once (an iterator) is not retried; pass a function that returns a
     new one. A retry follows an attempt whose outcome is unknown: the content may be in the journal
-    twice. Suspended journals and unhealthy stores are not retried.
+    twice. Suspended journals and unhealthy stores are not retried. An append that came too slowly for
+    its broker is, if its content is bytes: then it was this process that was held up, not their source.
     Cancellation: may have been appended.
     """
     params.validate()
@@ -288,7 +289,8 @@ async def append(
         try:
             return await append_once(client, params, content() if callable(content) else content)
         except GazetteError as error:
-            if once or not _is_retried(error):
+            held_up = was_too_slow(error) and isinstance(content, bytes | bytearray | memoryview)
+            if once or not (held_up or _is_retried(error)):
                 raise
         await client.clock.sleep(backoff_s(attempt))
         attempt += 1

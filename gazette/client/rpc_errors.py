@@ -29,6 +29,9 @@ from gazette.protocol.status import ShardStatus, Status
 END_OF_STREAM: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
 """What reading from a call gives when it has ended well."""
 
+TOO_SLOW: Final = "client stream didn't sustain the minimum append data rate"
+"""What a broker says of an append whose content came too slowly. Nothing of it is in the journal."""
+
 _BY_STATUS: Final[dict[Status, tuple[type[GazetteError], str, str | None]]] = {
     Status.JOURNAL_NOT_FOUND: (NotFound, "journal not found", None),
     Status.NO_JOURNAL_PRIMARY_BROKER: (Unavailable, "the journal has no primary broker now", None),
@@ -111,6 +114,11 @@ def shard_status_error(status: ShardStatus, **facts: Any) -> GazetteError:
 def status_of(error: BaseException | None) -> str:
     """The name of the status an error was made of; empty if it was made of none."""
     return str(error.facts.get("status", "")) if isinstance(error, GazetteError) else ""
+
+
+def was_too_slow(error: GazetteError) -> bool:
+    """Whether a broker gave up an append because its content did not come fast enough."""
+    return error.facts.get("code") == grpc.StatusCode.UNKNOWN.name and TOO_SLOW in error.message
 
 
 def rpc_error(error: grpc.aio.AioRpcError, method: str, **facts: Any) -> GazetteError:

@@ -11,6 +11,7 @@ import pytest
 from gazette.auth import Capability, KeyedAuth
 from gazette.client.appender import Appender, AppendParams, SuspendControl, backoff_s
 from gazette.client.client import Client
+from gazette.client.rpc_errors import TOO_SLOW
 from gazette.client.wire import CHUNK_BYTES
 from gazette.clock import SystemClock
 from gazette.errors import Broken, Closed, Conflict, Fenced, Invalid, NotAllowed, Unavailable
@@ -149,6 +150,19 @@ async def test_a_plain_append_is_not_retried_for_anything_else(
     with pytest.raises((NotAllowed, Unavailable, Broken)):
         await client.append(JOURNAL, b"x")
     assert len(broker.appends) == 1
+
+
+async def test_bytes_that_came_too_slowly_are_retried_and_a_slow_source_is_not(
+    client: Client, broker: StubBroker
+) -> None:
+    """A process that is starved of its processor is no reason to give up what it holds in memory."""
+    details = f"append stream: {TOO_SLOW} (rate_min=65536)"
+    broker.on_append(Fail(grpc.StatusCode.UNKNOWN, details))
+    await client.append(JOURNAL, b"x")
+    assert broker.content_of("a/journal") == b"x"
+    broker.on_append(Fail(grpc.StatusCode.UNKNOWN, details))
+    with pytest.raises(Broken, match="sustain"):
+        await client.append(JOURNAL, lambda: [b"y"])
 
 
 async def test_content_that_can_be_read_once_is_not_retried(
