@@ -73,7 +73,9 @@ async def allocate(
                 )
                 await clock.sleep(_RETRY_S)
                 continue
-        await ks.wait_for_revision(max(revision + 1, applied))
+        await ks.wait_for_revision(applied)
+        while ks.header.revision == revision:
+            await ks.next_change()
 
 
 class _Stale(Conflict):

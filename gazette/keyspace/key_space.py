@@ -65,6 +65,8 @@ class KeySpace:
         self._prefix = root + "/"
         self._decoder = decoder
         self._resume_revision = 0
+        self._loaded_revision = 0
+        """The mirror has all changes up to here, though the last of them may be older."""
         self._attempt = 0
         self._steps = 0
         self._changed = asyncio.Event()
@@ -84,7 +86,8 @@ class KeySpace:
         Raises what `Etcd.range` raises. Cancellation: the mirror is as it was.
         """
         loaded = await etcd.range(self._prefix, revision=revision)
-        self._replace(loaded, self._check_cluster(loaded.header))
+        header = self._check_cluster(loaded.header)
+        self._replace(loaded, header, header)
 
     async def watch(self, etcd: Etcd) -> NoReturn:
         """Follow etcd from where the mirror is, for as long as this runs.
@@ -130,7 +133,7 @@ class KeySpace:
         Only changes under the root count: a revision of a write elsewhere is reached with the next
         change here. Raises ``Closed`` or ``Broken`` if ``watch`` has ended.
         """
-        while self.header.revision < revision:
+        while max(self.header.revision, self._loaded_revision) < revision:
             await self.next_change()
 
     async def next_change(self) -> None:
@@ -208,12 +211,20 @@ class KeySpace:
         header = self._check_cluster(loaded.header)
         if header.revision < self.header.revision:
             raise self._went_back(header.revision, self.header.revision)
-        self._replace(loaded, header)
+        # What we tell others that we know, they wait for: it must be a change that they see, too, and
+        # not a write elsewhere, after which nothing may change here for hours.
+        last = max((kv.mod_revision for kv in loaded.kvs), default=0)
+        left = {kv.key.decode() for kv in loaded.kvs}
+        gone = any(kv.key not in left for kv in self.key_values)
+        # Something was deleted, nobody knows when: but after what we had seen.
+        shown = replace(header, revision=max(last, self.header.revision + gone))
+        self._replace(loaded, header, shown)
 
-    def _replace(self, loaded: RangeResult, header: ResponseHeader) -> None:
+    def _replace(self, loaded: RangeResult, at: ResponseHeader, shown: ResponseHeader) -> None:
         folded = fold.load(loaded.kvs, self._decoder, self.key_values)
-        self._resume_revision = header.revision + 1
-        self._step(folded, header)
+        self._loaded_revision = at.revision
+        self._resume_revision = at.revision + 1
+        self._step(folded, shown)
 
     def _step(self, folded: fold.Folded, header: ResponseHeader) -> None:
         for anomaly in folded.anomalies:

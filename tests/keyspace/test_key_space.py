@@ -291,7 +291,7 @@ async def test_compaction_loads_anew_in_one_step():
         script.clock.advance(0.01)
         await ks.wait_for_revision(91)
         scope.cancel()
-    assert steps == [(90, {"/b": 2, "/c": 3}), (91, {"/b": 2, "/c": 3, "/d": 4})]
+    assert steps == [(13, {"/b": 2, "/c": 3}), (91, {"/b": 2, "/c": 3, "/d": 4})]
     assert script.started == [13, 13, 91]
 
 
@@ -416,6 +416,35 @@ async def test_it_loads_anew_when_compaction_outran_it(tmp_path):
                 last = (await writer.put(f"{ROOT}/b", b"2")).header.revision
                 await ks.wait_for_revision(last)
                 assert contents(ks) == {"/a": 9, "/b": 2}
+                scope.cancel()
+
+
+async def test_what_it_tells_others_after_loading_anew_they_will_see_too(tmp_path):
+    """A peer waits for the revision that it is told. Nothing but changes under the root gets it there."""
+    with etcd_for_tests(tmp_path, durable=True) as server:
+        settings = EtcdSettings((server.endpoint,))
+        async with (
+            await Etcd.connect(settings, SystemClock()) as etcd,
+            await Etcd.connect(settings, SystemClock()) as writer,
+        ):
+            ks, peer = await mirrored(etcd), await mirrored(writer)
+            async with TaskScope("test") as scope:
+                scope.daemon(peer.watch(writer), name="watch of the peer")
+                changed = (await writer.put(f"{ROOT}/a", b"1")).header.revision
+                elsewhere = (await writer.put("/elsewhere", b"1")).header.revision
+                await writer.compact(elsewhere)
+                scope.daemon(ks.watch(etcd), name="watch")
+                # Case: itself, it knows that it has missed nothing up to the write elsewhere.
+                await ks.wait_for_revision(elsewhere)
+                # Case: its peer gets there, too.
+                assert ks.header.revision == changed
+                async with asyncio.timeout(30.0):
+                    await peer.wait_for_revision(ks.header.revision)
+                # Case: both go on.
+                last = (await writer.put(f"{ROOT}/b", b"2")).header.revision
+                await ks.wait_for_revision(last)
+                await peer.wait_for_revision(last)
+                assert contents(ks) == contents(peer) == {"/a": 1, "/b": 2}
                 scope.cancel()
 
 
