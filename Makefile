@@ -57,7 +57,7 @@ soak-stores: $(DEV_STAMP)
 	$(BIN)/python benchmarks/soak_stores.py --store sqlite $(ARGS)
 	$(BIN)/python benchmarks/soak_stores.py --store rocksdb $(ARGS)
 
-# A member dies at each point of a transaction, with each kind of store, GAZETTE_REPEATS (10) times: an hour or two.
+# A member dies at each point of a transaction, with each kind of store, GAZETTE_REPEATS (10) times: 20 to 40 minutes.
 crash-matrix: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m faults -s tests/faults/test_crash_matrix.py tests/faults/test_frozen_members.py $(ARGS)
 

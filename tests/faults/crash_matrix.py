@@ -6,6 +6,7 @@ that it is another transaction each time.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import signal
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from gazette.tasks import TaskScope
 from tests.faults.fold_cluster import LOGGED, FoldCluster, shard_of
 
 LOG: Final = "recovery/fold/{shard}"
+DEATH_S: Final = 90.0
+"""Within which whoever is armed dies."""
 FIRST, SECOND = "out/{shard}/a", "out/{shard}/b"
 
 
@@ -25,7 +28,6 @@ class Who(enum.Enum):
     PRIMARY = "primary"
     STANDBY = "standby, in its promotion after the primary was killed"
     FRESH = "a new member, as it begins to recover"
-    NOBODY = "nobody: the point fails, and later somebody is killed"
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,12 @@ class Row:
     remote: str | None
     who: Who = Who.PRIMARY
 
-    def spec(self, kind: str, n: int) -> str | None:
+    def applies_to(self, kind: str) -> bool:
+        return (self.logged if kind in LOGGED else self.remote) is not None
+
+    def spec(self, kind: str, shard_id: str, n: int) -> str | None:
         text = self.logged if kind in LOGGED else self.remote
-        return None if text is None else text.format(shard=shard_of(kind), n=n, m=n + 1)
+        return None if text is None else text.format(shard=shard_id, n=n, m=n + 1)
 
 
 ROWS: Final = (
@@ -122,41 +127,74 @@ ROWS: Final = (
 )
 
 
-async def run(cluster: FoldCluster, row: Row, kind: str, *, cold: bool) -> bool:
-    """One cell, once: die there, have others take over, check everything. False: it does not apply.
+@dataclass(frozen=True)
+class Death:
+    """What came of one cell, once. Seconds."""
 
-    ``cold``: without a standby, so that a process that is started then recovers everything.
+    replaced_s: float
+    """From the death until the shards of the dead were served by others."""
+    expired: bool
+    """Whether that includes the time until leases expired by themselves."""
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How it happens this time.
+
+    ``cold``: without a standby, so that a process that is started then recovers everything. ``expire``: the
+    lease of the dead runs out by itself; otherwise it is revoked, and nobody waits for what is no part
+    of the question.
     """
-    spec = row.spec(kind, cluster.rng.randint(2, 12))
+
+    cold: bool
+    expire: bool
+
+
+async def run(cluster: FoldCluster, row: Row, kind: str, manner: Manner) -> Death | None:
+    """One cell, once: die there, have others take over, check everything. None: it does not apply."""
+    rng = cluster.rng
+    shard_id = shard_of(kind, cluster.fleet)
+    spec = row.spec(kind, shard_id, rng.randint(1, 12))
     if spec is None:
-        return False
-    shard_id = shard_of(kind)
+        return None
     primary = await cluster.primary_of(shard_id)
     others = [one for one in cluster.running if one is not primary]
+    await cluster.clock.sleep(rng.uniform(0.0, 0.3))
     match row.who:
         case Who.PRIMARY:
-            if cold:
+            if manner.cold:
                 await kill_all(others)
             await cluster.arm(primary, spec)
-            if "error" in spec and "kill" not in spec:
-                await _fail_and_repair(cluster, primary, shard_id)
+            if "kill" not in spec:
+                await _fail(cluster, primary, shard_id)
             else:
-                assert await cluster.await_death(primary) == -signal.SIGKILL
+                await await_kill(cluster, primary)
         case Who.STANDBY:
             (standby,) = others
             await cluster.arm(standby, spec)
             await primary.process.kill()
-            assert await cluster.await_death(standby) == -signal.SIGKILL
+            await _mourn(cluster, manner)
+            await await_kill(cluster, standby)
         case Who.FRESH:
             await kill_all(cluster.running)
+            await _mourn(cluster, manner)
             fresh = await cluster.start_member(failpoints=spec, ready=False)
-            assert await cluster.await_death(fresh) == -signal.SIGKILL
+            await await_kill(cluster, fresh)
+    died = cluster.clock.monotonic()
+    await _mourn(cluster, manner)
     async with TaskScope("members") as scope:
         for _ in range(2 - len(cluster.running)):
             scope.spawn(cluster.start_member(), name="member")
+        await cluster.await_up(standbys=False)
+        replaced_s = cluster.clock.monotonic() - died
     await cluster.await_up(standbys=True)
     await cluster.check()
-    return True
+    return Death(replaced_s, manner.expire)
+
+
+async def await_kill(cluster: FoldCluster, member: Member) -> None:
+    code = await cluster.await_death(member, DEATH_S)
+    assert code == -signal.SIGKILL, f"{member.id} ended with {code}:\n{member.process.log_tail()}"
 
 
 async def kill_all(members: list[Member]) -> None:
@@ -164,8 +202,23 @@ async def kill_all(members: list[Member]) -> None:
         await member.process.kill()
 
 
-async def _fail_and_repair(cluster: FoldCluster, primary: Member, shard_id: str) -> None:
-    """A shard in a database fails when the answer to its COMMIT is lost; its next owner knows better."""
-    while not await cluster.is_failed(shard_id):
-        await cluster.clock.sleep(0.05)
-    await cluster.repair()
+async def _mourn(cluster: FoldCluster, manner: Manner) -> None:
+    if not manner.expire:
+        await cluster.expel([one for one in cluster.members if not one.process.running])
+
+
+async def _fail(cluster: FoldCluster, primary: Member, shard_id: str) -> None:
+    """A shard in a database fails when the answer to its COMMIT is lost; its next owner knows better.
+
+    That is, now and then, the same process, once an operator has had it retried.
+    """
+    async with asyncio.timeout(DEATH_S):
+        while not await cluster.is_failed(shard_id):
+            await cluster.clock.sleep(0.1)
+    if cluster.rng.random() < 0.5:
+        await cluster.repair()
+        async with asyncio.timeout(DEATH_S):
+            while await cluster.is_failed(shard_id):
+                await cluster.clock.sleep(0.1)
+        await cluster.await_up(standbys=False)
+    await primary.process.kill()

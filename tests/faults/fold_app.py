@@ -38,6 +38,9 @@ SQL_TABLE: Final = (
     " total BIGINT NOT NULL, PRIMARY KEY (shard, key))"
 )
 FLUSH_EVERY: Final = 3
+PLANT_ENV: Final = "FOLD_APP_PLANT"
+"""A mistake of the application that the check must find: ``eager`` has outputs committed before its
+transaction is, ``forgetful`` keeps its state in memory."""
 
 State = dict[str, tuple[int, int]]
 """By key: how many messages, and the sum of their numbers."""
@@ -154,6 +157,23 @@ class SQLFold(Fold):
         return {key: (n, total) for key, n, total in rows}
 
 
+class ForgetfulFold(Fold):
+    """Right for as long as the process lives."""
+
+    def __init__(self, of: Fold) -> None:
+        self.store = of.store
+        self._state: State = {}
+
+    def get(self, key: str) -> tuple[int, int]:
+        return self._state.get(key, (0, 0))
+
+    def put(self, key: str, count: int, total: int) -> None:
+        self._state[key] = (count, total)
+
+    def committed(self) -> State:
+        return self._state
+
+
 def outputs_of(shard_id: str) -> tuple[str, str]:
     return f"out/{shard_id}/a", f"out/{shard_id}/b"
 
@@ -165,6 +185,7 @@ class FoldApplication(Application[Any]):
         self.folds: dict[str, Fold] = {}
         self.engines: dict[str, Any] = {}
         self.member = ""
+        self.plant = os.environ.get(PLANT_ENV, "")
 
     async def initialize(self, service: ConsumerService) -> None:
         self.member = service.process_id.suffix
@@ -193,7 +214,7 @@ class FoldApplication(Application[Any]):
                 fold = SQLFold(self._engine(kind), shard)
             case _:
                 raise ValueError(f"no store of kind {kind}")
-        self.folds[shard.id] = fold
+        self.folds[shard.id] = ForgetfulFold(fold) if self.plant == "forgetful" else fold
         return fold.store
 
     def _engine(self, kind: str) -> Any:
@@ -213,7 +234,11 @@ class FoldApplication(Application[Any]):
         fold.put(message.key, count, total)
         for journal in outputs_of(shard.id):
             output = Output(key=message.key, n=message.n, count=count, total=total)
-            publisher.publish_uncommitted(fixed_mapping(journal, CONTENT_JSON_LINES), output)
+            mapping = fixed_mapping(journal, CONTENT_JSON_LINES)
+            if self.plant == "eager":
+                publisher.publish_committed(mapping, output)
+            else:
+                publisher.publish_uncommitted(mapping, output)
         if message.n % FLUSH_EVERY == 0:
             publisher.flush()  # So that some of a transaction is in the journals before all of it is.
 

@@ -1,4 +1,4 @@
-"""A cluster of real processes that runs `fold_app`, what is published to it, and the check of what it did.
+"""Real processes that run `fold_app`, with a load, and the check of what they did.
 
 The check knows the input and nothing else: the state of every shard must equal its fold, and a
 read-committed reader of each output journal must find what the fold of each message was, each once, in
@@ -8,35 +8,25 @@ the order of the input.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import psutil
 
 from gazette.client.append_service import AppendService
 from gazette.client.appender import AppendParams
-from gazette.client.client import Client
 from gazette.client.journals import JournalChange
-from gazette.client.reader import ReadParams
 from gazette.client.shards import ListedShard, ShardChange, ShardClient
-from gazette.clock import SystemClock
-from gazette.dev.cluster import ClusterSettings, LocalCluster
-from gazette.dev.processes import ChildProcess, await_ready
+from gazette.dev.processes import ChildProcess, await_ready, python_module
 from gazette.dev.word_count import Member
-from gazette.errors import GazetteError, NotYet, Unavailable
+from gazette.errors import Broken, GazetteError, Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
-from gazette.message.envelope_decoder import EnvelopeDecoder
-from gazette.message.framing import framing_of
 from gazette.message.mapping import fixed_mapping
 from gazette.message.publisher import Publisher
-from gazette.message.sequencer import Sequencer
 from gazette.ports import free_port
 from gazette.protocol import duration
 from gazette.protocol.fragment import Codec
@@ -44,108 +34,52 @@ from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ReplicaCode, ShardSource, ShardSpec
 from gazette.tasks import TaskScope, settled
-from tests.faults.fold_app import KIND, Input, Output, outputs_of
+from tests.faults.backbone import Backbone, python_path
+from tests.faults.fold_app import KIND, Input, outputs_of
+from tests.faults.fold_forge import ForgedProcess
+from tests.faults.fold_input import KEYS, CommittedReader, Pace, Source, assert_same, source_of
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-PREFIX: Final = "/gazette/consumers/fold"
+PREFIX: Final = "/gazette/consumers/{fleet}"
 LOGS: Final = "recovery/fold"
 LOGGED: Final = ("sqlite", "rocksdb", "json")
 """Kinds of stores with a recovery log; the others are in a database."""
-KEYS: Final = [f"key-{i:02d}" for i in range(30)]
 UP_S: Final = 60.0
 
 
-def shard_of(kind: str) -> str:
-    return f"shard-{kind}"
-
-
-def source_of(shard_id: str) -> str:
-    return f"in/{shard_id}"
-
-
-@dataclass
-class Source:
-    """What was published to one shard, in order, and what follows from it."""
-
-    shard_id: str
-    published: list[tuple[str, int]] = field(default_factory=list)
-    futures: list[Any] = field(default_factory=list)
-
-    def state(self) -> dict[str, tuple[int, int]]:
-        state: dict[str, tuple[int, int]] = {}
-        for key, n in self.published:
-            count, total = state.get(key, (0, 0))
-            state[key] = (count + 1, total + n)
-        return state
-
-    def outputs(self) -> list[tuple[str, int, int, int]]:
-        state: dict[str, tuple[int, int]] = {}
-        outputs = []
-        for key, n in self.published:
-            count, total = state.get(key, (0, 0))
-            state[key] = (count + 1, total + n)
-            outputs.append((key, n, *state[key]))
-        return outputs
-
-
-class CommittedReader:
-    """Reads an output journal as far as it goes, again and again, and keeps what has committed."""
-
-    def __init__(self, journal: str) -> None:
-        self.journal = journal
-        self.outputs: list[tuple[str, int, int, int]] = []
-        self._offset = 0
-        framing = framing_of(CONTENT_JSON_LINES, Output)
-        self._decoder: EnvelopeDecoder[Any] = EnvelopeDecoder(journal, framing, 0)
-        self._sequencer: Sequencer[Any] = Sequencer({}, 1 << 20)
-
-    async def read(self, client: Client) -> None:
-        reader = client.retry_reader(ReadParams(self.journal, self._offset, block=False))
-        try:
-            while data := await reader.read(1 << 20):
-                self._take(data)
-        except NotYet:
-            pass
-        finally:
-            self._offset = reader.offset
-            reader.close()
-
-    def _take(self, data: bytes) -> None:
-        decoder, sequencer = self._decoder, self._sequencer
-        decoder.feed(data)
-        while batch := decoder.decode():
-            index = 0
-            while index < len(batch):
-                index = sequencer.queue_batch(batch, index)
-                assert sequencer.replay_range is None
-                while found := sequencer.dequeue(1 << 16):
-                    self.outputs += [
-                        (m.key, m.n, m.count, m.total)
-                        for m in (one.message for one in found if not one.is_ack)
-                    ]
+def shard_of(kind: str, fleet: str = "shard") -> str:
+    return f"{fleet}-{kind}"
 
 
 class FoldCluster:
-    """etcd, a broker, members of `fold_app`, and a shard for each kind of store."""
+    """Members of `fold_app`, and a shard for each kind of store, called ``{fleet}-{kind}``.
+
+    ``base``: what they stand on, shared with others of other names; or the directory of one of its own.
+    """
 
     def __init__(
         self,
-        directory: Path,
+        base: Path | Backbone,
         kinds: Sequence[str],
         *,
+        fleet: str = "shard",
         environ: Mapping[str, str] | None = None,
         lease_s: float = 3.0,
         max_txn_s: float = 0.5,
+        pace: Pace | None = None,
         seed: int = 1,
     ) -> None:
-        self.clock = SystemClock()
+        self._owns_base = isinstance(base, Path)
+        self.base = Backbone(base) if isinstance(base, Path) else base
+        self.clock = self.base.clock
+        self.cluster = self.base.cluster
+        self.fleet = fleet
+        self.root = PREFIX.format(fleet=fleet)
         self.kinds = tuple(kinds)
-        self.shard_ids = [shard_of(kind) for kind in kinds]
+        self.shard_ids = [shard_of(kind, fleet) for kind in kinds]
+        self.pace = Pace() if pace is None else pace
         self.lease_s = lease_s
         self.max_txn_s = max_txn_s
         self.rng = random.Random(seed)
-        settings = ClusterSettings(directory, brokers=1, zones=1, lease_ttl_s=20.0)
-        self.cluster = LocalCluster(settings, self.clock)
         self.members: list[Member] = []
         self.frozen: list[Member] = []
         """Those that SIGSTOP has stopped."""
@@ -160,11 +94,11 @@ class FoldCluster:
         self._idle = asyncio.Event()
 
     async def start(self, *, standbys: bool = True) -> None:
-        await self.cluster.start()
-        self.client = Client(self.cluster.brokers[0].grpc_url, clock=self.clock)
+        if self._owns_base:
+            await self.base.start()
+        self.client, self.http = self.base.client, self.base.http
         self.appends = AppendService(self.client)
         self.publisher = Publisher.standalone(self.appends, self.clock, random.SystemRandom())
-        self.http = httpx.AsyncClient(timeout=30.0)
         await self.client.apply_journals([JournalChange(upsert=one) for one in self._journals()])
         async with TaskScope("members") as scope:
             for _ in range(2 if standbys else 1):
@@ -174,13 +108,23 @@ class FoldCluster:
         await self.await_up(standbys=standbys)
 
     async def stop(self) -> None:
-        for member in self.members:
-            await member.process.kill()
-        if hasattr(self, "http"):
-            await self.http.aclose()
-            await self.appends.close()
-            await self.client.close()
-        await self.cluster.stop()
+        """Kill the members. On a base of others, nothing of ours remains but fragments."""
+        try:
+            for member in self.members:
+                await member.process.kill()
+            if hasattr(self, "appends"):
+                await self.appends.close()
+                if not self._owns_base:
+                    await self.expel(self.members)
+                    await self.client.apply_journals(
+                        [
+                            JournalChange(delete=one.name, expect_mod_revision=-1)
+                            for one in self._journals()
+                        ]
+                    )
+        finally:
+            if self._owns_base:
+                await self.base.stop()
 
     def _journals(self) -> list[JournalSpec]:
         fragment = FragmentSpec(
@@ -195,7 +139,7 @@ class FoldCluster:
                 names[name] = CONTENT_JSON_LINES
         for kind in self.kinds:
             if kind in LOGGED:
-                names[f"{LOGS}/{shard_of(kind)}"] = CONTENT_RECOVERY_LOG
+                names[f"{LOGS}/{shard_of(kind, self.fleet)}"] = CONTENT_RECOVERY_LOG
         return [
             JournalSpec(name, 1, LabelSet.of((CONTENT_TYPE, content_type)), fragment)
             for name, content_type in names.items()
@@ -204,7 +148,7 @@ class FoldCluster:
     def _specs(self) -> list[ShardSpec]:
         specs = []
         for kind in self.kinds:
-            shard_id = shard_of(kind)
+            shard_id = shard_of(kind, self.fleet)
             logged = kind in LOGGED
             specs.append(
                 ShardSpec(
@@ -229,19 +173,20 @@ class FoldCluster:
         return [one for one in self.members if one.process.running and one not in frozen]
 
     def shards(self, member: Member | None = None) -> ShardClient:
-        member = self.running[-1] if member is None else member
+        if member is None:
+            running = self.running
+            if not running:
+                raise Unavailable("no member runs", fleet=self.fleet)
+            member = running[-1]
         return ShardClient(member.grpc_url, route_cache_size=0, clock=self.clock)
 
     async def start_member(self, *, failpoints: str = "", ready: bool = True) -> Member:
         self._started += 1
-        name = f"member-{self._started:03d}"
+        name = f"{self.fleet}-member-{self._started:03d}"
         grpc_port, http_port = free_port(), free_port()
         scratch = self.cluster.directory / "scratch" / name
         scratch.mkdir(parents=True)
         argv = [
-            sys.executable,
-            "-m",
-            "tests.faults.fold_app",
             "serve",
             f"--consumer.id={name}",
             "--consumer.host=127.0.0.1",
@@ -254,18 +199,23 @@ class FoldCluster:
             f"--broker.address={self.cluster.brokers[0].grpc_url}",
             f"--broker.file-root={self.cluster.directory / 'fragments'}",
             f"--etcd.address={self.cluster.etcd.endpoint}",
-            f"--etcd.prefix={PREFIX}",
+            f"--etcd.prefix={self.root}",
             f"--etcd.lease={self.lease_s}s",
             "--log.level=info",
         ]
         environ = {
             **self.cluster.environ,
             **self._environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": python_path(),
             "GAZETTE_FAILPOINTS": failpoints,
         }
         log_path = self.cluster.directory / "logs" / f"{name}.log"
-        process = ChildProcess(name, argv, log_path, environ, self.clock)
+        process: ChildProcess
+        if (forge := self.base.forge) is not None:
+            process = ForgedProcess(forge, name, argv, log_path, environ, self.clock)
+        else:
+            argv = python_module("tests.faults.fold_app", *argv)
+            process = ChildProcess(name, argv, log_path, environ, self.clock)
         await process.start()
         member = Member(process, "local", grpc_port, http_port)
         self.members.append(member)
@@ -287,6 +237,12 @@ class FoldCluster:
                 f"{member.id} lives on after {timeout_s} s:\n{member.process.log_tail()}"
             ) from None
 
+    async def expel(self, members: Iterable[Member]) -> None:
+        """End the leases of these, so that others need not wait for it. Only of those that are dead."""
+        names = {one.id for one in members}
+        assert not any(one.process.running for one in self.members if one.id in names)
+        await self.base.expel(self.root, names)
+
     async def listed(self) -> tuple[ListedShard, ...]:
         async with self.shards() as shards:
             return (await shards.list_shards()).shards
@@ -296,7 +252,9 @@ class FoldCluster:
         for shard in await self.listed():
             if shard.spec.id == shard_id and shard.route.primary_id is not None:
                 suffix = shard.route.primary_id.suffix
-                return next(one for one in self.running if one.id == suffix)
+                for one in self.running:
+                    if one.id == suffix:
+                        return one
         raise Unavailable("no primary", shard=shard_id)
 
     async def await_frozen(self, member: Member, timeout_s: float = 30.0) -> None:
@@ -325,17 +283,22 @@ class FoldCluster:
                 shards = await self.listed()
             except GazetteError:
                 shards = ()
-            for shard in shards:
-                for status in shard.status:
-                    if status.code is ReplicaCode.FAILED:
-                        raise GazetteError(f"{shard.spec.id} failed: {status.errors[0]}")
+            self._raise_failure(shards)
             states = {s.spec.id: (s.route, [one.code.name for one in s.status]) for s in shards}
             if len(shards) == len(self.shard_ids) and all(
                 self._is_up(one, alive, standbys=standbys) for one in shards
             ):
                 return
-            await self.clock.sleep(0.05)
+            await self.clock.sleep(0.15)
         raise Unavailable(f"shards are not up after {timeout_s:.0f} s: {states}")
+
+    def _raise_failure(self, shards: Iterable[ListedShard]) -> None:
+        """Raise the error of a shard that failed on a member that lives."""
+        alive = {one.id for one in self.running}
+        for shard in shards:
+            for member, status in zip(shard.route.members, shard.status, strict=True):
+                if status.code is ReplicaCode.FAILED and member.suffix in alive:
+                    raise Broken(f"{shard.spec.id} failed on {member.suffix}: {status.errors[0]}")
 
     def _is_up(self, shard: ListedShard, alive: set[str], *, standbys: bool) -> bool:
         primary = shard.route.primary_id
@@ -363,7 +326,7 @@ class FoldCluster:
 
     # -- load
 
-    async def publish_forever(self, pause_s: float = 0.04) -> None:
+    async def publish_forever(self) -> None:
         """Publish to all shards, but while `paused`."""
         while True:
             if self._paused:
@@ -371,8 +334,8 @@ class FoldCluster:
             else:
                 self._idle.clear()
                 for source in self.sources.values():
-                    await self.publish(source, self.rng.randint(1, 8))
-            await self.clock.sleep(pause_s)
+                    await self.publish(source, self.rng.randint(1, self.pace.group_max))
+            await self.clock.sleep(self.pace.pause_s)
 
     async def publish(self, source: Source, count: int, **fields: Any) -> None:
         """Some messages, either each for itself, or as one transaction."""
@@ -424,6 +387,11 @@ class FoldCluster:
                     return
             except GazetteError:
                 await self.clock.sleep(0.1)
+            try:
+                shards_now = await self.listed()
+            except GazetteError:
+                continue
+            self._raise_failure(shards_now)
 
     async def check(self) -> None:
         """All that was published took effect once, in every shard and every output. Pauses the load."""
@@ -441,18 +409,6 @@ class FoldCluster:
             expected = self.sources[shard_id].outputs()
             assert_same(reader.outputs, expected, reader.journal)
         self.resume()
-
-
-def assert_same(found: list[Any], expected: list[Any], what: str) -> None:
-    """As ``assert found == expected``, with a report that is short."""
-    if found == expected:
-        return
-    at = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), -1)
-    at = min(len(found), len(expected)) if at < 0 else at
-    raise AssertionError(
-        f"{what}: {len(found)} outputs, expected {len(expected)}; from {at} on"
-        f" {found[at : at + 3]}, expected {expected[at : at + 3]}"
-    )
 
 
 def report(text: str) -> None:
