@@ -60,7 +60,8 @@ def test_the_report_has_a_line_for_each_kind_of_fault() -> None:
         ]
     )
     text = "\n".join(report.lines())
-    assert "| crash-broker | 2 | 1.0 s | 4.0 s | 6.0 s | 9.0 s |" in text
+    assert "| crash-broker | 2 | 1.0 s | 4.0 s | 6.0 s | 6.0 s | 9.0 s |" in text
+    assert "| all | 2 | | 4.0 s | 6.0 s | 6.0 s | |" in text
     assert "crash-broker: 1" in text
     assert "VIOLATION torn: somewhere" in text
 
@@ -86,7 +87,7 @@ def test_mistakes_in_the_flags_are_named(
 PLANT = """
 import asyncio, sys
 from gazette.dev.soak import run
-from gazette.dev.soak.driver import Driver
+from gazette.dev.soak.faults import Faults
 from gazette.client.appender import AppendParams
 
 async def plant(self, rng):
@@ -107,7 +108,7 @@ async def plant(self, rng):
             await client.append(AppendParams(SUMS[0]), bytes(frame))
             return
 
-Driver._crash_consumer = plant
+Faults._crash_consumer = plant
 sys.exit(run.run(sys.argv[1:]))
 """
 

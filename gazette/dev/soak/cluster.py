@@ -238,6 +238,17 @@ class SoakCluster(ChaosCluster):
         names = {one.name for one in self.brokers} | {one.name for one in self.members}
         return f"not in etcd: {', '.join(sorted(names - there))}" if names - there else ""
 
+    async def touch_etcd(self, key: str) -> None:
+        """Write something that concerns nobody."""
+        assert self._client is not None
+        await self._client.put(key, b"")
+
+    async def compact_etcd(self) -> None:
+        """Have etcd forget what was before now."""
+        assert self._client is not None
+        found = await self._client.range(f"{ROOT}/members/", keys_only=True)
+        await self._client.compact(found.header.revision)
+
     async def missing_shards(self) -> str:
         """Empty if every shard has a primary, and standbys that are ready; else what is missing."""
         try:

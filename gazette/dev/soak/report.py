@@ -29,16 +29,28 @@ class Report:
     """From the acknowledgement of a stream's last chunk to its sum, under faults."""
     failed: dict[str, int] = field(default_factory=dict)
     """Shards that were FAILED and had to be unassigned, by fault."""
+    service: dict[str, float] = field(default_factory=dict)
+    """Of all faults: the longest time that a shard stood still."""
+    heads: dict[str, int] = field(default_factory=dict)
+    """Journals whose heads were confirmed after all brokers had ended, by fault."""
+    load: dict[str, float] = field(default_factory=dict)
+    """Of the machine, as it counts it over a minute: at the begin, in the mean, at most."""
     violations: list[str] = field(default_factory=list)
     directory: str = ""
 
     def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
         by_kind: defaultdict[str, list[Outcome]] = defaultdict(list)
         failed: Counter[str] = Counter()
+        heads: Counter[str] = Counter()
         for outcome in outcomes:
             by_kind[outcome.kind].append(outcome)
             failed[outcome.kind] += len(outcome.failed)
+            heads[outcome.kind] += outcome.heads
         self.faults = len(outcomes)
+        every = [one.service_s for one in outcomes]
+        for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
+            self.service[name] = round(quantile(every, share), 1)
+        self.heads = {kind: count for kind, count in sorted(heads.items()) if count}
         self.failed = {kind: count for kind, count in sorted(failed.items()) if count}
         for kind, found in sorted(by_kind.items()):
             service = [one.service_s for one in found]
@@ -46,6 +58,7 @@ class Report:
                 "times": len(found),
                 "lasted_s": round(quantile([one.lasted_s for one in found], 0.5), 1),
                 "service_s": round(quantile(service, 0.5), 1),
+                "service_p99_s": round(quantile(service, 0.99), 1),
                 "service_max_s": round(max(service), 1),
                 "settled_max_s": round(max(one.settled_s for one in found), 1),
             }
@@ -68,22 +81,32 @@ class Report:
             "fault",
             "times",
             "lasted",
-            "a shard stood still",
-            "at most",
+            "a shard stood still: p50",
+            "p99",
+            "max",
             "as before, at most",
         ]
         lines = [head, "", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
         lines += [
             f"| {kind} | {one['times']} | {one['lasted_s']} s | {one['service_s']} s |"
-            f" {one['service_max_s']} s | {one['settled_max_s']} s |"
+            f" {one['service_p99_s']} s | {one['service_max_s']} s | {one['settled_max_s']} s |"
             for kind, one in self.by_kind.items()
         ]
+        if self.service:
+            service = " | ".join(f"{self.service[name]} s" for name in ("p50", "p99", "max"))
+            lines.append(f"| all | {self.faults} | | {service} | |")
         lines.append("")
         latency = ", ".join(f"{name} {value:.3g} s" for name, value in self.latency.items())
         lines.append(f"from the last chunk to its sum, faults included: {latency}")
         if self.failed:
             counts = ", ".join(f"{kind}: {count}" for kind, count in self.failed.items())
             lines.append(f"shards that had to be unassigned, by fault: {counts}")
+        if self.heads:
+            counts = ", ".join(f"{kind}: {count}" for kind, count in self.heads.items())
+            lines.append(f"journals whose heads were confirmed after all brokers ended: {counts}")
+        if self.load:
+            load = ", ".join(f"{name} {value:.1f}" for name, value in self.load.items())
+            lines.append(f"load of the machine: {load}")
         lines += [f"VIOLATION {one}" for one in self.violations]
         return lines
 

@@ -8,7 +8,9 @@ import importlib
 import itertools
 import json
 import logging
+import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -51,10 +53,13 @@ class SoakFlags:
     )
     brokers: int = setting(3, "how many brokers to run")
     members: int = setting(3, "how many members to run")
-    lease: float = duration("5s", "how long etcd waits for a process that does not answer")
+    lease: float = duration("15s", "how long etcd waits for a process that does not answer")
     sla: float = duration("120s", "within which every sum must be there, whatever happens")
     scenarios: str = setting("", "only these faults, by name; empty: all")
-    dir: Path | None = setting(None, "where state, logs and history are kept (default: temporary)")
+    dir: Path | None = setting(
+        None,
+        "where state, logs and history are kept (default: temporary, kept if something is wrong)",
+    )
     json: bool = setting(False, "print one JSON object instead of progress")
 
 
@@ -71,10 +76,11 @@ def run(argv: Sequence[str]) -> int:
         if flags.dir is not None:
             flags.dir.mkdir(parents=True, exist_ok=True)
             return asyncio.run(Soak(flags, settings, flags.dir, SystemClock()).run())
-        with tempfile.TemporaryDirectory(
-            prefix="gazette-soak-", ignore_cleanup_errors=True
-        ) as made:
-            return asyncio.run(Soak(flags, settings, Path(made), SystemClock()).run())
+        made = Path(tempfile.mkdtemp(prefix="gazette-soak-"))
+        code = asyncio.run(Soak(flags, settings, made, SystemClock()).run())
+        if code != 1:  # What is wrong is to be looked into.
+            shutil.rmtree(made, ignore_errors=True)
+        return code
     except Invalid as error:
         return exit_with(error, sys.stderr)
     except KeyboardInterrupt:
@@ -167,6 +173,7 @@ class Soak:
         self.history = History(directory / "history.ndjson", clock)
         self.report = Report(seed=self.seed, stores=list(settings.stores), directory=str(directory))
         self.violations: list[str] = []
+        self._loads: list[float] = []
 
     def say(self, text: str) -> None:
         if not self.flags.json:
@@ -179,6 +186,8 @@ class Soak:
                 f"  {facts['kind']} {facts['target']}: lasted {facts['lasted_s']:.1f} s, a shard stood"
                 f" still for {facts['service_s']:.1f} s, as before after {facts['settled_s']:.1f} s"
             )
+        elif event == "heads-confirmed":
+            self.say(f"    all brokers had ended: {len(facts['journals'])} heads were confirmed")
         elif event in ("failed", "ended", "bad-exit", "violation"):
             self.say(f"    {event}: {', '.join(map(str, facts.values()))[:200]}")
 
@@ -214,6 +223,10 @@ class Soak:
         if killed:
             self._violated("end", f"{', '.join(killed)} did not end after SIGTERM")
         self.report.seconds = round(self.clock.monotonic() - began, 1)
+        if self._loads:
+            mean = sum(self._loads) / len(self._loads)
+            loads = {"begin": self._loads[0], "mean": mean, "max": max(self._loads)}
+            self.report.load = {name: round(load, 1) for name, load in loads.items()}
         self.report.violations = self.violations
         self.report.ok = not self.violations
         print(
@@ -288,8 +301,9 @@ class Soak:
                 if (stream := one.details["stream"]) not in late:
                     late.add(stream)
                     self._violated("late", str(one))
+            self._loads.append(os.getloadavg()[0])
             if breaking in done:
-                self._violated("stuck", str(breaking.result()))
+                self._violated("stuck", told(breaking.result()))
             if done or verifier.violations:
                 return
 
@@ -298,7 +312,7 @@ class Soak:
         try:
             await driver.settle(self.clock.monotonic())
         except (GazetteError, TimeoutError) as error:
-            self._violated("stuck", str(error))
+            self._violated("stuck", told(error))
 
     async def _check_totals(self, verifier: Any) -> None:
         """The state of each shard is the fold of what it published."""
@@ -313,6 +327,12 @@ class Soak:
     async def _totals(self, shard: str) -> dict[str, int]:
         port = self.cluster.members[0].http_port
         return await asyncio.to_thread(ask, port, f"/shards/{shard}/totals")
+
+
+def told(error: BaseException | None) -> str:
+    """An error with its hint, which may be long."""
+    hint = getattr(error, "hint", "")
+    return f"{error!r}" if not isinstance(error, GazetteError) else f"{error}\n{hint}".strip()
 
 
 async def _outcome(work: Any) -> BaseException | None:
