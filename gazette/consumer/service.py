@@ -37,9 +37,10 @@ from gazette.consumer.query import EVERYTHING, Answer, Asking, Question
 from gazette.consumer.resolver import Resolver
 from gazette.consumer.restarts import Restarts
 from gazette.consumer.settings import ConsumerSettings
-from gazette.consumer.shard import Shard, ShardContext
+from gazette.consumer.shard import Shard
 from gazette.consumer.shard_api import ShardApi
 from gazette.consumer.shard_collector import ShardCollector
+from gazette.consumer.shard_context import ShardContext
 from gazette.consumer.shard_route import BoundShardRoute, HttpQueries
 from gazette.diagnostics import diagnostic_routes
 from gazette.errors import Bug, GazetteError, Unavailable

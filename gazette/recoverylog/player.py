@@ -69,13 +69,15 @@ class PlayerState(enum.Enum):
 class RecoveredState:
     """What a player leaves: the directory's files are those of ``fsm``.
 
-    ``author`` is the author that the log was handed to, or None after a read-only recovery.
+    ``author`` is the author that the log was handed to, or None after a read-only recovery. ``write_head``
+    is where ``log`` ended then, in bytes.
     """
 
     log: str
     fsm: RecoveryFSM
     directory: Path
     author: int | None
+    write_head: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,10 @@ class Player:
         """Bytes that were read beyond the cut."""
         self._read_through = 0
         self._catch_ups = 0
+        self._tailed = False
+        """Whether the hand-off was asked for when the head had been reached."""
+        self._fenced = False
+        """Whether the log's registers have our fence: its former owner appends no more."""
         self._bytes_read = 0
         self._started = clock.monotonic()
         self._reader: RetryReader | None = None
@@ -189,6 +195,7 @@ class Player:
         if self._finish or self._author is not None:
             raise Bug("a player is ended once", log=self.hints.log)
         self._author = author
+        self._tailed = self.tailing.is_set()
         self._requested.set()
         self._woken.set()
 
@@ -300,7 +307,9 @@ class Player:
         await reach("recovery.handed_off", playback.log, self._clock)
         await self._pool.run(self._files.make_live, playback.fsm)
         await reach("recovery.live", playback.log, self._clock)
-        return RecoveredState(self.hints.log, playback.fsm, self.directory, self._author)
+        return RecoveredState(
+            self.hints.log, playback.fsm, self.directory, self._author, playback.offset
+        )
 
     async def _take_views(self) -> None:
         """Perform what wants to see the files, or see to it that their log is read to a cut."""
@@ -333,6 +342,8 @@ class Player:
     async def _must_catch_up(self) -> bool:
         """Whether to read more before the log is ended, or taken over."""
         playback = self._playback
+        if self._at_end:
+            return False
         head = await self._write_head(playback.log)
         if playback.incomplete and playback.read_offset == head:
             raise self._torn()
@@ -345,6 +356,18 @@ class Player:
             self._read_through = max(head, playback.read_offset + 1)
             return True
         return False
+
+    @property
+    def _at_end(self) -> bool:
+        """Whether the log can be taken over without asking a broker how far it goes.
+
+        So it is for a standby whose reader waits for bytes, and once our fence is in the log. Should more
+        have been appended meanwhile, the hand-off loses its race and is injected again.
+        """
+        if self._author is None or self._playback.incomplete:
+            return False
+        waits = self._pending is not None and not self._pending.done()
+        return self._fenced or (self._tailed and waits)
 
     def _torn(self) -> Corrupt:
         return Corrupt(
@@ -374,6 +397,7 @@ class Player:
             AppendParams(journal=playback.log, union_registers=fence(author)),
             no_op(playback.fsm, author),
         )
+        self._fenced = True
         self._read_through = result.commit.end
 
     async def _read(self, reader: RetryReader) -> bytes | OffsetJump:

@@ -214,19 +214,24 @@ class Recorder:
         appends: LogAppends,
         *,
         clock: Clock | None = None,
+        write_head: int | None = None,
         deadline_s: float = 60.0,
     ) -> Recorder:
-        """Continue a log where ``fsm`` ends. Blocks for one append to learn the write head.
+        """Continue a log where ``fsm`` ends, which is at ``write_head``.
+
+        Without that, or for a log that ``fsm`` was not played from, blocks for one append to learn it.
 
         ``clock`` gives the times by which the state of a moment is found again (`open_at`).
 
         When the log is not the one that ``fsm`` was played from (a fork), a first operation fences it.
         Raises ``Unavailable`` when the log does not answer within ``deadline_s`` seconds.
         """
-        barrier = appends.start_append(AppendParams(journal=log)).release()
-        head = _await(barrier, deadline_s, log).commit.end
-        recorder = cls(fsm, author, directory, appends, log, head, clock=clock)
-        if fsm.last_log != log:
+        forks = fsm.last_log != log
+        if write_head is None or forks:
+            barrier = appends.start_append(AppendParams(journal=log)).release()
+            write_head = _await(barrier, deadline_s, log).commit.end
+        recorder = cls(fsm, author, directory, appends, log, write_head, clock=clock)
+        if forks:
             recorder._fence_fork()
         return recorder
 

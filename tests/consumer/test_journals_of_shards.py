@@ -8,7 +8,7 @@ import pytest
 
 from gazette.client.journals import JournalChange
 from gazette.client.shards import ShardChange
-from gazette.consumer import shard as shard_module
+from gazette.consumer import source_reading
 from gazette.protocol.journal import Suspend, SuspendLevel
 from gazette.protocol.shard import ReplicaCode
 from gazette.testing.broker import BrokerFixture
@@ -20,8 +20,8 @@ TARGET = "b/target"
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_module, "SHORT_SOURCE_PAUSE_S", 0.05)
-    monkeypatch.setattr(shard_module, "SUSPENDED_POLL_S", 0.05)
+    monkeypatch.setattr(source_reading, "SHORT_SOURCE_PAUSE_S", 0.05)
+    monkeypatch.setattr(source_reading, "SUSPENDED_POLL_S", 0.05)
 
 
 async def change(broker: BrokerFixture, **changes: Any) -> None:

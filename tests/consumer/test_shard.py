@@ -13,7 +13,9 @@ import pytest
 from gazette.client.appender import AppendParams
 from gazette.client.shards import ShardChange
 from gazette.clock import SystemClock
+from gazette.consumer import primary as primary_module
 from gazette.consumer import shard as shard_module
+from gazette.consumer.hints_store import store_recovered_hints
 from gazette.errors import Closed, GazetteError, NotFound, Unavailable
 from gazette.etcd import Etcd
 from gazette.etcd_values import Compare, Op
@@ -585,6 +587,42 @@ async def test_hints_are_stored_from_time_to_time_and_kept_at_promotions(
     third = await start(id="consumer-three")
     await third.await_primary(SHARD)
     assert third.store(SHARD).read() == {"a": 1}
+
+
+async def test_a_shard_serves_before_the_hints_that_it_recovered_from_are_stored(
+    start: Start, broker: BrokerFixture, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """etcd may be slow to take them. Until it has, there are those that the shard recovered from."""
+    spec = shard_spec(SHARD, SOURCE)
+    first = await start(hints_interval_s=0.05)
+    await first.create(spec)
+    await append(broker, frame("a", 1))
+    await first.read_to_heads(SHARD)
+    while (kv := await etcd.get(spec.hint_primary_key)) is None:
+        await CLOCK.sleep(0.02)
+    await first.stop()
+    stored = asyncio.Event()
+
+    async def slow(*arguments: Any) -> None:
+        await stored.wait()
+        await store_recovered_hints(*arguments)
+
+    monkeypatch.setattr(primary_module, "store_recovered_hints", slow)
+    second = await start(id="consumer-two", hints_interval_s=0.05)
+    await second.await_primary(SHARD)
+    await append(broker, frame("b", 2))
+    await second.read_to_heads(SHARD)
+    assert second.store(SHARD).read() == {"a": 1, "b": 1}
+    # New hints wait behind them.
+    await CLOCK.sleep(0.2)
+    again = await etcd.get(spec.hint_primary_key)
+    assert again is not None
+    assert again.mod_revision == kv.mod_revision
+    stored.set()
+    while again.mod_revision == kv.mod_revision:
+        await CLOCK.sleep(0.02)
+        again = await etcd.get(spec.hint_primary_key)
+        assert again is not None
 
 
 async def test_a_shard_does_not_start_from_nothing_when_all_its_hints_are_damaged(

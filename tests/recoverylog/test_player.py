@@ -21,6 +21,7 @@ from gazette.errors import Broken, Closed, Corrupt, Fenced, GazetteError, Unavai
 from gazette.etcd import Etcd
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.journal import SuspendLevel
+from gazette.recoverylog import player as player_module
 from gazette.recoverylog.ops import Create, RecordedOp, encode_op
 from gazette.recoverylog.playback import OpenNode, PrunedLog
 from gazette.recoverylog.player import Player, PlayerState, RecoveredState
@@ -201,6 +202,46 @@ async def test_a_lost_race_is_run_again(world: World) -> None:
     assert tree(state.directory) == {"/a": b"two"}
     with pytest.raises(Fenced):
         await put(first, "/a", b"three")
+
+
+async def test_a_standby_takes_over_without_asking_where_the_log_ends(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor after it lost the race, which its fence has ended. What it recovers says where the log ends."""
+    first = await world.owner(11)
+    await put(first, "/a", b"one")
+    raced: list[int] = []
+
+    async def race(params: AppendParams, content: bytes) -> None:
+        if not raced:
+            await put(first, "/a", b"two")
+        raced.append(len(content))
+
+    async def asked(client: object, log: str) -> int:
+        raise AssertionError("asked for the head of the log")
+
+    player = world.player()
+    player._client = LosingClient(world.broker.client, race)  # type: ignore[assignment]
+    async with TaskScope("standby") as scope:
+        task = scope.spawn(player.play(), name="play")
+        head = await world.head()
+        await eventually(lambda: player.tailing.is_set() and player.progress.offset == head)
+        monkeypatch.setattr(player_module, "write_head", asked)
+        player.hand_off(22)
+        state = await task
+    assert len(raced) == 2
+    assert tree(state.directory) == {"/a": b"two"}
+    assert state.write_head == await world.head()
+    service = AppendService(world.broker.client)
+    world.services.append(service)
+    second = Recorder.open(
+        LOG, state.fsm, 22, state.directory, service, write_head=state.write_head
+    )
+    assert service.backlog_bytes == 0
+    assert not service.pending_except(""), "it appended something to learn the head"
+    await put(second, "/b", b"three")
+    assert await settled(second.barrier()) is not None
+    assert second.horizon_bytes > 0
 
 
 async def test_a_repeated_hand_off_is_no_other(world: World) -> None:
