@@ -14,6 +14,8 @@ each of them. Actions:
 ``stop``      SIGSTOP to this process: every thread stands still until somebody sends SIGCONT
 ``error``     raise ``Unavailable``
 ``delay:S``   wait S seconds: the thread for ``hit``, the task for ``reach``
+``mark``      append a line to the file that ``GAZETTE_FAILPOINT_MARKS`` names: when, in nanoseconds of the
+              machine's monotonic clock, which point, which detail. For timelines across processes
 
 Not for production: whoever may set a process's environment may kill it anyway, but once is enough.
 """
@@ -31,15 +33,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gazette.clock import Clock
+from gazette.clock import Clock, SystemClock
 from gazette.errors import Invalid, Unavailable
 
 ENV: Final = "GAZETTE_FAILPOINTS"
+MARKS_ENV: Final = "GAZETTE_FAILPOINT_MARKS"
 
 POINTS: Final[Mapping[str, str]] = {
     "append.begin": "before an append's RPC begins; of a journal",
     "append.sent": "its content was sent, and not the request to commit it; of a journal",
     "append.applied": "the broker has applied an append, nobody has been told; of a journal",
+    "source.read": "bytes of a source came in, and are about to be handed to its shard; of a journal",
     "transaction.begun": "before the first message of a transaction; of a shard",
     "transaction.consumed": "some messages of a transaction were consumed; of a shard",
     "commit.finalized": "the application finalized a transaction, its publishes are enqueued; of a shard",
@@ -75,6 +79,7 @@ class Action(enum.Enum):
     STOP = "stop"
     ERROR = "error"
     DELAY = "delay"
+    MARK = "mark"
 
 
 @dataclass(slots=True)
@@ -115,7 +120,9 @@ def _parse_one(entry: str) -> _Armed:
     if point not in POINTS:
         raise Invalid(f"unknown failpoint ({point})", path=ENV, hint=f"One of {', '.join(POINTS)}.")
     if action not in {one.value for one in Action}:
-        raise Invalid(f"unknown action ({action})", path=ENV, hint="kill, stop, error or delay.")
+        raise Invalid(
+            f"unknown action ({action})", path=ENV, hint="kill, stop, error, delay or mark."
+        )
     if (found["seconds"] is not None) != (action == Action.DELAY.value):
         raise Invalid(f"seconds belong to delay, and to nothing else ({entry!r})", path=ENV)
     when = None if found["when"] == "*" else int(found["when"] or 1)
@@ -171,7 +178,29 @@ def _perform(point: str, detail: str) -> float:
                 raise Unavailable("a failpoint", point=point, detail=detail)
             case Action.DELAY:
                 seconds += one.seconds
+            case Action.MARK:
+                _marks.write(point, detail)
     return seconds
 
 
+class _Marks:
+    """The file of marks. Its descriptor is opened at the first of them, and kept."""
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self._file: int | None = None
+
+    def write(self, point: str, detail: str) -> None:
+        """One line, in one call: processes may share the file. Raises ``Invalid`` without a file."""
+        at = int(self._clock.monotonic() * 1e9)
+        if self._file is None:
+            path = os.environ.get(MARKS_ENV)
+            if not path:
+                raise Invalid("marks need a file", path=MARKS_ENV, hint="Name one.")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._file = os.open(path, flags, 0o600)
+        os.write(self._file, f"{at} {point} {detail}\n".encode())
+
+
+_marks: Final = _Marks()
 arm(os.environ.get(ENV, ""))

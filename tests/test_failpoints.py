@@ -74,6 +74,25 @@ async def test_a_delay_is_of_the_clock(clock: ManualClock) -> None:
         await failpoints.reach("append.begin", "a/journal", clock)
 
 
+def test_marks_are_lines_of_time_point_and_detail(tmp_path: Path) -> None:
+    path = tmp_path / "marks"
+    environ = {
+        **os.environ,
+        failpoints.ENV: "commit.finalized(shard-1)=mark@*",
+        failpoints.MARKS_ENV: str(path),
+    }
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environ, check=True)
+    lines = [line.split(" ") for line in path.read_text().splitlines()]
+    assert [line[1:] for line in lines] == [["commit.finalized", "shard-1"]] * 2
+    assert 0 < int(lines[0][0]) <= int(lines[1][0])
+
+
+def test_marks_need_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(failpoints.MARKS_ENV, raising=False)
+    with failpoints.armed("commit.finalized=mark"), pytest.raises(Invalid, match="need a file"):
+        failpoints.hit("commit.finalized")
+
+
 @pytest.mark.parametrize(
     ("spec", "text"),
     [

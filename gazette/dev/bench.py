@@ -24,6 +24,7 @@ from gazette.dev.bench_memory import memory
 from gazette.dev.bench_messages import consume, end_to_end, publish
 from gazette.dev.bench_recovery import playback
 from gazette.dev.bench_report import Figure, Report, load_average, machine_facts
+from gazette.dev.bench_timeline import timeline
 from gazette.errors import GazetteError, Invalid
 
 Suite = Callable[[Bench], Awaitable[list[Figure]]]
@@ -35,6 +36,7 @@ SUITES: Final[dict[str, Suite]] = {
     "publish": publish,
     "consume": consume,
     "end-to-end": end_to_end,
+    "timeline": timeline,
     "failover": failover,
     "playback": playback,
     "idle": idle,

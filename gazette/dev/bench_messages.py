@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import abc
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -50,6 +52,7 @@ ECHO_RATE: Final = 100
 ECHO_SECONDS: Final = 8.0
 _TIMEOUT_S: Final = 120.0
 
+Environ = abc.Mapping[str, str]
 Way = Callable[[AppendService, Publisher, Sequence[BenchMessage]], None]
 
 
@@ -146,8 +149,10 @@ def _raw(appends: AppendService, journal: str, count: int) -> None:
 
 
 @asynccontextmanager
-async def application(bench: Bench) -> AsyncIterator[ShardClient]:
-    """A member, and a client of it."""
+async def application(
+    bench: Bench, environ: Environ = MappingProxyType({})
+) -> AsyncIterator[ShardClient]:
+    """A member, and a client of it. ``environ`` is added to the member's."""
     cluster, clock = bench.cluster, bench.clock
     scratch = cluster.directory / "scratch" / "bench-app"
     scratch.mkdir(parents=True, exist_ok=True)
@@ -169,7 +174,7 @@ async def application(bench: Bench) -> AsyncIterator[ShardClient]:
         "--log.level=warn",
     )
     log = cluster.directory / "logs" / "bench-app.log"
-    process = ChildProcess("bench-app", argv, log, cluster.environ, clock)
+    process = ChildProcess("bench-app", argv, log, {**cluster.environ, **environ}, clock)
     await process.start()
     try:
         await await_ready(process, http_port, clock, _TIMEOUT_S)
@@ -373,7 +378,7 @@ async def _echo(bench: Bench, source: str, count: int) -> list[float]:
     reader = CommittedReader(bench.client, params, BenchMessage)
     taken: list[float] = []
     async with bench.publisher() as (_, publisher), TaskScope("echo") as scope:
-        scope.spawn(_paced(bench, publisher, source, count), name="publish")
+        scope.spawn(paced(bench, publisher, source, count), name="publish")
         async with asyncio.timeout(_TIMEOUT_S), aclosing(reader.batches()) as batches:
             async for batch in batches:
                 now = bench.clock.monotonic()
@@ -383,14 +388,24 @@ async def _echo(bench: Bench, source: str, count: int) -> list[float]:
     return taken
 
 
-async def _paced(bench: Bench, publisher: Publisher, journal: str, count: int) -> None:
+async def paced(
+    bench: Bench,
+    publisher: Publisher,
+    journal: str,
+    count: int,
+    rate: int = ECHO_RATE,
+    on_published: Callable[[float], None] = lambda _: None,
+) -> None:
+    """Publish that many messages, ``rate`` a second; ``on_published`` gets the time at which each of
+    them was acknowledged, in order."""
     partition = Partition(journal, CONTENT_JSON_LINES)
     clock = bench.clock
     began = clock.monotonic()
     for index in range(count):
-        due = began + index / ECHO_RATE
+        due = began + index / rate
         if (wait := due - clock.monotonic()) > 0:
             await clock.sleep(wait)
         message = message_of(index)
         message.sent = int(clock.monotonic() * 1e9)
-        await publisher.publish_from_loop(lambda _: partition, (message,))
+        futures = await publisher.publish_from_loop(lambda _: partition, (message,))
+        futures[journal].add_done_callback(lambda _: on_published(clock.monotonic()))

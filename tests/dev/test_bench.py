@@ -42,6 +42,7 @@ SUITES = [
     "publish",
     "consume",
     "end-to-end",
+    "timeline",
     "failover",
     "playback",
     "idle",
