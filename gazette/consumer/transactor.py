@@ -281,6 +281,10 @@ class Transactor:
         return self._sequencer.draining or self._backlog.waiting or self._inbox.has_input
 
     def _wait(self, transaction: Transaction, until: float | None) -> None:
+        if transaction.prior is not Prior.DONE and self._publisher.buffered_bytes:
+            # What was published so far travels while the prior commits: in one append with its
+            # acknowledgement where that waits still, and ahead of our own commit in any case.
+            self._publisher.flush()
         timeout_s = None if until is None else max(0.0, until - self._clock.monotonic())
         # Once it takes no more input, only calls and futures matter.
         get: Callable[[float | None], Event | None]

@@ -254,6 +254,11 @@ class Publisher:
         encode = framing.codec.acknowledgement(message, line.params.journal)
         return lambda uuid: framing.frame(encode(uuid))
 
+    @property
+    def buffered_bytes(self) -> int:
+        """How much was published uncommitted and is not enqueued, as of just now."""
+        return self._buffered
+
     def flush(self) -> None:
         """Enqueue the appends of all that was published so far.
 

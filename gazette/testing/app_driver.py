@@ -141,6 +141,11 @@ class MemoryJournals:
         with self._lock:
             return any(one.owner is owner for one in self._of(journal).queue)
 
+    def waiting(self, journal: str) -> list[bytes]:
+        """What was enqueued to a journal and has not taken place yet, in order."""
+        with self._lock:
+            return [one.content for one in self._of(journal).queue]
+
     def pending_except(self, owner: object, journal: str) -> frozenset[OpFuture[Any]]:
         with self._lock:
             return frozenset(

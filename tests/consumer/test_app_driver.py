@@ -336,6 +336,29 @@ def test_nothing_is_visible_downstream_before_its_commit(
     assert other == (["B"] if moment is never else [])
 
 
+def test_what_the_next_transaction_publishes_travels_with_the_acknowledgement(
+    driver: AppDriver[Any],
+) -> None:
+    """Not one append later: it is enqueued behind the acknowledgement, while that waits for the commit."""
+    _ = driver.store
+    driver.journals.holds = at_commit
+    driver.publish(SOURCE, *words("a"))
+    driver.run()
+    driver.publish(SOURCE, *words("b"))
+    driver.run()
+    acknowledgement, output = driver.journals.waiting(TARGET)
+    assert is_ack(acknowledgement)
+    assert json.loads(output)["word"] == "b"
+    driver.publish(SOURCE, *words("c"))
+    driver.run()
+    assert len(driver.journals.waiting(TARGET)) == 3
+    assert echoed(driver) == []
+    driver.journals.release()
+    driver.run()
+    assert echoed(driver) == ["a", "b", "c"]
+    assert counts(driver) == {"a": 1, "b": 1, "c": 1}
+
+
 def test_a_crash_while_the_next_transaction_publishes(driver: AppDriver[Any]) -> None:
     """What it has published is rolled back by the acknowledgements that are appended again."""
     driver.publish(SOURCE, *words("a", "B"))
