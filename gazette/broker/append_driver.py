@@ -273,13 +273,15 @@ class AppendDriver:
             return self._unfinished(error)
         try:
             await roll_back(spool, primary=True)  # Its last holder may have been cut short.
-            self._pipeline = open_pipeline(self._context, at.header, at.journal, spool)
+            replica.agreement.lead(spool.fragment.end)
+            self._pipeline = open_pipeline(
+                self._context, at.header, at.journal, spool, agree=replica.agreement.agree
+            )
         except GazetteError as error:
             return ev.Failed(error)
         finally:
             if self._pipeline is None:
                 replica.spool.give(spool)
-        replica.on_pipeline_started()
         return ev.PipelineBuilt(self._pipeline.view(), self._context.clock.now())
 
     async def _write(self, writing: Awaitable[Revision]) -> ev.Event:

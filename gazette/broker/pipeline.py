@@ -26,7 +26,7 @@ from gazette.errors import Broken, Bug, Closed, GazetteError, Invalid, Unavailab
 from gazette.fragment.spool import Proposal
 from gazette.fragment.spool_file import INLINE_BYTES, Spool
 from gazette.protocol.fragment import Fragment
-from gazette.protocol.ids import ProcessId
+from gazette.protocol.ids import Offset, ProcessId
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header, Route
@@ -52,9 +52,11 @@ class Turn:
     an exception, breaks the pipeline: its answers would be taken for those of the next.
     """
 
-    def __init__(self, pipeline: Pipeline, prior: asyncio.Future[None] | None) -> None:
+    def __init__(self, pipeline: Pipeline, prior: asyncio.Future[None] | None, end: Offset) -> None:
         self._pipeline = pipeline
         self._prior = prior
+        self._end = end
+        """Of what was proposed last, when the turn was taken."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> Self:
@@ -64,6 +66,7 @@ class Turn:
         except asyncio.CancelledError as cancelled:
             self.skip(cancelled)
             raise
+        self._pipeline.gathering_to = self._end
         return self
 
     async def __aexit__(
@@ -93,14 +96,24 @@ class Pipeline:
     """Replication streams of one journal under one route. Loop-bound; made by ``open_pipeline``.
 
     ``header`` is of the resolution it was built for; after ``expires_at`` (of the monotonic clock) it
-    should be replaced at the next occasion. Sending belongs to the holder, gathering to turns, closing
-    to whoever took it from its baton for that.
+    should be replaced at the next occasion. ``agree`` is told the end of what all replicas have
+    acknowledged, before whoever gathered their answers is. Sending belongs to the holder, gathering to
+    turns, closing to whoever took it from its baton for that.
     """
 
     def __init__(
-        self, header: Header, local: WriteBehind, peers: Sequence[PeerStream], *, expires_at: float
+        self,
+        header: Header,
+        local: WriteBehind,
+        peers: Sequence[PeerStream],
+        *,
+        expires_at: float,
+        agree: Callable[[Offset], None],
     ) -> None:
         self.header = header
+        self._agree = agree
+        self.gathering_to: Offset = 0
+        """Where the append ends, or the synchronization, whose answers are being gathered."""
         self._expires_at = expires_at
         self._local: WriteBehind | None = local
         self._peers = tuple(peers)
@@ -109,7 +122,8 @@ class Pipeline:
         self._begin = 0
         self._length = 0
         self._failure: GazetteError | None = None
-        self._last_turn: asyncio.Future[None] | None = None
+        self.last_turn: asyncio.Future[None] | None = None
+        """Done once the last turn has passed: then nobody waits for answers any more."""
 
     @property
     def route(self) -> Route:
@@ -246,8 +260,9 @@ class Pipeline:
 
     def take_turn(self) -> Turn:
         """Queue for the answers to what was sent since the last turn was taken. While holding."""
-        turn = Turn(self, self._last_turn)
-        self._last_turn = turn.done
+        end = self.gathering_to if self._local is None else self.spool.fragment.end
+        turn = Turn(self, self.last_turn, end)
+        self.last_turn = turn.done
         return turn
 
     async def gather_sync(self) -> tuple[tuple[PeerAnswer, ...], GazetteError | None]:
@@ -262,6 +277,8 @@ class Pipeline:
                 answers.append(_answer(peer, await peer.receive()))
             except GazetteError as error:
                 first = first or error
+        if first is None and all(answer.status is Status.OK for answer in answers):
+            self._agree(self.gathering_to)
         return tuple(answers), first
 
     async def gather_acks(self) -> tuple[PeerAnswer, ...]:
@@ -277,6 +294,8 @@ class Pipeline:
             if answers[-1].status is not Status.OK:
                 self.fail(unexpected_answer(answers[-1]))
                 break
+        else:
+            self._agree(self.gathering_to)
         return tuple(answers)
 
     def _raise_own_failure(self) -> None:
@@ -325,7 +344,14 @@ async def roll_back(spool: Spool, *, primary: bool) -> None:
         await spool.apply(Proposal(spool.fragment, spool.registers), primary=primary)
 
 
-def open_pipeline(context: BrokerContext, header: Header, journal: str, spool: Spool) -> Pipeline:
+def open_pipeline(
+    context: BrokerContext,
+    header: Header,
+    journal: str,
+    spool: Spool,
+    *,
+    agree: Callable[[Offset], None],
+) -> Pipeline:
     """Start a stream to each peer of the route, of which we are the primary. Does not wait for any.
 
     A peer that cannot be reached is found out when answers are gathered. ``spool`` must have nothing
@@ -348,7 +374,8 @@ def open_pipeline(context: BrokerContext, header: Header, journal: str, spool: S
             PeerStream(member, call, context.scope, timeout_s=context.settings.peer_timeout_s)
         )
     local = WriteBehind(spool, context.scope, context.pools.spools, primary=True)
-    return Pipeline(header, local, peers, expires_at=context.clock.monotonic() + _AGE_MAX_S)
+    expires_at = context.clock.monotonic() + _AGE_MAX_S
+    return Pipeline(header, local, peers, expires_at=expires_at, agree=agree)
 
 
 def _endpoint(context: BrokerContext, header: Header, member: ProcessId) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from gazette.allocator.model import item_key
 from gazette.baton import Baton
+from gazette.broker.agreement import Agreement
 from gazette.broker.flow_control import RateBalance
 from gazette.broker.pipeline import Pipeline, roll_back
 from gazette.broker.pulse import pulse_forever
@@ -19,7 +20,6 @@ from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.index import Index
 from gazette.fragment.listing import list_fragments
 from gazette.fragment.local_file import LocalFragment
-from gazette.fragment.persister import Persister
 from gazette.fragment.spool import Proposal
 from gazette.fragment.spool_file import Spool
 from gazette.protocol.fragment import ZERO_SUM, Fragment
@@ -39,16 +39,16 @@ _SECOND_NS: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class _SpoolEvents:
-    """Commits become readable at once; what is completed gets to a blob store."""
+    """Commits become readable at once; what is completed, and agreed, gets to a blob store."""
 
     index: Index
-    persister: Persister
+    agreement: Agreement
 
     def spool_commit(self, local: LocalFragment) -> None:
         self.index.spool_commit(local)
 
     def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None:
-        self.persister.spool_complete(spool, primary=primary)
+        self.agreement.spool_complete(spool, primary=primary)
 
 
 class Replica:
@@ -65,11 +65,13 @@ class Replica:
         self.refresh_error: str | None = None
         """Why the last listing of the blob stores failed; None if it did not."""
         self._context = context
-        self._was_primary = False
+        self.agreement = Agreement(context.persister, context.pools.spools)
+        self._gathering: set[asyncio.Future[None]] = set()
+        """The last turns of pipelines that were torn down and still wait for answers."""
         self._daemons: tuple[asyncio.Task[None], ...] = ()
         spool = Spool(
             journal,
-            _SpoolEvents(self.index, context.persister),
+            _SpoolEvents(self.index, self.agreement),
             clock=context.clock,
             pool=context.pools.spools,
             directory=context.settings.spool_dir,
@@ -112,10 +114,6 @@ class Replica:
             scope.daemon(pulse_forever(self._context, self), name=f"pulse {self.journal}"),
         )
 
-    def on_pipeline_started(self) -> None:
-        """This broker leads the journal: it persists first, should the replica be shut down."""
-        self._was_primary = True
-
     async def give_back_spool(self, spool: Spool, *, primary: bool) -> None:
         """Give the spool back, without what is pending in it. Cancellation: it is given back."""
         try:
@@ -137,6 +135,9 @@ class Replica:
             raise
         finally:
             self.spool.give(spool)
+        if pipeline.last_turn is not None and not pipeline.last_turn.done():
+            self._gathering.add(pipeline.last_turn)
+            pipeline.last_turn.add_done_callback(self._gathering.discard)
         self._context.scope.spawn(pipeline.close(), name=f"close pipeline {self.journal}")
 
     async def reap(self, broken: Pipeline) -> None:
@@ -154,7 +155,8 @@ class Replica:
         """Stop serving: wait for the pipeline and the spool, and hand the spool to the persister.
 
         Who waits for either gets ``Closed``. A primary's spool is uploaded at once, so that its
-        successor can read it; a replica's only if the primary does not. Waits without bound for the
+        successor can read it, as far as all replicas have acknowledged it: peers are given their time
+        to answer. A replica's is uploaded only if the primary does not. Waits without bound for the
         present holders: their appends and streams end, as the route has changed. Cancellation: the
         spool may not have been handed over.
         """
@@ -166,10 +168,13 @@ class Replica:
             await self.tear_down(pipeline)
         spool = await self.spool.take()
         self.spool.close()
-        await roll_back(spool, primary=self._was_primary)
-        await spool.apply(
-            Proposal(_rolled(spool.fragment), spool.registers), primary=self._was_primary
-        )
+        if self._gathering:
+            # Whose answers come, get them in time to be told that they appended.
+            await asyncio.wait(self._gathering)
+        led = self.agreement.end is not None
+        await roll_back(spool, primary=led)
+        await spool.apply(Proposal(_rolled(spool.fragment), spool.registers), primary=led)
+        await self.agreement.finish()
         await spool.close()
         self.index.close()
 

@@ -355,7 +355,9 @@ class BrokerService:
         hurried = self._hurried.is_set()
         await self.server.stop(_HURRIED_GRACE_S if hurried else settings.graceful_stop_s)
         if parts is not None:
-            await parts.context.resolver.wait_torn_down(settings.graceful_stop_s)
+            # Peers have their time to answer to what was sent before.
+            timeout_s = max(settings.graceful_stop_s, settings.peer_timeout_s + 1.0)
+            await parts.context.resolver.wait_torn_down(timeout_s)
 
     async def _persist(self) -> None:
         if self._parts is not None:

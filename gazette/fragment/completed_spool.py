@@ -9,11 +9,12 @@ a damaged spool raises ``Corrupt`` rather than get into a blob store.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from gazette.codecs import Compressor, new_compressor
@@ -21,6 +22,7 @@ from gazette.errors import Corrupt, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.local_file import LocalFile
 from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.ids import Offset
 from gazette.protocol.label_set import LabelSet
 from gazette.tasks import BlockingPool
 
@@ -71,6 +73,33 @@ class CompletedSpool:
         if compressed is not None:
             return io.BufferedReader(compressed, _READ_BYTES)
         return io.BufferedReader(_CompressedContent(self.file, self.fragment), _READ_BYTES)
+
+    async def cut_to(self, end: Offset, pool: BlockingPool) -> CompletedSpool:
+        """The same spool without what is at ``end`` and beyond; its digest is made in ``pool``.
+
+        ``end`` is within the fragment. Raises ``Corrupt`` or ``Unavailable`` if the file cannot be read,
+        and ``Corrupt`` if it is not what the fragment says. Cancellation: no effect.
+        """
+        fragment = self.fragment
+        assert fragment.begin < end < fragment.end
+        sum = await asyncio.wrap_future(pool.submit(self._digest_to, end - fragment.begin))
+        codec = fragment.codec
+        return replace(
+            self,
+            fragment=replace(fragment, end=end, sum=sum),
+            compression=None if codec is Codec.NONE else SpoolCompression(self.file, codec, pool),
+        )
+
+    def _digest_to(self, length: int) -> bytes:
+        """Of the first ``length`` bytes; all are read, so that a damaged file is found out. In a thread."""
+        content = _VerifiedContent(self.file, self.fragment)
+        sum = hashlib.sha1(usedforsecurity=False)
+        while part := content.read(min(_READ_BYTES, length)):
+            sum.update(part)
+            length -= len(part)
+        while content.read(_READ_BYTES):
+            pass
+        return sum.digest()
 
 
 class SpoolCompression:

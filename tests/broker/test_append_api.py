@@ -31,7 +31,9 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_append_response
 from gazette.protocol.status import Status
+from gazette.tasks import TaskScope
 from gazette.testing.broker import journal_spec
+from gazette.testing.clock import ManualClock
 from gazette.testing.fixed_cluster import FixedBroker, FixedCluster
 
 JOURNAL = "a/journal"
@@ -527,12 +529,22 @@ async def test_slow_client_is_aborted(tmp_path: Path) -> None:
         assert (await append(cluster["a"], b"x")).status == Status.OK
 
 
-async def test_fast_client_is_held_back(tmp_path: Path) -> None:
+async def test_fast_client_is_held_back(tmp_path: Path, clock: ManualClock) -> None:
     """The journal's rate, or that of the broker, whichever is lower."""
-    async with await FixedCluster.start(1, tmp_path, max_append_rate=1 << 20) as cluster:
+    async with await FixedCluster.start(
+        1, tmp_path, clock=clock, max_append_rate=1 << 20
+    ) as cluster:
         cluster.create(journal_spec(JOURNAL, max_append_rate=100_000), "a")
         one = await Append(cluster["a"]).open()
-        response = await (await one.send(bytes(100_000), bytes(2_000), bytes(1))).commit()
+        async with TaskScope("client") as scope:
+            # No time passes for the broker but when it waits for some to.
+            await one.send(bytes(100_000), bytes(2_000), bytes(1))
+            committing = scope.spawn(one.commit(), name="commit")
+            while not committing.done():
+                if cluster["a"].replica(JOURNAL).rate.credit < 0:
+                    clock.advance(0.01)
+                await SystemClock().sleep(0.001)
+            response = committing.result()
         assert response.status == Status.OK
         assert response.total_chunks == 4
         assert response.delayed_chunks >= 1

@@ -111,6 +111,8 @@ class Bench:
         self.peers: list[ScriptedPeer] = []
         self.commits: list[LocalFragment] = []
         self.completed: list[CompletedSpool] = []
+        self.agreed: list[int] = []
+        """Ends that all peers have acknowledged, as the pipelines told."""
         clock = SystemClock()
         absent: Any = None
         self.context = BrokerContext(
@@ -150,7 +152,9 @@ class Bench:
         us = ProcessId("zone", "a-primary")
         members = (us, *(peer.id for peer in self.peers))
         route = Route(members, 0, ("http://127.0.0.1:1", *(peer.endpoint for peer in self.peers)))
-        return open_pipeline(self.context, Header(us, route, ETCD), JOURNAL, self.spool)
+        return open_pipeline(
+            self.context, Header(us, route, ETCD), JOURNAL, self.spool, agree=self.agreed.append
+        )
 
     async def in_step(self) -> Pipeline:
         """A pipeline that all peers have agreed to."""
@@ -194,6 +198,45 @@ async def hasty(tmp_path: Path) -> AsyncIterator[Bench]:
     bench = Bench(tmp_path, timeout_s=0.1)
     yield bench
     await bench.stop()
+
+
+async def test_what_all_replicas_have_is_told(bench: Bench) -> None:
+    """With each turn, up to where its append ended, although the next one has been sent."""
+    first, second = await bench.peer("1"), await bench.peer("2")
+    pipeline = await bench.in_step()
+    assert bench.agreed == [0]
+    turns = []
+    for content in (b"one", b"three"):
+        await bench.append(pipeline, content)
+        turns.append(pipeline.take_turn())
+    for peer in (first, second):
+        peer.answer(OK, OK)
+    for turn, end in zip(turns, (3, 8), strict=True):
+        async with turn:
+            await pipeline.gather_acks()
+        assert bench.agreed[-1] == end
+    # Case: one of them refuses.
+    await bench.append(pipeline, b"x")
+    first.answer(OK)
+    second.answer(
+        broker_pb2.ReplicateResponse(
+            status=Status.PROPOSAL_MISMATCH.value,  # type: ignore[arg-type]
+            fragment=Fragment(JOURNAL, 0, 0).to_pb(),
+            registers=EMPTY_LABELS.to_pb(),
+        )
+    )
+    async with pipeline.take_turn():
+        await pipeline.gather_acks()
+    # Case: nor when the pipeline that follows is not agreed to.
+    await pipeline.release_spool()
+    pipeline = bench.open()
+    await pipeline.sync(bench.spool.fragment, bench.spool.registers, opening=True)
+    first.answer(OK)
+    second.answer(grpc.StatusCode.UNAVAILABLE)
+    async with pipeline.take_turn():
+        _, error = await pipeline.gather_sync()
+    assert error is not None
+    assert bench.agreed == [0, 3, 8]
 
 
 async def test_what_replicas_are_sent(bench: Bench) -> None:

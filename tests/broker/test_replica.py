@@ -22,6 +22,7 @@ from gazette.errors import Broken, Closed, Unavailable
 from gazette.protocol import duration
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import JournalSpec, SuspendLevel
+from gazette.protocol.label_set import EMPTY_LABELS
 from gazette.protocol.status import Status
 from gazette.tasks import TaskScope
 from gazette.testing.broker import journal_spec
@@ -358,6 +359,65 @@ async def test_broken_pipeline_does_not_keep_spools(tmp_path: Path) -> None:
             assert spool.fragment.end == 1
         async with cluster["b"].replica(JOURNAL).spool.hold():
             pass
+
+
+async def test_primary_uploads_what_all_replicas_have(
+    cluster: FixedCluster, tmp_path: Path
+) -> None:
+    """It was cut off in mid-append, and another one leads now: the journal's bytes are the other's."""
+    cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
+    await append(cluster["a"], b"first")  # A fragment by itself.
+    await append(cluster["a"], b"agreed")
+    cluster.put_spec(journal_spec(JOURNAL))
+    replica = cluster["a"].replica(JOURNAL)
+    for daemon in replica._daemons:
+        daemon.cancel()  # No pulse comes in between.
+    pipeline = await replica.pipeline.take()
+    assert pipeline is not None
+    await pipeline.content(b"-lost", 0)
+    await pipeline.propose(await pipeline.next(), EMPTY_LABELS, acknowledge=True)
+    pipeline.fail(Broken("cut off"))
+    with pytest.raises(Broken):
+        async with pipeline.take_turn():
+            await pipeline.gather_acks()
+    assert pipeline.spool.fragment.end == 16
+    replica.pipeline.give(pipeline)
+    cluster.assign(JOURNAL, "b")
+    outcome = await append(cluster["b"], b", and on")
+    assert outcome.commit is not None
+    assert outcome.commit.begin == 11
+    await cluster["a"].context.resolver.wait_torn_down(10.0)
+    cluster.assign(JOURNAL)
+    await cluster["b"].context.resolver.wait_torn_down(10.0)
+    contents = [(0, b"first"), (5, b"agreed"), (5, b"agreed, and on")]
+    await until(lambda: len(stored(tmp_path)) == len(contents))
+    assert stored(tmp_path) == [name_of(*content) for content in contents]
+
+
+async def test_primary_that_is_shut_down_waits_for_answers(
+    cluster: FixedCluster, tmp_path: Path
+) -> None:
+    """They come after it has lost the spool: who is told that he appended must find it in the store."""
+    cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
+    await append(cluster["a"], b"first")  # A fragment by itself.
+    await append(cluster["a"], b"agreed")
+    replica = cluster["a"].replica(JOURNAL)
+    pipeline = await replica.pipeline.take()
+    assert pipeline is not None
+    await pipeline.content(b"-late", 0)
+    await pipeline.propose(await pipeline.next(), EMPTY_LABELS, acknowledge=True)
+    turn = pipeline.take_turn()
+    replica.pipeline.give(pipeline)
+    async with TaskScope("shut down") as scope:
+        shutting_down = scope.spawn(replica.shut_down(), name="shut down")
+        await until(lambda: replica._gathering)
+        assert not shutting_down.done()
+        async with turn:
+            answers = await pipeline.gather_acks()
+        assert [answer.status for answer in answers] == [Status.OK]
+        await shutting_down
+    await until(lambda: not cluster["a"].context.persister.unpersisted)
+    assert stored(tmp_path) == [name_of(0, b"first"), name_of(5, b"agreed-late")]
 
 
 class _Lossy(list[Any]):

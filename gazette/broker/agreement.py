@@ -1,0 +1,101 @@
+"""Stage 6 of the byte path: takes the completed spools of one replica, gives `persister` what may be
+uploaded, and holds back what only this broker is known to have.
+
+A primary commits to its own spool as it proposes to its peers. If it is cut off from them just then, it has
+bytes that the journal may never have: whoever leads it next goes on without them, and gives their offsets
+to other bytes. So a primary uploads what all replicas have acknowledged, the *agreed end*, and no byte
+beyond. Nobody was told that those were appended: an append is answered when all have acknowledged it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from gazette.errors import GazetteError
+from gazette.fragment.completed_spool import CompletedSpool
+from gazette.protocol.ids import Offset
+from gazette.tasks import BlockingPool
+
+log = logging.getLogger(__name__)
+
+
+class Uploads(Protocol):
+    """The persister, as far as it is used here."""
+
+    def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None: ...
+
+
+class Agreement:
+    """The agreed end of one replica, and the completed spools that wait for it. Loop-bound.
+
+    A replica that follows gives its spools on at once: what it has, its primary has. (If both lose their
+    leases at once, with bytes that a third does not have, the follower does upload them.)
+    """
+
+    def __init__(self, uploads: Uploads, pool: BlockingPool) -> None:
+        self._uploads = uploads
+        self._pool = pool
+        self._end: Offset | None = None
+        self._held: list[CompletedSpool] = []
+
+    @property
+    def end(self) -> Offset | None:
+        """The agreed end; None while this replica follows."""
+        return self._end
+
+    def lead(self, end: Offset) -> None:
+        """This replica leads the journal from now on, whose spool ends at ``end``. Of no effect if it did
+        before: a replica that has led never follows, it is replaced."""
+        if self._end is None:
+            self._end = end
+
+    def agree(self, end: Offset) -> None:
+        """All replicas of the journal's route have acknowledged everything before ``end``."""
+        if self._end is None or end <= self._end:
+            return
+        self._end = end
+        held, self._held = self._held, []
+        for spool in held:
+            self.spool_complete(spool, primary=True)
+
+    def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None:
+        """Give a spool on, or hold it until its end is agreed. Raises as the persister does."""
+        if self._end is None or spool.fragment.end <= self._end:
+            self._uploads.spool_complete(spool, primary=primary)
+        else:
+            self._held.append(spool)
+
+    async def finish(self) -> None:
+        """Give on what is held, as far as it is agreed; there will be no more answers. Call once.
+
+        What is beyond is dropped, and logged. Cancellation: some of it may not have been given on.
+        """
+        held, self._held = self._held, []
+        for spool in held:
+            await self._give_agreed(spool)
+
+    async def _give_agreed(self, spool: CompletedSpool) -> None:
+        fragment, end = spool.fragment, self._end
+        assert end is not None
+        log.warning(
+            "%s: not uploading [%d, %d), which was not acknowledged by all replicas: its append was not"
+            " answered",
+            fragment.journal,
+            max(end, fragment.begin),
+            fragment.end,
+        )
+        if end <= fragment.begin:
+            return
+        try:
+            agreed = await spool.cut_to(end, self._pool)
+        except GazetteError as error:
+            log.error(  # noqa: TRY400 - expected, with its own hint
+                "%s: [%d, %d) cannot be uploaded, other replicas must: %s",
+                fragment.journal,
+                fragment.begin,
+                end,
+                error,
+            )
+            return
+        self._uploads.spool_complete(agreed, primary=True)

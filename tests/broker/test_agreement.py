@@ -1,0 +1,134 @@
+"""What a primary holds back, and what becomes of it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gazette.broker.agreement import Agreement
+from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
+from gazette.fragment.local_file import LocalFile
+from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.label_set import EMPTY_LABELS
+from gazette.tasks import BlockingPool
+
+CONTENT = bytes(range(256)) * 4096
+"""More than is read in one go."""
+
+
+class Uploads:
+    """Takes spools, and says which."""
+
+    def __init__(self) -> None:
+        self.spools: list[tuple[CompletedSpool, bool]] = []
+
+    def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None:
+        self.spools.append((spool, primary))
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        return [(spool.fragment.begin, spool.fragment.end) for spool, _ in self.spools]
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[BlockingPool]:
+    pool = BlockingPool("spools", 1)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def uploads() -> Uploads:
+    return Uploads()
+
+
+@pytest.fixture
+def agreement(uploads: Uploads, pool: BlockingPool) -> Agreement:
+    return Agreement(uploads, pool)
+
+
+@pytest.fixture
+def make(tmp_path: Path, pool: BlockingPool):
+    def make(begin: int, content: bytes = b"content", codec: Codec = Codec.NONE) -> CompletedSpool:
+        file = LocalFile(tmp_path)
+        file.pwrite(content, 0)
+        sum = hashlib.sha1(content).digest()
+        return CompletedSpool(
+            fragment=Fragment("a/journal", begin, begin + len(content), sum, codec),
+            registers=EMPTY_LABELS,
+            first_append_time=1.0,
+            file=file,
+            compression=None if codec is Codec.NONE else SpoolCompression(file, codec, pool),
+        )
+
+    return make
+
+
+async def test_who_follows_gives_everything_on(agreement, uploads, make):
+    agreement.agree(3)
+    assert agreement.end is None
+    agreement.spool_complete(make(0), primary=False)
+    await agreement.finish()
+    assert uploads.ranges == [(0, 7)]
+    assert not uploads.spools[0][1]
+
+
+async def test_who_leads_gives_on_what_is_agreed(agreement, uploads, make):
+    agreement.lead(7)
+    agreement.lead(0)  # Of no effect: it leads.
+    agreement.spool_complete(make(0), primary=True)
+    assert uploads.ranges == [(0, 7)]
+    # Case: what is not yet waits, and nothing else waits for it.
+    agreement.spool_complete(make(7), primary=True)
+    agreement.spool_complete(make(14), primary=True)
+    agreement.agree(13)
+    assert uploads.ranges == [(0, 7)]
+    agreement.agree(14)
+    assert uploads.ranges == [(0, 7), (7, 14)]
+    # Case: answers of another pipeline come late.
+    agreement.agree(7)
+    assert agreement.end == 14
+    agreement.agree(21)
+    assert uploads.ranges == [(0, 7), (7, 14), (14, 21)]
+    assert all(primary for _, primary in uploads.spools)
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
+async def test_what_never_was_agreed_is_cut_off(agreement, uploads, make, codec, caplog):
+    end = 100 + len(CONTENT)
+    agreement.lead(0)
+    spool = make(100, CONTENT, codec)
+    if spool.compression is not None:
+        spool.compression.advance(len(CONTENT))  # All of it, and it must not be used.
+    agreement.spool_complete(spool, primary=True)
+    agreement.spool_complete(make(end), primary=True)
+    agreement.agree(end - 1)
+    with caplog.at_level(logging.WARNING):
+        await agreement.finish()
+    assert [record.args[1:] for record in caplog.records] == [(end - 1, end), (end, end + 7)]
+    ((cut, primary),) = uploads.spools
+    assert primary
+    sum = hashlib.sha1(CONTENT[:-1]).digest()
+    assert cut.fragment == Fragment("a/journal", 100, end - 1, sum, codec)
+    with cut.open() as source:
+        stored = source.read()
+    assert CONTENT[:-1] == (stored if codec is Codec.NONE else gzip.decompress(stored))
+    # Case: it is over.
+    await agreement.finish()
+    assert len(uploads.spools) == 1
+
+
+async def test_damaged_spool_is_not_cut_to_a_good_one(agreement, uploads, make, caplog):
+    """The digest of the part would be that of the damaged bytes."""
+    spool = make(0, CONTENT)
+    spool.file.pwrite(b"damaged", 1000)
+    agreement.lead(2000)
+    agreement.spool_complete(spool, primary=True)
+    await agreement.finish()
+    assert not uploads.spools
+    assert "[0, 2000) cannot be uploaded" in caplog.records[-1].message
