@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 
 
 class ManualClock:
@@ -39,6 +40,12 @@ class ManualClock:
     def sleepers(self) -> int:
         """How many tasks sleep on this clock."""
         return sum(1 for _, _, woken in self._sleepers if not woken.done())
+
+    @property
+    def next_s(self) -> float:
+        """Seconds until the first of them is due; infinite if nobody sleeps."""
+        due = [at for at, _, woken in self._sleepers if not woken.done()]
+        return min(due) - self._monotonic if due else math.inf
 
     def advance(self, seconds: float) -> None:
         """Let time pass; wakes every sleeper that is due, in order of its time."""
