@@ -12,6 +12,7 @@ import httpx
 from gazette.client.client import Client
 from gazette.clock import SystemClock
 from gazette.dev.cluster import ClusterSettings, LocalCluster
+from gazette.errors import NotFound
 from gazette.etcd import Etcd, EtcdSettings
 from gazette.etcd_lease import Lease
 from gazette.tasks import TaskScope
@@ -71,3 +72,12 @@ class Backbone:
             for number in leases:
                 lease = Lease(etcd._connection, number, 0.0, 0.0)
                 scope.spawn(lease.revoke(), name=f"lease {number:x}")
+
+    async def lease_of(self, root: str, name: str) -> tuple[int, int]:
+        """The lease of a member and the revision at which it came. Raises ``NotFound``."""
+        assert self._etcd is not None
+        found = await self._etcd.range(f"{root}/members/")
+        for kv in found.kvs:
+            if kv.key.decode().rpartition("#")[2] == name:
+                return kv.lease, kv.create_revision
+        raise NotFound("no such member", name=name)

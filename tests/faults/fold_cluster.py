@@ -243,6 +243,10 @@ class FoldCluster:
         assert not any(one.process.running for one in self.members if one.id in names)
         await self.base.expel(self.root, names)
 
+    async def lease_of(self, member: Member) -> tuple[int, int]:
+        """The lease that it announced itself with, and at which revision of etcd."""
+        return await self.base.lease_of(self.root, member.id)
+
     async def listed(self) -> tuple[ListedShard, ...]:
         async with self.shards() as shards:
             return (await shards.list_shards()).shards
@@ -375,9 +379,10 @@ class FoldCluster:
         """Return when every shard has consumed, committed and acknowledged all of its source."""
         async with asyncio.timeout(timeout_s), TaskScope("read through") as scope:
             for shard_id in self.shard_ids:
-                scope.spawn(self._read_through(shard_id), name=shard_id)
+                scope.spawn(self.read_through_one(shard_id), name=shard_id)
 
-    async def _read_through(self, shard_id: str) -> None:
+    async def read_through_one(self, shard_id: str) -> None:
+        """`read_through` of one shard. Raises the error of one that failed."""
         source = source_of(shard_id)
         head = (await self.client.append(AppendParams(source), b"")).commit.end
         while True:

@@ -84,7 +84,14 @@ class Driver:
         self._heads = 0
         self._faults = Faults(cluster, note)
         found = self._faults.all()
-        self.faults = [one for one in found if not scenarios or one.kind in scenarios]
+        self.faults = [
+            one
+            for one in found
+            # Also those who publish are refused for good until an operator has confirmed the heads: so
+            # brokers are not all ended, unless that is asked for.
+            if (one.kind in scenarios if scenarios else not one.ends_brokers)
+        ]
+        self._fault: Fault | None = None
 
     async def run(self) -> None:
         """Each fault once, in any order, and then again. Raises ``Unavailable`` when the cluster does not
@@ -98,13 +105,14 @@ class Driver:
 
     async def _one(self, fault: Fault) -> None:
         began = self._clock.monotonic()
-        faults = self._faults
-        faults.target, self._failed, self._ended, self._heads = "", {}, set(), 0
+        faults, self._fault = self._faults, fault
+        faults.target, faults.outage_s = "", 0.0
+        self._failed, self._ended, self._heads = {}, set(), 0
         self._note("fault", kind=fault.kind)
         await fault.act(self._rng)
         healed = self._clock.monotonic()
         self._note("healed", kind=fault.kind, target=faults.target)
-        await self.settle(healed, fault)
+        await self.settle(healed)
         settled = self._clock.monotonic()
         outcome = Outcome(
             fault.kind,
@@ -129,33 +137,37 @@ class Driver:
 
     # -- repairing
 
-    async def settle(self, since: float, fault: Fault | None = None) -> None:
+    async def settle(self, since: float) -> None:
         """Return when all is as it was before. Raises ``Unavailable`` if that does not come to pass, with
         what it waited for, and how everything is."""
         began = self._clock.monotonic()
         waits: Counter[str] = Counter()
         while True:
             asked = self._clock.monotonic()
-            missing = await self._missing(since, fault)
+            missing = await self._missing(since)
             if not missing:
                 return
             if asked - began > SETTLE_S:
                 raise Unavailable(
-                    f"not settled within {SETTLE_S:.0f} s after {fault.kind if fault else 'all'}"
+                    f"not settled within {SETTLE_S:.0f} s after {self._kind}"
                     f" ({self._faults.target}): {missing}",
                     hint=await diagnose(self._cluster, waits),
                 )
             await self._clock.sleep(POLL_S)
             waits[missing] += round((self._clock.monotonic() - asked) * 1000)
 
-    async def _missing(self, since: float, fault: Fault | None) -> str:
+    @property
+    def _kind(self) -> str:
+        return "nothing" if self._fault is None else self._fault.kind
+
+    async def _missing(self, since: float) -> str:
         cluster = self._cluster
         await self._start_what_ended()
         if missing := await cluster.missing_members():
             return missing
         if missing := cluster.has_replicas():
             return missing
-        if missing := await self._confirm_heads(fault):
+        if missing := await self._confirm_heads():
             return missing
         await self._unassign_failed()
         if missing := await cluster.missing_shards():
@@ -178,7 +190,7 @@ class Driver:
                 # Not waited for: it may need somebody who has not ended yet.
                 await one.process.start()
 
-    async def _confirm_heads(self, fault: Fault | None) -> str:
+    async def _confirm_heads(self) -> str:
         """What an operator does who knows that all brokers had ended: nobody is left who has more.
 
         Raises ``Unavailable`` if they did although they should not have.
@@ -187,10 +199,11 @@ class Driver:
             return ""
         lease_s, outage_s = self._cluster.settings.lease_ttl_s, self._faults.outage_s
         # Two thirds of a lease, at least, were left when etcd was last asked.
-        if not (fault is not None and fault.ends_brokers) and outage_s < lease_s / 2:
+        ends_brokers = self._fault is not None and self._fault.ends_brokers
+        if not ends_brokers and outage_s < lease_s / 2:
             raise Unavailable(
-                f"all brokers ended, though etcd was away for {outage_s:.1f} s of a lease of"
-                f" {lease_s:.0f} s",
+                f"all brokers ended after {self._kind}, though etcd was away for {outage_s:.1f} s"
+                f" of a lease of {lease_s:.0f} s",
                 hint=await diagnose(self._cluster, {}),
             )
         try:
