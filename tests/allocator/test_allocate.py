@@ -104,7 +104,7 @@ class PaperProcess:
         await self.session.close()
 
     async def until(self, holds: Callable[[State], bool]) -> State:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(45):
             while not holds(self.state):
                 await self.ks.next_change()
         return self.state
@@ -184,7 +184,7 @@ async def test_a_cluster_from_first_to_last_member(
         assert metrics.ADDED._value.get() - added == 150
 
         # Case: the leader drains itself, and leaves; the next one leads.
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(45):
             await a1.leave(200)
         state = await b1.until(lambda s: len(s.members) == 2 and at_rest(2, 60)(s))
         assert loads(state) == {"a#2": 60, "b#1": 60}
@@ -192,7 +192,7 @@ async def test_a_cluster_from_first_to_last_member(
 
         # Case: the last ones leave once there is nothing to serve.
         await etcd.delete_prefix(f"{ROOT}/items/")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(45):
             await a2.leave(200)
             await b1.leave(200)
     assert (await etcd.range(ROOT)).kvs == ()
@@ -229,7 +229,7 @@ async def test_a_converged_cluster_writes_nothing(
         revision = (await etcd.get(f"{ROOT}/items/item-0000")).mod_revision
         for process in processes.values():
             await process.ks.wait_for_revision(revision)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(45):
             while metrics.CONVERGE._value.get() == rounds:
                 await SystemClock().sleep(0)
         assert len(recorded.txns) == written
@@ -336,7 +336,7 @@ async def test_a_leader_that_was_replaced_changes_nothing(
             allocate(recorded, process.ks, process.state, clock=SystemClock(), pool=pool),
             name="allocate",
         )
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(45):
             while not recorded.results:
                 await SystemClock().sleep(0)
         assert not recorded.results[0].succeeded
@@ -350,7 +350,7 @@ async def test_a_member_whose_key_is_gone_ends(paper: Any, etcd: Etcd, pool: Blo
         async with cluster(paper, etcd, pool, {"a#1": 9, "a#2": 9}) as processes:
             await processes["a#2"].until(lambda s: len(s.members) == 2)
             await processes["a#1"].session.lease.revoke()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(45):
                 await processes["a#1"].allocating
     assert raised.value.facts["key"] == f"{ROOT}/members/a#1"
     assert "anew" in raised.value.hint
@@ -388,7 +388,7 @@ async def test_a_leader_that_is_replaced_while_it_solves_writes_nothing(
     await process.ks.load(etcd)
     assert process.state.is_leader()
     with pytest.raises(Broken, match="member key not found"):
-        async with TaskScope("test") as scope, asyncio.timeout(60):
+        async with TaskScope("test") as scope, asyncio.timeout(45):
             running = scope.spawn(
                 allocate(
                     recorded, process.ks, process.state, clock=SystemClock(), pool=GatedPool()
