@@ -23,6 +23,8 @@ from gazette.errors import Closed, GazetteError, Invalid, NotAllowed, Retryable
 Handler = Callable[[Request], Awaitable[Response]]
 
 BODY_BYTES_MAX: Final = 1 << 20
+CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
+"""With every 401: what would be accepted."""
 _HTTP_CODES: Final = {
     grpc.StatusCode.OK: 200,
     grpc.StatusCode.CANCELLED: 408,
@@ -108,7 +110,8 @@ def error_object(code: grpc.StatusCode, text: str) -> dict[str, Any]:
 
 def error_response(code: grpc.StatusCode, text: str) -> Response:
     """``{"error": …}`` with the HTTP status that goes with the code of a failed call."""
-    return JSONResponse({"error": error_object(code, text)}, http_code_of(code))
+    headers = CHALLENGE if code is grpc.StatusCode.UNAUTHENTICATED else None
+    return JSONResponse({"error": error_object(code, text)}, http_code_of(code), headers)
 
 
 def http_code_of(code: grpc.StatusCode) -> int:

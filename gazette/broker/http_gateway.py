@@ -33,7 +33,7 @@ from gazette.broker.http_ranges import (
 from gazette.client.wire import CHUNK_BYTES, COMMIT, Content, append_content
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.http_body import StreamedBody
-from gazette.json_gateway import Cors, Handler
+from gazette.json_gateway import CHALLENGE, Cors, Handler
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import split_journal_meta
 from gazette.protocol.pb import broker_pb2
@@ -102,13 +102,14 @@ class HttpGateway:
                 return await self._append(request)
             return _text(f"unknown method: {request.method}", 400)
         except NotAllowed as error:
-            return _text(str(error), 401)
+            return _text(str(error), 401, CHALLENGE)
         except Invalid as error:
             return _text(str(error), 400)
         except ClientDisconnect:
             return Response(status_code=408)
         except grpc.aio.AioRpcError as error:
-            return _text(error.details() or "", _GRPC_CODES.get(error.code(), 500))
+            code = _GRPC_CODES.get(error.code(), 500)
+            return _text(error.details() or "", code, CHALLENGE if code == 401 else None)
         except GazetteError as error:
             return _text(str(error), 503)
 

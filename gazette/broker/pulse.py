@@ -15,7 +15,7 @@ from gazette.auth import Capability, Claims
 from gazette.broker.append_driver import AppendCall, AppendDriver
 from gazette.broker.append_events import AppendTerms, Ending, Outcome, SuspendControl
 from gazette.broker.unless import Superseded, changed
-from gazette.errors import Broken, Closed, Unavailable
+from gazette.errors import Broken, Closed, GazetteError, Unavailable
 from gazette.protocol.status import Status
 
 if TYPE_CHECKING:
@@ -69,6 +69,16 @@ class Heartbeat:
         return min(retry_s, self._interval_s)
 
 
+_HINTS: Final = {
+    Status.INDEX_HAS_GREATER_OFFSET: "All replicas that held the end of the journal were lost, or have left. "
+    "docs/operating.md says how to go on at the end of what is stored: gazctl journals reset-head",
+    Status.INSUFFICIENT_JOURNAL_BROKERS: "There are fewer brokers with room than its replication: start "
+    "another one, raise --broker.limit, or lower its replication",
+    Status.FRAGMENT_STORE_UNHEALTHY: "Appends are refused until its store is healthy: gazctl journals "
+    "store-health says more",
+}
+
+
 class NoContent:
     """The content of a pulse: the intent to commit, and the end."""
 
@@ -92,7 +102,7 @@ async def pulse_forever(context: BrokerContext, replica: Replica) -> NoReturn:
     while True:
         driver = _driver(context, replica, heartbeat.control)
         outcome = await _pulse(context, driver)
-        problem = _problem(outcome)
+        problem = problem_of(outcome)
         if problem:
             log.warning(
                 "pulse of %(journal)s failed (will retry): %(error)s",
@@ -133,8 +143,14 @@ async def _pulse(context: BrokerContext, driver: AppendDriver) -> Outcome:
         raise
 
 
-def _problem(outcome: Outcome) -> str:
+def problem_of(outcome: Outcome) -> GazetteError | None:
+    """What an operator should know of a pulse that failed; None if that was to be expected."""
     if outcome.ending is Ending.FAILED:
-        stopped = isinstance(outcome.error, Closed)
-        return "" if stopped else f"{outcome.context}: {outcome.error}"
-    return "" if outcome.status in _EXPECTED else f"{outcome.status.name} {outcome.store_error}"
+        error = outcome.error
+        if error is None or isinstance(error, Closed):
+            return None
+        return Broken(f"{outcome.context}: {error}", hint=error.hint)
+    if outcome.status in _EXPECTED:
+        return None
+    text = f"{outcome.status.name} {outcome.store_error}".rstrip()
+    return Broken(text, hint=_HINTS.get(outcome.status))

@@ -501,12 +501,14 @@ async def test_http_asks_for_the_same_tokens_as_grpc(etcd: Etcd, tmp_path: Path)
                 assert "secret" not in response.text or given is reads
         wrong = await http.get(path, headers=appends)
         assert wrong.status_code == 401
+        assert wrong.headers["WWW-Authenticate"] == "Bearer"
         assert "missing required READ capability" in wrong.text
 
         for route in ("list", "read"):
             body = {"journal": JOURNAL} if route == "read" else {}
             response = await http.post(f"/v1/journals/{route}", json=body)
             assert response.status_code == 401
+            assert response.headers["WWW-Authenticate"] == "Bearer"
             assert "missing or empty Authorization token" in response.json()["error"]["message"]
         (line,) = lines(await http.post("/v1/journals/list", json={}, headers=elsewhere))
         assert line["result"]["journals"] == []

@@ -15,7 +15,7 @@ from gazette.auth import Capability, Claims
 from gazette.baton import Baton
 from gazette.broker.append_driver import AppendCall, AppendDriver
 from gazette.broker.append_events import AppendTerms, Ending, Outcome, SuspendControl
-from gazette.broker.pulse import Heartbeat
+from gazette.broker.pulse import Heartbeat, problem_of
 from gazette.broker.unless import Superseded, changed, take_unless
 from gazette.clock import SystemClock
 from gazette.errors import Broken, Closed, Unavailable
@@ -109,6 +109,25 @@ async def test_pulses_alone_bring_replicas_into_step(cluster: FixedCluster) -> N
         cluster.assign(JOURNAL, *names)
         assert not cluster.consistent(JOURNAL)
         await until(lambda: cluster.consistent(JOURNAL))
+
+
+def test_a_pulse_that_fails_says_what_to_do() -> None:
+    lost = problem_of(Outcome(Ending.REFUSED, Status.INDEX_HAS_GREATER_OFFSET))
+    assert lost is not None
+    assert str(lost) == "INDEX_HAS_GREATER_OFFSET"
+    assert "gazctl journals reset-head" in lost.hint
+    unhealthy = problem_of(
+        Outcome(Ending.REFUSED, Status.FRAGMENT_STORE_UNHEALTHY, store_error="403")
+    )
+    assert str(unhealthy) == "FRAGMENT_STORE_UNHEALTHY 403"
+    failed = problem_of(
+        Outcome(Ending.FAILED, error=Unavailable("gone", hint="Start it."), context="resolve")
+    )
+    assert failed is not None
+    assert (str(failed), failed.hint) == ("resolve: gone", "Start it.")
+    # Case: of what is stopping, or not ours, nothing is said.
+    assert problem_of(Outcome(Ending.FAILED, error=Closed("x"))) is None
+    assert problem_of(Outcome(Ending.REFUSED, Status.SUSPENDED)) is None
 
 
 async def test_pulse_is_retried_when_a_peer_could_not_be_reached(
