@@ -60,6 +60,7 @@ POINTS: Final[Mapping[str, str]] = {
     "promotion.opened": "the store is open, and its checkpoint restored; of a shard",
     "promotion.hinted": "the recovered hints are stored; of a shard",
     "backfill.built": "a state is built, nothing of it is staged; of a shard",
+    "backfill.uploading": "a state's bytes are in the staging area, and not under its name; of that name",
     "backfill.staged": "a state is staged, nobody has been told; of a shard",
     "backfill.appending": "before each piece of a state is appended to its log; of a shard",
     "backfill.publishing": "all states are appended, none is published; of a shard",

@@ -8,7 +8,6 @@ objects of its own, and it is the manifest that chooses.
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,9 @@ from typing import Any, Final
 
 from gazette.backfill.content import Spooled, first_difference, in_transaction
 from gazette.backfill.job import Backfill, Batches, load_backfill, replay
+from gazette.backfill.scratch import BUILDS, scratch_directory, sweep
 from gazette.backfill.staging import Staging, open_staging, state_name
+from gazette.clock import SystemClock
 from gazette.consumer.application import Application
 from gazette.errors import Corrupt, Fenced, Invalid, NotAllowed, NotFound
 from gazette.failpoints import hit
@@ -178,8 +179,10 @@ def build_state(
     rng = random.SystemRandom()
     attempt = f"{rng.getrandbits(64):016x}"
     application: Application[Any] = backfill.new_application()
-    with tempfile.TemporaryDirectory(prefix="gazette-backfill-", dir=task.scratch) as scratch:
-        directory = Path(scratch) / "state"
+    # Of processes before this one, which were killed.
+    sweep(task.scratch, SystemClock().now())
+    with scratch_directory(BUILDS, task.scratch) as scratch:
+        directory = scratch / "state"
         with StateBuilder(
             application, task.spec, directory, rng, fqn=task.fqn, claim=task.claim
         ) as builder:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -47,6 +46,8 @@ from gazette.backfill.publish import (
     require_unchanged,
 )
 from gazette.backfill.report import Progress, Report, shard_report
+from gazette.backfill.runs import Intent
+from gazette.backfill.scratch import BUILDS, scratch_directory
 from gazette.backfill.settings import RunSettings
 from gazette.backfill.staging import (
     MANIFEST,
@@ -55,6 +56,7 @@ from gazette.backfill.staging import (
     STATES,
     Staging,
     appended_name,
+    appending_name,
     check_run_id,
     manifest_attempts,
     open_staging,
@@ -160,10 +162,7 @@ class BackfillRun:
         verified: tuple[str, ...] = ()
         if not dry_run:
             attempts = await self._build(tasks)
-            with tempfile.TemporaryDirectory(
-                prefix="gazette-backfill-", dir=self._settings.scratch
-            ) as scratch:
-                files = Path(scratch)
+            with scratch_directory(BUILDS, self._settings.scratch) as files:
                 verified = await self._verify(tasks, attempts, files)
                 await self._publish(listed, attempts, files)
         return Report(
@@ -210,8 +209,13 @@ class BackfillRun:
         if not specs:
             return {}
         held = await self._blocking(look, self._backfill, specs, self._fqn)
-        require_unchanged(listed, await self._list())
+        await self._require_unchanged(listed)
         return held
+
+    async def _require_unchanged(self, listed: Sequence[ListedShard]) -> None:
+        """Require that shards are idle, and as they were listed. Raises ``Conflict``."""
+        found = await self._shards.list_shards(self._settings.selector)
+        require_unchanged(listed, found.shards)
 
     def _fqn(self, shard: str) -> str:
         """The shard's key in etcd; empty if the consumers' prefix is not known."""
@@ -430,7 +434,7 @@ class BackfillRun:
         self.progress.begin("appending", sum(one.built.size for one in attempts))
         targets: list[tuple[Target, int]] = []
         for shard, attempt in zip(listed, attempts, strict=True):
-            base = await self._append(attempt, directory) if attempt.built.log else 0
+            base = await self._append(shard, attempt, directory) if attempt.built.log else 0
             targets.append((Target(shard, attempt.built), base))
         self.progress.begin("publishing", 0)
         pending = await self._unpublished(targets)
@@ -452,8 +456,8 @@ class BackfillRun:
                 pending.append((target, base))
         return pending
 
-    async def _append(self, attempt: Attempt, directory: Path) -> int:
-        """Have a state in its log, once. Where it begins there."""
+    async def _append(self, shard: ListedShard, attempt: Attempt, directory: Path) -> int:
+        """Have a state in its log, once. Where it begins there. Raises ``Conflict`` for a live shard."""
         built = attempt.built
         name = appended_name(self._settings.run_id, attempt.shard, attempt.attempt)
         if (data := await self._blocking(self._staging.find, name)) is not None:
@@ -464,9 +468,19 @@ class BackfillRun:
             else:
                 self.progress.add(built.size)
                 return int(msgspec.json.decode(data, type=dict[str, int])["base"])
+        await self._require_unchanged([shard])
         path = await self._fetch(attempt, directory)
         before = self._publication.appended_bytes
-        base = await self._publication.append(built, path, self._pool)
+
+        async def note(head: int) -> None:
+            """For `runs`: if the driver dies now, nobody else knows of what is in the log."""
+            await self._require_unchanged([shard])
+            number = f"{self._rng.getrandbits(32):08x}"
+            noted = appending_name(self._settings.run_id, attempt.shard, attempt.attempt, number)
+            intent = Intent(built.log, built.branch.author, head, built.size)
+            await self._blocking(self._staging.create, noted, msgspec.json.encode(intent))
+
+        base = await self._publication.append(built, path, self._pool, note)
         self.progress.add(self._publication.appended_bytes - before)
         record = msgspec.json.encode({"base": base})
         if data is None:

@@ -14,7 +14,7 @@ What makes that safe:
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -27,8 +27,9 @@ from gazette.errors import Conflict, Corrupt, Fenced, Invalid, NotAllowed, NotFo
 from gazette.failpoints import reach
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.hints import FSMHints
-from gazette.protocol.label_set import EVERYTHING
+from gazette.protocol.label_set import EVERYTHING, LabelSelector, LabelSet
 from gazette.recoverylog.log_file import moved_hints
+from gazette.recoverylog.ops import FENCE_LABEL
 from gazette.recoverylog.recorder import fence, fence_check
 from gazette.stores.state_builder import BuiltState
 from gazette.tasks import BlockingPool
@@ -116,18 +117,37 @@ class Publication:
         if found.spec.labels.value_of(CONTENT_TYPE) != CONTENT_RECOVERY_LOG:
             raise Invalid(f"{log} is not labeled as a recovery log", path=CONTENT_TYPE)
 
-    async def append(self, built: BuiltState, path: Path, pool: BlockingPool) -> int:
+    async def append(
+        self,
+        built: BuiltState,
+        path: Path,
+        pool: BlockingPool,
+        on_begin: Callable[[int], Awaitable[None]],
+    ) -> int:
         """Append a state to its log; the offset at which it begins. Takes no effect.
+
+        ``on_begin`` is awaited before anything is written, with the log's head; it has to require that
+        the shard is idle. A member that takes the log over after that is not fenced: what is required of
+        the first append is who owned the log before.
+
 
         Raises ``Fenced`` when somebody else writes the log meanwhile, ``Corrupt`` when the file is not
         what was built. Cancellation: some of it may have been appended, which is harmless; begin anew.
         """
         client, log = self._client, built.log
         await self.check_log(log)
-        head = (await client.append(AppendParams(log), b"")).commit.end
+        before = await client.append(AppendParams(log), b"")
+        head = before.commit.end
+        await on_begin(head)
         opening = built.branch.opening(self._rng, empty=head == 0)
         author = built.branch.author
-        opened = await client.append(AppendParams(log, union_registers=fence(author)), opening)
+        first = AppendParams(
+            log, check_registers=_owned_as(before.registers), union_registers=fence(author)
+        )
+        try:
+            opened = await client.append(first, opening)
+        except Fenced as error:
+            raise _overtaken(built) from error
         base = opened.commit.end
         params = AppendParams(log, check_registers=fence_check(author))
         begin = 0
@@ -202,6 +222,14 @@ class Publication:
             ) from error
         for target, _ in batch:
             await reach("backfill.published", target.id, self._clock)
+
+
+def _owned_as(registers: LabelSet) -> LabelSelector:
+    """Requires the owner of a log that these registers name, or that there is none."""
+    owner = registers.value_of(FENCE_LABEL)
+    if owner:
+        return LabelSelector(include=LabelSet.of((FENCE_LABEL, owner)))
+    return LabelSelector(exclude=LabelSet.of((FENCE_LABEL, "")))
 
 
 def _read(path: Path, offset: int, length: int) -> bytes:

@@ -6,6 +6,7 @@
     <run>/states/<shard>.<attempt>      a built state; its name is like no other's, so that attempts
     <run>/states/<shard>.<attempt>.json that were given up and end late cannot spoil another's
     <run>/MANIFEST.json                 the attempt of each shard that counts: made once
+    <run>/appending/<shard>.<attempt>.<n>.json  that it is about to be appended to its recovery log
     <run>/appended/<shard>.<attempt>.json  where in its recovery log it is
     <run>/PUBLISHED.json                the run is done
 
@@ -19,7 +20,7 @@ import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +28,15 @@ from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
 from gazette.errors import Corrupt, GazetteError, Invalid, NotFound, Unavailable
+from gazette.failpoints import hit
 
 PLAN: Final = "PLAN.json"
 MANIFEST: Final = "MANIFEST.json"
 PUBLISHED: Final = "PUBLISHED.json"
 STATES: Final = "states/"
+APPENDING: Final = "appending/"
 APPENDED: Final = "appended/"
+PARTIAL: Final = ".partial-"
 _COPY_BYTES: Final = 1 << 20
 
 
@@ -113,7 +117,7 @@ class DirectoryStaging(Staging):
         target = self._path(name)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, partial = tempfile.mkstemp(prefix=".partial-", dir=target.parent)
+            descriptor, partial = tempfile.mkstemp(prefix=PARTIAL, dir=target.parent)
             try:
                 with open(descriptor, "wb") as file:
                     if isinstance(data, bytes):
@@ -121,6 +125,8 @@ class DirectoryStaging(Staging):
                     else:
                         with data.open("rb") as source:
                             shutil.copyfileobj(source, file, _COPY_BYTES)
+                        file.flush()
+                        hit("backfill.uploading", name)
                     file.flush()
                     os.fsync(descriptor)
             except BaseException:
@@ -299,6 +305,15 @@ def appended_name(run_id: str, shard_id: str, attempt: str) -> str:
     return f"{run_id}/{APPENDED}{quote(shard_id, safe='')}.{attempt}.json"
 
 
+def appending_name(run_id: str, shard_id: str, attempt: str, number: str) -> str:
+    return f"{run_id}/{APPENDING}{quote(shard_id, safe='')}.{attempt}.{number}.json"
+
+
+def appending_shard(name: str) -> str:
+    """The shard of such a name."""
+    return unquote(name.rpartition("/")[2].rsplit(".", 3)[0])
+
+
 def shard_of(name: str) -> tuple[str, str]:
     """(shard, attempt) of a state's name."""
     shard, _, attempt = name.rpartition("/")[2].removesuffix(".json").rpartition(".")
@@ -319,36 +334,49 @@ def garbage(staging: Staging, now_s: float, age_s: float) -> list[Garbage]:
     A run that is published needs only the record of that. One that has a manifest needs what that
     names, and is resumed by its id; one without is given up when it has not changed for ``age_s``.
     """
+    found: list[Garbage] = []
+    for run, objects in sorted(runs_of(staging).items()):
+        old = [one for one in objects if one.mod_time <= now_s - age_s]
+        names = {one.name for one in objects}
+        if names & {f"{run}/{MANIFEST}", f"{run}/{PUBLISHED}"}:
+            found += [one for one in garbage_of(staging, run, objects) if one.object in old]
+        elif len(old) == len(objects):  # Else somebody works on it.
+            found += [Garbage(one, "its run was given up") for one in old]
+    return found
+
+
+def runs_of(staging: Staging) -> dict[str, list[StagedObject]]:
+    """The objects of each run, by its id. Blocks."""
     runs: dict[str, list[StagedObject]] = {}
     for one in staging.list():
         run, separator, _ = one.name.partition("/")
         if separator:
             runs.setdefault(run, []).append(one)
-    found: list[Garbage] = []
-    for run, objects in sorted(runs.items()):
-        found += _garbage_of(staging, run, objects, now_s - age_s)
-    return found
+    return runs
 
 
-def _garbage_of(
-    staging: Staging, run: str, objects: list[StagedObject], before_s: float
-) -> list[Garbage]:
+def garbage_of(staging: Staging, run: str, objects: Sequence[StagedObject]) -> list[Garbage]:
+    """What a run does not need, of whatever age: nothing, as long as it has no manifest. Blocks."""
     names = {one.name for one in objects}
-    old = [one for one in objects if one.mod_time <= before_s]
     if f"{run}/{PUBLISHED}" in names:
         return [
-            Garbage(one, "its run is published") for one in old if one.name != f"{run}/{PUBLISHED}"
+            Garbage(one, "its run is published")
+            for one in objects
+            if one.name != f"{run}/{PUBLISHED}"
         ]
     if f"{run}/{MANIFEST}" not in names:
-        if len(old) < len(objects):
-            return []  # Somebody works on it.
-        return [Garbage(one, "its run was given up") for one in old]
+        return []
     needed = manifest_attempts(staging.read(f"{run}/{MANIFEST}"))
-    return [
-        Garbage(one, "an attempt that does not count")
-        for one in old
-        if "/" in one.name.partition("/")[2] and shard_of(one.name) not in needed
-    ]
+    found = []
+    for one in objects:
+        if one.name.rpartition("/")[2].startswith(PARTIAL):
+            found.append(Garbage(one, "not whole: the process that wrote it has died"))
+        elif (
+            one.name.startswith((f"{run}/{STATES}", f"{run}/{APPENDED}"))
+            and shard_of(one.name) not in needed
+        ):
+            found.append(Garbage(one, "an attempt that does not count"))
+    return found
 
 
 def manifest_attempts(data: bytes) -> set[tuple[str, str]]:

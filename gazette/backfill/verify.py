@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Final
 from gazette.backfill.build import OnRead, ShardTask, read_messages
 from gazette.backfill.content import Difference, first_difference
 from gazette.backfill.job import Backfill, replay
+from gazette.backfill.scratch import OPENED, REPLAYS, scratch_directory
 from gazette.consumer.application import Store
 from gazette.errors import Corrupt
 from gazette.protocol.checkpoint import Checkpoint
@@ -34,8 +34,8 @@ def opened_state(
 
     Gives the store, and the checkpoint that it restored. Raises ``Corrupt`` when it cannot be.
     """
-    with tempfile.TemporaryDirectory(prefix="gazette-verify-", dir=task.scratch) as scratch:
-        directory = Path(scratch) / "files"
+    with scratch_directory(OPENED, task.scratch) as scratch:
+        directory = scratch / "files"
         playback = Playback(built.hints)
         files = StagedFiles(directory)
         files.prepare()
@@ -93,12 +93,10 @@ def verify(
     Both are opened by the application's own store; the checkpoint is compared as well. Blocks.
     """
     backfill = task.load()
-    with tempfile.TemporaryDirectory(prefix="gazette-replay-", dir=task.scratch) as scratch:
+    with scratch_directory(REPLAYS, task.scratch) as scratch:
         rng = random.SystemRandom()
         application = backfill.new_application()
-        with StateBuilder(
-            application, task.spec, Path(scratch) / "state", rng, fqn=task.fqn
-        ) as builder:
+        with StateBuilder(application, task.spec, scratch / "state", rng, fqn=task.fqn) as builder:
             with task.access.open() as access:
                 messages = read_messages(task, backfill, access, on_read)
                 replay(application, builder.shard, builder.store, messages, discard=True)

@@ -372,7 +372,7 @@ with the open transactions, that the history ended with.
 
 Shards must be disabled (`disable: true`), and held by nobody; with --enable they run from then on. A run
 that was interrupted goes on if it is given its --run-id. Shards that have a state are refused without
---overwrite. --gc lists and removes what interrupted runs, and attempts that did not count, have staged.
+--overwrite. --list lists runs, and what they, and attempts that did not count, have left; --gc removes it.
 
 {SELECTORS}""",
         """\
@@ -381,6 +381,7 @@ that was interrupted goes on if it is given its --run-id. Shards that have a sta
   gazctl shards backfill word_count.backfill:WordCountBackfill -l id:prefix=shard- \\
       --staging /mnt/staging --verify --enable
   gazctl shards backfill app.py:Counts -l id=shard-000 --staging s3://bucket/staging --master local[*]
+  gazctl shards backfill --list --staging /mnt/staging
   gazctl shards backfill --gc --gc-age 48h --staging /mnt/staging --dry-run""",
         arguments="[APP]",
     ),

@@ -16,16 +16,15 @@ from gazette.backfill.local import LocalRunner
 from gazette.backfill.plan import Bounds
 from gazette.backfill.report import Progress, Report
 from gazette.backfill.settings import RunSettings
-from gazette.backfill.staging import garbage, open_staging
-from gazette.errors import GazetteError, Invalid
+from gazette.errors import Invalid
 from gazette.gazctl.context import Context, parse_selector
 from gazette.gazctl.flags import BrokerFlags, ShardsBackfillFlags
 from gazette.gazctl.moments import parse_moment
 from gazette.gazctl.output import Table
+from gazette.gazctl.shards_backfill_list import collect, list_all
 from gazette.gazctl.terminal import bytes_text
 from gazette.history.access import Access
 from gazette.protocol.label_set import LabelSelector
-from gazette.tasks import BlockingPool
 
 _RUN_ID_BITS: Final = 32
 
@@ -38,8 +37,12 @@ async def run(context: Context) -> int:
             path="--staging",
             hint="A directory, or a bucket, that the brokers' clients of this backfill all reach.",
         )
+    if flags.gc and flags.list:
+        raise Invalid("--list and --gc exclude each other", path="--list")
     if flags.gc:
-        return await _collect(context, flags)
+        return await collect(context, flags)
+    if flags.list:
+        return await list_all(context, flags)
     if len(context.loaded.arguments) != 1:
         raise Invalid(
             "one backfill is required", path="APP", hint="module:Class, or path.py:Class."
@@ -179,30 +182,3 @@ def _tell(context: Context, flags: ShardsBackfillFlags, report: Report, progress
         f"published {len(report.shards)} shards from {bytes_text(report.history_bytes)}"
         f" in {report.seconds:.1f} s{verified}; they are {enabled}"
     )
-
-
-async def _collect(context: Context, flags: ShardsBackfillFlags) -> int:
-    """``--gc``: list what nothing needs any more, and remove it unless this is a dry run."""
-    staging = open_staging(flags.staging)
-    pool = BlockingPool("backfill-gc", 1)
-    try:
-        found = await pool.run(garbage, staging, context.clock.now(), flags.gc_age)
-        table = Table(["Object", "Size", "Reason"], numbers=frozenset({"Size"}))
-        for one in found:
-            table.add(one.object.name, bytes_text(one.object.size), one.reason)
-        if found:
-            context.terminal.write(table.text(context.terminal))
-        failed = 0
-        if not flags.dry_run:
-            for one in found:
-                try:
-                    await pool.run(staging.remove, one.object.name)
-                except GazetteError as error:
-                    failed += 1
-                    context.terminal.note(f"{one.object.name}: {error}")
-    finally:
-        pool.close()
-    verb = "would be removed" if flags.dry_run else "removed"
-    size = sum(one.object.size for one in found)
-    context.terminal.note(f"{len(found) - failed} objects {verb}, {bytes_text(size)}")
-    return 1 if failed else 0

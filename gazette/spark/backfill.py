@@ -9,6 +9,7 @@ another has run already: each attempt stages objects of its own, and Spark tells
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
@@ -26,6 +27,9 @@ from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
 from gazette.history.summary import RunSummary
 from gazette.protocol.ids import split_journal_meta
 from gazette.spark.ddl import parse_columns
+from gazette.spark.failures import telling
+from gazette.spark.java import ensure_java
+from gazette.spark.master import require_reachable
 from gazette.spark.planning import encode_plan
 from gazette.spark.spark_session import session
 from gazette.stores.state_builder import BuiltState, StateBuilder
@@ -46,11 +50,15 @@ class SparkRunner:
     def __init__(
         self, master: str = "local[*]", *, spark: Any = None, run_bytes: int = RUN_BYTES
     ) -> None:
-        """Raises ``Invalid`` if Spark is not installed."""
+        """Raises ``Invalid`` if Spark is not installed, or ``master`` names none; ``Unavailable`` without
+        a Java, or if a standalone master does not answer: before anything is done."""
         if importlib.util.find_spec("pyspark") is None:
             raise Invalid(
                 "Spark is not installed", path="--master", hint="pip install 'gazette[spark]'"
             )
+        if spark is None:
+            require_reachable(master)
+            ensure_java(os.environ)
         self._master = master
         self._spark = spark
         self._own = spark is None
@@ -76,7 +84,8 @@ class SparkRunner:
             if not runs:
                 return []
             tasks = context.parallelize([(access, run) for run in runs], len(runs))
-            found: list[RunSummary] = tasks.map(_summarise).collect()
+            with telling():
+                found: list[RunSummary] = tasks.map(_summarise).collect()
             on_read(sum(run.length for run in runs))
             return found
 
@@ -89,11 +98,12 @@ class SparkRunner:
         if not tasks:
             return []
         backfill = tasks[0].load()
-        if type(backfill).fold is Backfill.fold:
-            rdd = self.spark.sparkContext.parallelize(list(tasks), len(tasks))
-            attempts: list[Attempt] = rdd.map(run_task).collect()
-        else:
-            attempts = self._build_folded(backfill, tasks)
+        with telling():
+            if type(backfill).fold is Backfill.fold:
+                rdd = self.spark.sparkContext.parallelize(list(tasks), len(tasks))
+                attempts: list[Attempt] = rdd.map(run_task).collect()
+            else:
+                attempts = self._build_folded(backfill, tasks)
         on_read(sum(run.run.length for task in tasks for run in task.runs))
         return attempts
 

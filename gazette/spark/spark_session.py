@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from gazette.errors import Conflict, Invalid, Unavailable
 from gazette.spark.java import ensure_java
+from gazette.spark.master import require_reachable
 from gazette.spark.options import PUSHDOWN_VARIABLE
 
 DEFAULTS: Final[dict[str, str]] = {
@@ -36,7 +37,8 @@ def session(
     pushed down into sources. ``conf`` is further configuration, and wins. Sets ``JAVA_HOME``,
     ``PYSPARK_PYTHON`` and a few more variables of this process, for what it starts.
 
-    Raises `Unavailable` if Spark is not installed, or has no Java; `Conflict` if there is a session
+    Raises `Unavailable` if Spark is not installed, has no Java, or a standalone master does not answer;
+    `Invalid` for what names no master; `Conflict` if there is a session
     with another master, which a process has one of only.
     """
     try:
@@ -59,6 +61,7 @@ def session(
                 hint="Use that one, or stop it first.",
             )
     else:
+        require_reachable(master)
         os.environ["JAVA_HOME"] = str(ensure_java(os.environ))
         # Else workers run whatever `python3` is on their PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -16,7 +16,7 @@ from gazette.backfill.job import Backfill
 from gazette.backfill.local import LocalRunner
 from gazette.clock import SystemClock
 from gazette.dev.postgres import PostgresServer
-from gazette.errors import Corrupt, Fenced, Invalid, NotAllowed, Unavailable
+from gazette.errors import Conflict, Corrupt, Fenced, Invalid, NotAllowed, Unavailable
 from gazette.failpoints import armed
 from gazette.stores.sql import create_checkpoint_table, create_engine, create_tables
 from tests.backfill.apps import (
@@ -316,18 +316,14 @@ async def test_a_shard_that_is_enabled_while_databases_are_looked_at_is_refused(
 ) -> None:
     cluster, _ = await with_history(start, 40)
     job = cluster.job(RowsBackfill(), prefix=PREFIX)
-    listing = job._list
-    calls = 0
+    require = job._require_unchanged
 
-    async def listed() -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            await cluster.enable("shard-one")
-        return await listing()
+    async def enable_and_require(listed: Any) -> None:
+        await cluster.enable("shard-one")
+        await require(listed)
 
-    job._list = listed
-    with pytest.raises(Exception, match="changed since the run began"):
+    job._require_unchanged = enable_and_require
+    with pytest.raises(Conflict, match="changed since the run began"):
         await job.run()
     assert not cluster.staging.exists()
 

@@ -69,7 +69,7 @@ async def test_a_backfilled_state_and_the_live_tail_are_a_full_replay(
     assert built[1] == live[1]
     # Nothing is left in the staging area but the run's records.
     names = sorted(path.name for path in cluster.staging.rglob("*") if path.is_file())
-    assert len(names) == 5, names
+    assert len(names) == 6, names
     assert {"PLAN.json", "MANIFEST.json", "PUBLISHED.json"} < set(names)
 
 
@@ -202,6 +202,39 @@ async def test_shards_that_may_run_are_refused(start: Any) -> None:
     await cluster.consumer.update(shard_settings(BUILT, SOURCES[0]))
     await cluster.enable(BUILT)
     assert (await cluster.state(BUILT, WordsBackfill()))[0] == expected(lines[:250])
+
+
+async def test_a_driver_that_comes_late_does_not_fence_a_live_shard(start: Any) -> None:
+    """Neither one that finds the shard live, nor one that the shard overtakes as it begins to append."""
+    cluster, lines = await old_state(start)
+
+    async def publish_it() -> None:
+        await cluster.backfill(WordsBackfill(), overwrite=True, enable=True)
+        await cluster.consumer.await_primary(BUILT)
+
+    late = cluster.job(WordsBackfill(), overwrite=True, runner=Interposed(publish_it))
+    with pytest.raises(Conflict, match="changed since the run began"):
+        await late.run()
+    await cluster.append(SOURCES[0], lines[250:])
+    assert (await cluster.state(BUILT, WordsBackfill()))[0] == expected(lines)
+
+    # Case: it looked while the shard was idle.
+    overtaken = cluster.job(WordsBackfill(), overwrite=True, run_id="overtaken")
+    require, calls = overtaken._require_unchanged, 0
+
+    async def require_and_enable(listed: Any) -> None:
+        nonlocal calls
+        calls += 1
+        await require(listed)
+        if calls == 2:  # The head of the log is known, and nothing is appended.
+            await cluster.enable(BUILT)
+
+    overtaken._require_unchanged = require_and_enable
+    with pytest.raises(Fenced, match="somebody else wrote the shard's recovery log"):
+        await overtaken.run()
+    lines.append(line(GAMMA, 1 << 30, word="last"))
+    await cluster.append(SOURCES[0], lines[-1:])
+    assert (await cluster.state(BUILT, WordsBackfill()))[0] == expected(lines)
 
 
 async def test_a_build_that_is_wrong_or_fails_publishes_nothing(start: Any) -> None:

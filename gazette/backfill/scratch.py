@@ -1,0 +1,83 @@
+"""Directories for what a backfill builds on a local disk, and how those are found whose process has died.
+
+Each is locked for as long as its process lives: the system lets go of a lock whenever a process ends, in
+whatever way. One that can be locked by somebody else is abandoned.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+BUILDS: Final = "gazette-backfill-"
+REPLAYS: Final = "gazette-replay-"
+OPENED: Final = "gazette-verify-"
+_PREFIXES: Final = (BUILDS, REPLAYS, OPENED)
+_NEW: Final = ".new-"
+_NEW_S: Final = 60.0
+"""A directory has another name until it is locked, which takes no time: after as long, nobody does it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """A directory whose process has died. ``size`` in bytes, ``mod_time`` in Unix seconds."""
+
+    path: Path
+    size: int
+    mod_time: float
+
+
+@contextmanager
+def scratch_directory(prefix: str, parent: Path | None) -> Iterator[Path]:
+    """A new directory, below ``parent`` or where the system has temporary files; removed at the end."""
+    new = Path(tempfile.mkdtemp(prefix=_NEW + prefix, dir=parent))
+    path = new.with_name(new.name.removeprefix(_NEW))
+    descriptor = os.open(new, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        new.rename(path)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+
+
+def abandoned(parent: Path | None, before_s: float) -> Iterator[Abandoned]:
+    """Those of this machine that have not changed since ``before_s``, Unix seconds. Blocks."""
+    top = Path(tempfile.gettempdir()) if parent is None else parent
+    for path in sorted(top.iterdir()):
+        if not path.name.removeprefix(_NEW).startswith(_PREFIXES):
+            continue
+        with suppress(OSError):  # Somebody else has removed it meanwhile, or owns it.
+            mod_time = path.stat().st_mtime
+            before = before_s - _NEW_S if path.name.startswith(_NEW) else before_s
+            if mod_time <= before and _is_abandoned(path):
+                size = sum(one.lstat().st_size for one in path.rglob("*") if one.is_file())
+                yield Abandoned(path, size, mod_time)
+
+
+def sweep(parent: Path | None, before_s: float) -> int:
+    """Remove them; how many there were. Blocks. What cannot be removed stays."""
+    found = list(abandoned(parent, before_s))
+    for one in found:
+        shutil.rmtree(one.path, ignore_errors=True)
+    return len(found)
+
+
+def _is_abandoned(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(descriptor)

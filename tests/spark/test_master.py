@@ -1,0 +1,72 @@
+"""Masters of Spark, as texts and as addresses; and what is told of a task that failed."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from gazette.errors import Broken, Invalid, Unavailable
+from gazette.spark.failures import cause_in, telling
+from gazette.spark.master import addresses_of, require_reachable
+
+
+@pytest.mark.parametrize(
+    "master", ["local", "local[2]", "local[*]", "local[2,3]", "local[*, 4]", "yarn", "k8s://h:1"]
+)
+def test_masters_that_are_not_connected_to(master: str) -> None:
+    assert addresses_of(master) == ()
+    require_reachable(master)
+
+
+def test_standalone_masters() -> None:
+    assert addresses_of("spark://host:7077") == (("host", 7077),)
+    assert addresses_of("spark://a:1,b:2") == (("a", 1), ("b", 2))
+    assert addresses_of("spark://[::1]:7077") == (("::1", 7077),)
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["", "Local", "local[", "local[x]", "spark://", "spark://host", "spark://h:0", "http://h:1"],
+)
+def test_what_is_no_master(master: str) -> None:
+    with pytest.raises(Invalid, match="not a master of Spark"):
+        addresses_of(master)
+
+
+def test_one_of_the_masters_has_to_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # And does not listen.
+        there, gone = server.getsockname()[1], unused.getsockname()[1]
+        require_reachable(f"spark://127.0.0.1:{gone},127.0.0.1:{there}")
+        with pytest.raises(Unavailable, match=f"Spark master at 127.0.0.1:{gone}"):
+            require_reachable(f"spark://127.0.0.1:{gone}")
+
+
+TOLD = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 failed 1 times:
+Traceback (most recent call last):
+  File "/x/worker.py", line 1, in main
+    process()
+  File "/x/build.py", line 2, in run_task
+    raise
+gazette.errors.Fenced: somebody has opened the shard's state (shard=a)
+
+\tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:1)
+"""
+
+
+def test_what_a_task_raised_is_found() -> None:
+    assert cause_in(TOLD).startswith("gazette.errors.Fenced: somebody has opened")
+    assert cause_in("\n: java.lang.IllegalStateException: stopped\n\tat x") == (
+        ": java.lang.IllegalStateException: stopped"
+    )
+    assert cause_in("") == "it did not say why"
+
+
+def test_only_errors_of_spark_are_translated() -> None:
+    errors = pytest.importorskip("pyspark.errors")
+    with pytest.raises(Broken, match="somebody has opened"), telling():
+        raise errors.PySparkRuntimeError(TOLD)
+    with pytest.raises(LookupError), telling():
+        raise LookupError("of the application")
