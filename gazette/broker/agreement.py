@@ -79,11 +79,9 @@ class Agreement:
         fragment, end = spool.fragment, self._end
         assert end is not None
         log.warning(
-            "%s: not uploading [%d, %d), which was not acknowledged by all replicas: its append was not"
-            " answered",
-            fragment.journal,
-            max(end, fragment.begin),
-            fragment.end,
+            "%(journal)s: not uploading [%(begin)d, %(end)d), which was not acknowledged by all "
+            "replicas: its append was not answered",
+            {"journal": fragment.journal, "begin": max(end, fragment.begin), "end": fragment.end},
         )
         if end <= fragment.begin:
             return
@@ -91,11 +89,8 @@ class Agreement:
             agreed = await spool.cut_to(end, self._pool)
         except GazetteError as error:
             log.error(  # noqa: TRY400 - expected, with its own hint
-                "%s: [%d, %d) cannot be uploaded, other replicas must: %s",
-                fragment.journal,
-                fragment.begin,
-                end,
-                error,
+                "%(journal)s: [%(begin)d, %(end)d) cannot be uploaded, other replicas must: %(error)s",
+                {"journal": fragment.journal, "begin": fragment.begin, "end": end, "error": error},
             )
             return
         self._uploads.spool_complete(agreed, primary=True)

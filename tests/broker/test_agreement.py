@@ -110,7 +110,10 @@ async def test_what_never_was_agreed_is_cut_off(agreement, uploads, make, codec,
     agreement.agree(end - 1)
     with caplog.at_level(logging.WARNING):
         await agreement.finish()
-    assert [record.args[1:] for record in caplog.records] == [(end - 1, end), (end, end + 7)]
+    assert [(record.args["begin"], record.args["end"]) for record in caplog.records] == [
+        (end - 1, end),
+        (end, end + 7),
+    ]
     ((cut, primary),) = uploads.spools
     assert primary
     sum = hashlib.sha1(CONTENT[:-1]).digest()
