@@ -1,0 +1,365 @@
+"""What every store that keeps its state in a database elsewhere must do, as tests to inherit.
+
+::
+
+    class TestMyStore(RemoteStoreTests):
+        def create_schema(self):
+            ...                         # tables of the application, and that of checkpoints
+
+        def open(self, shard):
+            return MyStore(shard, ...)  # as new_store() does
+
+        def add(self, store, word, n):
+            ...                         # add n to a counter, within the running transaction
+
+        def counts(self):
+            return ...                  # the counters that are committed, by word
+
+Owners of a shard come and go here as members do that crash, stand still or are cut off; what is committed
+must be what one owner would have written that never failed. Every test has a shard and words of its own, so
+that a database may be used again.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+
+from gazette.consumer.application import Store
+from gazette.errors import Broken, Fenced, GazetteError, Unavailable
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.tasks import OpFuture, failed
+from gazette.testing.store_tests import checkpoint
+
+TIMEOUT_S: Final = 60.0
+"""For a commit, and for whatever else a database may have to be waited for."""
+OWNERS: Final = 4
+CRASHES: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteShard:
+    """As much of a shard as such a store may ask for."""
+
+    id: str
+    fqn: str
+
+
+class RemoteStoreTests(ABC):
+    """Inherit, and implement the abstract methods."""
+
+    former_blocks: bool = False
+    """Whether an owner that stands still within a transaction keeps the next one out for as long as it does,
+    as the one writer of a SQLite file."""
+    former_idle_s: float = 0.0
+    """How long an owner must have stood still before the next one gets past it."""
+
+    @abstractmethod
+    def create_schema(self) -> None:
+        """Create what stores need, as every member does when it starts. Some may do so at once."""
+
+    @abstractmethod
+    def open(self, shard: Any) -> Store:
+        """A store of one more owner of the shard."""
+
+    @abstractmethod
+    def add(self, store: Any, word: str, n: int) -> None:
+        """Add to the counter of a word, within the running transaction."""
+
+    @abstractmethod
+    def counts(self) -> dict[str, int]:
+        """What is committed, of any word, read beside all stores."""
+
+    def lost_answers(self) -> AbstractContextManager[None]:
+        """A block in which commits take place, and fail for whoever waits for them."""
+        pytest.skip("override lost_answers() to have this tested")
+
+    # -- what tests are written with
+
+    @pytest.fixture  # noqa: B027 - nothing has to be begun
+    def database(self) -> Any:
+        """Override it to begin and end what the other methods use."""
+
+    @pytest.fixture(autouse=True)
+    def _of_its_own(self, database: None) -> Iterator[None]:
+        """A shard and a word that no other test has, in a database that has what stores need."""
+        self.create_schema()
+        token = uuid.uuid4().hex[:12]
+        self.shard = RemoteShard(f"shard-{token}", f"/tests/items/shard-{token}")
+        self.word = f"word-{token}"
+        self._opened: list[Store] = []
+        yield
+        for store in self._opened:
+            store.destroy()
+
+    def _owner(self, shard: RemoteShard | None = None) -> tuple[Any, Checkpoint]:
+        """The next owner, and what it restored."""
+        store = self.open(shard or self.shard)
+        self._opened.append(store)
+        return store, store.restore_checkpoint(_as_shard(shard or self.shard))
+
+    def _end(self, store: Store) -> None:
+        self._opened.remove(store)
+        store.destroy()
+
+    def _start(self, store: Any, number: int, *wait_for: OpFuture[Any]) -> OpFuture[Any]:
+        return store.start_commit(_as_shard(self.shard), checkpoint(number), wait_for)  # type: ignore[no-any-return]
+
+    def _commit(self, store: Any, number: int, n: int = 1) -> None:
+        self.add(store, self.word, n)
+        self._start(store, number).result(TIMEOUT_S)
+
+    def _count(self, word: str | None = None) -> int:
+        return self.counts().get(word or self.word, 0)
+
+    # -- state and checkpoint
+
+    def test_a_new_shard_has_no_checkpoint(self) -> None:
+        _, restored = self._owner()
+        assert restored == Checkpoint()
+
+    def test_state_and_checkpoint_are_restored(self) -> None:
+        """By one owner after the other, with everything that a checkpoint may have."""
+        for number in range(1, 5):
+            store, restored = self._owner()
+            assert restored == (checkpoint(number - 1) if number > 1 else Checkpoint())
+            self._commit(store, number)
+            self._end(store)
+        assert self._count() == 4
+
+    def test_what_was_not_committed_is_gone(self) -> None:
+        store, _ = self._owner()
+        self._commit(store, 1)
+        self.add(store, self.word, 100)
+        self._end(store)
+        store, restored = self._owner()
+        assert restored == checkpoint(1)
+        assert self._count() == 1
+        self._commit(store, 2)
+        assert self._count() == 2
+
+    def test_transactions_without_changes_move_the_checkpoint(self) -> None:
+        store, _ = self._owner()
+        for number in range(1, 4):
+            self._start(store, number).result(TIMEOUT_S)
+        self._end(store)
+        assert self._owner()[1] == checkpoint(3)
+
+    def test_the_schema_is_created_by_many_at_once(self) -> None:
+        """And again while it is in use, which loses nothing."""
+        store, _ = self._owner()
+        self._commit(store, 1)
+        errors: list[BaseException] = []
+        barrier = threading.Barrier(OWNERS)
+
+        def create() -> None:
+            try:
+                barrier.wait(TIMEOUT_S)
+                self.create_schema()
+            except Exception as error:  # noqa: BLE001 - shown below
+                errors.append(error)
+
+        _at_once([create] * OWNERS)
+        assert not errors
+        assert self._count() == 1
+        self._commit(store, 2)
+        self._end(store)
+        assert self._owner()[1] == checkpoint(2)
+
+    def test_shards_have_nothing_to_do_with_each_other(self) -> None:
+        other = RemoteShard(self.shard.id + "-b", self.shard.fqn + "-b")
+        one, _ = self._owner()
+        self._commit(one, 1)
+        two, restored = self._owner(other)
+        assert restored == Checkpoint()
+        two.start_commit(_as_shard(other), checkpoint(7), ()).result(TIMEOUT_S)
+        self._commit(one, 2)  # It is not fenced by the other's owner.
+        self._end(one)
+        self._end(two)
+        assert self._owner()[1] == checkpoint(2)
+        assert self._owner(other)[1] == checkpoint(7)
+
+    def test_a_savepoint_undoes_what_came_behind_it(self) -> None:
+        store, _ = self._owner()
+        if not store.has_savepoints:
+            pytest.skip("the store has none, and poison policies that need them refuse it")
+        self.add(store, self.word, 1)
+        point = store.savepoint()
+        self.add(store, self.word, 10)
+        point.roll_back()
+        point = store.savepoint()
+        self.add(store, self.word, 100)
+        point.release()
+        self._start(store, 1).result(TIMEOUT_S)
+        assert self._count() == 101
+
+    # -- what a commit waits for
+
+    def test_a_commit_waits_for_what_it_is_told_and_blocks_nobody(self) -> None:
+        store, _ = self._owner()
+        self.add(store, self.word, 1)
+        published: list[OpFuture[None]] = [OpFuture(), OpFuture()]
+        future = self._start(store, 1, *published)
+        published[1].set_result(None)
+        assert not future.done()
+        assert self._count() == 0
+        published[0].set_result(None)
+        future.result(TIMEOUT_S)
+        assert self._count() == 1
+
+    @pytest.mark.parametrize("when", ["before", "after"])
+    def test_a_failed_dependency_fails_the_commit(self, when: str) -> None:
+        """Nothing of it takes effect, and no lock of it is in the next owner's way."""
+        store, _ = self._owner()
+        self._commit(store, 1)
+        self.add(store, self.word, 10)
+        lost = Unavailable("no broker")
+        published: OpFuture[None] = failed(lost) if when == "before" else OpFuture()
+        future = self._start(store, 2, published)
+        if when == "after":
+            published.set_exception(lost)
+        with pytest.raises(GazetteError, match="no broker"):
+            future.result(TIMEOUT_S)
+        owner, restored = self._owner()
+        assert restored == checkpoint(1)
+        self._commit(owner, 2)
+        assert self._count() == 2
+
+    def test_is_destroyed_with_a_commit_under_way(self) -> None:
+        """Without waiting for it; what it waits for may come when there is another owner already."""
+        store, _ = self._owner()
+        self._commit(store, 1)
+        self.add(store, self.word, 10)
+        published: OpFuture[None] = OpFuture()
+        self._start(store, 2, published)
+        self._end(store)
+        owner, restored = self._owner()
+        assert restored == checkpoint(1)
+        published.set_result(None)
+        self._commit(owner, 2)
+        assert self._count() == 2
+
+    # -- former owners
+
+    def test_a_zombie_commits_nothing(self) -> None:
+        """It stood still in a transaction, its commit waiting; another owner has taken over since."""
+        zombie, _ = self._owner()
+        self._commit(zombie, 1)
+        published: OpFuture[None] = OpFuture()
+        future: OpFuture[Any] | None = None
+        if not self.former_blocks:
+            self.add(zombie, self.word, 10)
+            future = self._start(zombie, 2, published)
+            threading.Event().wait(self.former_idle_s)
+        owner, restored = self._owner()
+        assert restored == checkpoint(1)
+        if future is None:
+            self.add(zombie, self.word, 10)
+            future = self._start(zombie, 2, published)
+        published.set_result(None)
+        with pytest.raises(GazetteError) as raised:
+            future.result(TIMEOUT_S)
+        # Its session may have been ended for it.
+        assert isinstance(raised.value, Fenced | Broken | Unavailable)
+        self._end(zombie)
+        assert self._count() == 1
+        self._commit(owner, 2)
+        assert self._count() == 2
+
+    def test_a_zombie_that_begins_a_transaction_is_fenced(self) -> None:
+        """However often it tries, and whatever the new owner has committed meanwhile."""
+        for commits in range(3):
+            zombie, _ = self._owner()
+            before = self._count()
+            owner, _ = self._owner()
+            for number in range(commits):
+                self._commit(owner, number + 1)
+            self.add(zombie, self.word, 100)
+            with pytest.raises(Fenced):
+                self._start(zombie, 99).result(TIMEOUT_S)
+            self._end(zombie)
+            self._commit(owner, 9)
+            assert self._count() == before + commits + 1
+            self._end(owner)
+
+    def test_of_owners_that_start_at_once_one_may_commit(self) -> None:
+        stores: list[Any] = []
+        barrier = threading.Barrier(OWNERS)
+
+        def own() -> None:
+            barrier.wait(TIMEOUT_S)
+            stores.append(self._owner()[0])
+
+        _at_once([own] * OWNERS)
+        assert len(stores) == OWNERS, "an owner could not restore its checkpoint"
+        committed = 0
+        for store in stores:
+            try:
+                self._commit(store, 1)
+                committed += 1
+            except Fenced:
+                pass
+            self._end(store)
+        assert committed == self._count() == 1
+
+    # -- exactly once
+
+    def test_exactly_once_after_an_answer_was_lost(self) -> None:
+        """The commit took place, and its owner cannot know: the next one learns it from the checkpoint."""
+        with self.lost_answers():
+            store, _ = self._owner()
+            self.add(store, self.word, 1)
+            with pytest.raises(GazetteError):
+                self._start(store, 1).result(TIMEOUT_S)
+            self._end(store)
+        store, restored = self._owner()
+        assert restored == checkpoint(1), "it took place, and its checkpoint did not"
+        assert self._count() == 1
+        self._commit(store, 2)
+        assert self._count() == 2
+
+    def test_exactly_once_however_owners_end(self) -> None:
+        """Each number is added by whoever finds it missing; owners end in a transaction, before its commit,
+        while that waits, and while it takes place."""
+        rng = random.Random("owners")
+        done = crashes = 0
+        while crashes < CRASHES:
+            store, restored = self._owner()
+            sources = restored.sources
+            done = sources["a/source"].read_through // 1000 if sources else 0
+            for _ in range(rng.randrange(1, 4)):
+                done += 1
+                self._commit(store, done)
+            published: OpFuture[None] = OpFuture()
+            self.add(store, self.word, 1)
+            match crashes % 3:
+                case 1:
+                    self._start(store, done + 1, published)
+                case 2:
+                    self._start(store, done + 1, published)
+                    threading.Timer(rng.random() / 200, published.set_result, (None,)).start()
+                    threading.Event().wait(rng.random() / 100)
+            self._end(store)
+            crashes += 1
+        _, restored = self._owner()
+        assert self._count() == restored.sources["a/source"].read_through // 1000
+
+
+def _as_shard(shard: RemoteShard) -> Any:
+    return shard
+
+
+def _at_once(calls: list[Any]) -> None:
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
