@@ -11,7 +11,8 @@ import os
 from collections.abc import Iterator
 from typing import Any, Final
 
-from gazette.errors import Broken, Closed, Corrupt, Invalid, Unavailable
+from gazette.errors import Broken, Closed, Invalid
+from gazette.recoverylog.local_files import damaged_file, disk_error, full_disk
 
 DEFAULT: Final = "default"
 """The column family that every database has."""
@@ -61,20 +62,10 @@ def translated(error: Exception, what: str, path: str) -> Exception:
     if type(error).__name__ == "DbClosedError":
         return Closed("the store was destroyed", directory=path)
     if "orruption" in text:
-        return Corrupt(
-            message,
-            directory=path,
-            hint="A local file is damaged, or a disk fails; the recovery log is not. Let the shard start"
-            " anew, which plays it back into another directory; on another host, if it happens again.",
-        )
+        return damaged_file(message, path)
     if os.strerror(errno.ENOSPC) in text:
-        return Unavailable(
-            message, directory=path, hint="Free space in the directory for recovered files."
-        )
-    if any(os.strerror(number) in text for number in (errno.EPERM, errno.EACCES, errno.EROFS)):
-        return Broken(
-            message,
-            directory=path,
-            hint="The process must be able to write the directory for recovered files.",
-        )
+        return full_disk(message, path)
+    for number in (errno.EPERM, errno.EACCES, errno.EROFS):
+        if os.strerror(number) in text:
+            return disk_error(what, path, OSError(number, text))
     return Broken(message, directory=path)

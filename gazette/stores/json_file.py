@@ -18,6 +18,7 @@ import msgspec
 from gazette.consumer.application import Shard, StateView, Store
 from gazette.errors import Corrupt, Invalid
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
+from gazette.recoverylog.local_files import check_kind, disk_error
 from gazette.recoverylog.recorder import Recorder
 from gazette.recoverylog.staged_files import PlayedFiles
 from gazette.tasks import OpFuture
@@ -57,6 +58,7 @@ class JSONFileStore(Store, Generic[StateT]):
             self._decoder = msgspec.json.Decoder(state_type)
         except TypeError as error:
             raise _unfit(error) from error
+        check_kind(recorder, "state of a JSONFileStore", {STATE_PATH, NEXT_PATH}.__contains__)
         path = self._directory / STATE_PATH.lstrip("/")
         if path.exists():
             self.state: StateT = self._load(path.read_bytes())
@@ -104,12 +106,15 @@ class JSONFileStore(Store, Generic[StateT]):
         try:
             offsets = msgspec.json.decode(lines[0], type=dict[str, int])
             state = self._decoder.decode(lines[1])
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Corrupt(
                 f"state.json does not decode: {error}",
                 hint="The application's state type changed: keep it able to read older states.",
             ) from error
-        checkpoint = Checkpoint.from_json(lines[2]) if len(lines) > 2 else Checkpoint()
+        try:
+            checkpoint = Checkpoint.from_json(lines[2]) if len(lines) > 2 else Checkpoint()
+        except ValueError as error:
+            raise Corrupt(f"the checkpoint of state.json does not decode: {error}") from error
         # What the first document says counts: older writers kept offsets nowhere else.
         sources = dict(checkpoint.sources)
         for journal, offset in offsets.items():
@@ -136,8 +141,11 @@ class JSONFileStore(Store, Generic[StateT]):
         documents = (msgspec.json.encode(offsets), state, checkpoint.to_json())
         data = b"".join(document + b"\n" for document in documents)
         next_file = self._directory / NEXT_PATH.lstrip("/")
-        next_file.write_bytes(data)
-        os.replace(next_file, self._directory / STATE_PATH.lstrip("/"))
+        try:
+            next_file.write_bytes(data)
+            os.replace(next_file, self._directory / STATE_PATH.lstrip("/"))
+        except OSError as error:
+            raise disk_error("write the state", self._directory, error) from error
         with self._recorder.group(wait_for) as group:
             group.write(group.create(NEXT_PATH), 0, data)
             group.rename(NEXT_PATH, STATE_PATH)

@@ -31,7 +31,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gazette.errors import Broken, Invalid
+from gazette.errors import Broken
+from gazette.recoverylog.local_files import check_kind
 from gazette.recoverylog.recorder import PROPERTY_PATHS, Group, Recorder
 from gazette.stores.rocksdb_wal import continues
 from gazette.tasks import OpFuture
@@ -114,12 +115,8 @@ class RocksDBRecording:
         Raises ``Invalid`` when the log holds another kind of store.
         """
         links = self._recorder.fsm.links
-        if links and "/CURRENT" not in links and not _leftovers_only(links):
-            raise Invalid(
-                "the recovery log holds no RocksDB database",
-                files=", ".join(sorted(links)[:5]),
-                hint="Open the store with the class that recorded it, or begin a new log.",
-            )
+        # Without CURRENT, the log ends before the first commit of its first owner.
+        check_kind(self._recorder, "RocksDB database", _is_ours)
         for path, fnode in sorted(links.items()):
             name = path[1:]
             if SMALL.fullmatch(name):
@@ -424,9 +421,9 @@ def _is_recorded(name: str) -> bool:
     return any(kind.fullmatch(name) for kind in (TABLE, WAL, MANIFEST))
 
 
-def _leftovers_only(links: Collection[str]) -> bool:
-    """Whether a log ends before the first commit of its first owner."""
-    return all(_is_recorded(path[1:]) or path.endswith(_COPY_SUFFIX) for path in links)
+def _is_ours(path: str) -> bool:
+    name = path[1:].removesuffix(_COPY_SUFFIX)
+    return _is_recorded(name) or SMALL.fullmatch(name) is not None
 
 
 def _unrecorded(tracked: _Tracked, size: int | None = None) -> bytes:

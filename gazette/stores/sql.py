@@ -100,8 +100,17 @@ def create_engine(url: str, **options: Any) -> sa.Engine:
     SQLite goes into WAL mode, locks for writing when a transaction begins, and waits for other
     writers up to 30 s.
     """
-    if sa.make_url(url).get_backend_name() != "sqlite":
-        return sa.create_engine(url, **{"pool_pre_ping": True, **options})
+    try:
+        backend = sa.make_url(url).get_backend_name()
+        if backend != "sqlite":
+            return sa.create_engine(url, **{"pool_pre_ping": True, **options})
+    except (exc.ArgumentError, exc.NoSuchModuleError, ImportError) as error:
+        # Without the URL, which may have a password.
+        raise Invalid(
+            f"no database can be reached by this URL: {type(error).__name__}",
+            hint="Write postgresql+psycopg://user@host/name, or sqlite:////a/file; and install the driver,"
+            " pip install 'gazette[postgres]'.",
+        ) from error
     engine = sa.create_engine(url, **{"connect_args": {"timeout": 30}, **options})
 
     def connected(connection: Any, _record: object) -> None:

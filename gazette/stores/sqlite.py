@@ -7,6 +7,7 @@ reaches the recovery log as one append.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, Self, cast
@@ -14,10 +15,11 @@ from typing import Any, Final, Literal, Protocol, Self, cast
 import apsw
 
 from gazette.consumer.application import Shard, StateView, Store
-from gazette.errors import GazetteError, Invalid, NotAllowed
+from gazette.errors import Broken, GazetteError, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
+from gazette.recoverylog.local_files import damaged_file, disk_error, full_disk
 from gazette.recoverylog.recorder import Recorder
-from gazette.stores.sqlite_databases import RedoDatabases
+from gazette.stores.sqlite_databases import RedoDatabases, check_log
 from gazette.stores.sqlite_migrations import Migration, apply_migrations
 from gazette.stores.sqlite_read_pool import ReadPool
 from gazette.stores.sqlite_vfs_recording import VfsRecording
@@ -54,6 +56,16 @@ class Recording(Protocol):
     def close(self) -> None: ...
 
 
+_OF_THE_DISK: Final = (
+    apsw.FullError,
+    apsw.CorruptError,
+    apsw.NotADBError,
+    apsw.CantOpenError,
+    apsw.IOError,
+    apsw.ReadOnlyError,
+    apsw.PermissionsError,
+    OSError,
+)
 _REFUSED_PRAGMAS: Final = {
     "journal_mode": "recording depends on it",
     "locking_mode": "recording depends on it, and queries could not read",
@@ -113,6 +125,8 @@ class SQLiteStore(Store):
                 f"invalid page_size ({page_size})", hint="Use a power of two from 512 to 65536."
             )
         _check_readers(readers)
+        check_log(recorder)
+        self._directory = recorder.directory
         if mode == "redo":
             self._recording: Recording = RedoDatabases(recorder, databases, page_size=page_size)
         elif mode == "vfs":
@@ -123,7 +137,8 @@ class SQLiteStore(Store):
         self._rolled_back = False
         self._readers = ReadPool(self._recording.path, readers, attached=self._recording.attached)
         try:
-            self.connection = self._recording.open()
+            with self._disk_errors("open the database"):
+                self.connection = self._recording.open()
             """The writing connection, for what this class does not offer (functions, tracing …)."""
             self.connection.execute(f"PRAGMA cache_size=-{cache_bytes >> 10}").fetchall()
             self.connection.authorizer = self._authorize
@@ -158,6 +173,7 @@ class SQLiteStore(Store):
     def _reading(cls, copy: FollowedDatabases, readers: int) -> Self:
         store = cls.__new__(cls)
         store._readers = ReadPool(copy.path, readers, attached=copy.attached, immutable=True)
+        store._directory = copy.path.parent
         store.connection = cast("apsw.Connection", _NoConnection())
         return store
 
@@ -167,9 +183,33 @@ class SQLiteStore(Store):
         # Not cached: an application's own COMMIT would find the statement, and not be looked at.
         self._ours = True
         try:
-            self.connection.execute(statement, can_cache=False)
+            with self._disk_errors(statement):
+                self.connection.execute(statement, can_cache=False)
         finally:
             self._ours = False
+
+    @contextlib.contextmanager
+    def _disk_errors(self, what: str) -> Iterator[None]:
+        """What SQLite says of the disk, as ours."""
+        try:
+            yield
+        except _OF_THE_DISK as error:
+            raise self._disk_error(what, error) from error
+
+    def _disk_error(self, what: str, error: apsw.Error | OSError) -> GazetteError:
+        if isinstance(error, OSError):
+            return disk_error(what, self._directory, error)
+        message = f"SQLite could not {what}: {error}"
+        match error:
+            case apsw.FullError():
+                return full_disk(message, self._directory)
+            case apsw.CorruptError() | apsw.NotADBError():
+                return damaged_file(message, self._directory)
+        return Broken(
+            message,
+            directory=str(self._directory),
+            hint="The process must be able to write the directory for recovered files, and nobody else may.",
+        )
 
     def _begin(self) -> None:
         if self._rolled_back:
@@ -213,19 +253,26 @@ class SQLiteStore(Store):
 
         Several statements separated by semicolons run one after the other as rows are fetched: call
         ``fetchall`` unless the SQL yields none. Raises ``NotAllowed`` for SQL that the class refuses,
-        and ``apsw.Error`` for what SQLite does.
+        ``Unavailable`` for a full disk, ``Corrupt`` for a damaged file, and ``apsw.Error`` for what SQLite
+        says of the SQL.
         """
         connection = self.connection
         if not connection.in_transaction:
             self._begin()
-        return connection.execute(sql, bindings)
+        try:
+            return connection.execute(sql, bindings)
+        except _OF_THE_DISK as error:
+            raise self._disk_error("run a statement", error) from error
 
     def executemany(self, sql: str, rows: Collection[Bindings] | Iterator[Bindings]) -> apsw.Cursor:
         """Run SQL once for each row of bindings, within the running transaction."""
         connection = self.connection
         if not connection.in_transaction:
             self._begin()
-        return connection.executemany(sql, rows)
+        try:
+            return connection.executemany(sql, rows)
+        except _OF_THE_DISK as error:
+            raise self._disk_error("run a statement", error) from error
 
     def savepoint(self) -> _Savepoint:
         if not self.connection.in_transaction:
@@ -258,7 +305,10 @@ class SQLiteStore(Store):
         when the store is or was destroyed.
         """
         with self._readers.connection() as connection:
-            return connection.execute(sql, bindings).fetchall()
+            try:
+                return connection.execute(sql, bindings).fetchall()
+            except (apsw.CorruptError, apsw.NotADBError) as error:
+                raise self._disk_error("run a query", error) from error
 
     @property
     def live_bytes(self) -> int:
@@ -276,7 +326,8 @@ class SQLiteStore(Store):
             (checkpoint.to_bytes(),),
         )
         self._commit()
-        return self._recording.ship(wait_for)
+        with self._disk_errors("record a commit"):
+            return self._recording.ship(wait_for)
 
     def restore_checkpoint(self, shard: Shard) -> Checkpoint:
         if self.connection.in_transaction:

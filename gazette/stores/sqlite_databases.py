@@ -14,6 +14,7 @@ from typing import Any, Final
 import apsw
 
 from gazette.errors import Invalid
+from gazette.recoverylog.local_files import check_kind
 from gazette.recoverylog.recorder import Recorder
 from gazette.recoverylog.shard_state import PRIMARY_DATABASE
 from gazette.stores.sqlite_redo_recording import RedoRecording
@@ -24,7 +25,13 @@ REIMAGE_MAX: Final = 4
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED: Final = frozenset({"main", "temp", "primary"})
+_SQLITE_FILE: Final = re.compile(r"/.*\.db(-wal|-journal|\.(redo|image)-[0-9-]+|\.rebase)?")
 _DATABASE_FILE: Final = re.compile(r"/([A-Za-z_][A-Za-z0-9_]*)\.db(?:\.(?:redo|image)-[0-9-]+)?")
+
+
+def check_log(recorder: Recorder) -> None:
+    """Refuse the log of another kind of store. Raises ``Invalid``."""
+    check_kind(recorder, "SQLite database", lambda path: bool(_SQLITE_FILE.fullmatch(path)))
 
 
 def database_names(given: Iterable[str], links: Iterable[str]) -> list[str]:
@@ -154,4 +161,4 @@ class RedoDatabases:
             one.close()
 
 
-__all__ = ["RedoDatabases", "database_names"]
+__all__ = ["RedoDatabases", "check_log", "database_names"]

@@ -243,6 +243,8 @@ class VfsRecording:
         """Close the connection. What SQLite does at that moment is of no interest to the log."""
         self._closed = True
         if self._connection is not None:
+            # Closing would move the WAL into the database, for which the disk may have no room.
+            self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             self._connection.close()
             self._connection = None
         if self._vfs is not None:

@@ -1,0 +1,170 @@
+"""Whatever is wrong with a store's log, options or disk is told by an error that says what to do."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gazette.errors import Broken, Corrupt, GazetteError, Invalid, Unavailable
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.recoverylog.recorder import Recorder
+from gazette.stores.json_file import JSONFileStore
+from gazette.stores.rocksdb import RocksDBOptions, RocksDBStore
+from gazette.stores.sqlite import SQLiteStore
+from gazette.testing.recovery import MemoryLog, take_over
+
+pytest.importorskip("rocksdict")
+
+SHARD: Any = None  # Stores take nothing of their shard.
+SCHEMA = "CREATE TABLE IF NOT EXISTS kv (k INTEGER PRIMARY KEY, v BLOB)"
+RNG = random.Random(1)
+
+OPEN: dict[str, Callable[[Recorder], Any]] = {
+    "sqlite": lambda recorder: SQLiteStore(recorder, SCHEMA),
+    "vfs": lambda recorder: SQLiteStore(recorder, SCHEMA, mode="vfs"),
+    "rocksdb": lambda recorder: RocksDBStore(
+        recorder, options=RocksDBOptions(write_buffer_bytes=64 << 10, compression="none")
+    ),
+    "json": lambda recorder: JSONFileStore(recorder, dict[str, str], dict),
+}
+
+
+def put(store: Any, number: int) -> None:
+    data = RNG.randbytes(50_000)
+    if isinstance(store, SQLiteStore):
+        store.execute("INSERT INTO kv VALUES (?, ?)", (number, data))
+    elif isinstance(store, RocksDBStore):
+        store.put(b"%d" % number, data)
+    else:
+        store.state[str(number)] = data.hex()
+
+
+def commit(store: Any) -> None:
+    store.start_commit(SHARD, Checkpoint(), ()).result()
+
+
+def recorded(kind: str, directory: Path) -> MemoryLog:
+    """The log of one commit."""
+    log = MemoryLog()
+    store = OPEN[kind](take_over(log, directory, RNG))
+    put(store, 1)
+    commit(store)
+    store.destroy()
+    return log
+
+
+@pytest.mark.parametrize("kind", OPEN)
+@pytest.mark.parametrize("by", OPEN)
+def test_a_log_of_another_store_is_refused(kind: str, by: str, tmp_path: Path) -> None:
+    """It would find nothing of its own, and begin anew."""
+    log = recorded(kind, tmp_path / "one")
+    end = log.end
+    recorder = take_over(log, tmp_path / "two", RNG)
+    if kind == by:
+        OPEN[by](recorder).destroy()
+        return
+    end = log.end
+    with pytest.raises(Invalid) as raised:
+        OPEN[by](recorder)
+    assert "log holds" in str(raised.value)
+    assert "begin a new log" in raised.value.hint
+    assert log.end == end, "something was recorded"
+
+
+@pytest.mark.parametrize("kind", OPEN)
+def test_a_directory_that_cannot_be_written(kind: str, tmp_path: Path) -> None:
+    """Somebody has removed it; for a user without the right to write, it is the same error."""
+    recorder = take_over(MemoryLog(), tmp_path / "gone", RNG)
+    shutil.rmtree(tmp_path / "gone")
+    (tmp_path / "gone").touch()
+    with pytest.raises(Broken) as raised:
+        store = OPEN[kind](recorder)
+        put(store, 1)
+        commit(store)
+    assert "gone" in str(raised.value)
+    if kind != "rocksdb":
+        assert "must be able to write" in raised.value.hint
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a megabyte and a half."""
+    directory = tmp_path / "small"
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1500k", "gazette-test", str(directory)]
+    if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("a file system can be mounted by root only")
+    yield directory
+    subprocess.run(["umount", "-l", str(directory)], check=True)
+
+
+@pytest.mark.parametrize("kind", OPEN)
+def test_a_disk_that_gets_full(kind: str, small_disk: Path, tmp_path: Path) -> None:
+    """The next owner, elsewhere, has every commit that was recorded, and not the one that failed."""
+    log = MemoryLog()
+    store = OPEN[kind](take_over(log, small_disk / "store", RNG))
+    commits = 0
+    with pytest.raises(GazetteError) as raised:
+        for number in range(200):
+            put(store, number)
+            commit(store)
+            commits += 1
+    assert isinstance(raised.value, Unavailable)
+    assert "Free space" in raised.value.hint
+    assert str(small_disk) in str(raised.value)
+    store.destroy()
+    store = OPEN[kind](take_over(log, tmp_path / "next", RNG))
+    if kind == "rocksdb":
+        assert sum(1 for _ in store.iterate()) == commits
+    elif kind == "json":
+        assert len(store.state) == commits
+    else:
+        assert store.query("SELECT count(*) FROM kv") == [(commits,)]
+    store.destroy()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "rocksdb", "json"])
+def test_a_damaged_local_file(kind: str, tmp_path: Path) -> None:
+    """The log is not damaged, and the error says so."""
+    log = MemoryLog()
+    store = OPEN[kind](take_over(log, tmp_path / "one", RNG))
+    for number in range(30):
+        put(store, number)
+        commit(store)
+    store.destroy()
+    recorder = take_over(log, tmp_path / "two", RNG)
+    for path in (tmp_path / "two").iterdir():
+        if path.suffix in (".sst", ".json", ".db") or ".redo-" in path.name:
+            data = bytearray(path.read_bytes())
+            data[len(data) // 3 : len(data) // 3 + 9000] = b"\xff" * 9000
+            path.write_bytes(data)
+    with pytest.raises(Corrupt):
+        store = OPEN[kind](recorder)
+        if kind == "rocksdb":
+            list(store.iterate())
+
+
+def test_databases_that_cannot_be_reached() -> None:
+    pytest.importorskip("sqlalchemy")
+    from gazette.stores.sql import SQLStore
+
+    for url in ("no url at all", "nonsense://user:secret@host/name", "postgresql+none://host/name"):
+        with pytest.raises(Invalid) as raised:
+            SQLStore(url)
+        assert "secret" not in str(raised.value)
+        assert "postgresql+psycopg" in raised.value.hint
+
+
+def test_readers_of_sqlite(tmp_path: Path) -> None:
+    recorder = take_over(MemoryLog(), tmp_path / "one", RNG)
+    with pytest.raises(Invalid, match="readers"):
+        SQLiteStore(recorder, readers=0)
+    with pytest.raises(Invalid, match="readers"):
+        SQLiteStore.view(tmp_path, readers=0)
