@@ -36,7 +36,8 @@ T = TypeVar("T")
 BLOCK_BYTES: Final = 1 << 18
 """The most that one read gives."""
 AHEAD_BYTES: Final = 1 << 20
-"""How much a thread decodes in one go; twice this is the memory of one stream."""
+"""How much a thread decodes in one go; the memory of one stream is twice this, and as much again while
+another thread computes its digest."""
 
 
 class FragmentAccess:
@@ -59,6 +60,7 @@ class FragmentAccess:
         self._http = http
         self._timeout_s = timeout_s
         self._pool = BlockingPool("fragments", threads)
+        self._sums = BlockingPool("fragment-sums", threads)
 
     def can_open(self, url: str) -> bool:
         match urlsplit(url).scheme:
@@ -90,6 +92,7 @@ class FragmentAccess:
     def close(self) -> None:
         """Refuse new work; threads that wait for a store end by themselves."""
         self._pool.close()
+        self._sums.close()
 
     def _open(self, fragment: Fragment, url: str, offset: int) -> DecodedFile:
         if not fragment.begin <= offset <= fragment.end:
@@ -100,7 +103,7 @@ class FragmentAccess:
         if urlsplit(url).scheme == "file":
             file = self._open_file(fragment, url, offset)
         else:
-            file = _open_http(fragment, url, offset, self._timeout_s)
+            file = _open_http(fragment, url, offset, self._timeout_s, self._sums)
         try:
             DISCARD_FRAGMENT_BYTES.labels(fragment.journal, codec).inc(offset - file.offset)
             file.skip_to(offset)
@@ -131,7 +134,7 @@ class FragmentAccess:
         if fragment.codec is Codec.NONE and size == fragment.length:
             source.seek(offset - fragment.begin)
             start = offset
-        return DecodedFile(source, FragmentDecoder(fragment, start=start))
+        return DecodedFile(source, FragmentDecoder(fragment, start=start, sums=self._sums))
 
 
 class FragmentStream:
@@ -222,7 +225,9 @@ class _HttpSource:
         self._response.close()
 
 
-def _open_http(fragment: Fragment, url: str, offset: int, timeout_s: float) -> DecodedFile:
+def _open_http(
+    fragment: Fragment, url: str, offset: int, timeout_s: float, sums: BlockingPool
+) -> DecodedFile:
     # Asked for as it is stored: a store that keeps gzip with a Content-Encoding would undo it for a
     # client that does not accept it, which is wanted of the offloading codec only.
     headers = {"Accept-Encoding": "gzip" if fragment.codec is Codec.GZIP else "identity"}
@@ -248,6 +253,7 @@ def _open_http(fragment: Fragment, url: str, offset: int, timeout_s: float) -> D
         fragment,
         start=offset if seek and response.status == http.HTTPStatus.PARTIAL_CONTENT else None,
         transport_decoded=response.headers.get("Content-Encoding") != "gzip",
+        sums=sums,
     )
     return DecodedFile(cast("BinaryIO", _HttpSource(response, url)), decoder)
 

@@ -7,6 +7,7 @@ digest that differs once the fragment was read whole.
 
 from __future__ import annotations
 
+import concurrent.futures
 import hashlib
 from typing import Any, BinaryIO, Final, Self
 
@@ -14,8 +15,11 @@ from gazette.codecs import new_decompressor
 from gazette.errors import Corrupt, Invalid
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import Offset
+from gazette.tasks import BlockingPool
 
 _READ_BYTES: Final = 1 << 18
+_SUM_BYTES: Final = 1 << 20
+"""How much is handed to another thread at once to be summed: less costs more than it gains."""
 _TRAILER_BYTES_MAX: Final = 1 << 20
 """How much may follow the last content byte without any content: checksums, empty members."""
 
@@ -25,7 +29,8 @@ class FragmentDecoder:
 
     Decoding starts with the file's first byte, since no codec but NONE can start elsewhere; with
     NONE it may start at the byte of offset ``start``, and then the digest is not checked.
-    ``verify`` off leaves the digest out for callers who compare it elsewhere.
+    ``verify`` off leaves the digest out for callers who compare it elsewhere. With ``sums`` the digest is
+    computed there, while decoding goes on; not by a thread that decodes, which would wait for itself.
     """
 
     def __init__(
@@ -35,6 +40,7 @@ class FragmentDecoder:
         start: Offset | None = None,
         transport_decoded: bool = False,
         verify: bool = True,
+        sums: BlockingPool | None = None,
     ) -> None:
         self.fragment = fragment
         self.offset = fragment.begin if start is None else start
@@ -47,6 +53,13 @@ class FragmentDecoder:
             verify = False
         self._decompressor = new_decompressor(fragment.codec, transport_decoded=transport_decoded)
         self._sum = hashlib.sha1(usedforsecurity=False) if verify else None
+        self._sums = sums
+        self._unsummed: list[bytes] = []
+        """Content that the digest is still to take in, ``_unsummed_bytes`` of it."""
+        self._unsummed_bytes = 0
+        self._summing: list[bytes] = []
+        """What was handed to ``sums``; done when ``_summed`` is."""
+        self._summed: concurrent.futures.Future[None] | None = None
 
     @property
     def needs_input(self) -> bool:
@@ -86,6 +99,7 @@ class FragmentDecoder:
         self._take(content, self.remaining)
         if self.remaining:
             raise self._corrupt("file ends before its fragment does", missing=self.remaining)
+        self._end_sum()
         if self._sum is not None and self._sum.digest() != self.fragment.sum:
             raise self._corrupt(
                 "file does not have the SHA-1 of its name", found=self._sum.hexdigest()
@@ -96,8 +110,42 @@ class FragmentDecoder:
         if len(content) > remaining:
             raise self._corrupt("file holds more than its fragment")
         self.offset += len(content)
-        if self._sum is not None:
+        if self._sum is None:
+            return
+        if self._sums is None:
             self._sum.update(content)
+            return
+        self._unsummed.append(content)
+        self._unsummed_bytes += len(content)
+        if self._unsummed_bytes >= _SUM_BYTES:
+            self._await_sum()
+            pieces, self._unsummed, self._unsummed_bytes = self._unsummed, [], 0
+            self._summing = pieces
+            try:
+                self._summed = self._sums.submit(_update, self._sum, pieces)
+            except RuntimeError:
+                self._await_sum()
+
+    def _await_sum(self) -> None:
+        """Have the digest take in what was handed over; here, if the pool was closed meanwhile."""
+        pieces, self._summing = self._summing, []
+        summed, self._summed = self._summed, None
+        if summed is not None:
+            try:
+                summed.result()
+            except concurrent.futures.CancelledError:
+                pass  # Before it began.
+            else:
+                return
+        if self._sum is not None:
+            _update(self._sum, pieces)
+
+    def _end_sum(self) -> None:
+        """Have the digest take in everything."""
+        self._await_sum()
+        if self._sum is not None:
+            _update(self._sum, self._unsummed)
+        self._unsummed, self._unsummed_bytes = [], 0
 
     def _located(self, error: Corrupt) -> Corrupt:
         return self._corrupt(error.message, **error.facts)
@@ -111,6 +159,11 @@ class FragmentDecoder:
             file=f"{fragment.backing_store}{fragment.content_path()}",
             **facts,
         )
+
+
+def _update(digest: Any, pieces: list[bytes]) -> None:
+    for piece in pieces:
+        digest.update(piece)
 
 
 class DecodedFile:

@@ -36,7 +36,7 @@ from gazette.protocol.hints import FSMHints
 from gazette.protocol.status import Status
 from gazette.recoverylog.broker_logs import write_head
 from gazette.recoverylog.fsm import RecoveryFSM
-from gazette.recoverylog.playback import Playback, PrunedLog
+from gazette.recoverylog.playback import FileAction, Playback, PrunedLog
 from gazette.recoverylog.recorder import fence, no_op
 from gazette.recoverylog.staged_files import PlayedFiles, StagedFiles
 from gazette.tasks import BlockingPool, TaskScope, portable
@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READ_BYTES = 1 << 20
+WRITE_AHEAD_BYTES = 4 << 20
+"""How much of the log is read on while files are written, before reading waits for that."""
 
 SUSPENDED_POLL_S = 2.0
 """How often a standby looks whether a fully suspended log was resumed."""
@@ -173,6 +175,10 @@ class Player:
         """Whether the log's registers have our fence: its former owner appends no more."""
         self._bytes_read = 0
         self._started = clock.monotonic()
+        self._gathered: list[FileAction] = []
+        """What was read of the log and is not written yet, of ``_gathered_bytes`` of it."""
+        self._gathered_bytes = 0
+        self._writing: asyncio.Task[None] | None = None
         self._reader: RetryReader | None = None
         self._pending: asyncio.Task[bytes | OffsetJump] | None = None
 
@@ -265,6 +271,9 @@ class Player:
                     raise
                 log.warning("%(error)s; trying older hints", {"error": error})
             self._close_reader()
+            # What was gathered is not written any more; what is being written is, before all is wiped.
+            self._gathered, self._gathered_bytes = [], 0
+            await self._settle(scope)
             self.hints = self._older_hints.pop(0)
             self._playback = Playback(self.hints)
 
@@ -294,7 +303,10 @@ class Player:
                 await self._inject()
                 injected = True
             if self._views and self.tailing.is_set() and not self._requested.is_set():
+                await self._settle(scope)
                 await self._take_views()
+            if at_head:
+                await self._start_writing(scope)
             await self._read_some(scope, at_head=playback.read_offset >= self._read_through)
             if playback.handoff_applied:
                 break
@@ -304,6 +316,7 @@ class Player:
                     {"journal": playback.log},
                 )
                 injected = False
+        await self._settle(scope)
         await reach("recovery.handed_off", playback.log, self._clock)
         await self._pool.run(self._files.make_live, playback.fsm)
         await reach("recovery.live", playback.log, self._clock)
@@ -420,9 +433,7 @@ class Player:
         """Feed one chunk, or return when something was asked for while there was none."""
         if self._rest:
             rest, self._rest = self._rest, b""
-            actions = self._playback.feed(self._up_to_cut(rest))
-            if actions:
-                await self._pool.run(self._files.perform, actions)
+            await self._write(scope, self._playback.feed(self._up_to_cut(rest)), len(rest))
             return
         if self._pending is None:
             if self._reader is None:
@@ -486,8 +497,32 @@ class Player:
         if self._playback.wanted() is None and not self._playback.handoff_applied:
             # Goes on while files are written.
             self._pending = scope.spawn(self._read(reader), name="read")
-        if actions:
-            await self._pool.run(self._files.perform, actions)
+        await self._write(scope, actions, len(data))
+
+    async def _write(self, scope: TaskScope, actions: list[FileAction], length: int) -> None:
+        """Have files written while the log is read on. Waits for those before, if that is too far ahead."""
+        self._gathered += actions
+        self._gathered_bytes += length
+        busy = self._writing is not None and not self._writing.done()
+        if not busy or self._gathered_bytes >= WRITE_AHEAD_BYTES:
+            await self._start_writing(scope)
+
+    async def _start_writing(self, scope: TaskScope) -> None:
+        """Begin to write what was gathered, after what is being written."""
+        if not self._gathered:
+            return
+        if self._writing is not None:
+            await self._writing
+        actions, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        writing = self._pool.run(self._files.perform, actions)
+        self._writing = scope.spawn(writing, name="write")
+
+    async def _settle(self, scope: TaskScope) -> None:
+        """Return when everything is written that was read."""
+        await self._start_writing(scope)
+        if self._writing is not None:
+            await self._writing
+            self._writing = None
 
     def _up_to_cut(self, data: bytes) -> bytes:
         if self._cut is None:

@@ -13,6 +13,7 @@ from gazette.codecs import new_compressor
 from gazette.errors import Corrupt, Invalid
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.protocol.fragment import Codec, Fragment
+from gazette.tasks import BlockingPool
 
 CONTENT = b"".join(b"line %d of some text\n" % n for n in range(20_000))
 CODECS = [codec for codec in Codec if codec is not Codec.INVALID]
@@ -114,6 +115,37 @@ def test_another_content_is_an_error(codec):
     # Case: who compares it elsewhere may leave it out.
     decoder = FragmentDecoder(fragment(codec), verify=False)
     assert read_all(DecodedFile(io.BytesIO(encoded(codec, other)), decoder)) == other
+
+
+LONG = CONTENT * 12
+
+
+@pytest.mark.parametrize("damaged_at", [None, 0, len(LONG) // 2, len(LONG) - 1])
+@pytest.mark.parametrize("closes_at", [None, 0, 3_000_000])
+def test_the_digest_may_be_computed_by_another_thread(damaged_at, closes_at):
+    """All of the content is in it, also if that thread is taken away on the way."""
+    content = bytearray(LONG)
+    if damaged_at is not None:
+        content[damaged_at] ^= 1
+    sums = BlockingPool("sums", 1)
+    decoder = FragmentDecoder(fragment(Codec.ZSTANDARD, LONG), sums=sums)
+    with DecodedFile(io.BytesIO(encoded(Codec.ZSTANDARD, bytes(content))), decoder) as file:
+        length = 0
+
+        def read() -> None:
+            nonlocal length
+            while piece := file.read(100_000):
+                length += len(piece)
+                if closes_at is not None and length > closes_at:
+                    sums.close()
+
+        if damaged_at is None:
+            read()
+        else:
+            with pytest.raises(Corrupt, match="SHA-1"):
+                read()
+        sums.close()
+        assert length == len(LONG)
 
 
 def test_a_raw_file_can_be_entered_anywhere():
