@@ -293,6 +293,11 @@ class Connection:
     def _unavailable(self, operation: str, failure: Failure, repeatable: bool) -> Unavailable:
         facts: dict[str, Any] = {"operation": operation, "endpoints": self.endpoints}
         hint = "Check that etcd runs at the endpoints and has a leader. This call has given up."
+        if "handshake" in failure.error.message.lower():
+            hint = (
+                "TLS was not agreed upon: is it https:// on one side and http:// on the other? "
+                + hint
+            )
         if not repeatable:
             facts["outcome"] = "unknown" if failure.maybe_applied else "not applied"
             if failure.maybe_applied:

@@ -37,15 +37,21 @@ class EtcdFlags:
         from gazette.etcd import EtcdSettings
 
         endpoints = tuple(one.strip() for one in self.address.split(",") if one.strip())
-        return EtcdSettings(
-            endpoints=endpoints,
-            cert_file=self.cert_file,
-            key_file=self.cert_key_file,
-            ca_file=self.trusted_ca_file,
-            user=self.user,
-            password=self.password,
-            keepalive_s=max(1.0, self.lease / 4),
-        )
+        try:
+            return EtcdSettings(
+                endpoints=endpoints,
+                cert_file=self.cert_file,
+                key_file=self.cert_key_file,
+                ca_file=self.trusted_ca_file,
+                user=self.user,
+                password=self.password,
+                keepalive_s=max(1.0, self.lease / 4),
+            )
+        except Invalid as error:
+            flag = "address" if error.path == "endpoints" else error.path.replace("_", "-")
+            raise Invalid(
+                error.message, path=f"--etcd.{flag}", hint=error.hint, **error.facts
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -437,7 +437,7 @@ async def test_a_port_in_use_is_one_line_and_exit_code_one(process: Any) -> None
         (["--broker.auth-keys=%"], "--broker.auth-keys: key at index 0 is not valid base64"),
         (["--broker.port=80800"], '--broker.port: invalid port "80800"'),
         (["--broker.auth-keys=AA=="], "at least one key must be provided"),
-        (["--etcd.address=nonsense"], "nonsense"),
+        (["--etcd.address=nonsense"], "--etcd.address: not an etcd endpoint"),
         (["--workers=0"], "invalid workers"),
         (["--broker.port=http"], 'invalid port "http"'),
         (["--log.level=loud"], "expected one of"),
