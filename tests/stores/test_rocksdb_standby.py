@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from gazette.errors import Closed, GazetteError, NotAllowed, NotYet
+from gazette.errors import Closed, Corrupt, GazetteError, NotAllowed, NotYet
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.stores.rocksdb import RocksDBStore, RocksDBView
-from gazette.stores.rocksdb_batch import lookup
+from gazette.stores.rocksdb_batch import WrittenAhead, lookup
 from gazette.stores.rocksdb_follower import FollowedRocksDB
+from gazette.stores.rocksdb_manifest import Manifest
+from gazette.stores.rocksdb_wal import records
 from gazette.testing.recovery import MemoryLog, Replayer, take_over
 from tests.stores.test_rocksdb_recovery import (
     FAMILIES,
@@ -231,3 +233,42 @@ def test_a_copy_that_was_damaged_is_made_anew(
     assert copy.openings == 2
     copy.close()
     replayer.abandon()
+
+
+def test_the_manifest_of_a_real_database(tmp_path: Path) -> None:
+    """Families that come and go, tables, blob files and compactions: every edit is read to its end."""
+    path = tmp_path / "db"
+    options = rocksdict.Options(raw_mode=True)
+    options.set_enable_blob_files(True)
+    options.set_min_blob_size(100)
+    options.set_enable_blob_gc(True)
+    database = rocksdict.Rdict(str(path), options)
+    for name in ("a", "b", "c"):
+        family = database.create_column_family(name, options)
+        for number in range(6):
+            for key in range(50):
+                family[b"%d" % key] = bytes(50 if key % 2 else 500) + b"%d" % number
+            family.flush()
+        family.compact_range(None, None)
+        del family
+    database.drop_column_family("b")
+    database[b"key"] = b"value"
+    (current,) = (path / "CURRENT").read_text().split()
+    manifest = Manifest.of((path / current).read_bytes())
+    assert manifest.families == {0: "default", 1: "a", 3: "c"}
+    wals = {int(wal.stem) for wal in path.glob("*.log")}
+    for family_number in (1, 3):
+        assert 0 < manifest.first_wals[family_number] <= max(wals)
+    written = WrittenAhead()
+    for wal in sorted(path.glob("*.log"), key=lambda wal: int(wal.stem)):
+        for batch, _ in records(wal.read_bytes(), 0):
+            written.apply(batch)
+    assert lookup([written.layers[0]], b"key") == (True, b"value")
+    database.close()
+
+
+def test_what_no_store_writes_is_refused() -> None:
+    with pytest.raises(NotAllowed, match="of this kind"):
+        WrittenAhead().apply(bytes(12) + b"\x02\x01k\x01v")  # A merge.
+    with pytest.raises(Corrupt, match="ends too early"):
+        WrittenAhead().apply(bytes(12) + b"\x01\x05key")
