@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from bike_share.history import History
-from gazette.stores.sql import SQLStore, checkpoint_table, create_engine, create_tables
+from gazette.stores.sql import SQLStore, checkpoint_table, shared_engine
 
 METADATA = sa.MetaData()
 checkpoint_table(METADATA)
@@ -24,17 +23,9 @@ sa.Table(
 )
 
 
-@cache
-def engine_of(database: str) -> sa.Engine:
-    """One engine for all shards of the process, with the tables that they need."""
-    engine = create_engine(database)
-    create_tables(engine, METADATA)
-    return engine
-
-
 class SQLHistory(History, SQLStore):
     def __init__(self, database: str) -> None:
-        super().__init__(engine_of(database))
+        super().__init__(shared_engine(database, METADATA))
 
     def change(self, sql: str, **parameters: Any) -> None:
         self.execute(sql, parameters)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from gazette import Shard
-from gazette.stores.sql import SQLStore, checkpoint_table, create_engine, create_tables
+from gazette.stores.sql import SQLStore, checkpoint_table, shared_engine
 from stream_sum.state import Partial, StreamState, Totals, changed_and_ended
 
 METADATA = sa.MetaData()
@@ -30,18 +29,10 @@ TOTALS = sa.Table(
 )
 
 
-@cache
-def engine_of(database: str) -> sa.Engine:
-    """One engine for all shards of the process, with the tables that they need."""
-    engine = create_engine(database)
-    create_tables(engine, METADATA)
-    return engine
-
-
 class SQLState(StreamState, SQLStore):
     def __init__(self, shard: Shard, database: str) -> None:
         self.shard = shard.fqn
-        super().__init__(engine_of(database))
+        super().__init__(shared_engine(database, METADATA))
 
     def load(self, key: bytes) -> Partial | None:
         row = self.execute(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import cache
 
 import sqlalchemy as sa
 
 from gazette import Shard
-from gazette.stores.sql import SQLStore, checkpoint_table, create_engine, create_tables
+from gazette.stores.sql import SQLStore, checkpoint_table, shared_engine
 from word_count.counts import END, ROWS_MAX, Counts
 
 METADATA = sa.MetaData()
@@ -23,18 +22,10 @@ COUNTS = sa.Table(
 )
 
 
-@cache
-def engine_of(database: str) -> sa.Engine:
-    """One engine for all shards of the process, with the tables that they need."""
-    engine = create_engine(database)
-    create_tables(engine, METADATA)
-    return engine
-
-
 class SQLCounts(Counts, SQLStore):
     def __init__(self, shard: Shard, database: str) -> None:
         self.shard = shard.fqn
-        super().__init__(engine_of(database))
+        super().__init__(shared_engine(database, METADATA))
 
     def add(self, counts: Counter[str]) -> None:
         if not counts:

@@ -20,7 +20,6 @@ from gazette.errors import (
     Closed,
     Fenced,
     GazetteError,
-    Invalid,
     NotAllowed,
     Unavailable,
 )
@@ -29,19 +28,21 @@ from gazette.protocol.checkpoint import Checkpoint
 from gazette.stores.claims import Claim, Held
 from gazette.tasks import BlockingPool, OpFuture
 
-try:
-    import sqlalchemy as sa
-    from sqlalchemy import event, exc
-except ImportError as error:
-    raise Invalid(
-        "SQLStore needs a package that is not installed (sqlalchemy)",
-        hint="pip install 'gazette[postgres]'",
-    ) from error
+# Before SQLAlchemy itself is asked for: its error says what to install.
+from gazette.stores.sql_engine import (  # isort: skip
+    READING,
+    TABLE,
+    checkpoint_table,
+    create_checkpoint_table,
+    create_engine,
+    create_tables,
+    shared_engine,
+)
 
-TABLE: Final = "gazette_checkpoints"
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+
 _RESTORE_ATTEMPTS: Final = 10
-_CREATE_ATTEMPTS: Final = 5
-_READING: Final = "gazette_reading"
 
 _NAME_SESSION: Final = sa.text("SELECT set_config('application_name', :name, true)")
 _END_FORMER: Final = sa.text(
@@ -56,74 +57,6 @@ from gazette.stores.sql_errors import TryAgain, translating  # noqa: E402
 
 Statement = str | sa.Executable
 Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-
-
-def checkpoint_table(metadata: sa.MetaData, name: str = TABLE) -> sa.Table:
-    """The table of checkpoints, for metadata (and so migrations) of your own."""
-    return sa.Table(
-        name,
-        metadata,
-        sa.Column("shard_fqn", sa.Text, primary_key=True),
-        sa.Column("fence", sa.Integer, nullable=False),
-        sa.Column("checkpoint", sa.LargeBinary, nullable=False),
-    )
-
-
-def create_checkpoint_table(engine: sa.Engine, name: str = TABLE) -> None:
-    """Create the table of checkpoints, unless there is one."""
-    metadata = sa.MetaData()
-    checkpoint_table(metadata, name)
-    create_tables(engine, metadata)
-
-
-def create_tables(engine: sa.Engine, metadata: sa.MetaData) -> None:
-    """Create the tables that are missing. Members and shards may do so at the same time.
-
-    For tables of the application beside that of checkpoints (`checkpoint_table`); what is there is
-    not compared. Raises SQLAlchemy's errors.
-    """
-    for attempt in range(1, _CREATE_ATTEMPTS + 1):
-        try:
-            metadata.create_all(engine, checkfirst=True)
-        except (exc.IntegrityError, exc.ProgrammingError, exc.OperationalError):
-            # Somebody else may have created one since we looked; the next look sees it.
-            if attempt == _CREATE_ATTEMPTS:
-                raise
-        else:
-            return
-
-
-def create_engine(url: str, **options: Any) -> sa.Engine:
-    """SQLAlchemy's, with what stores need: for all shards of a process, one is enough.
-
-    Connections are tested when they leave the pool, so that a restart of the database is survived.
-    SQLite goes into WAL mode, locks for writing when a transaction begins, and waits for other
-    writers up to 30 s.
-    """
-    try:
-        backend = sa.make_url(url).get_backend_name()
-        if backend != "sqlite":
-            return sa.create_engine(url, **{"pool_pre_ping": True, **options})
-    except (exc.ArgumentError, exc.NoSuchModuleError, ImportError) as error:
-        # Without the URL, which may have a password.
-        raise Invalid(
-            f"no database can be reached by this URL: {type(error).__name__}",
-            hint="Write postgresql+psycopg://user@host/name, or sqlite:////a/file; and install the driver,"
-            " pip install 'gazette[postgres]'.",
-        ) from error
-    engine = sa.create_engine(url, **{"connect_args": {"timeout": 30}, **options})
-
-    def connected(connection: Any, _record: object) -> None:
-        connection.isolation_level = None  # It would begin transactions as it thinks best.
-        connection.execute("PRAGMA journal_mode=WAL").close()  # Queries go on while a shard writes.
-
-    def begin(connection: sa.Connection) -> None:
-        reading = connection.get_execution_options().get(_READING, False)
-        connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
-
-    event.listen(engine, "connect", connected)
-    event.listen(engine, "begin", begin)
-    return engine
 
 
 class SQLStore(Store):
@@ -226,7 +159,7 @@ class SQLStore(Store):
             statement = sa.text(statement)
         with (
             translating(self.engine, "run a query"),
-            self.engine.connect().execution_options(**{_READING: True}) as connection,
+            self.engine.connect().execution_options(**{READING: True}) as connection,
         ):
             return list(connection.execute(statement, parameters).all())
 
@@ -274,7 +207,7 @@ class SQLStore(Store):
         """What there is of the shard, without counting the fence up. Blocks. See `Claimable`."""
         with (
             translating(self.engine, "look at the checkpoint", table=self._table.name),
-            self.engine.connect().execution_options(**{_READING: True}) as connection,
+            self.engine.connect().execution_options(**{READING: True}) as connection,
         ):
             return held_in(connection, self._table, shard.fqn)
 
@@ -504,3 +437,13 @@ def _error_of(future: OpFuture[Any]) -> BaseException | None:
     if future.cancelled():
         return Closed("it was cancelled")
     return future.exception()
+
+
+__all__ = [
+    "SQLStore",
+    "checkpoint_table",
+    "create_checkpoint_table",
+    "create_engine",
+    "create_tables",
+    "shared_engine",
+]

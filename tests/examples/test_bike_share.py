@@ -76,12 +76,14 @@ def flags(request: pytest.FixtureRequest) -> BikeShareFlags:
 
 @pytest.fixture
 def empty_postgres(postgres_url: str) -> Any:
-    from bike_share.sql_history import METADATA, engine_of
+    from bike_share.sql_history import METADATA
 
-    METADATA.drop_all(engine_of(postgres_url))
-    METADATA.create_all(engine_of(postgres_url))
+    from gazette.stores.sql import shared_engine
+
+    METADATA.drop_all(shared_engine(postgres_url, METADATA))
+    METADATA.create_all(shared_engine(postgres_url, METADATA))
     yield postgres_url
-    engine_of(postgres_url).dispose()
+    shared_engine(postgres_url, METADATA).dispose()
 
 
 def test_generated_files_are_shaped_as_those_of_citi_bike_and_repeatable() -> None:

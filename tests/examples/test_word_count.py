@@ -196,9 +196,11 @@ async def test_every_store_counts_the_same_through_a_fail_over(
             for member in members:
                 await member.crash()
             if store == "sql":
-                from word_count.sql_counts import engine_of
+                from word_count.sql_counts import METADATA
 
-                engine_of(database).dispose()
+                from gazette.stores.sql import shared_engine
+
+                shared_engine(database, METADATA).dispose()
                 # A member that crashed in a commit closes nothing: let its connection go here.
                 gc.collect()
 

@@ -1,0 +1,114 @@
+"""Engines and tables for stores in SQL databases: what all shards of a process share."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Final
+
+from gazette.errors import Invalid
+
+try:
+    import sqlalchemy as sa
+    from sqlalchemy import event, exc
+except ImportError as error:
+    raise Invalid(
+        "SQLStore needs a package that is not installed (sqlalchemy)",
+        hint="pip install 'gazette[postgres]'",
+    ) from error
+
+TABLE: Final = "gazette_checkpoints"
+READING: Final = "gazette_reading"
+"""An execution option: the transaction does not write, and waits for no writer of a SQLite file."""
+_CREATE_ATTEMPTS: Final = 5
+
+_shared: dict[tuple[str, int], sa.Engine] = {}
+_sharing = threading.Lock()
+
+
+def checkpoint_table(metadata: sa.MetaData, name: str = TABLE) -> sa.Table:
+    """The table of checkpoints, for metadata (and so migrations) of your own."""
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("shard_fqn", sa.Text, primary_key=True),
+        sa.Column("fence", sa.Integer, nullable=False),
+        sa.Column("checkpoint", sa.LargeBinary, nullable=False),
+    )
+
+
+def create_checkpoint_table(engine: sa.Engine, name: str = TABLE) -> None:
+    """Create the table of checkpoints, unless there is one."""
+    metadata = sa.MetaData()
+    checkpoint_table(metadata, name)
+    create_tables(engine, metadata)
+
+
+def create_tables(engine: sa.Engine, metadata: sa.MetaData) -> None:
+    """Create the tables that are missing. Members and shards may do so at the same time.
+
+    For tables of the application beside that of checkpoints (`checkpoint_table`); what is there is
+    not compared. Raises SQLAlchemy's errors.
+    """
+    for attempt in range(1, _CREATE_ATTEMPTS + 1):
+        try:
+            metadata.create_all(engine, checkfirst=True)
+        except (exc.IntegrityError, exc.ProgrammingError, exc.OperationalError):
+            # Somebody else may have created one since we looked; the next look sees it.
+            if attempt == _CREATE_ATTEMPTS:
+                raise
+        else:
+            return
+
+
+def create_engine(url: str, **options: Any) -> sa.Engine:
+    """SQLAlchemy's, with what stores need: for all shards of a process, one is enough.
+
+    Connections are tested when they leave the pool, so that a restart of the database is survived.
+    SQLite goes into WAL mode, locks for writing when a transaction begins, and waits for other
+    writers up to 30 s.
+    """
+    try:
+        backend = sa.make_url(url).get_backend_name()
+        if backend != "sqlite":
+            return sa.create_engine(url, **{"pool_pre_ping": True, **options})
+    except (exc.ArgumentError, exc.NoSuchModuleError, ImportError) as error:
+        # Without the URL, which may have a password.
+        raise Invalid(
+            f"no database can be reached by this URL: {type(error).__name__}",
+            hint="Write postgresql+psycopg://user@host/name, or sqlite:////a/file; and install the driver,"
+            " pip install 'gazette[postgres]'.",
+        ) from error
+    engine = sa.create_engine(url, **{"connect_args": {"timeout": 30}, **options})
+
+    def connected(connection: Any, _record: object) -> None:
+        connection.isolation_level = None  # It would begin transactions as it thinks best.
+        connection.execute("PRAGMA journal_mode=WAL").close()  # Queries go on while a shard writes.
+
+    def begin(connection: sa.Connection) -> None:
+        reading = connection.get_execution_options().get(READING, False)
+        connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "begin", begin)
+    return engine
+
+
+def shared_engine(url: str, metadata: sa.MetaData) -> sa.Engine:
+    """One engine for all shards of the process that ask for this URL, with the tables that they need.
+
+    Any thread; the first call blocks until they are created. ``metadata`` is the application's, with
+    `checkpoint_table`; keep it for as long as the process runs. Raises as `create_engine` and
+    `create_tables`.
+    """
+    key = (url, id(metadata))
+    with _sharing:
+        engine = _shared.get(key)
+        if engine is None:
+            engine = create_engine(url)
+            try:
+                create_tables(engine, metadata)
+            except BaseException:
+                engine.dispose()
+                raise
+            _shared[key] = engine
+        return engine
