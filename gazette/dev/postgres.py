@@ -6,14 +6,16 @@ import importlib
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import warnings
 from pathlib import Path
 from typing import Any, Final, Self
 
-from gazette.errors import NotFound
+from gazette.errors import NotFound, Unavailable
 
 _STOP_S: Final = 30.0
+_STARTS: Final = 5
 
 
 class PostgresServer:
@@ -30,9 +32,9 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start it, again after ``kill``. Does nothing while it runs. Raises ``NotFound`` without the
-        package."""
+        package, ``Unavailable`` if it does not start again."""
         if self._server is not None:
-            self._server.ensure_postgres_running()
+            self._restart()
             return
         try:
             with warnings.catch_warnings():
@@ -50,6 +52,21 @@ class PostgresServer:
         self._server = package.get_server(self._directory / "data", cleanup_mode="stop")
         uri: str = self._server.get_uri(driver="psycopg")
         self.url = uri.replace("postgresql://", "postgresql+psycopg://")
+
+    def _restart(self) -> None:
+        # `pg_ctl` has ten seconds, and begins as a fork of this process, which now and then does not
+        # live to execute it: threads of gRPC had just been at work.
+        for attempt in range(1, _STARTS + 1):
+            try:
+                self._server.ensure_postgres_running()
+            except subprocess.SubprocessError as error:
+                if attempt == _STARTS:
+                    raise Unavailable(
+                        f"PostgreSQL did not start, {_STARTS} times over: {error}",
+                        hint=f"Its log is in {self._directory}.",
+                    ) from error
+            else:
+                return
 
     def kill(self) -> None:
         """End it without a checkpoint, as by a loss of power. ``start`` recovers it."""

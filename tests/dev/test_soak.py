@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gazette.dev.soak.diagnosis import complaints
 from gazette.dev.soak.driver import Outcome
 from gazette.dev.soak.report import Report, quantile
 from gazette.dev.soak.run import Served, run
@@ -64,6 +65,26 @@ def test_the_report_has_a_line_for_each_kind_of_fault() -> None:
     assert "| all | 2 | | 4.0 s | 6.0 s | 6.0 s | |" in text
     assert "crash-broker: 1" in text
     assert "VIOLATION torn: somewhere" in text
+
+
+def test_the_report_tells_of_confirmed_heads_and_of_the_load() -> None:
+    report = Report(load={"begin": 1.0, "mean": 2.5, "max": 30.0})
+    outcome = Outcome("stop-all-brokers", "", 1.0, 4.0, 9.0, heads=10)
+    report.add_outcomes([outcome, outcome])
+    text = "\n".join(report.lines())
+    assert "after all brokers ended: stop-all-brokers: 20" in text
+    assert "load of the machine: begin 1.0, mean 2.5, max 30.0" in text
+
+
+def test_complaints_are_the_last_lines_of_a_log_that_are_no_mere_information(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "a.log"
+    lines = [f"2026-01-31T12:00:0{i}.000Z warning gazette: number {i}" for i in range(8)]
+    lines[7] = lines[7].replace("warning", "fatal")
+    log.write_text("\n".join([*lines, "Traceback", "2026-01-31T12:00:09.000Z info gazette: fine"]))
+    assert complaints(log) == lines[4:]
+    assert complaints(tmp_path / "none")[0].startswith("no log")
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from gazette.dev.postgres import PostgresServer
 from gazette.errors import GazetteError
 from gazette.tasks import TaskScope
-from tests.faults.databases import Postgres, postgres, prepare
+from tests.faults.databases import prepare
 from tests.faults.fold_app import SQL_URL_ENV
 from tests.faults.fold_cluster import FoldCluster, report, shard_of
 
@@ -30,14 +31,14 @@ MOMENTS = (
 @pytest.mark.faults
 @pytest.mark.timeout(3600)
 def test_a_database_that_is_killed_and_restarted(tmp_path: Path) -> None:
-    with postgres() as server:
+    with PostgresServer() as server:
         prepare(server.url)
         environ = {SQL_URL_ENV.format("POSTGRES"): server.url}
         cluster = FoldCluster(tmp_path, ("postgres",), environ=environ)
         asyncio.run(run(cluster, server))
 
 
-async def run(cluster: FoldCluster, server: Postgres) -> None:
+async def run(cluster: FoldCluster, server: PostgresServer) -> None:
     try:
         await cluster.start()
         async with TaskScope("load") as scope:
@@ -49,7 +50,7 @@ async def run(cluster: FoldCluster, server: Postgres) -> None:
         await cluster.stop()
 
 
-async def kill_once(cluster: FoldCluster, server: Postgres, moment: str) -> None:
+async def kill_once(cluster: FoldCluster, server: PostgresServer, moment: str) -> None:
     primary = await cluster.primary_of(SHARD)
     if moment:
         await cluster.arm(primary, moment)
