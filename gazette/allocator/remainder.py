@@ -33,6 +33,8 @@ class Remainder:
     """There are not enough other members for their replicas: nobody can take them over."""
     replicas: int = 0
     """The most that one of them wants."""
+    replicas_least: int = 0
+    """The fewest that one of them wants."""
     needing_room: int = 0
     """How many of the rest stay here because the other members are at their limits."""
     moving: tuple[str, ...] = ()
@@ -72,9 +74,14 @@ class Remainder:
         )
         return (
             f"{words.items(count)} {'waits' if count == 1 else 'wait'} for another {words.member} to "
-            f"start, as a replication of {self.replicas} needs {self.replicas} others and {there}: "
+            f"start, as a replication of {self._replication()} others and {there}: "
             f"{_some(self.needing_members)}"
         )
+
+    def _replication(self) -> str:
+        if self.replicas_least < self.replicas:
+            return f"{self.replicas_least} to {self.replicas} needs as many"
+        return f"{self.replicas} needs {self.replicas}"
 
 
 def remainder(state: State) -> Remainder:
@@ -91,19 +98,22 @@ def remainder(state: State) -> Remainder:
     member: MemberId = ("", "") if local is None else local.decoded.id
     # Until it is known in etcd that we leave, and when we serve nothing, what the others could hold counts.
     needed_from = demand.needed_from.get(member, len(staying) + 1)
-    needing, moving, replicas = [], [], 0
+    needing: list[str] = []
+    moving: list[str] = []
+    replicas: list[int] = []
     for one in state.local_items:
         item_id: str = one.item.decoded.id
         # An item that was created since the last observation is not ours yet.
         wanted = demand.replication.get(item_id, 0)
         if wanted >= needed_from:
             needing.append(item_id)
-            replicas = max(replicas, wanted)
+            replicas.append(wanted)
         else:
             moving.append(item_id)
     return Remainder(
         tuple(needing),
-        replicas,
+        max(replicas, default=0),
+        min(replicas, default=0),
         min(demand.crowded.get(member, 0), len(moving)),
         tuple(moving),
         tuple("#".join(member.id) for member in staying),

@@ -83,7 +83,11 @@ def find_command(argv: Sequence[str]) -> tuple[Command | str, list[str]]:
             near = difflib.get_close_matches(word, candidates, n=1)
             guess = f" (did you mean {near[0]}?)" if near else ""
             path = " ".join(["gazctl", *words])
-            raise Invalid(f"unknown command {word}{guess}", path=path, hint=f"See `{path} --help`.")
+            raise Invalid(
+                f"unknown command {word}{guess}",
+                path=path if words else "",  # The program is named anyway.
+                hint=f"See `{path} --help`.",
+            )
         words.append(rest.pop(0))
     command = names.get(tuple(words))
     if command is not None:

@@ -260,7 +260,10 @@ class FragmentStoreUrl:
             if host:
                 raise Invalid(f"file scheme cannot have host ({text})")
         elif url.scheme != "memory" and not _FSSPEC.fullmatch(url.scheme):
-            raise Invalid(f"invalid scheme ({url.scheme})")
+            raise Invalid(
+                f"invalid scheme ({url.scheme})",
+                hint="Schemes are file, s3, gs, azure, azure-ad, memory and fsspec+NAME: docs/stores.md.",
+            )
         return cls(url.scheme, host, _store_path(url.path), url.query)
 
 

@@ -36,7 +36,7 @@ def test_what_is_left_is_told_by_what_it_waits_for(three: Any) -> None:
 
     three.put("members/a#1", "9 exiting")
     left = remainder(three.state("a#1"))
-    assert left == Remainder(("all",), 3, 0, ("one", "two"), ("b#2", "b#3"))
+    assert left == Remainder(("all",), 3, 3, 0, ("one", "two"), ("b#2", "b#3"))
     assert left.is_stuck
     assert left.describe(WORDS) == (
         "3 journals left; 1 journal waits for another broker to start, as a replication of 3 needs 3 "
@@ -67,7 +67,7 @@ def test_members_without_room_are_told(paper: Any) -> None:
         cluster.put(f"assign/{name}#a#1#0", "consistent")
     cluster.put("members/a#1", "9 exiting")
     left = remainder(cluster.state("a#1"))
-    assert left == Remainder((), 0, 1, ("p", "q", "r"), ("a#2",))
+    assert left == Remainder((), 0, 0, 1, ("p", "q", "r"), ("a#2",))
     assert left.describe(WORDS) == (
         "3 journals left; the other brokers are at their limits and have no room for 1 journal: raise "
         "limits or start another broker; 2 journals are being handed over: p, q, r"
@@ -77,6 +77,12 @@ def test_members_without_room_are_told(paper: Any) -> None:
     left = remainder(cluster.state("a#1"))
     assert (left.needing_members, left.replicas, left.staying) == (("p", "q", "r"), 1, ())
     assert "a replication of 1 needs 1 others and 0 stay: p, q, r" in left.describe(WORDS)
+    # Case: they want different numbers.
+    cluster.put("items/q", 2)
+    left = remainder(cluster.state("a#1"))
+    assert "a replication of 1 to 2 needs as many others and 0 stay: p, q, r" in left.describe(
+        WORDS
+    )
 
 
 def test_long_lists_are_cut_and_nothing_left_is_said_so() -> None:
