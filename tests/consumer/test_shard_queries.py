@@ -22,6 +22,7 @@ from gazette.consumer.question_wire import read_through_of
 from gazette.errors import Invalid, NotFound
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.pb import consumer_pb2 as pb
+from gazette.stores.rocksdb import RocksDBOptions, RocksDBStore
 from gazette.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, shard_spec
@@ -99,6 +100,38 @@ class Words(Tally):
         return (
             Counts.view(dict[str, int], dict) if self.views else super().new_view(shard, directory)
         )
+
+
+class RocksDBCounts(RocksDBStore):
+    """Counts of words, with as much of a dict as `Tally` needs."""
+
+    @property
+    def state(self) -> RocksDBCounts:
+        return self
+
+    def get(self, key: Any, default: Any = None, **options: Any) -> Any:
+        if isinstance(key, bytes):
+            return super().get(key, **options)
+        value = super().get(key.encode())
+        return default if value is None else int(value)
+
+    def __setitem__(self, word: str, n: int) -> None:
+        self.put(word.encode(), b"%d" % n)
+
+    def read(self) -> dict[str, int]:
+        with self.view() as view:
+            return {word.decode(): int(n) for word, n in view.iterate()}
+
+
+class RocksDBWords(Words):
+    """The same, with another store."""
+
+    def new_store(self, shard: Any, recorder: Any) -> Any:
+        # So small a table that hardly anything stays in memory.
+        return RocksDBCounts(recorder, options=RocksDBOptions(write_buffer_bytes=64 << 10))
+
+    def new_view(self, shard: Any, directory: Path) -> Any:
+        return RocksDBCounts.standby_view(directory)
 
 
 async def members(
@@ -201,11 +234,13 @@ async def test_own_writes_are_read(start: Start, broker: BrokerFixture) -> None:
             assert answer.json()["n"] == n
 
 
+@pytest.mark.parametrize("application", [Words, RocksDBWords])
 async def test_a_standby_answers_within_the_staleness_that_is_allowed(
-    start: Start, broker: BrokerFixture
+    start: Start, broker: BrokerFixture, application: type[Words]
 ) -> None:
-    one, two = Words(), Words()
-    first, second = await members(start, broker, one, two)
+    if application is RocksDBWords:
+        pytest.importorskip("rocksdict")
+    first, second = await members(start, broker, application(), application())
     async with called(second) as call:
         n, told = await count(call, "a", ("gazette-max-staleness", "60"))
         assert (n, told["gazette-served-by"]) == (1, "local#consumer-1")

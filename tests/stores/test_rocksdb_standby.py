@@ -14,6 +14,7 @@ import pytest
 
 from gazette.errors import Closed, Corrupt, GazetteError, NotAllowed, NotYet
 from gazette.protocol.checkpoint import Checkpoint
+from gazette.recoverylog.staged_files import PlayedFiles
 from gazette.stores.rocksdb import RocksDBStore, RocksDBView
 from gazette.stores.rocksdb_batch import WrittenAhead, lookup
 from gazette.stores.rocksdb_follower import FollowedRocksDB
@@ -272,3 +273,25 @@ def test_what_no_store_writes_is_refused() -> None:
         WrittenAhead().apply(bytes(12) + b"\x02\x01k\x01v")  # A merge.
     with pytest.raises(Corrupt, match="ends too early"):
         WrittenAhead().apply(bytes(12) + b"\x01\x05key")
+
+
+def test_a_wal_that_is_obsolete_and_still_there_is_not_read(tmp_path: Path) -> None:
+    """RocksDB removes such files one after the other, and a younger one may go first."""
+    path = tmp_path / "db"
+    database = rocksdict.Rdict(str(path), rocksdict.Options(raw_mode=True))
+    database[b"key"] = b"old"
+    (first,) = path.glob("*.log")
+    shutil.copyfile(first, tmp_path / first.name)
+    database.flush()
+    database[b"key"] = b"new"
+    database.flush()
+    assert not first.exists()
+    database.close()
+    paths = {one.name: one for one in path.iterdir()} | {first.name: tmp_path / first.name}
+    copy = FollowedRocksDB(rocksdict, tmp_path / "copy", rocksdict.Cache(1 << 20))
+    copy.follow(PlayedFiles(paths, {}))
+    family = copy.families["default"]
+    assert lookup(family.layers, b"key") == (False, None)
+    assert family.tables.get(b"key") == b"new"
+    del family
+    copy.close()
