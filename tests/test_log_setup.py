@@ -16,7 +16,6 @@ from gazette.errors import Unavailable
 from gazette.log_setup import LEVELS, setup
 
 ROOT = Path(__file__).parent.parent
-_STILL_BY_POSITION = {"gazette/broker/replica.py"}
 _METHODS = {"debug", "info", "warning", "error", "critical", "exception", "log"}
 
 
@@ -126,8 +125,6 @@ def test_log_calls_name_what_they_are_about() -> None:
             values = node.args[2:] if node.func.attr == "log" else node.args[1:]
             assert not any(word.arg == "extra" for word in node.keywords), where
             if not values:
-                continue
-            if path.relative_to(ROOT).as_posix() in _STILL_BY_POSITION:
                 continue
             value = values[0]
             assert isinstance(value, ast.Dict), f"{where}: values by name, in one dict"

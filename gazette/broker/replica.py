@@ -203,7 +203,10 @@ class Replica:
             cover = await list_fragments(self._context.blob_stores, spec, self._nested())
         except GazetteError as error:
             self.refresh_error = str(error)
-            log.warning("fragments of %s could not be listed: %s", self.journal, error)
+            log.warning(
+                "fragments of %(journal)s could not be listed: %(error)s",
+                {"journal": self.journal, "error": error},
+            )
             return False
         self.refresh_error = None
         self.index.replace_remote(cover)
