@@ -12,7 +12,7 @@ STAMP := $(BIN)/.gazette-installed
 DEV_STAMP := $(BIN)/.gazette-dev-installed
 WORKERS ?= 2
 
-.PHONY: setup demo test check fmt bench docs faults soak-stores crash-matrix chaos soak protos clean
+.PHONY: setup demo test check fmt bench docs bench-spark faults soak-stores crash-matrix chaos soak protos clean
 
 setup: $(DEV_STAMP)
 
@@ -72,6 +72,10 @@ soak: $(DEV_STAMP)
 
 bench: $(DEV_STAMP)
 	$(BIN)/gazette bench $(ARGS)
+
+# Folding a history with Spark, beside spark.read.json and a shard that consumes it: ARGS="--messages 20000000".
+bench-spark: $(DEV_STAMP)
+	$(BIN)/python benchmarks/bench_spark.py $(ARGS)
 
 # The pages of docs/ as a site in build/site; broken links are errors.
 docs: $(DEV_STAMP)

@@ -1,177 +1,445 @@
-"""Rows per second of ``format("gazette")``, beside Spark's own reader of JSON on the same bytes.
+"""Folding a history with Spark, beside what else could read it: everything in one run, over the same files.
 
-Writes a journal of JSON messages to a directory, in gzip fragments, and reads it from there: uncommitted,
-committed, and by ``spark.read.json`` with the same schema. Each is run once to warm up, and then
-``--repeats`` times in turn, of which the best counts. ``--no-spark`` reads with one thread of this process
-and without Spark, and counts CPU seconds: what the source itself can do.
+Writes journals of JSON messages (those of ``gazette bench consume``) to a directory, in compressed fragments,
+and counts their words
+
+* by ``spark.read.json`` with a schema, which knows nothing of transactions or duplicates;
+* by ``format("gazette")``, uncommitted and committed;
+* as a backfill that builds and stages the SQLite stores of shards: as a DataFrame, and row by row,
+  by Spark; and row by row without Spark;
+* by a shard that consumes ``--consume`` messages of one of the journals, from its fragments.
+
+Everything is run on a small history to warm up, and then ``--repeats`` times in turn, of which the best
+counts. Rates per core count the CPU seconds of all processes: Java, Python's workers, and for the shard
+those of its process and of its brokers. ``--no-spark`` reads with one thread of this process.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import json
 import os
 import platform
-import random
+import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any, Self
 
+import psutil
 import pyarrow as pa
+from spark_history import STORE, journal_name, stored_bytes, write_history
 
+from gazette.backfill.local import LocalRunner
+from gazette.backfill.plan import shape_of, tasks_of
+from gazette.clock import SystemClock
+from gazette.dev.bench_app import BenchMessage, Mode
+from gazette.dev.bench_backfill import BenchColumns, BenchRows
+from gazette.dev.bench_cluster import BenchSettings, journal_spec, running
+from gazette.dev.bench_messages import application, shard, shard_spec
 from gazette.history.access import Access
 from gazette.history.read import fold_locally
 from gazette.history.rows import META, RowFormat, read_rows
 from gazette.history.take import Selection, take_snapshot
-from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, build_uuid, clock_at, uuid_text
+from gazette.labels import CONTENT_JSON_LINES
 from gazette.protocol.fragment import Codec
-from gazette.testing.stored import write_journal
+from gazette.protocol.shard import ShardSource, ShardSpec
 
-STORE = "file:///fragments/"
-JOURNAL = "bench/events"
-FIELDS = "ts long, user string, word string, amount double"
-WORDS = [f"word-{n}" for n in range(10_000)]
+JSON = "spark.read.json"
+CONSUME = "a shard that consumes"
+WARM_MESSAGES = 200_000
+SAMPLE_S = 0.5
+Work = Callable[[], int]
 
 
-def contents(messages: int, per_fragment: int, per_transaction: int):
-    """Fragments of messages of one producer, in transactions."""
-    rng = random.Random(1)
-    producer, clock = bytes([1, 0, 0, 0, 0, 1]), clock_at(1_700_000_000 * 10**9)
-    lines: list[str] = []
-    for number in range(1, messages + 1):
-        clock += 160
-        uuid = uuid_text(build_uuid(producer, clock, CONTINUE_TXN))
-        lines.append(
-            f'{{"uuid":"{uuid}","ts":{1_700_000_000_000 + number},"user":"user-{rng.getrandbits(22)}",'
-            f'"word":"{rng.choice(WORDS)}","amount":{rng.getrandbits(20) / 64}}}\n'
+@dataclass(frozen=True)
+class Taken:
+    """What one measurement took: seconds of the clock, of CPUs, and bytes of memory at the most."""
+
+    messages: int
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: int = 0
+    peak_worker_bytes: int = 0
+    java_seconds: float = 0.0
+    """Of the CPU seconds."""
+
+    @property
+    def rate(self) -> float:
+        return self.messages / self.seconds
+
+    @property
+    def rate_per_core(self) -> float:
+        return self.messages / self.cpu_seconds
+
+
+def tree() -> list[psutil.Process]:
+    me = psutil.Process()
+    return [me, *me.children(recursive=True)]
+
+
+class Watch:
+    """Samples the CPU time and the memory of this process and of all below it.
+
+    Memory that they share counts once. Of a process that ends, what it used since the last sample is lost.
+    """
+
+    def __init__(self) -> None:
+        self.peak = self.peak_worker = 0
+        self._cpu: dict[tuple[int, float], tuple[float, float]] = {}
+        self._java: set[tuple[int, float]] = set()
+        self._own = 0.0
+        """What sampling itself has taken."""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    @property
+    def cpu_seconds(self) -> float:
+        return sum(last - first for first, last in self._cpu.values()) - self._own
+
+    @property
+    def java_seconds(self) -> float:
+        return sum(last - first for key, (first, last) in self._cpu.items() if key in self._java)
+
+    def __enter__(self) -> Self:
+        self._sample(begins=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._sample()
+
+    def _run(self) -> None:
+        while not self._ended.wait(SAMPLE_S):
+            self._sample()
+            self._own = time.thread_time()
+
+    def _sample(self, *, begins: bool = False) -> None:
+        total = 0
+        for process in tree():
+            with contextlib.suppress(psutil.Error):
+                key, times = (process.pid, process.create_time()), process.cpu_times()
+                used = times.user + times.system
+                # What was there before has used some already.
+                first, _ = self._cpu.get(key, (used if begins else 0.0, 0.0))
+                self._cpu[key] = (first, used)
+                memory = process.memory_full_info().pss
+                total += memory
+                if "java" in process.name():
+                    self._java.add(key)
+                elif process.pid != os.getpid():
+                    self.peak_worker = max(self.peak_worker, memory)
+        self.peak = max(self.peak, total)
+
+
+def measured(work: Work, expected: int) -> Taken:
+    with Watch() as watch:
+        began = time.perf_counter()
+        found = work()
+        seconds = time.perf_counter() - began
+    if found != expected:
+        raise SystemExit(f"counted {found} messages instead of {expected}")
+    cpu = watch.cpu_seconds
+    return Taken(found, seconds, cpu, watch.peak, watch.peak_worker, watch.java_seconds)
+
+
+class History:
+    """A history in a directory, and the ways to count its words."""
+
+    def __init__(self, root: Path, messages: int, args: argparse.Namespace) -> None:
+        self.root = root
+        self.messages = messages
+        self.run_bytes = args.run_bytes
+        self.journals = [journal_name(number) for number in range(args.journals)]
+        self.access = Access.of(file_root=root, direct=True)
+        self.selection = Selection(
+            journals=tuple(self.journals),
+            stores=(STORE,),
+            shape=shape_of(CONTENT_JSON_LINES, BenchMessage, "uuid"),
         )
-        if number % per_transaction == 0 or number == messages:
-            clock += 160
-            lines.append(f'{{"uuid":"{uuid_text(build_uuid(producer, clock, ACK_TXN))}"}}\n')
-        if len(lines) >= per_fragment or number == messages:
-            yield "".join(lines).encode()
-            lines = []
+        with self.access.open() as opened:
+            self.snapshot = take_snapshot(opened, self.selection)
 
+    def by_json(self, spark: Any) -> int:
+        path = str(self.root / "fragments" / "bench" / "words" / "*")
+        return self._counted(spark.read.schema("word string, count long").json(path))
 
-def timed(work: Callable[[], int], clock: Callable[[], float]) -> tuple[float, int]:
-    begin = clock()
-    rows = work()
-    return clock() - begin, rows
+    def by_gazette(self, spark: Any, isolation: str) -> int:
+        from gazette.spark import read
 
+        options = {
+            "store": f"file://{self.root}/fragments",
+            "run_bytes": self.run_bytes,
+            "journal": self.journals,
+            "isolation": isolation,
+        }
+        return self._counted(read(spark, schema="word string, count long", **options))
 
-def without_spark(root: Path) -> dict[str, Callable[[], int]]:
-    access = Access.of(file_root=root, direct=True)
-    doc = [
-        ("ts", pa.int64()), ("user", pa.string()), ("word", pa.string()), ("amount", pa.float64()),
-    ]  # fmt: skip
-    meta = [(name, META[name]) for name in ("offset", "uuid")]
-    format = RowFormat("json", pa.schema([*meta, *doc]), (("offset", "offset"), ("uuid", "uuid")))
-    with access.open() as opened:
-        snapshot = take_snapshot(opened, Selection(journals=(JOURNAL,), stores=(STORE,)))
+    def _counted(self, table: Any) -> int:
+        rows = table.groupBy("word").sum("count").collect()
+        return sum(row[1] for row in rows if row[0] is not None)
 
-    def uncommitted() -> int:
-        with access.open() as opened:
-            return sum(
-                b.num_rows for run in snapshot.runs() for b in read_rows(opened, run, format)
+    def backfill(self, runner: Any, backfill: BenchRows) -> int:
+        """Both passes, and the states of all shards staged, one for each journal."""
+        specs = [
+            ShardSpec(
+                f"shard-{number:03d}",
+                sources=(ShardSource(journal),),
+                recovery_log_prefix="logs",
+                hint_prefix="/hints",
             )
+            for number, journal in enumerate(self.journals)
+        ]
+        with tempfile.TemporaryDirectory(prefix="states-", dir=self.root) as directory:
+            folded = runner.fold(self.access, self.snapshot, lambda _: None)
+            tasks = tasks_of(
+                backfill,
+                "",
+                specs,
+                folded,
+                self.access,
+                staging=f"{directory}/staging",
+                run_id="bench",
+                fqn=lambda shard: "",
+                overwrite=False,
+                scratch=Path(directory),
+            )
+            attempts = runner.build(tasks, lambda _: None)
+            assert folded.rows > self.messages, "acknowledgements are rows, too"
+            if isinstance(backfill, BenchColumns):
+                return self.messages  # Of a fold it is told how many rows it gave.
+            return sum(attempt.built.messages for attempt in attempts)
 
-    def first_pass() -> int:
-        return fold_locally(access, snapshot, threads=1).rows
 
-    def committed() -> int:
-        folded = fold_locally(access, snapshot, threads=1)
-        with access.open() as opened:
-            return sum(b.num_rows for run in folded.runs for b in read_rows(opened, run, format))
+def works_of(history: History, spark: Any) -> dict[str, Work]:
+    from gazette.spark.backfill import SparkRunner
 
-    return {"uncommitted": uncommitted, "first pass": first_pass, "committed": committed}
-
-
-def by_spark(root: Path, master: str) -> dict[str, Callable[[], int]]:
-    from gazette.spark import read, session
-
-    spark = session(master, conf={"spark.log.level": "ERROR", "spark.driver.memory": "2g"})
-    options = {"store": f"file://{root}/fragments", "run_bytes": str(16 << 20)}
-    aggregates = ("count(1)", "sum(ts)", "max(user)", "max(word)", "sum(amount)")
-
-    def rows_of(table) -> int:
-        return table.selectExpr(*aggregates).collect()[0][0]
-
-    def gazette(isolation: str) -> int:
-        table = spark.read.format("gazette").options(**options, isolation=isolation)
-        return rows_of(table.schema(f"offset long, uuid string, {FIELDS}").load(JOURNAL))
-
-    def planned() -> int:
-        return rows_of(
-            read(spark, schema=f"offset long, uuid string, {FIELDS}", journal=JOURNAL, **options)
-        )
-
-    path = str(root / "fragments" / JOURNAL)
-
-    def plain() -> int:
-        return rows_of(spark.read.schema(f"uuid string, {FIELDS}").json(path))
+    def by_spark(backfill: BenchRows) -> int:
+        return history.backfill(SparkRunner(spark=spark, run_bytes=history.run_bytes), backfill)
 
     return {
-        "spark.read.json": plain,
-        "gazette, uncommitted": lambda: gazette("read_uncommitted"),
-        "gazette, committed": lambda: gazette("read_committed"),
-        "gazette, committed, both passes as jobs": planned,
+        JSON: lambda: history.by_json(spark),
+        "gazette, uncommitted": lambda: history.by_gazette(spark, "read_uncommitted"),
+        "gazette, committed": lambda: history.by_gazette(spark, "read_committed"),
+        "backfill, columns": lambda: by_spark(BenchColumns()),
+        "backfill, rows": lambda: by_spark(BenchRows()),
+        "backfill, rows, no Spark": lambda: history.backfill(
+            LocalRunner(2, run_bytes=history.run_bytes), BenchRows()
+        ),
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--fragment", type=int, default=125_000, help="messages of a fragment")
-    parser.add_argument("--transaction", type=int, default=1000, help="messages of a transaction")
-    parser.add_argument("--master", default="local[2]")
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--no-spark", action="store_true")
-    parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-spark-") as directory:
-        root = Path(directory)
-        fragments = write_journal(
-            root,
-            STORE,
-            JOURNAL,
-            contents(args.messages, args.fragment, args.transaction),
-            Codec.GZIP,
-        )
-        megabytes = fragments[-1].end / 1e6
-        works = without_spark(root) if args.no_spark else by_spark(root, args.master)
-        # Without Spark there is one process, whose own time does not depend on what else runs here.
-        clock = time.process_time if args.no_spark else time.perf_counter
-        best = {name: timed(work, clock) for name, work in works.items()}
-        if args.repeats:
-            best = {}
-        for _ in range(args.repeats):
-            for name, work in works.items():
-                best[name] = min(best.get(name, (float("inf"), 0)), timed(work, clock))
-        base = next(iter(best.values()))[0]
-        figures = {
-            name: {
-                "seconds": round(seconds, 2),
-                "krows_per_s": round(args.messages / seconds / 1e3, 1),
-                "mb_per_s": round(megabytes / seconds, 1),
-                "ratio_to_first": round(base / seconds, 2),
-                "rows": rows,
-            }
-            for name, (seconds, rows) in best.items()
-        }
-    load = os.getloadavg()[0]
-    if args.json:
-        print(json.dumps({"figures": figures, "load": load, "cores": os.cpu_count()}))
-        return
-    print(
-        f"{args.messages} messages, {megabytes:.0f} MB of JSON in {len(fragments)} gzip fragments; "
-        f"Python {platform.python_version()}, {os.cpu_count()} cores, load {load:.1f}"
+def works_without_spark(history: History) -> dict[str, Work]:
+    """By one thread of this process: what the source itself takes."""
+    format = RowFormat("json", pa.schema([("word", pa.string()), ("count", pa.int64())]))
+    with_places = RowFormat(
+        "json",
+        pa.schema([(name, META[name]) for name in ("offset", "uuid")] + list(format.schema)),
+        (("offset", "offset"), ("uuid", "uuid")),
     )
-    for name, one in figures.items():
-        print(
-            f"{name:42} {one['seconds']:7.2f} s {one['krows_per_s']:9.1f} krows/s"
-            f" {one['mb_per_s']:7.1f} MB/s  x {one['ratio_to_first']:.2f}"
+
+    def fold() -> Any:
+        return fold_locally(
+            history.access, history.snapshot, run_bytes=history.run_bytes, threads=1
         )
+
+    def first_pass() -> int:
+        assert fold().rows > history.messages
+        return history.messages
+
+    def committed(format: RowFormat) -> int:
+        folded = fold()
+        with history.access.open() as opened:
+            return sum(b.num_rows for run in folded.runs for b in read_rows(opened, run, format))
+
+    return {
+        "first pass": first_pass,
+        "both passes, two fields": lambda: committed(format),
+        "both passes, with offset and UUID": lambda: committed(with_places),
+    }
+
+
+# -- consuming
+
+
+async def consumed(
+    history: History, fragments: Iterator[Path], messages: int, bytes_: int
+) -> Taken:
+    """A shard that reads the first fragments of a journal, which brokers find in their store."""
+    with tempfile.TemporaryDirectory(prefix="bench-consume-") as directory:
+        settings = BenchSettings(Path(directory))
+        async with running(settings, SystemClock()) as bench, application(bench) as shards:
+            codec, name = history.snapshot.journals[0].pieces[0].fragment.codec, history.journals[0]
+            for path in fragments:
+                target = bench.file_root / name / path.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+            journal = journal_spec(name, codec=codec, refresh_s=1)
+            # A batch at a time, which is the fastest way to consume.
+            spec = shard_spec("consume", Mode.FOLD_BATCH, name, 0.25)
+            async with bench.journals(journal), shard(bench, shards, spec, replication=1):
+                with Watch() as watch:
+                    began = time.perf_counter()
+                    async with asyncio.timeout(600):
+                        await shards.stat(spec.id, {name: bytes_})
+                    seconds = time.perf_counter() - began
+    return Taken(messages, seconds, watch.cpu_seconds)
+
+
+def by_consuming(history: History, wanted: int, args: argparse.Namespace) -> Taken:
+    """Whole fragments, of about so many messages."""
+    taken, messages, end = [], 0, 0
+    share = args.messages // args.journals + (args.messages % args.journals > 0)
+    for piece in history.snapshot.journals[0].pieces:
+        if messages >= wanted:
+            break
+        assert piece.fragment is not None
+        taken.append(history.root / "fragments" / piece.fragment.content_path())
+        messages, end = min(share, messages + args.fragment), piece.end
+    return asyncio.run(consumed(history, iter(taken), messages, end))
+
+
+# -- all of it
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--messages", type=int, default=2_000_000)
+    parser.add_argument("--journals", type=int, default=4, help="as many shards are backfilled")
+    parser.add_argument("--fragment", type=int, default=250_000, help="messages of a fragment")
+    parser.add_argument("--transaction", type=int, default=1000, help="messages of a transaction")
+    parser.add_argument("--codec", choices=("gzip", "zstandard", "none"), default="zstandard")
+    parser.add_argument("--run-bytes", type=int, default=32 << 20, help="what a task reads")
+    parser.add_argument(
+        "--consume", type=int, default=1_000_000, help="by a shard; 0: leave it out"
+    )
+    parser.add_argument("--only", default="", help="ways to measure, by parts of their names: a,b")
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--driver-memory", default="2g", help="the most that Java's heap may take")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--dir", help="where a temporary directory is made")
+    parser.add_argument("--no-spark", action="store_true")
+    parser.add_argument("--json", help="a file for the figures")
+    return parser.parse_args()
+
+
+def written(root: Path, messages: int, args: argparse.Namespace) -> History:
+    began = time.perf_counter()
+    write_history(
+        root,
+        messages=messages,
+        journals=args.journals,
+        per_fragment=args.fragment,
+        per_transaction=args.transaction,
+        codec=Codec[args.codec.upper()],
+    )
+    history = History(root, messages, args)
+    print(
+        f"{messages:,} messages, {history.snapshot.length / 1e6:,.0f} MB of JSON in"
+        f" {sum(len(one.pieces) for one in history.snapshot.journals)} fragments"
+        f" ({args.codec}, {stored_bytes(root) / 1e6:,.0f} MB), written in"
+        f" {time.perf_counter() - began:.0f} s",
+        flush=True,
+    )
+    return history
+
+
+def session_of(args: argparse.Namespace) -> Any:
+    from gazette.spark import session
+
+    conf = {
+        "spark.log.level": "ERROR",
+        "spark.driver.memory": args.driver_memory,
+        "spark.sql.shuffle.partitions": str(args.journals),
+    }
+    return session(args.master, conf=conf)
+
+
+def shown(taken: dict[str, Taken], length: float, messages: int) -> list[str]:
+    base, consumed_ = taken.get(JSON), taken.get(CONSUME)
+    heads = ("seconds", "msg/s", "MB/s", "msg/s/core", "x json", "/core", "x consume/core")
+    widths = (9, 12, 8, 12, 8, 7, 16)
+    head = "".join(f"{text:>{width}}" for text, width in zip(heads, widths, strict=True))
+    lines = [f"{'':36}{head}{'peak MB':>9}{'worker':>8}"]
+    for name, one in taken.items():
+        megabytes = length * one.messages / messages / 1e6
+        ratios = ["", "", ""]
+        if base is not None:
+            ratios[0] = f"{one.rate / base.rate:.2f}"
+            ratios[1] = f"{one.rate_per_core / base.rate_per_core:.2f}"
+        if consumed_ is not None:
+            ratios[2] = f"{one.rate_per_core / consumed_.rate_per_core:.2f}"
+        lines.append(
+            f"{name:36}{one.seconds:9.2f}{one.rate:12,.0f}{megabytes / one.seconds:8.1f}"
+            f"{one.rate_per_core:12,.0f}{ratios[0]:>8}{ratios[1]:>7}{ratios[2]:>16}"
+            f"{one.peak_bytes / 1e6:9,.0f}{one.peak_worker_bytes / 1e6:8,.0f}"
+        )
+    return lines
+
+
+def main() -> None:
+    args = arguments()
+    load = [os.getloadavg()[0]]
+    taken: dict[str, Taken] = {}
+    with tempfile.TemporaryDirectory(prefix="bench-spark-", dir=args.dir) as directory:
+        history = written(Path(directory) / "measured", args.messages, args)
+        warm = written(Path(directory) / "warm", min(WARM_MESSAGES, args.messages), args)
+        if args.no_spark:
+            make: Callable[[History], dict[str, Work]] = works_without_spark
+        else:
+            make = partial(works_of, spark=session_of(args))
+        parts = [part for part in args.only.split(",") if part]
+
+        def chosen(history: History) -> dict[str, Work]:
+            works = make(history)
+            return {n: w for n, w in works.items() if not parts or any(p in n for p in parts)}
+
+        for work in chosen(warm).values():
+            work()
+        for _ in range(args.repeats):
+            for name, work in chosen(history).items():
+                one = measured(work, args.messages)
+                print(
+                    f"{datetime.now(UTC):%H:%M:%S} {name}: {one.seconds:.1f} s,"
+                    f" {one.cpu_seconds:.1f} s of CPUs, Java {one.java_seconds:.1f} s of these;"
+                    f" {one.peak_bytes / 1e6:,.0f} MB at the most; load {os.getloadavg()[0]:.1f}",
+                    flush=True,
+                )
+                best = taken.get(name)
+                if best is not None:
+                    one = replace(
+                        one if one.seconds < best.seconds else best,
+                        cpu_seconds=min(one.cpu_seconds, best.cpu_seconds),
+                        peak_bytes=max(one.peak_bytes, best.peak_bytes),
+                        peak_worker_bytes=max(one.peak_worker_bytes, best.peak_worker_bytes),
+                    )
+                taken[name] = one
+        length = history.snapshot.length
+        try:
+            if args.consume and not args.no_spark:
+                taken[CONSUME] = by_consuming(history, args.consume, args)
+        finally:  # The others stand, whatever becomes of it.
+            load.append(os.getloadavg()[0])
+            print("\n".join(shown(taken, length, args.messages)))
+            print(
+                f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, Python {platform.python_version()},"
+                f" {os.cpu_count()} cores, load {load[0]:.1f} before and {load[1]:.1f} after"
+            )
+    if args.json:
+        figures = {name: vars(one) for name, one in taken.items()}
+        facts = {"arguments": vars(args), "bytes": length, "load": load, "figures": figures}
+        Path(args.json).write_text(json.dumps(facts, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,10 @@ published, is garbage: `garbage` lists it by age, since an attempt that nobody w
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import tempfile
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -27,8 +29,12 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
+from gazette.blobs.s3 import S3Settings, S3Store
+from gazette.blobs.wrappers import RetryingStore
 from gazette.errors import Corrupt, GazetteError, Invalid, NotFound, Unavailable
 from gazette.failpoints import hit
+from gazette.protocol.fragment import FragmentStoreUrl
+from gazette.protocol.validation import within
 
 PLAN: Final = "PLAN.json"
 MANIFEST: Final = "MANIFEST.json"
@@ -85,11 +91,14 @@ class Staging(ABC):
 
 
 def open_staging(url: str) -> Staging:
-    """The staging area at a path, or at any URL that fsspec knows (``s3://bucket/path``).
+    """The staging area at a path, in a bucket of S3 (``s3://bucket/path``, with the arguments of stores),
+    or at any other URL that fsspec knows.
 
-    Raises ``Invalid`` for what it is not, ``Unavailable``.
+    Raises ``Invalid`` for what it is not. Reaches out for nothing.
     """
     scheme = urlsplit(url).scheme
+    if scheme == "s3":
+        return S3Staging(url)
     if scheme in ("", "file"):
         path = Path(urlsplit(url).path if scheme else url)
         if not path.is_absolute():
@@ -189,6 +198,49 @@ class DirectoryStaging(Staging):
                 parent.rmdir()
             except OSError:
                 break  # It holds other objects.
+
+
+class S3Staging(Staging):
+    """A part of a bucket, with credentials of the environment, reached as stores of fragments are.
+
+    Beside ``Unavailable``, methods raise ``NotAllowed`` for what repeating will not cure: a bucket that is
+    not there, credentials, permissions. Each call is tried a few times.
+    """
+
+    def __init__(self, url: str, settings: S3Settings | None = None) -> None:
+        """Raises ``Invalid`` for a URL that is none, and if the SDK is not installed."""
+        base, mark, query = url.partition("?")
+        base = base if base.endswith("/") else f"{base}/"
+        with within("--staging"):
+            self._store = S3Store(FragmentStoreUrl.parse(f"{base}{mark}{query}"), settings)
+        never = threading.Event()
+        self._retrying = RetryingStore(self._store, random.SystemRandom(), never.wait)
+
+    def create(self, name: str, data: bytes) -> bool:
+        return self._retrying.repeated(lambda: self._store.create(_checked(name), data))
+
+    def put(self, name: str, source: Path) -> None:
+        with source.open("rb") as file:
+            self._retrying.put(_checked(name), file)
+
+    def read(self, name: str) -> bytes:
+        def read() -> bytes:
+            with self._store.open(_checked(name)) as file:
+                return file.read()
+
+        return self._retrying.repeated(read)
+
+    def fetch(self, name: str, target: Path) -> None:
+        with self._retrying.open(_checked(name)) as source, target.open("wb") as file:
+            shutil.copyfileobj(source, file, _COPY_BYTES)
+
+    def list(self, prefix: str = "") -> Iterator[StagedObject]:
+        top = f"{_checked(prefix.rstrip('/'))}/" if prefix else ""
+        for info in self._retrying.list(top):
+            yield StagedObject(f"{top}{info.path}", info.size, info.mod_time)
+
+    def remove(self, name: str) -> None:
+        self._retrying.remove(_checked(name))
 
 
 class FsspecStaging(Staging):

@@ -177,6 +177,29 @@ class S3Store:
             guarded.check()
             raise
 
+    def create(self, path: str, content: bytes) -> bool:
+        """Make an object unless there is one; whether this made it.
+
+        False may also mean that this has made it by a request whose answer was lost: look what is there.
+        """
+        from gazette.blobs import s3_client
+
+        key = self._key(path)
+        with self._client(path) as client:
+            try:
+                client.put_object(
+                    Bucket=self.bucket,
+                    Key=key,
+                    Body=content,
+                    IfNoneMatch="*",
+                    **self._put_arguments,
+                )
+            except Exception as error:
+                if not s3_client.says_it_is_there(error):
+                    raise
+                return False
+        return True
+
     def list(self, prefix: str) -> Iterator[BlobInfo]:
         """Page by page. Keys that end in ``/`` are what consoles make of
         directories, and left out."""

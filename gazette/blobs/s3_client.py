@@ -48,15 +48,17 @@ _CREDENTIALS: Final = frozenset(
 )
 
 _HINTS: Final = {
-    "AccessDenied": "Let the broker list the bucket, and get, put and delete its objects.",
-    "403": "Let the broker list the bucket, and get, put and delete its objects.",
+    "AccessDenied": "Allow these credentials to list the bucket, and to get, put and delete its objects.",
+    "403": "Allow these credentials to list the bucket, and to get, put and delete its objects.",
     "NoSuchBucket": "Create the bucket, or correct the URL of the store.",
     "PermanentRedirect": "Name the bucket's own region: ?Region=… or AWS_REGION.",
     "AuthorizationHeaderMalformed": "Name the bucket's own region: ?Region=… or AWS_REGION.",
-    "RequestTimeTooSkewed": "Set the broker's clock.",
+    "RequestTimeTooSkewed": "Set the clock of this machine.",
     "InvalidObjectState": "Restore the archived object, or keep fragments out of archive classes.",
 }
-_CHECK_CREDENTIALS: Final = "Check the broker's AWS credentials: environment, profile or role."
+_CHECK_CREDENTIALS: Final = (
+    "Check the AWS credentials of this process: environment, profile or role."
+)
 
 
 def connect(access: S3Access, settings: S3Settings) -> Any:
@@ -153,7 +155,7 @@ def translated(error: Exception, **facts: Any) -> GazetteError:
     if isinstance(error, botocore.exceptions.ParamValidationError):
         return Invalid(f"S3: {error}", path="url", **facts)
     text = str(error) or repr(error)
-    hint = "Check that the endpoint can be reached from the broker; the call is retried."
+    hint = "Check that the endpoint can be reached from here; the call is retried."
     return Unavailable(f"S3: {text}", hint=hint, **facts)
 
 
@@ -162,6 +164,13 @@ def blames_credentials(error: Exception) -> bool:
     if not isinstance(error, botocore.exceptions.ClientError):
         return False
     return error.response.get("Error", {}).get("Code") in _CREDENTIALS
+
+
+def says_it_is_there(error: Exception) -> bool:
+    """Whether an object was not made because there is one."""
+    if not isinstance(error, botocore.exceptions.ClientError):
+        return False
+    return error.response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")
 
 
 def _of_response(error: Any, facts: dict[str, Any]) -> GazetteError:

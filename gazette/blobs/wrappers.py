@@ -93,10 +93,10 @@ class RetryingStore:
         self._wait = wait
 
     def exists(self, path: str) -> bool:
-        return self._repeated(lambda: self._store.exists(path))
+        return self.repeated(lambda: self._store.exists(path))
 
     def open(self, path: str) -> BinaryIO:
-        return self._repeated(lambda: self._store.open(path))
+        return self.repeated(lambda: self._store.open(path))
 
     def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
         """Repeated only if ``source`` is seekable."""
@@ -109,7 +109,7 @@ class RetryingStore:
             source.seek(begin)
             self._store.put(path, source, content_encoding=content_encoding)
 
-        self._repeated(put)
+        self.repeated(put)
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
         """Repeated only as long as it has not given anything."""
@@ -118,18 +118,19 @@ class RetryingStore:
             listing = self._store.list(prefix)
             return next(listing, None), listing
 
-        head, rest = self._repeated(first)
+        head, rest = self.repeated(first)
         if head is not None:
             yield head
             yield from rest
 
     def remove(self, path: str) -> None:
-        self._repeated(lambda: self._store.remove(path))
+        self.repeated(lambda: self._store.remove(path))
 
     def sign_get(self, path: str, ttl_s: float) -> str:
-        return self._repeated(lambda: self._store.sign_get(path, ttl_s))
+        return self.repeated(lambda: self._store.sign_get(path, ttl_s))
 
-    def _repeated(self, operation: Callable[[], T]) -> T:
+    def repeated(self, operation: Callable[[], T]) -> T:
+        """Do something with the store, as often as its own operations are."""
         for attempt in range(1, ATTEMPTS_MAX):
             try:
                 return operation()

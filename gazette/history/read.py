@@ -6,18 +6,19 @@ import concurrent.futures
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from gazette.errors import Bug
 from gazette.history.access import Access, OpenAccess
-from gazette.history.columns import ColumnDecoder, Columns, require_uuids
+from gazette.history.columns import Array64, ColumnDecoder, Columns, require_uuids, uuid_bytes
 from gazette.history.commit_filter import CommitFilter
 from gazette.history.fold import CommittedRun, Folded, fold_snapshot
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
 from gazette.history.summary import RunSummary, first_beyond, summarise
-from gazette.message.envelope import Envelope
-from gazette.message.frames import FRAME_BYTES_MAX, MalformedMessage, TruncatedFrame
+from gazette.message.envelope import Envelope, build_envelopes
+from gazette.message.frames import FRAME_BYTES_MAX, Framing, MalformedMessage, TruncatedFrame
 from gazette.message.framing import framing_of
-from gazette.message.message_uuid import PRODUCER_BYTES
-from gazette.protocol.ids import Offset
+from gazette.protocol.ids import JournalName, Offset
 
 _THREADS: Final = 2
 
@@ -143,32 +144,62 @@ def read_envelopes(
     Raises what `read_columns` does, and `MalformedMessage` for what is not of the type.
     """
     framing = framing_of(run.run.shape.content_type, message_type)
-    skips = run.run.shape.malformed == "skip"
-    for (columns, buffer, base), committed in read_committed(access, run):
+    journal, skips = run.run.journal, run.run.shape.malformed == "skip"
+    for batch, committed in read_committed(access, run):
+        rows = np.flatnonzero(committed)
+        messages = _decoded(framing, batch, rows)
+        if messages is None:
+            rows, messages = _decoded_each(framing, batch, rows, journal, skips=skips)
+        columns = batch.columns
         uuids = columns.uuids
-        begins, ends = columns.begins[committed].tolist(), columns.ends[committed].tolist()
-        producers, clocks = uuids.producers[committed].tolist(), uuids.clocks[committed].tolist()
-        flags = uuids.flags[committed].tolist()
-        envelopes = []
-        for begin, end, producer, clock, flag in zip(
-            begins, ends, producers, clocks, flags, strict=True
-        ):
-            try:
-                frames = framing.decode(buffer[begin - base : end - base], begin)
-            except MalformedMessage as error:
-                if skips:
-                    continue
-                raise error.of(run.run.journal) from error.__cause__
-            envelopes.append(
-                Envelope(
-                    run.run.journal,
-                    begin,
-                    end,
-                    frames.messages[0],
-                    producer.to_bytes(PRODUCER_BYTES, "big"),
-                    clock,
-                    flag,
+        envelopes = build_envelopes(
+            journal,
+            columns.begins[rows].tolist(),
+            columns.ends[rows].tolist(),
+            messages,
+            uuid_bytes(
+                uuids._replace(
+                    producers=uuids.producers[rows],
+                    clocks=uuids.clocks[rows],
+                    flags=uuids.flags[rows],
                 )
-            )
+            ),
+        )
         if envelopes:
             yield envelopes
+
+
+def _decoded(framing: Framing[Any], batch: Batch, rows: Array64) -> list[Any] | None:
+    """The messages of some rows, decoded together; None if any is malformed, which is to be told."""
+    begins = batch.columns.begins[rows] - batch.base
+    ends = batch.columns.ends[rows] - batch.base
+    cuts = np.flatnonzero(begins[1:] != ends[:-1]) + 1
+    firsts = begins[np.concatenate(([0], cuts))].tolist()
+    lasts = ends[np.concatenate((cuts - 1, [len(rows) - 1]))].tolist()
+    buffer = batch.buffer
+    content = b"".join([buffer[begin:end] for begin, end in zip(firsts, lasts, strict=True)])
+    try:
+        frames = framing.decode(content, 0)
+    except MalformedMessage:
+        return None
+    whole = frames.consumed == len(content) and len(frames) == len(rows)
+    return frames.messages if whole else None
+
+
+def _decoded_each(
+    framing: Framing[Any], batch: Batch, rows: Array64, journal: JournalName, *, skips: bool
+) -> tuple[Array64, list[Any]]:
+    """Those of the rows that are messages of the type, and the messages. Raises `MalformedMessage`."""
+    kept: list[int] = []
+    messages: list[Any] = []
+    for row in rows.tolist():
+        begin, end = int(batch.columns.begins[row]), int(batch.columns.ends[row])
+        try:
+            frames = framing.decode(batch.buffer[begin - batch.base : end - batch.base], begin)
+        except MalformedMessage as error:
+            if skips:
+                continue
+            raise error.of(journal) from error.__cause__
+        kept.append(row)
+        messages.append(frames.messages[0])
+    return np.array(kept, np.int64), messages

@@ -148,7 +148,7 @@ class _Maker:
         if not len(fit):
             return
         arrays = {
-            name: _meta_array(key, self._run.journal, columns, fit)
+            name: meta_array(key, self._run.journal, columns, fit)
             for name, key in self._meta.items()
         }
         arrays.update(zip(self._fields.names, fields, strict=True))
@@ -364,7 +364,8 @@ def _is_plain(kind: pa.DataType) -> bool:
     )
 
 
-def _meta_array(key: str, journal: JournalName, columns: Columns, rows: Any) -> pa.Array:
+def meta_array(key: str, journal: JournalName, columns: Columns, rows: Any) -> pa.Array:
+    """A column of `META`, of some rows of a journal's columns. Raises `Invalid` for another key."""
     count = len(rows)
     uuids = columns.uuids
     match key:

@@ -100,6 +100,8 @@ class Cluster:
         self.broker = broker
         self.consumer = consumer
         self.staging = tmp_path / "staging"
+        self.staging_url = ""
+        """Elsewhere, if set."""
         self.scratch = tmp_path / "builds"
         self.scratch.mkdir()
 
@@ -146,7 +148,7 @@ class Cluster:
             name,
             RunSettings(
                 LabelSelector.parse(shards),
-                str(self.staging),
+                self.staging_url or str(self.staging),
                 run_id,
                 scratch=self.scratch,
                 **settings,

@@ -13,6 +13,8 @@ from gazette.etcd import Etcd
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture
 from tests.backfill.cluster import Cluster
+from tests.blobs.conftest import s3_proxy as s3_proxy
+from tests.blobs.conftest import s3_target as s3_target
 
 
 @pytest.fixture

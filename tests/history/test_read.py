@@ -184,6 +184,60 @@ def test_malformed_messages_fail_or_are_skipped(tmp_path):
     assert words(access, fold_locally(access, snapshot)) == ["a"]
 
 
+def test_envelopes_are_decoded_together_and_each_as_it_is(tmp_path):
+    """With what does not count between them; and one that is JSON, but no message of the type."""
+    lines = [
+        line(ALPHA, 10, OUTSIDE_TXN, word="a"),
+        line(BETA, 10, CONTINUE_TXN, word="pending"),
+        line(ALPHA, 12, OUTSIDE_TXN, word="b"),
+        line(ALPHA, 12, OUTSIDE_TXN, word="b"),
+        json_line({"word": "without"}),
+        line(ALPHA, 13, OUTSIDE_TXN, word=7),
+        line(ALPHA, 14, OUTSIDE_TXN, word="c"),
+    ]
+    write_journal(tmp_path, STORE, JOURNAL, [b"".join(lines[:5]), b"".join(lines[5:])])
+    access, snapshot = taken(tmp_path)
+    first, rest = fold_locally(access, snapshot, run_bytes=1).runs
+    begins = [sum(map(len, lines[:number])) for number in range(len(lines) + 1)]
+    with access.open() as opened:
+        ((a, b, without),) = read_envelopes(opened, first, Word)
+        assert (a.begin, a.end, a.message.word, a.producer) == (0, begins[1], "a", ALPHA)
+        assert (b.begin, b.end, b.clock, b.flags) == (begins[2], begins[3], 12, OUTSIDE_TXN)
+        assert (without.message.word, without.clock, without.producer) == ("without", 0, bytes(6))
+        with pytest.raises(MalformedMessage, match="word") as raised:
+            list(read_envelopes(opened, rest, Word))
+        assert (raised.value.journal, raised.value.begin) == (JOURNAL, begins[5])
+    access, snapshot = taken(tmp_path, shape=Shape(malformed="skip"))
+    (_, rest) = fold_locally(access, snapshot, run_bytes=1).runs
+    with access.open() as opened:
+        ((c,),) = read_envelopes(opened, rest, Word)
+    assert (c.begin, c.message.word) == (begins[6], "c")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "00000000-0000-1000-8000-01000000000g",
+        "00000000-0000-1000-8000-0100000000  ",
+        "00000000-0000-1000-8000-01  00000001",
+        "00000000-0000-1000-8000-01-000000001",
+        "00000000-0000-1000-8000-01--00000001",
+        "00000000_0000-1000-8000-010000000001",
+        "0000000-00000-1000-8000-010000000001",
+    ],
+)
+def test_what_only_looks_like_a_uuid_is_told(text):
+    good = line(ALPHA, 10, OUTSIDE_TXN, word="a")
+    bad = b'{"uuid":"%s","word":"b"}\n' % text.encode()
+    for buffer, begin in ((bad + good, 0), (bad * 3, 0)):
+        with pytest.raises(MalformedMessage) as raised:
+            ColumnDecoder(JOURNAL, Shape()).decode(buffer, 0)
+        assert raised.value.begin == begin
+    # Behind messages it is left for the next call.
+    found = ColumnDecoder(JOURNAL, Shape(malformed="skip")).decode(good + bad + good, 0)
+    assert found.columns.begins.tolist() == [0, len(good) + len(bad)]
+
+
 def test_a_journal_that_is_not_there_is_empty(tmp_path):
     """Of a store one cannot say more: a broker would say that there is no such journal."""
     (tmp_path / "fragments").mkdir()
