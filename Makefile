@@ -12,7 +12,7 @@ STAMP := $(BIN)/.gazette-installed
 DEV_STAMP := $(BIN)/.gazette-dev-installed
 WORKERS ?= 2
 
-.PHONY: setup demo test check fmt bench docs bench-spark faults soak-stores crash-matrix chaos soak protos clean
+.PHONY: setup demo test check fmt bench docs bench-spark faults faults-spark soak-stores crash-matrix chaos soak protos clean
 
 setup: $(DEV_STAMP)
 
@@ -50,7 +50,11 @@ test: $(DEV_STAMP)
 
 # Real processes, killed at random moments; prints its seeds. Not part of `make test`.
 faults: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m faults --timeout 3600 --ignore tests/faults/test_crash_matrix.py $(ARGS)
+	$(BIN)/python -m pytest -m 'faults and not spark' --timeout 3600 --ignore tests/faults/test_crash_matrix.py $(ARGS)
+
+# A backfill on a standalone cluster of Spark (a master, two workers) whose processes die, and Spark on each Java that is here.
+faults-spark: $(DEV_STAMP)
+	$(BIN)/python -m pytest -s -m 'faults and spark' tests/faults/test_spark_cluster.py tests/spark/test_java_runs.py $(ARGS)
 
 # A million transactions on one shard of each kind: what their recovery logs cost, and that they stay bounded.
 soak-stores: $(DEV_STAMP)

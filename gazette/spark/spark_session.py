@@ -18,6 +18,8 @@ DEFAULTS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+_STARTS: Final = 3
+_NOT_STARTED: Final = "JAVA_GATEWAY_EXITED"
 _LOCAL_DEFAULTS: Final[dict[str, str]] = {
     # Else Spark looks the machine's name up, and warns of what it finds.
     "spark.driver.host": "127.0.0.1",
@@ -77,4 +79,28 @@ def session(
         if not isinstance(value, str):
             raise Invalid(f"configuration is text ({value!r})", path=name)
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    return started(builder)
+
+
+def started(builder: Any) -> Any:
+    """The builder's session. Raises `Unavailable` when Java does not start, several times over.
+
+    It is started by a fork of this process, which now and then does not live to execute it when threads
+    of gRPC are at work.
+    """
+    for _ in range(_STARTS - 1):
+        try:
+            return builder.getOrCreate()
+        except RuntimeError as error:
+            if _NOT_STARTED not in str(error):
+                raise
+    try:
+        return builder.getOrCreate()
+    except RuntimeError as error:
+        if _NOT_STARTED not in str(error):
+            raise
+        raise Unavailable(
+            f"Java did not start, {_STARTS} times over",
+            hint="What it said is above. Spark's settings (spark-defaults.conf, PYSPARK_SUBMIT_ARGS) and"
+            " the machine's memory are what it fails for.",
+        ) from error
