@@ -189,6 +189,6 @@ async def _stop_listening(listener: socket.socket) -> None:
 
 async def _next_turn(loop: asyncio.AbstractEventLoop) -> None:
     """Return when all callbacks that are due now were called."""
-    turned = loop.create_future()
-    loop.call_soon(turned.set_result, None)
-    await turned
+    turned = asyncio.Event()  # Unlike a future, it may be set when the wait was cancelled.
+    loop.call_soon(turned.set)
+    await turned.wait()
