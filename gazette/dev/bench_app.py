@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Final
 
 from gazette.consumer.application import Application, Shard
@@ -16,12 +17,12 @@ from gazette.message.envelope import Envelope
 from gazette.message.mapping import Partition
 from gazette.message.message import Message
 from gazette.message.publisher import Publisher
+from gazette.protocol.ids import JournalName
 from gazette.recoverylog.recorder import Recorder
 from gazette.runconsumer.process import main
 from gazette.stores.sqlite import SQLiteStore
 
 MODE: Final = "bench.gazette.dev/mode"
-OUT: Final = "bench/echo/out"
 SCHEMA: Final = (
     "CREATE TABLE IF NOT EXISTS counts (word TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID"
 )
@@ -66,8 +67,16 @@ class BenchStore(SQLiteStore):
         self.gathered: Counter[str] = Counter()
 
 
-def _to_out(_message: BenchMessage) -> Partition:
-    return Partition(OUT, CONTENT_JSON_LINES)
+def out_of(source: JournalName) -> JournalName:
+    """Where the messages of a journal are echoed to: each has one of its own, because a journal that is
+    created again finds the fragments of the first."""
+    return f"{source.removesuffix('/in')}/out"
+
+
+@cache
+def _to_out_of(source: JournalName) -> Callable[[BenchMessage], Partition]:
+    partition = Partition(out_of(source), CONTENT_JSON_LINES)
+    return lambda _message: partition
 
 
 class BenchApplication(Application[BenchStore]):
@@ -106,7 +115,7 @@ class BenchApplication(Application[BenchStore]):
                 store.execute(UPSERT, (message.word, message.count))
             case Mode.ECHO:
                 copy = BenchMessage(word=message.word, count=message.count, sent=message.sent)
-                publisher.publish_uncommitted(_to_out, copy)
+                publisher.publish_uncommitted(_to_out_of(envelope.journal), copy)
             case _:
                 store.gathered[message.word] += message.count
 

@@ -15,7 +15,7 @@ from gazette.client.append_service import AppendService
 from gazette.client.appender import AppendParams
 from gazette.client.reader import ReadParams
 from gazette.client.shards import ShardChange, ShardClient
-from gazette.dev.bench_app import MODE, OUT, BenchMessage, Mode, message_of
+from gazette.dev.bench_app import MODE, BenchMessage, Mode, message_of, out_of
 from gazette.dev.bench_bare import TXN_MESSAGES, BareSQLite
 from gazette.dev.bench_cluster import Bench, journal_spec
 from gazette.dev.bench_report import (
@@ -332,7 +332,7 @@ async def end_to_end(bench: Bench) -> list[Figure]:
     state, and of the acknowledgement.
     """
     source = journal_spec("bench/echo/in", replication=3)
-    out = journal_spec(OUT, replication=3)
+    out = journal_spec(out_of(source.name), replication=3)
     plain = journal_spec("bench/echo/plain", replication=3)
     rounds = bench.settings.rounds
     count = max(20, int(ECHO_RATE * ECHO_SECONDS * bench.settings.seconds) // rounds)
@@ -373,8 +373,8 @@ async def _append_ms(bench: Bench, journal: str, count: int) -> list[float]:
 
 async def _echo(bench: Bench, source: str, count: int) -> list[float]:
     """Publish at a fixed rate, read committed; latencies in ms."""
-    head = await bench.write_head(OUT)
-    params = ReadParams(OUT, offset=head, block=True)
+    head = await bench.write_head(out_of(source))
+    params = ReadParams(out_of(source), offset=head, block=True)
     reader = CommittedReader(bench.client, params, BenchMessage)
     taken: list[float] = []
     async with bench.publisher() as (_, publisher), TaskScope("echo") as scope:

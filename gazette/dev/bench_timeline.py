@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from gazette.client.reader import ReadParams
-from gazette.dev.bench_app import OUT, BenchMessage, Mode
+from gazette.dev.bench_app import BenchMessage, Mode, out_of
 from gazette.dev.bench_cluster import Bench, journal_spec
 from gazette.dev.bench_messages import ECHO_RATE, application, paced, shard, shard_spec
 from gazette.dev.bench_report import Figure, percentile
@@ -28,6 +28,7 @@ SOURCE: Final = "bench/timeline/in"
 ALONE_RATE: Final = 10
 """Messages a second, so that each is done before the next comes."""
 SECONDS: Final = 4.0
+OUT: Final = out_of(SOURCE)
 POINTS: Final = (
     "append.begin",
     "append.applied",
