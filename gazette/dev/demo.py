@@ -255,6 +255,7 @@ class _Demo:
         busiest = max(words.members, key=lambda one: len(held.get(one.id, ())))
         shards = held.get(busiest.id, [])
         self.say(f"[yellow]✗ SIGKILL {busiest.id}[/], primary for {', '.join(shards)}")
+        queries.is_to_be_killed(busiest)
         await busiest.process.kill()
         self.report.failover_ms = 1e3 * await queries.fail_over_s(shards)
         self.say(
@@ -278,10 +279,12 @@ class _Demo:
         report.messages = publishing.messages
         report.words = len(expected)
         report.mismatches = len(differ)
-        report.queries = queries.answered + queries.failed
-        report.queries_failed = queries.failed
+        report.queries = queries.answered + len(queries.failures)
+        report.queries_failed = len(queries.failures)
+        for failure in queries.failures[:TOP_WORDS]:
+            self.say(f"[red]a query failed:[/] {failure}")
         report.top = counts.most_common(TOP_WORDS)
-        report.ok = not differ and not queries.failed and report.messages == expected.total()
+        report.ok = not differ and not queries.failures and report.messages == expected.total()
 
     def _differences(self, counts: Counter[str], expected: Counter[str]) -> set[str]:
         """The words whose counts are wrong; some are told."""

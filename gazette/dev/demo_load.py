@@ -106,11 +106,12 @@ class Publishing:
 
 
 class Queries:
-    """Asks members for words, one after the other, and counts answers and failures."""
+    """Asks members for words, one after the other; counts answers, and keeps why others failed."""
 
     def __init__(self, words: WordCountCluster, clock: Clock) -> None:
         self.answered = 0
-        self.failed = 0
+        self.failures: list[str] = []
+        self._killed: set[str] = set()
         self._words = words
         self._clock = clock
         self._stopped = False
@@ -119,20 +120,25 @@ class Queries:
     def stop(self) -> None:
         self._stopped = True
 
+    def is_to_be_killed(self, member: Member) -> None:
+        """From now on, that a member does not answer itself is no failure. Said before it is killed: who
+        asks it may learn of its end before its parent does."""
+        self._killed.add(member.id)
+
     async def run(self) -> None:
         """Ask, each time another member that runs, until stopped."""
         while not self._stopped:
-            running = [one for one in self._words.members if one.process.running]
+            running = [one for one in self._words.members if one.id not in self._killed]
             member = running[self._turn % len(running)]
             shard = self._words.shard_ids[self._turn % len(self._words.shard_ids)]
             self._turn += 1
             try:
                 await asyncio.to_thread(ask, member, f"/query?prefix=import&shard={shard}")
-            except GazetteError:
+            except GazetteError as error:
                 # A member that was killed while it answered is a failure of the question's way, not
                 # of the shard: whoever asks turns to another member.
-                if member.process.running:
-                    self.failed += 1
+                if member.id not in self._killed:
+                    self.failures.append(str(error))
                 continue
             self.answered += 1
             await self._clock.sleep(QUERY_PAUSE_S)
