@@ -64,7 +64,7 @@ def setting(
     short: str = "",
     flag_only: bool = False,
 ) -> Any:
-    """A field of a group: str, int, float, bool, ``Path | None`` or ``tuple[str, ...]``.
+    """A field of a group: str, int, float, bool, ``bool | None``, ``Path | None`` or ``tuple[str, ...]``.
 
     ``name`` and ``env`` replace the names that follow from the field's name. A ``secret`` is never
     printed. ``short`` is a letter for ``-x``; ``flag_only`` keeps it out of environment and files.
@@ -174,6 +174,7 @@ _KINDS: Final[Mapping[Any, str]] = {
     int: "int",
     float: "float",
     bool: "bool",
+    bool | None: "bool",
     Path | None: "path",
     tuple[str, ...]: "list",
 }

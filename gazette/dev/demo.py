@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import signal
@@ -16,13 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from gazette.clock import Clock, SystemClock
 from gazette.config import Schema, exit_with, setting
 from gazette.dev.cluster import ClusterSettings, LocalCluster
 from gazette.dev.corpus import corpus_files, count_independently
-from gazette.dev.demo_backfill import BackfillAct
+from gazette.dev.demo_backfill import BackfillAct, Runner, choose_runner
 from gazette.dev.demo_load import Publishing, Queries, all_counts
 from gazette.dev.word_count import (
     Member,
@@ -53,9 +53,12 @@ class DemoFlags:
     dir: Path | None = setting(None, "where state is kept (default: a temporary directory)")
     kill: bool = setting(True, "kill the busiest consumer and a broker in mid-stream")
     backfill: bool = setting(True, "wipe the state of a shard at the end, and backfill it")
-    spark: bool = setting(
-        False, "backfill it on Spark (gazette[spark]), and not with the local runner"
+    spark: bool | None = setting(
+        None,
+        "backfill it on Spark, and not with the local runner; by default where gazette[spark] and"
+        " a Java are there",
     )
+    no_spark: bool = setting(False, "backfill it with the local runner, as --spark=false")
 
 
 @dataclass(slots=True)
@@ -92,10 +95,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         flags = schema.load(argv, {}).group(DemoFlags)
         files = corpus_files(flags.corpus)
-        if flags.spark and not flags.backfill:
-            raise Invalid("there is no backfill that could run on Spark", path="--spark")
-        if flags.spark:
-            _require_spark()
+        runner = _runner_of(flags)
         examples_path()
         if flags.dir is not None and flags.dir.exists() and any(flags.dir.iterdir()):
             raise Invalid(
@@ -111,30 +111,38 @@ def run(argv: Sequence[str]) -> int:
     console = Console(stderr=flags.json, highlight=False)
     try:
         if flags.dir is not None:
-            return asyncio.run(_Demo(flags, files, flags.dir, console).run())
+            return asyncio.run(_Demo(flags, files, flags.dir, console, runner).run())
         with tempfile.TemporaryDirectory(prefix="gazette-demo-") as directory:
-            return asyncio.run(_Demo(flags, files, Path(directory), console).run())
+            demo = _Demo(flags, files, Path(directory), console, runner)
+            return asyncio.run(demo.run())
     except KeyboardInterrupt:
         return 130
     except GazetteError as error:
-        console.print(f"[red]gazette demo: {error}[/]\n  {error.hint}")
+        console.print(f"[red]gazette demo: {escape(str(error))}[/]\n  {escape(error.hint)}")
         return 1
 
 
-def _require_spark() -> None:
-    """Now, and not when everything else was shown. Raises ``Invalid``, ``Unavailable``."""
-    if importlib.util.find_spec("pyspark") is None:
-        raise Invalid("Spark is not installed", path="--spark", hint="pip install 'gazette[spark]'")
-    from gazette.spark.java import ensure_java
-
-    ensure_java(os.environ)
+def _runner_of(flags: DemoFlags) -> Runner:
+    """What backfills, decided before anything is shown. Raises ``Invalid``, ``Unavailable``."""
+    if flags.spark and flags.no_spark:
+        raise Invalid("must not be given with --spark", path="--no-spark")
+    forced = False if flags.no_spark else flags.spark
+    if forced and not flags.backfill:
+        raise Invalid("there is no backfill that could run on Spark", path="--spark")
+    return choose_runner(forced, os.environ)
 
 
 class _Demo:
     def __init__(
-        self, flags: DemoFlags, files: list[Path], directory: Path, console: Console
+        self,
+        flags: DemoFlags,
+        files: list[Path],
+        directory: Path,
+        console: Console,
+        runner: Runner,
     ) -> None:
         self.flags = flags
+        self.runner = runner
         self.files = files
         self.console = console
         self.clock: Clock = SystemClock()
@@ -200,10 +208,10 @@ class _Demo:
 
     async def _backfill(self, words: WordCountCluster, counted: Counter[str]) -> None:
         """The last act: a shard's state comes from history, and goes on with what is published then."""
-        act = BackfillAct(words, self.clock, self.say, spark=self.flags.spark)
+        act = BackfillAct(words, self.clock, self.say, self.runner)
         await act.run()
         report = self.report
-        report.backfill, report.backfill_messages = act.runner, act.messages
+        report.backfill, report.backfill_messages = self.runner.name, act.messages
         report.backfill_seconds = act.seconds
         await self._compare(words, counted, "every count is as it was before")
         more = self.files[:MORE_FILES]

