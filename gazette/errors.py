@@ -64,7 +64,10 @@ class NotYet(Retryable):
 
 
 class Fenced(GazetteError):
-    default_hint = "No action: a newer owner took over and this one has stopped."
+    default_hint = (
+        "Somebody else claimed it later. An owner that was replaced has stopped, and there is nothing to"
+        " do; a shard that is still assigned is started again by itself."
+    )
 
 
 class Invalid(GazetteError):

@@ -30,6 +30,11 @@ class Outside(Protocol):
         """Append an acknowledgement that a checkpoint held; a journal that is gone counts as done."""
         ...
 
+    def require_assigned(self) -> None:
+        """Block until the shard is known to be still its owner's, who is about to claim its store.
+        Raises ``Closed`` if it is not."""
+        ...
+
     def replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
         """Read a range of a source again, blocking."""
         ...

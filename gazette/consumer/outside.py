@@ -17,6 +17,7 @@ from gazette.consumer import metrics
 from gazette.consumer.application import Shard
 from gazette.consumer.host import FinishedTransaction
 from gazette.consumer.inbox import Inbox
+from gazette.consumer.ownership import Ownership
 from gazette.consumer.poison import PoisonPolicy
 from gazette.consumer.poison_control import decoded
 from gazette.consumer.progress import Progress
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READ_BYTES: Final = 1 << 20
-_REPLAY_POLL_S: Final = 1.0
+_POLL_S: Final = 1.0
 
 
 class ShardOutside:
@@ -48,8 +49,10 @@ class ShardOutside:
         client: Client,
         clock: Clock,
         poison_policy: PoisonPolicy | None,
+        ownership: Ownership,
     ) -> None:
         """``scope`` is the shard's, and ``ended`` is set when it ended. Called on the loop."""
+        self._ownership = ownership
         self._poison_policy = poison_policy
         self._shard = shard
         self._inbox = inbox
@@ -132,18 +135,13 @@ class ShardOutside:
             return b""
 
     def _read_range(self, wanted: ReplayRange) -> Iterator[bytes]:
-        inbox = self._inbox
         params = ReadParams(wanted.journal, wanted.begin, block=True, end_offset=wanted.end)
 
         async def open_reader() -> RetryReader:
             return RetryReader(self._client, params, clock=self._clock)
 
         def wait(work: Callable[[], Awaitable[T]]) -> T:
-            future = self._start(work, f"replay {wanted.journal}")
-            while not concurrent.futures.wait((future,), timeout=_REPLAY_POLL_S).done:
-                inbox.check()
-            inbox.check()
-            return future.result()
+            return self._await(work, f"replay {wanted.journal}")
 
         reader = wait(open_reader)
         try:
@@ -151,6 +149,17 @@ class ShardOutside:
                 yield data
         finally:
             self._on_loop(reader.close)
+
+    def _await(self, work: Callable[[], Awaitable[T]], name: str) -> T:
+        """Block until the loop did some work. Raises ``Closed`` when the inbox is stopped meanwhile."""
+        future = self._start(work, name)
+        while not concurrent.futures.wait((future,), timeout=_POLL_S).done:
+            self._inbox.check()
+        self._inbox.check()
+        return future.result()
+
+    def require_assigned(self) -> None:
+        self._await(self._ownership.require, "still assigned")
 
     def progress(self, read_through: dict[str, int]) -> None:
         self._on_loop(self._progress.update, read_through, {})

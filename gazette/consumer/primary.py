@@ -20,6 +20,7 @@ from gazette.consumer.delivery import ApplicationFailed, application_code
 from gazette.consumer.hints_store import store_recorded_hints, store_recovered_hints
 from gazette.consumer.inbox import Call, Inbox
 from gazette.consumer.outside import ShardOutside
+from gazette.consumer.ownership import Ownership
 from gazette.consumer.poison import PoisonPolicy
 from gazette.consumer.poison_control import checked_policy
 from gazette.consumer.progress import Progress
@@ -64,6 +65,7 @@ class Primary:
         scope: TaskScope,
         ended: asyncio.Event,
         assignment_of: Callable[[], DecodedKV],
+        ownership: Ownership,
     ) -> None:
         self.store: Store | None = None
         """Set, on the shard's thread, when it was made."""
@@ -76,6 +78,7 @@ class Primary:
         self._scope = scope
         self._ended = ended
         self._assignment_of = assignment_of
+        self._ownership = ownership
         brings = isinstance(context.application, MessageProducer)
         self._sources: tuple[ShardSource, ...] = () if brings else shard.spec.sources
         self._specs: dict[str, JournalSpec] = {}
@@ -93,7 +96,8 @@ class Primary:
         """Open the store over the recovered files, and all that transactions need.
 
         Raises what the application raises, ``NotFound`` and ``Invalid`` for a journal that the shard
-        needs. Cancellation: the store may be in the making; `close` comes after it.
+        needs, ``Closed`` when it has ended or is somebody else's. Cancellation: the store may be in the
+        making; `destroy_store` comes after it.
         """
         context, shard = self._context, self._shard
         journals = ShardJournals(context.client, context.clock, shard.id)
@@ -102,7 +106,12 @@ class Primary:
         async with TaskScope(f"open shard {shard.id}") as scope:
             # While the store opens: queries wait for all of this.
             scope.spawn(self._find_sources(journals), name="sources")
-            checkpoint = await self.thread.run(lambda: self._open_store(recovered))
+            if recovered is not None and recovered.fsm.last_log != self._spec.recovery_log:
+                await self._ownership.require()  # The recorder is about to fence the log's fork.
+            store = await self.thread.run(lambda: self._open_store(recovered))
+            # After `new_store`, which may have taken any time, and not before it.
+            await self._ownership.require()
+            checkpoint = await self.thread.run(lambda: self._restore(store))
             if self._poison_policy is not None:
                 await journals.check_dead_letters(self._poison_policy.dead_letters)
         read_through = {name: source.read_through for name, source in checkpoint.sources.items()}
@@ -120,8 +129,9 @@ class Primary:
         for source in self._sources:
             self._specs[source.journal] = await journals.source(source)
 
-    def _open_store(self, recovered: RecoveredState | None) -> Checkpoint:
-        """On the shard's thread: everything that may block."""
+    def _open_store(self, recovered: RecoveredState | None) -> Store:
+        """On the shard's thread: what may block, and claims nothing."""
+        self._ownership.require_running()
         shard, application = self._shard, self._context.application
         if recovered is not None:
             assert recovered.author is not None
@@ -139,6 +149,14 @@ class Primary:
         if not isinstance(store, Store):
             raise ApplicationFailed(f"new_store returned {type(store).__name__}, which is no Store")
         self.store = store
+        return store
+
+    def _restore(self, store: Store) -> Checkpoint:
+        """On the shard's thread: restore the checkpoint, by which the store may claim its fence."""
+        shard, application = self._shard, self._context.application
+        hit("promotion.claiming", shard.id)
+        # It may have waited behind a callback, and a claim stops whoever has the shard by now.
+        self._ownership.require_running()
         with application_code("Store.restore_checkpoint"):
             checkpoint = store.restore_checkpoint(shard)
         if not isinstance(checkpoint, Checkpoint):
@@ -167,6 +185,7 @@ class Primary:
             context.client,
             context.clock,
             self._poison_policy,
+            self._ownership,
         )
         return Transactor(
             context.application,

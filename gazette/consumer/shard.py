@@ -31,10 +31,11 @@ from gazette.consumer.hints_store import (
     read_hints,
     usable_hints,
 )
+from gazette.consumer.ownership import Ownership
 from gazette.consumer.primary import Primary
 from gazette.consumer.progress import Progress
 from gazette.consumer.replica_status import error_text, update_status
-from gazette.consumer.restarts import Verdict
+from gazette.consumer.restarts import Verdict, is_fenced
 from gazette.consumer.shard_context import ShardContext
 from gazette.consumer.shard_journals import ShardJournals, retried
 from gazette.consumer.standby_lag import watch_lag
@@ -83,6 +84,9 @@ class Shard:
         """As of the creation: the log and its hints stay what they are until the shard is made anew."""
         self._scope = TaskScope(f"shard {self.id}", on_failure=self._fail)
         self._reports = TaskScope(f"status of shard {self.id}")
+        self._ownership = Ownership(
+            context.etcd, context.clock, self.id, lambda: self.assignment, self.ended
+        )
         self._primary: Primary | None = None
         self._player: Player | None = None
         self._reads: StandbyReads | None = None
@@ -266,7 +270,9 @@ class Shard:
         # Appends go on: a transaction that is committed is acknowledged, too.
         self._scope.cancel()
         context = self._context
-        self.verdict = context.restarts.failed(self.spec, context.clock.monotonic())
+        self.verdict = context.restarts.failed(
+            self.spec, context.clock.monotonic(), fenced=is_fenced(error)
+        )
         text = "\n".join(filter(None, (error_text(error), self.verdict.text)))
         status = ReplicaStatus(ReplicaCode.FAILED, (text,))
         self._reports.spawn(
@@ -372,6 +378,7 @@ class Shard:
             self._scope,
             self.ended,
             lambda: self.assignment,
+            self._ownership,
         )
         checkpoint = await primary.open(recovered)
         self.store_ready.set()
@@ -395,7 +402,8 @@ class Shard:
         await self._playing.wait()
         if self._player is None or self.failure is not None:
             raise Closed("the shard failed before it could be promoted")
-        self._player.hand_off(self._context.rng.randrange(1, (1 << 32) - 1))
+        author = self._context.rng.randrange(1, (1 << 32) - 1)
+        self._player.hand_off(author, permit=self._ownership.require)
         recovered = await self._recovered
         if self._reads is not None:
             closing = self._quietly(self._reads.close(READS_PATIENCE_S), "closing a standby's view")

@@ -161,6 +161,7 @@ class Transactor:
                 with application_code("start_reading"):
                     application.start_reading(self._shard, self._store, checkpoint, feed)
             self._run(checkpoint)
+            self._outside.require_assigned()
             with application_code("Store.restore_checkpoint"):
                 checkpoint = self._store.restore_checkpoint(self._shard)
 

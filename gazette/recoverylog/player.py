@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -158,6 +158,7 @@ class Player:
         self._playback = Playback(hints)
         self._files = StagedFiles(directory)
         self._author: int | None = None
+        self._permit: Callable[[], Awaitable[None]] | None = None
         self._finish = False
         self._requested = asyncio.Event()
         self._woken = asyncio.Event()
@@ -196,11 +197,15 @@ class Player:
             seconds=self._clock.monotonic() - self._started,
         )
 
-    def hand_off(self, author: int) -> None:
-        """Ask ``play`` to take the log over as ``author`` and end."""
+    def hand_off(self, author: int, *, permit: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Ask ``play`` to take the log over as ``author`` and end.
+
+        ``permit`` is awaited each time before the log is fenced, which may be long after this: whoever
+        owns the log then is stopped by it. What it raises ends ``play``.
+        """
         if self._finish or self._author is not None:
             raise Bug("a player is ended once", log=self.hints.log)
-        self._author = author
+        self._author, self._permit = author, permit
         self._tailed = self.tailing.is_set()
         self._requested.set()
         self._woken.set()
@@ -405,6 +410,8 @@ class Player:
         playback = self._playback
         author = self._author
         assert author is not None
+        if self._permit is not None:
+            await self._permit()
         playback.expect_handoff(author)
         result = await self._client.append(
             AppendParams(journal=playback.log, union_registers=fence(author)),

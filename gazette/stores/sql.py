@@ -7,26 +7,12 @@ A *fence* in that row, which every new owner counts up, keeps former owners from
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hashlib
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
-
-from gazette.consumer.application import Shard, Store
-from gazette.errors import (
-    Broken,
-    Bug,
-    Closed,
-    Fenced,
-    GazetteError,
-    NotAllowed,
-    Unavailable,
-)
-from gazette.failpoints import hit
-from gazette.protocol.checkpoint import Checkpoint
-from gazette.stores.claims import Claim, Held
-from gazette.tasks import BlockingPool, OpFuture
+from typing import Any, Final, Protocol
 
 # Before SQLAlchemy itself is asked for: its error says what to install.
 from gazette.stores.sql_engine import (  # isort: skip
@@ -42,6 +28,24 @@ from gazette.stores.sql_engine import (  # isort: skip
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
+from gazette.consumer.application import Shard, Store
+from gazette.errors import (
+    Broken,
+    Bug,
+    Closed,
+    Corrupt,
+    Fenced,
+    GazetteError,
+    NotAllowed,
+    Unavailable,
+)
+from gazette.failpoints import hit
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.stores.claims import Claim, Held
+from gazette.stores.sql_claims import ClaimedRow, held_in, taken_over
+from gazette.stores.sql_errors import TryAgain, translating
+from gazette.tasks import BlockingPool, OpFuture
+
 _RESTORE_ATTEMPTS: Final = 10
 
 _NAME_SESSION: Final = sa.text("SELECT set_config('application_name', :name, true)")
@@ -52,11 +56,16 @@ _END_FORMER: Final = sa.text(
     " AND state_change < clock_timestamp() - interval '1 second'"
 )
 
-from gazette.stores.sql_claims import ClaimedRow, held_in, taken_over  # noqa: E402
-from gazette.stores.sql_errors import TryAgain, translating  # noqa: E402
-
 Statement = str | sa.Executable
 Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+
+class Translating(Protocol):
+    """Gives the context in which errors of a shard's transactions become ours."""
+
+    def __call__(
+        self, what: str, hint: str | None = None
+    ) -> contextlib.AbstractContextManager[None]: ...
 
 
 class SQLStore(Store):
@@ -92,6 +101,8 @@ class SQLStore(Store):
         self._table = checkpoint_table(sa.MetaData(), table)
         self._pool = BlockingPool("sql commit", 1)
         self._fence: int | None = None
+        self._fqn = ""
+        """Of the shard whose checkpoint was restored."""
         self._claimed: ClaimedRow | None = None
         self._session_name = ""
         self._running: _Running | None = None
@@ -112,7 +123,7 @@ class SQLStore(Store):
                 raise Closed("the store was destroyed")
             if self._commit is not None and not self._overlap:
                 self._commit.future.result()
-            with translating(self.engine, "begin a transaction"):
+            with self._translating("begin a transaction"):
                 self._running = _Running(self.engine.connect())
                 if self._session_name:
                     self._running.connection.execute(_NAME_SESSION, {"name": self._session_name})
@@ -124,7 +135,7 @@ class SQLStore(Store):
         """Before anything else of a backfill's transaction. Raises ``Fenced``; it is over then."""
         assert self._running is not None
         try:
-            with translating(self.engine, "lock the shard's row"):
+            with self._translating("lock the shard's row"):
                 claimed.lock(self._running.connection)
         except BaseException:
             running, self._running = self._running, None
@@ -141,12 +152,25 @@ class SQLStore(Store):
         connection = self.transaction()
         if isinstance(statement, str):
             statement = sa.text(statement)
-        with translating(self.engine, "run a statement"):
+        with self._translating("run a statement"):
             return connection.execute(statement, parameters)
 
     def savepoint(self) -> _Savepoint:
-        with translating(self.engine, "set a savepoint"):
-            return _Savepoint(self.engine, self.transaction().begin_nested())
+        with self._translating("set a savepoint"):
+            return _Savepoint(self._translating, self.transaction().begin_nested())
+
+    def _translating(
+        self, what: str, hint: str | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Of errors of the shard's own transactions."""
+        return translating(self.engine, what, hint=hint, is_fenced=self._is_fenced)
+
+    def _is_fenced(self) -> bool:
+        """Whether somebody has restored the checkpoint after us. Blocks; on a connection of its own."""
+        if self._fence is None or self._claimed is not None:
+            return False
+        with self.engine.connect().execution_options(**{READING: True}) as connection:
+            return held_in(connection, self._table, self._fqn).fence != self._fence
 
     # -- queries beside it
 
@@ -183,7 +207,7 @@ class SQLStore(Store):
         )
         if self._claimed is not None:
             statement = statement.values(fence=self._claimed.next_fence)
-        self._commit = _Commit(running, statement, shard.fqn, self.engine)
+        self._commit = _Commit(running, statement, shard.fqn, self._translating)
         self._commit.start(wait_for, self._pool)
         return self._commit.future
 
@@ -196,6 +220,7 @@ class SQLStore(Store):
             try:
                 with translating(self.engine, "restore the checkpoint", table=self._table.name):
                     self._fence, data = self._take_over(shard.fqn)
+                    self._fqn = shard.fqn
             except TryAgain:
                 if attempt == _RESTORE_ATTEMPTS - 1:
                     raise
@@ -260,16 +285,16 @@ class SQLStore(Store):
 class _Savepoint:
     """Of `SQLStore.savepoint`."""
 
-    def __init__(self, engine: sa.Engine, nested: sa.NestedTransaction) -> None:
-        self._engine = engine
+    def __init__(self, translating: Translating, nested: sa.NestedTransaction) -> None:
+        self._translating = translating
         self._nested = nested
 
     def release(self) -> None:
-        with translating(self._engine, "release a savepoint"):
+        with self._translating("release a savepoint"):
             self._nested.commit()
 
     def roll_back(self) -> None:
-        with translating(self._engine, "return to a savepoint"):
+        with self._translating("return to a savepoint"):
             self._nested.rollback()
 
 
@@ -338,13 +363,13 @@ class _Commit:
     """
 
     def __init__(
-        self, running: _Running, statement: sa.Update, fqn: str, engine: sa.Engine
+        self, running: _Running, statement: sa.Update, fqn: str, translating: Translating
     ) -> None:
         self.future: OpFuture[None] = OpFuture()
         self._running = running
         self._statement = statement
         self._fqn = fqn
-        self._engine = engine
+        self._translating = translating
         self._lock = threading.Lock()
         self._step = _Step.WAITING
         self._remaining = 1
@@ -411,14 +436,27 @@ class _Commit:
             "Whether it took place, the shard's next owner learns from its checkpoint; messages are"
             " applied once either way. Check that the database is running and reachable."
         )
-        with translating(self._engine, "commit", hint=hint):
+        with self._translating("commit", hint):
             if self._running.connection.execute(self._statement).rowcount == 0:
-                raise Fenced(
-                    "the checkpoint's fence was counted up, or its row deleted", shard=self._fqn
-                )
+                raise self._why_none()
             hit("sql.committing", self._fqn)
             self._running.commit()
         hit("sql.committed", self._fqn)
+
+    def _why_none(self) -> GazetteError:
+        """Why no row has our fence. Not the same: who starts from a row that is gone starts from nothing."""
+        table = self._statement.table
+        row = self._running.connection.execute(
+            sa.select(table.c.fence).where(table.c.shard_fqn == self._fqn)
+        ).one_or_none()
+        if row is not None:
+            return Fenced("the checkpoint's fence was counted up", shard=self._fqn, fence=row.fence)
+        return Corrupt(
+            "the row of the shard's checkpoint was deleted",
+            shard=self._fqn,
+            hint="Restore the row, or delete what the shard has written, too: without it the shard reads"
+            " its sources from their beginning. Then: gazctl shards unassign --failed.",
+        )
 
     def abandon(self) -> None:
         """End it if it still waits; do not wait if it is being committed."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from gazette.errors import GazetteError, Invalid, Unavailable
+from gazette.errors import Fenced, GazetteError, Invalid, Unavailable
 
 _SERIALIZATION: Final = frozenset({"40001", "40P01"})
+_TERMINATED: Final = "57P01"
+"""A session was ended: by an operator, by the server's end, or by a new owner of its shard."""
 
 
 class TryAgain(Unavailable):
@@ -20,9 +22,18 @@ class TryAgain(Unavailable):
 
 @contextlib.contextmanager
 def translating(
-    engine: sa.Engine, what: str, *, table: str | None = None, hint: str | None = None
+    engine: sa.Engine,
+    what: str,
+    *,
+    table: str | None = None,
+    hint: str | None = None,
+    is_fenced: Callable[[], bool] | None = None,
 ) -> Iterator[None]:
-    """Errors of the connection, and of nothing else, as ours. ``table``: also those of restoring."""
+    """Errors of the connection, and of nothing else, as ours. ``table``: also those of restoring.
+
+    ``is_fenced`` is asked when the session was ended: that is how a new owner begins, and the error of the
+    one before it is ``Fenced`` then. What it raises is taken for a no.
+    """
     try:
         yield
     except exc.TimeoutError as error:
@@ -48,6 +59,8 @@ def translating(
                     database=_name(engine),
                     hint="Create it: gazette.stores.sql.create_checkpoint_table(engine).",
                 ) from error
+        if _sqlstate(error) == _TERMINATED and is_fenced is not None and _agrees(is_fenced):
+            raise Fenced(f"{message} (its fence was counted up)", database=_name(engine)) from error
         lost = isinstance(error, exc.OperationalError | exc.InterfaceError)
         if lost or error.connection_invalidated:
             raise Unavailable(message, database=_name(engine), hint=hint) from error
@@ -63,6 +76,13 @@ def _is_missing(engine: sa.Engine, table: str) -> bool:
         return not sa.inspect(engine).has_table(table)
     except exc.SQLAlchemyError:
         return False
+
+
+def _agrees(is_fenced: Callable[[], bool]) -> bool:
+    try:
+        return is_fenced()
+    except (GazetteError, exc.SQLAlchemyError):
+        return False  # A server that ends does not answer: the session's error says it all.
 
 
 def _sqlstate(error: exc.DBAPIError) -> str | None:

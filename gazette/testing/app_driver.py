@@ -646,6 +646,9 @@ class _Outside:
         decoder.feed(self._driver.journals.content(wanted.journal)[wanted.begin : wanted.end])
         yield from decoded(decoder, self._driver._policy)
 
+    def require_assigned(self) -> None:
+        return None  # There is nobody else.
+
     def progress(self, read_through: dict[str, int]) -> None:
         self._driver.read_through.update(read_through)
 

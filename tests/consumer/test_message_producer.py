@@ -75,6 +75,21 @@ def test_a_feed_that_ends_begins_again_from_the_checkpoint(tmp_path: Path) -> No
     assert application.starts[3] == len(words)
 
 
+def test_before_its_store_is_restored_again_the_shard_must_still_be_ours(tmp_path: Path) -> None:
+    """Restoring may fence whoever has the shard by now."""
+    application = Brings([envelope(i, "a") for i in range(4)], cycle=2)
+
+    def lost(_: object) -> None:
+        raise Closed("the shard has been assigned to somebody else")
+
+    with AppDriver(application, tmp_path, []) as driver:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("gazette.testing.app_driver._Outside.require_assigned", lost)
+            with pytest.raises(Closed, match="somebody else"):
+                driver.run()
+        assert application.starts == [0]
+
+
 def test_messages_with_clocks_are_sequenced_and_replayed(tmp_path: Path) -> None:
     messages = [envelope(0, "a", 1), envelope(1, "a", 1)]
     messages += [envelope(2 + i, f"w{i}", 2 + i, CONTINUE_TXN) for i in range(6)]

@@ -19,6 +19,7 @@ from gazette.errors import (
     Broken,
     Bug,
     Closed,
+    Corrupt,
     Fenced,
     GazetteError,
     Invalid,
@@ -212,11 +213,43 @@ def test_a_former_owner_that_stands_still_holds_nobody_up(postgres_engine: Any) 
     owner.restore_checkpoint(SHARD)
     add(owner, "a", 5)  # The same row.
     owner.start_commit(SHARD, at(2), ()).result(TIMEOUT_S)
-    with pytest.raises(Unavailable, match="terminating connection"):
+    with pytest.raises(Fenced, match="terminating connection"):
         former.start_commit(SHARD, at(1), ()).result(TIMEOUT_S)
     assert owner.query("SELECT n FROM counts") == [(5,)]
     former.destroy()
     owner.destroy()
+
+
+def test_a_session_that_was_ended_is_fenced_only_if_somebody_took_over(
+    postgres_engine: Any,
+) -> None:
+    """Else it is the database that is unavailable: an operator ended it, or the server ends."""
+    store = opened(postgres_engine)
+    for taken_over in (False, True):
+        add(store, "a")
+        pid = store.transaction().connection.driver_connection.info.backend_pid
+        if taken_over:
+            opened(postgres_engine).destroy()
+        with postgres_engine.begin() as connection:
+            connection.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
+        with pytest.raises(Fenced if taken_over else Unavailable, match="terminating connection"):
+            add(store, "a")
+        store.destroy()
+        if not taken_over:
+            store = opened(postgres_engine)
+
+
+def test_a_row_that_was_deleted_is_no_newer_owner(engine: Any) -> None:
+    """Nobody starts again by himself, which would be from nothing, on top of what is there."""
+    store = opened(engine)
+    commit(store, 1)
+    with engine.begin() as connection:
+        connection.execute(sa.text("DELETE FROM gazette_checkpoints"))
+    add(store, "a")
+    with pytest.raises(Corrupt, match="row of the shard's checkpoint was deleted"):
+        commit(store, 2)
+    store.destroy()
+    assert counts(engine) == {}
 
 
 def test_shards_do_not_fence_each_other(engine: Any) -> None:

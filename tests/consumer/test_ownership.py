@@ -1,0 +1,258 @@
+"""Fences and assignments: who was replaced claims nothing, who was fenced by a late claim recovers."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gazette.client.shards import ShardChange
+from gazette.clock import SystemClock
+from gazette.consumer import ownership as ownership_module
+from gazette.consumer.ownership import Ownership
+from gazette.consumer.restarts import FENCED_MAX, Restarts, is_fenced
+from gazette.errors import Closed, Fenced, GazetteError, Unavailable
+from gazette.etcd import Etcd
+from gazette.failpoints import armed
+from gazette.message.message_uuid import OUTSIDE_TXN
+from gazette.protocol.hints import FSMHints
+from gazette.protocol.shard import ReplicaCode
+from gazette.recoverylog import player as player_module
+from gazette.recoverylog import recorder as recorder_module
+from gazette.recoverylog.player import Player
+from gazette.tasks import BlockingPool, TaskScope
+from gazette.testing.broker import BrokerFixture
+from gazette.testing.consumer import ConsumerFixture, log_spec, shard_spec
+from gazette.testing.instant_clock import eventually
+from gazette.testing.remote_store import RemoteDatabase
+from tests.consumer.apps import SHARD, SOURCE, Gate, Start, Tally, append, frame
+
+HEARS_LATE_S = 0.5
+"""How much later than others a member hears what changed: enough to act upon what is over."""
+
+
+# --- The question
+
+
+class Asked:
+    """An `Ownership` of a key, as its member knows it."""
+
+    def __init__(self, etcd: Any, revision: int) -> None:
+        self.ended = asyncio.Event()
+        raw = SimpleNamespace(create_revision=revision)
+        assignment: Any = SimpleNamespace(key="/assigned", raw=raw)
+        self.ownership = Ownership(etcd, SystemClock(), SHARD, lambda: assignment, self.ended)
+
+
+async def test_who_is_assigned_may_claim(etcd: Etcd) -> None:
+    await etcd.put("/assigned", b"")
+    kv = await etcd.get("/assigned")
+    assert kv is not None
+    asked = Asked(etcd, kv.create_revision)
+    await asked.ownership.require()
+    # Case: its status was written since.
+    await etcd.put("/assigned", b"more")
+    await asked.ownership.require()
+    asked.ended.set()
+    with pytest.raises(Closed, match="assigned to somebody else"):
+        await asked.ownership.require()
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_who_was_replaced_may_not(
+    etcd: Etcd, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor if the key is there again: that is another assignment. It waits for hearing of it, not for ever."""
+    await etcd.put("/assigned", b"")
+    kv = await etcd.get("/assigned")
+    assert kv is not None
+    await etcd.delete("/assigned")
+    if again:
+        await etcd.put("/assigned", b"")
+    asked = Asked(etcd, kv.create_revision)
+    async with TaskScope("asks") as scope:
+        task = scope.spawn(expect_closed(asked.ownership), name="asks")
+        await etcd.get("/assigned")
+        await etcd.get("/assigned")
+        assert not task.done()
+        asked.ended.set()
+        await task
+    asked.ended.clear()
+    monkeypatch.setattr(ownership_module, "HEARING_TIMEOUT_S", 0.01)
+    await expect_closed(asked.ownership)
+
+
+async def expect_closed(ownership: Ownership) -> None:
+    with pytest.raises(Closed, match="assigned to somebody else"):
+        await ownership.require()
+
+
+async def test_an_etcd_that_does_not_answer_is_asked_again(etcd: Etcd) -> None:
+    await etcd.put("/assigned", b"")
+    kv = await etcd.get("/assigned")
+    assert kv is not None
+    calls: list[str] = []
+
+    class Flaky:
+        async def get(self, key: str) -> Any:
+            calls.append(key)
+            if len(calls) < 3:
+                raise Unavailable("no answer")
+            return await etcd.get(key)
+
+    await Asked(Flaky(), kv.create_revision).ownership.require()
+    assert len(calls) == 3
+
+
+# --- What becomes of a shard that was fenced
+
+
+def test_a_fenced_shard_is_restarted_without_being_asked_and_within_bounds() -> None:
+    restarts, spec = Restarts(0), shard_spec(SHARD)
+    verdicts = [restarts.failed(spec, float(n), fenced=True) for n in range(FENCED_MAX + 1)]
+    assert [one.delay_s for one in verdicts] == [1, 2, 4, 8, 16, None]
+    assert "still assigned" in verdicts[0].text
+    assert "another cluster" in verdicts[-1].text
+    assert restarts.count(SHARD, 9.0) == FENCED_MAX
+    # Case: other failures have their own restarts, and do not get those.
+    assert restarts.failed(spec, 9.0).delay_s is None
+    assert Restarts(1).failed(spec, 9.0).delay_s == 1
+
+
+def test_being_fenced_is_seen_through_what_it_caused() -> None:
+    wrapped = GazetteError("the store's commit failed")
+    wrapped.__cause__ = Fenced("counted up")
+    assert is_fenced(Fenced("counted up"))
+    assert is_fenced(wrapped)
+    assert not is_fenced(GazetteError("something else"))
+    endless = GazetteError("its own cause")
+    endless.__cause__ = endless
+    assert not is_fenced(endless)
+
+
+# --- Two owners
+
+
+async def unassign(etcd: Etcd, member: ConsumerFixture) -> None:
+    """As an operator does: nobody's consent is asked for."""
+    (assignment,) = member.assignments(SHARD)
+    assert await etcd.delete(assignment.key)
+
+
+class Opens(Tally):
+    """Its first store takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__(RemoteDatabase())
+        self.gate = Gate()
+
+    def new_store(self, shard: Any, recorder: Any) -> Any:
+        store = super().new_store(shard, recorder)
+        if len(self.stores) == 1:
+            self.gate()
+        return store
+
+
+@pytest.mark.parametrize("heard", [True, False])
+async def test_who_lost_the_shard_while_its_store_opened_does_not_fence_the_next_owner(
+    start: Start, broker: BrokerFixture, etcd: Etcd, heard: bool
+) -> None:
+    """Whether its member has heard of that, and stopped it, or has not."""
+    application = Opens()
+    member = await start(application, watch_delay_s=0.002 if heard else HEARS_LATE_S)
+    await member.shards.apply_shards([change(log=False)])
+    await eventually(application.gate.entered.is_set)
+    before = member.shard(SHARD)
+    await unassign(etcd, member)
+    if heard:
+        await member.until(lambda: member.service.resolver.local_shards.get(SHARD) is not before)
+        await member.await_primary(SHARD)
+    application.gate.open()
+    await append(broker, frame("a", 1))
+    await member.until(lambda: member.service.resolver.local_shards.get(SHARD) is not before)
+    await member.await_primary(SHARD)
+    await before.stop()
+    await append(broker, frame("a", 2))
+    await member.read_to_heads(SHARD)
+    assert member.store(SHARD).read() == {"a": 2}
+    former, present = application.stores
+    assert (former.fence, present.fence) == (0, 1)
+    assert before.failure is None
+
+
+def change(**fields: Any) -> Any:
+    return ShardChange(upsert=shard_spec(SHARD, SOURCE, **fields))
+
+
+async def test_who_lost_the_shard_while_its_log_was_played_does_not_fence_the_next_owner(
+    start: Start, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authors: list[int] = []
+
+    def fence(author: int) -> Any:
+        authors.append(author)
+        return recorder_module.fence(author)
+
+    monkeypatch.setattr(player_module, "fence", fence)
+    member = await start(watch_delay_s=HEARS_LATE_S)
+    with armed("recovery.playing=delay:0.1"):
+        await member.shards.apply_shards([change()])
+        await eventually(lambda: SHARD in member.service.resolver.local_shards)
+        before = member.shard(SHARD)
+        await eventually(before._playing.is_set)
+        await unassign(etcd, member)
+        await member.until(lambda: member.service.resolver.local_shards.get(SHARD) is not before)
+        await member.await_primary(SHARD)
+    assert before.failure is None
+    assert len(authors) == 1
+
+
+async def test_a_shard_that_a_late_claim_fenced_starts_again_by_itself(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """Of a former owner whose claim was under way when it was replaced. Nothing is lost or counted twice."""
+    database = RemoteDatabase()
+    member = await start(Tally(database))
+    await member.create(shard_spec(SHARD, SOURCE, log=False))
+    await append(broker, frame("a", 1))
+    await member.read_to_heads(SHARD)
+    before = member.shard(SHARD)
+    with database.lock:
+        database.row(before.fqn).fence += 1
+    await append(broker, frame("a", 2), frame("b", 3))
+    text = await member.await_failed(SHARD)
+    assert "still assigned" in text
+    assert "restarted after 1 s" in text
+    await member.until(lambda: is_primary(member))
+    await append(broker, frame("a", 4))
+    await member.read_to_heads(SHARD)
+    assert member.store(SHARD).read() == {"a": 3, "b": 1}
+
+
+def is_primary(member: ConsumerFixture) -> bool:
+    status = member.status_of(SHARD)
+    return status is not None and status.code is ReplicaCode.PRIMARY
+
+
+async def test_a_shard_whose_log_a_late_hand_over_fenced_starts_again_by_itself(
+    start: Start, broker: BrokerFixture, tmp_path: Any
+) -> None:
+    member = await start()
+    await member.create(shard_spec(SHARD, SOURCE))
+    await append(broker, frame("a", 1))
+    await member.read_to_heads(SHARD)
+    pool = BlockingPool("late", 1)
+    late = Player(
+        FSMHints(log=log_spec(SHARD).name), tmp_path / "late", broker.client, SystemClock(), pool
+    )
+    late.hand_off(7)
+    await late.play()
+    pool.close()
+    await append(broker, frame("a", 2, OUTSIDE_TXN))
+    assert "still assigned" in await member.await_failed(SHARD)
+    await member.until(lambda: is_primary(member))
+    await append(broker, frame("b", 3))
+    await member.read_to_heads(SHARD)
+    assert member.store(SHARD).read() == {"a": 2, "b": 1}
