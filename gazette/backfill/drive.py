@@ -11,23 +11,11 @@ Loop-bound; what blocks runs on a pool.
 
 from __future__ import annotations
 
-import hashlib
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
 
-import msgspec
-
-from gazette.backfill.build import (
-    Attempt,
-    OnRead,
-    ShardTask,
-    differs_from_replay,
-    staged_attempt,
-)
+from gazette.backfill.build import Attempt, ShardTask, differs_from_replay
 from gazette.backfill.claims import (
     claims_of,
     look,
@@ -36,68 +24,26 @@ from gazette.backfill.claims import (
     require_in_force,
 )
 from gazette.backfill.content import Difference
+from gazette.backfill.handover import Handover
 from gazette.backfill.job import Backfill
 from gazette.backfill.plan import Plan, list_partitions, take, tasks_of
-from gazette.backfill.publish import (
-    Publication,
-    Target,
-    is_published,
-    require_idle,
-    require_unchanged,
-)
+from gazette.backfill.publish import is_published, require_idle, require_unchanged
+from gazette.backfill.records import RunRecords, time_text
 from gazette.backfill.report import Progress, Report, shard_report
-from gazette.backfill.runs import Intent
+from gazette.backfill.runner import Runner
 from gazette.backfill.scratch import BUILDS, scratch_directory
 from gazette.backfill.settings import RunSettings
-from gazette.backfill.staging import (
-    MANIFEST,
-    PLAN,
-    PUBLISHED,
-    STATES,
-    Staging,
-    appended_name,
-    appending_name,
-    check_run_id,
-    manifest_attempts,
-    open_staging,
-    shard_of,
-    state_name,
-)
 from gazette.backfill.verify import verify
 from gazette.client.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.shards import ListedShard, ShardClient
 from gazette.clock import Clock
-from gazette.errors import Bug, Conflict, Corrupt, Fenced, NotAllowed, NotFound
+from gazette.errors import Bug, NotAllowed, NotFound
 from gazette.history.access import Access
 from gazette.history.fold import Folded
 from gazette.history.snapshot import Snapshot
 from gazette.protocol.shard import ShardSpec
 from gazette.stores.claims import Claim, Held
-from gazette.tasks import BlockingPool
-
-T = TypeVar("T")
-
-_THREADS: Final = 4
-
-
-class Runner(Protocol):
-    """Runs the two passes over the history, wherever that is. Blocking; any thread."""
-
-    @property
-    def description(self) -> str: ...
-
-    def fold(self, access: Access, snapshot: Snapshot, on_read: OnRead) -> Folded:
-        """The first pass: which messages have committed."""
-        ...
-
-    def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
-        """The second: the states of all shards, in the order of their tasks."""
-        ...
-
-    def stop(self) -> None:
-        """End what runs. Any thread."""
-        ...
 
 
 class BackfillRun:
@@ -116,7 +62,6 @@ class BackfillRun:
         rng: random.Random,
     ) -> None:
         """Raises ``Invalid`` for settings that cannot be."""
-        check_run_id(settings.run_id)
         self.progress = Progress()
         self._backfill = backfill
         self._name = name
@@ -127,10 +72,19 @@ class BackfillRun:
         self._client = client
         self._shards = shards
         self._clock = clock
-        self._publication = Publication(client, shards, clock, rng)
-        self._staging: Staging = open_staging(settings.staging)
-        self._pool = BlockingPool("backfill", _THREADS)
         self._rng = rng
+        self._records = RunRecords(settings.staging, settings.run_id)
+        self._handover = Handover(
+            backfill,
+            settings,
+            self._records,
+            self.progress,
+            self._require_unchanged,
+            client,
+            shards,
+            clock,
+            rng,
+        )
         self._resumed = False
 
     async def run(self, *, dry_run: bool = False) -> Report:
@@ -145,7 +99,7 @@ class BackfillRun:
             return await self._run(dry_run=dry_run)
         finally:
             self._runner.stop()
-            self._pool.close()
+            self._records.close()
 
     async def _run(self, *, dry_run: bool) -> Report:
         began = self._clock.monotonic()
@@ -164,7 +118,7 @@ class BackfillRun:
             attempts = await self._build(tasks)
             with scratch_directory(BUILDS, self._settings.scratch) as files:
                 verified = await self._verify(tasks, attempts, files)
-                await self._publish(listed, attempts, files)
+                await self._handover.run(listed, attempts, files)
         return Report(
             self._settings.run_id,
             not dry_run,
@@ -174,6 +128,7 @@ class BackfillRun:
             tuple(shard_report(task, attempts) for task in tasks),
             verified,
             self._clock.monotonic() - began,
+            self._handover.acknowledged,
         )
 
     # -- what there is
@@ -188,7 +143,7 @@ class BackfillRun:
         """Require shards without a state, or leave to replace it. Raises ``NotAllowed``."""
         if self._settings.overwrite:
             return
-        if await self._manifest() is not None:
+        if await self._records.manifest() is not None:
             return  # It was required before that was made.
         for shard in listed:
             if shard.spec.recovery_log and await self._has_state(shard.spec):
@@ -208,7 +163,7 @@ class BackfillRun:
         specs = [one.spec for one in listed if not one.spec.recovery_log]
         if not specs:
             return {}
-        held = await self._blocking(look, self._backfill, specs, self._fqn)
+        held = await self._records.blocking(look, self._backfill, specs, self._settings.fqn)
         await self._require_unchanged(listed)
         return held
 
@@ -217,27 +172,23 @@ class BackfillRun:
         found = await self._shards.list_shards(self._settings.selector)
         require_unchanged(listed, found.shards)
 
-    def _fqn(self, shard: str) -> str:
-        """The shard's key in etcd; empty if the consumers' prefix is not known."""
-        return f"{self._settings.prefix}/items/{shard}" if self._settings.prefix else ""
-
     async def _has_state(self, spec: ShardSpec) -> bool:
         """Whether a log has been written, or pruned. Of a database only its store knows."""
         stored = await self._shards.get_hints(spec.id)
         if any(hints is not None for hints in (stored.primary, *stored.backups)):
             return True
-        await self._publication.check_log(spec.recovery_log)
+        await self._handover.publication.check_log(spec.recovery_log)
         head = await self._client.append(AppendParams(spec.recovery_log), b"")
         return head.commit.end > 0
 
     async def _published_before(self, listed: Sequence[ListedShard]) -> Report | None:
         """What is to be told of a run that was published already; None of any other."""
-        if await self._blocking(self._staging.find, self._object(PUBLISHED)) is None:
-            manifest = await self._manifest()
+        if not await self._records.is_published():
+            manifest = await self._records.manifest()
             if manifest is None or not await self._all_published(manifest, listed):
                 return None
-            await self._mark_published()
-        plan = await self._stored_plan()
+            await self._records.mark_published(self._clock.now())
+        plan = await self._records.plan()
         if plan is not None:
             plan.require_same(self._title, [one.spec.id for one in listed])
         return Report(self._settings.run_id, True, True, 0, 0, ())
@@ -247,7 +198,7 @@ class BackfillRun:
     ) -> bool:
         ids = {one.spec.id for one in listed}
         for shard, attempt in manifest:
-            built = (await self._staged(shard, attempt)).built
+            built = (await self._records.staged(shard, attempt)).built
             if not built.log or shard not in ids:
                 return False
             if not is_published(built, await self._shards.get_hints(shard)):
@@ -256,16 +207,12 @@ class BackfillRun:
 
     # -- planning
 
-    async def _stored_plan(self) -> Plan | None:
-        data = await self._blocking(self._staging.find, self._object(PLAN))
-        return None if data is None else Plan.from_json(data)
-
     async def _plan(
         self, listed: Sequence[ListedShard], held: dict[str, Held], *, dry_run: bool
     ) -> tuple[Folded, list[ShardTask]]:
         ids = [one.spec.id for one in listed]
         specs = [one.spec for one in listed]
-        plan = await self._stored_plan()
+        plan = await self._records.plan()
         self._resumed = plan is not None
         if plan is not None:
             plan.require_same(self._title, ids)
@@ -273,7 +220,7 @@ class BackfillRun:
         verified = self._verified(listed) if plan is None else plan.verified
         require_comparable(self._backfill, verified)
         require_claimable(held, token, overwrite=self._settings.overwrite)
-        if await self._manifest() is not None:
+        if await self._records.manifest() is not None:
             require_in_force(held, token)
 
         def taking() -> Snapshot:
@@ -287,27 +234,24 @@ class BackfillRun:
                     begins=None if plan is None else plan.begins,
                 )
 
-        snapshot = await self._blocking(taking)
+        snapshot = await self._records.blocking(taking)
         if plan is None and not dry_run:
             made = Plan(
                 self._title,
                 ids,
                 {one.journal: one.end for one in snapshot.journals},
-                self._now(),
+                time_text(self._clock.now()),
                 {one.journal: one.begin for one in snapshot.journals},
                 token,
                 verified,
             )
-            if not await self._blocking(self._staging.create, self._object(PLAN), made.to_json()):
-                raise Conflict(
-                    "another driver has begun the same run just now",
-                    hint="Let it finish, or give another --run-id.",
-                    run_id=self._settings.run_id,
-                )
+            await self._records.make_plan(made)
         self.progress.begin("first pass", snapshot.length)
-        folded = await self._blocking(self._runner.fold, self._access, snapshot, self.progress.add)
+        folded = await self._records.blocking(
+            self._runner.fold, self._access, snapshot, self.progress.add
+        )
         claims = claims_of(held, token)
-        tasks = await self._blocking(self._make_tasks, specs, folded, claims, verified)
+        tasks = await self._records.blocking(self._make_tasks, specs, folded, claims, verified)
         return folded, tasks
 
     def _make_tasks(
@@ -328,7 +272,7 @@ class BackfillRun:
             self._access,
             staging=settings.staging,
             run_id=settings.run_id,
-            fqn=self._fqn,
+            fqn=settings.fqn,
             overwrite=settings.overwrite,
             scratch=settings.scratch,
             partitions=partitions,
@@ -338,66 +282,28 @@ class BackfillRun:
 
     # -- building
 
-    async def _manifest(self) -> set[tuple[str, str]] | None:
-        data = await self._blocking(self._staging.find, self._object(MANIFEST))
-        return None if data is None else manifest_attempts(data)
-
     async def _build(self, tasks: Sequence[ShardTask]) -> list[Attempt]:
         """The attempts that count, in the order of tasks: those of a manifest, or that get into one."""
-        chosen = await self._manifest()
+        chosen = await self._records.manifest()
         if chosen is None:
-            staged = await self._staged_before(tasks)
+            checkpoints = {task.spec.id: task.checkpoint for task in tasks}
+            staged = await self._records.staged_before(checkpoints)
             missing = [task for task in tasks if task.spec.id not in staged]
             total = sum(run.run.length for task in missing for run in task.runs)
             self.progress.begin("building", total)
-            for attempt in await self._blocking(self._runner.build, missing, self.progress.add):
+            for attempt in await self._records.blocking(
+                self._runner.build, missing, self.progress.add
+            ):
                 staged[attempt.shard] = attempt
             _require_complete(tasks, staged)
             attempts = {shard: one.attempt for shard, one in staged.items()}
-            data = msgspec.json.encode({"attempts": attempts})
-            if await self._blocking(self._staging.create, self._object(MANIFEST), data):
+            if await self._records.make_manifest(attempts):
                 return [staged[task.spec.id] for task in tasks]
-            chosen = await self._manifest()
+            chosen = await self._records.manifest()
             assert chosen is not None
-        found = {shard: await self._staged(shard, attempt) for shard, attempt in chosen}
+        found = {shard: await self._records.staged(shard, attempt) for shard, attempt in chosen}
         _require_complete(tasks, found)
         return [found[task.spec.id] for task in tasks]
-
-    async def _staged_before(self, tasks: Sequence[ShardTask]) -> dict[str, Attempt]:
-        """States that a driver before us has had built."""
-        checkpoints = {task.spec.id: task.checkpoint for task in tasks}
-
-        def names() -> list[str]:
-            prefix = f"{self._settings.run_id}/{STATES}"
-            return [one.name for one in self._staging.list(prefix) if one.name.endswith(".json")]
-
-        found: dict[str, Attempt] = {}
-        for name in await self._blocking(names):
-            shard, attempt = shard_of(name)
-            staged = await self._staged(shard, attempt)
-            if checkpoints.get(shard) == staged.built.checkpoint:
-                found[shard] = staged
-        return found
-
-    async def _staged(self, shard: str, attempt: str) -> Attempt:
-        return await self._blocking(
-            staged_attempt, self._staging, self._settings.run_id, shard, attempt
-        )
-
-    async def _fetch(self, attempt: Attempt, directory: Path) -> Path:
-        """The built state as a local file."""
-        path = directory / attempt.attempt
-        if not path.exists():
-            name = state_name(self._settings.run_id, attempt.shard, attempt.attempt)
-            await self._blocking(self._staging.fetch, name, path)
-            digest = await self._blocking(_digest, path)
-            if digest != attempt.built.sha256:
-                raise Corrupt(
-                    "a staged state is not what was built",
-                    object=name,
-                    hint="Run the backfill again with a new --run-id.",
-                )
-        return path
 
     async def _verify(
         self, tasks: Sequence[ShardTask], attempts: Sequence[Attempt], directory: Path
@@ -411,8 +317,8 @@ class BackfillRun:
             "verifying", sum(run.run.length for task, _ in pairs for run in task.runs)
         )
         for task, attempt in pairs:
-            path = await self._fetch(attempt, directory)
-            differs: Difference | None = await self._blocking(
+            path = await self._records.fetch(attempt, directory)
+            differs: Difference | None = await self._records.blocking(
                 verify, task, attempt.built, path, self.progress.add
             )
             if differs is not None:
@@ -425,81 +331,6 @@ class BackfillRun:
         chosen = _spread(self._settings.verify, [one.spec.id for one in listed])
         stored = {one.spec.id for one in listed if not one.spec.recovery_log}
         return [shard for shard in chosen if shard in stored]
-
-    # -- publishing
-
-    async def _publish(
-        self, listed: Sequence[ListedShard], attempts: Sequence[Attempt], directory: Path
-    ) -> None:
-        self.progress.begin("appending", sum(one.built.size for one in attempts))
-        targets: list[tuple[Target, int]] = []
-        for shard, attempt in zip(listed, attempts, strict=True):
-            base = await self._append(shard, attempt, directory) if attempt.built.log else 0
-            targets.append((Target(shard, attempt.built), base))
-        self.progress.begin("publishing", 0)
-        pending = await self._unpublished(targets)
-        await self._publication.publish(pending, enable=self._settings.enable)
-        await self._mark_published()
-        for attempt in attempts:
-            name = state_name(self._settings.run_id, attempt.shard, attempt.attempt)
-            await self._blocking(self._staging.remove, name)
-
-    async def _unpublished(self, targets: list[tuple[Target, int]]) -> list[tuple[Target, int]]:
-        """Without those that an interrupted driver has published: of many shards, it may be some."""
-        pending = []
-        for target, base in targets:
-            stored = None
-            if target.built.log:
-                with suppress(NotFound):  # What that means is for the publication to say.
-                    stored = await self._shards.get_hints(target.id)
-            if stored is None or not is_published(target.built, stored):
-                pending.append((target, base))
-        return pending
-
-    async def _append(self, shard: ListedShard, attempt: Attempt, directory: Path) -> int:
-        """Have a state in its log, once. Where it begins there. Raises ``Conflict`` for a live shard."""
-        built = attempt.built
-        name = appended_name(self._settings.run_id, attempt.shard, attempt.attempt)
-        if (data := await self._blocking(self._staging.find, name)) is not None:
-            try:
-                await self._publication.require_ours(built)
-            except Fenced:
-                pass  # It is there, but behind somebody else's fence: append it anew.
-            else:
-                self.progress.add(built.size)
-                return int(msgspec.json.decode(data, type=dict[str, int])["base"])
-        await self._require_unchanged([shard])
-        path = await self._fetch(attempt, directory)
-        before = self._publication.appended_bytes
-
-        async def note(head: int) -> None:
-            """For `runs`: if the driver dies now, nobody else knows of what is in the log."""
-            await self._require_unchanged([shard])
-            number = f"{self._rng.getrandbits(32):08x}"
-            noted = appending_name(self._settings.run_id, attempt.shard, attempt.attempt, number)
-            intent = Intent(built.log, built.branch.author, head, built.size)
-            await self._blocking(self._staging.create, noted, msgspec.json.encode(intent))
-
-        base = await self._publication.append(built, path, self._pool, note)
-        self.progress.add(self._publication.appended_bytes - before)
-        record = msgspec.json.encode({"base": base})
-        if data is None:
-            await self._blocking(self._staging.create, name, record)
-        path.unlink()
-        return base
-
-    async def _mark_published(self) -> None:
-        record = msgspec.json.encode({"at": self._now()})
-        await self._blocking(self._staging.create, self._object(PUBLISHED), record)
-
-    def _object(self, name: str) -> str:
-        return f"{self._settings.run_id}/{name}"
-
-    async def _blocking(self, call: Callable[..., T], *arguments: object) -> T:
-        return await self._pool.run(call, *arguments)
-
-    def _now(self) -> str:
-        return datetime.fromtimestamp(self._clock.now(), UTC).isoformat(timespec="seconds")
 
 
 def _require_complete(tasks: Sequence[ShardTask], attempts: Iterable[str]) -> None:
@@ -518,8 +349,3 @@ def _spread(count: int, shards: Sequence[str]) -> list[str]:
     last = len(shards) - 1
     places = {round(n * last / max(1, count - 1)) for n in range(min(count, len(shards)))}
     return [shards[place] for place in sorted(places)]
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

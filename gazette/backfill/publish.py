@@ -123,13 +123,14 @@ class Publication:
         path: Path,
         pool: BlockingPool,
         on_begin: Callable[[int], Awaitable[None]],
+        on_fenced: Callable[[], Awaitable[None]],
     ) -> int:
         """Append a state to its log; the offset at which it begins. Takes no effect.
 
         ``on_begin`` is awaited before anything is written, with the log's head; it has to require that
         the shard is idle. A member that takes the log over after that is not fenced: what is required of
-        the first append is who owned the log before.
-
+        the first append is who owned the log before. ``on_fenced`` is awaited once the log is ours, before
+        any of the state is in it, unless the log was empty: what it holds is final then.
 
         Raises ``Fenced`` when somebody else writes the log meanwhile, ``Corrupt`` when the file is not
         what was built. Cancellation: some of it may have been appended, which is harmless; begin anew.
@@ -149,6 +150,9 @@ class Publication:
         except Fenced as error:
             raise _overtaken(built) from error
         base = opened.commit.end
+        await reach("backfill.fenced", built.shard, self._clock)
+        if head:
+            await on_fenced()
         params = AppendParams(log, check_registers=fence_check(author))
         begin = 0
         for end in built.ends:

@@ -52,6 +52,9 @@ class Report:
     shards: tuple[ShardReport, ...]
     verified: tuple[str, ...] = ()
     seconds: float = 0.0
+    acknowledged: int = 0
+    """Acknowledgements of what former states had published last, which they owed and the run appended. Those
+    that states in databases owe are appended by their shards."""
 
 
 def shard_report(task: ShardTask, attempts: Sequence[Attempt]) -> ShardReport:

@@ -19,7 +19,8 @@ from typing import Final
 BUILDS: Final = "gazette-backfill-"
 REPLAYS: Final = "gazette-replay-"
 OPENED: Final = "gazette-verify-"
-_PREFIXES: Final = (BUILDS, REPLAYS, OPENED)
+FORMER: Final = "gazette-former-"
+_PREFIXES: Final = (BUILDS, REPLAYS, OPENED, FORMER)
 _NEW: Final = ".new-"
 _NEW_S: Final = 60.0
 """A directory has another name until it is locked, which takes no time: after as long, nobody does it."""

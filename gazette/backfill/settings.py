@@ -21,8 +21,14 @@ class RunSettings:
     """Whether publication enables the shards, so that they run at once."""
     overwrite: bool = False
     """Whether shards that have a state already get another."""
+    forget_publications: bool = False
+    """Whether a state is replaced also where it cannot be read, and so what it owes is not known."""
     verify: int = 0
     """How many shards are compared with a replay before anything is published."""
     scratch: Path | None = None
     prefix: str = ""
     """The consumers' prefix in etcd: only shards whose store is a database need it."""
+
+    def fqn(self, shard: str) -> str:
+        """The shard's key in etcd; empty if the consumers' prefix is not known."""
+        return f"{self.prefix}/items/{shard}" if self.prefix else ""

@@ -248,6 +248,9 @@ class ShardsBackfillFlags(SharedFlags):
     verify_shards: int = flag(3, "how many shards --verify compares")
     enable: bool = flag(False, "enable the shards as they are published")
     overwrite: bool = flag(False, "replace the state of shards that have one")
+    forget_publications: bool = flag(
+        False, "go on although something that shards publish may be lost"
+    )
     dry_run: bool = flag(False, "tell what would be read, and change nothing")
     format: str = flag("table", "form of the output", choices=("table", "json"), short="o")
     scratch_dir: Path | None = flag(None, "local directory of temporary files")

@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from gazette.backfill.drive import BackfillRun, Runner
+from gazette.backfill.drive import BackfillRun
 from gazette.backfill.job import load_backfill
 from gazette.backfill.local import LocalRunner
 from gazette.backfill.plan import Bounds
 from gazette.backfill.report import Progress, Report
+from gazette.backfill.runner import Runner
 from gazette.backfill.settings import RunSettings
 from gazette.errors import Invalid
 from gazette.gazctl.context import Context, parse_selector
@@ -58,6 +59,7 @@ async def run(context: Context) -> int:
         Bounds(_offsets(flags.offsets), parse_moment(flags.until, context.clock.now(), "--until")),
         flags.enable,
         flags.overwrite,
+        flags.forget_publications,
         flags.verify_shards if flags.verify else 0,
         flags.scratch_dir,
         flags.prefix.rstrip("/"),
@@ -177,8 +179,13 @@ def _tell(context: Context, flags: ShardsBackfillFlags, report: Report, progress
         context.terminal.note(f"run {report.run_id} is published already; nothing was changed")
         return
     verified = f"; equal to a replay: {', '.join(report.verified)}" if report.verified else ""
+    acknowledged = (
+        f"; {report.acknowledged} acknowledgements that former states owed are appended"
+        if report.acknowledged
+        else ""
+    )
     enabled = "enabled" if flags.enable else "still disabled: enable them to go on"
     context.terminal.note(
         f"published {len(report.shards)} shards from {bytes_text(report.history_bytes)}"
-        f" in {report.seconds:.1f} s{verified}; they are {enabled}"
+        f" in {report.seconds:.1f} s{verified}{acknowledged}; they are {enabled}"
     )

@@ -62,6 +62,8 @@ class Claimable(Protocol):
     def claim(self, shard: Shard, claim: Claim) -> Held:
         """Have the next transaction be the one of a backfill; instead of ``restore_checkpoint``.
 
+        Its commit adds the ``ack_intents`` of the checkpoint that it replaces to those of the new one.
+
         What there is already; if that is of the claim's run, nothing is to be written. Raises
         ``Fenced`` when somebody else has opened the state since the claim's fence was read. So do
         the first statement of the transaction, and its commit; nothing has changed then.

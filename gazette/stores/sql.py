@@ -200,6 +200,8 @@ class SQLStore(Store):
         running, self._running = self._running, None
         assert running is not None
         table = self._table
+        if self._claimed is not None:
+            checkpoint = self._claimed.carrying(checkpoint)
         statement = (
             table.update()
             .where(table.c.shard_fqn == shard.fqn, table.c.fence == self._fence)

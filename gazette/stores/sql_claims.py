@@ -6,6 +6,8 @@ that no shard has: then databases need no other table, and nothing has to be mig
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import sqlalchemy as sa
@@ -13,6 +15,7 @@ from sqlalchemy import exc
 
 from gazette.errors import Fenced
 from gazette.protocol.checkpoint import Checkpoint
+from gazette.protocol.ids import JournalName
 from gazette.stores.claims import Claim, Held
 
 MARK: Final = "#backfill"
@@ -49,6 +52,7 @@ class ClaimedRow:
         self._table = table
         self._fqn = fqn
         self._claim = claim
+        self._owed: Mapping[JournalName, bytes] = {}
 
     @property
     def next_fence(self) -> int:
@@ -58,19 +62,26 @@ class ClaimedRow:
     def lock(self, connection: sa.Connection) -> None:
         """Lock the row until the transaction ends, and leave the mark. Raises ``Fenced``.
 
-        Waits for a transaction that has it locked.
+        Waits for a transaction that has it locked. What the row's checkpoint owes is final from here on.
         """
         table = self._table
         if self._claim.fence:
-            mine = sa.select(table.c.fence).where(table.c.shard_fqn == self._fqn)
+            mine = sa.select(table.c.fence, table.c.checkpoint).where(
+                table.c.shard_fqn == self._fqn
+            )
             row = connection.execute(mine.with_for_update()).one_or_none()
             if row is None or row.fence != self._claim.fence:
                 raise taken_over(self._fqn)
+            self._owed = Checkpoint.from_bytes(bytes(row.checkpoint)).ack_intents
         else:
             self._insert(connection, self._fqn, 0, Checkpoint().to_bytes())
         key = self._fqn + MARK
         connection.execute(table.delete().where(table.c.shard_fqn == key))
         self._insert(connection, key, self.next_fence, self._claim.token.encode())
+
+    def carrying(self, checkpoint: Checkpoint) -> Checkpoint:
+        """A checkpoint that also owes what the one owes that it replaces; once the row is locked."""
+        return replace(checkpoint, ack_intents={**self._owed, **checkpoint.ack_intents})
 
     def _insert(self, connection: sa.Connection, key: str, fence: int, value: bytes) -> None:
         insert = self._table.insert().values(shard_fqn=key, fence=fence, checkpoint=value)

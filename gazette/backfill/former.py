@@ -1,0 +1,128 @@
+"""What the state that a shard had before still owes: acknowledgements of what it published last.
+
+A transaction of a shard that publishes is committed by its checkpoint, and only then do acknowledgements
+make what it published visible, journal by journal. If the shard ended in between, its next owner finds
+them in the checkpoint, as *ACK intents*, and appends them before it commits anything. A backfill replaces
+that checkpoint, so it pays what is owed:
+
+- Of a **recovery log** the driver plays the former state back once its own fence is in the log: from then
+  on nobody can commit to that state, so its checkpoint is the last one. It appends the intents before it
+  appends, let alone publishes, anything of the new state.
+- A **database** commits the new state on whichever machine builds it. There the intents of the row that the
+  transaction has locked go on in the new checkpoint, whose shard appends them when it starts
+  (`gazette.stores.claims`).
+
+Either way they may be appended again, by whoever comes next: a reader passes over an acknowledgement that
+it has seen. They also roll back what the former state had begun to publish, and never committed.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from gazette.backfill.job import Backfill
+from gazette.backfill.scratch import FORMER, scratch_directory
+from gazette.backfill.verify import opened_files
+from gazette.client.appender import AppendParams
+from gazette.client.client import Client
+from gazette.client.shards import ShardHints
+from gazette.clock import Clock
+from gazette.errors import Invalid, NotAllowed, NotFound, Retryable
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.protocol.hints import FSMHints
+from gazette.protocol.ids import JournalName
+from gazette.protocol.shard import ShardSpec
+from gazette.recoverylog.fsm import RecoveryFSM
+from gazette.recoverylog.player import Player
+from gazette.recoverylog.shard_state import ShardState, StateKind
+from gazette.tasks import BlockingPool
+
+log = logging.getLogger(__name__)
+
+_FILES: Final = "state"
+
+
+async def former_checkpoint(
+    spec: ShardSpec,
+    stored: ShardHints,
+    backfill: Backfill,
+    *,
+    fqn: str,
+    client: Client,
+    clock: Clock,
+    pool: BlockingPool,
+    scratch: Path | None,
+) -> Checkpoint:
+    """The checkpoint of the state that a shard's recovery log holds, at the log's end; empty: there is none.
+
+    The log is played back as a promotion does, onto the local disk, which takes as long and as much room.
+    Raises ``NotAllowed`` when that cannot be done, or the state's store is not known, and ``Retryable``
+    when it may be done later. Cancellation leaves nothing.
+    """
+    found = dict.fromkeys(one for one in (stored.primary, *stored.backups) if one is not None)
+    # In a shard's order: hints without files say to read the log from its first byte.
+    hints = sorted(found, key=lambda one: not one.live_nodes) or [FSMHints(log=spec.recovery_log)]
+    with scratch_directory(FORMER, scratch) as directory:
+        files = directory / _FILES
+        player = Player(hints[0], files, client, clock, pool, older_hints=hints[1:])
+        player.finish()
+        try:
+            recovered = await player.play()
+            return await pool.run(_checkpoint_in, backfill, spec, recovered.fsm, files, fqn)
+        except Retryable:
+            raise
+        except Exception as error:  # what the application's own store raises, too
+            raise NotAllowed(
+                f"the former state of {spec.id} cannot be read, so nobody knows whether it owes"
+                f" acknowledgements of what it published last ({error})",
+                hint="Mend its log, or let a member recover it, and resume this run by its --run-id; with"
+                " --forget-publications the state is replaced nonetheless: if the shard published, what it"
+                " published last may never become visible.",
+                log=spec.recovery_log,
+            ) from error
+
+
+def _checkpoint_in(
+    backfill: Backfill, spec: ShardSpec, fsm: RecoveryFSM, directory: Path, fqn: str
+) -> Checkpoint:
+    """Of files that were played back, whichever store wrote them: the application's may be another now."""
+    if not any(directory.iterdir()):
+        return Checkpoint()
+    with ShardState(directory, log=spec.recovery_log) as state:
+        found = _checkpoint_of(state)
+    if found is not None:
+        return found
+    with opened_files(backfill, spec, fsm, directory, fqn) as (_, checkpoint):
+        return checkpoint
+
+
+def _checkpoint_of(state: ShardState) -> Checkpoint | None:
+    """None, if the state is of a store that is none of Gazette's."""
+    if state.kind is StateKind.SQLITE:
+        ours = state.query("SELECT 1 FROM sqlite_master WHERE name = 'gazette_checkpoint'")
+        return state.checkpoint if ours else None
+    try:
+        return state.checkpoint
+    except Invalid:
+        if state.kind is not StateKind.FILES:
+            raise
+        return None
+
+
+async def acknowledge(client: Client, journal: JournalName, intent: bytes) -> bool:
+    """Append what a checkpoint owes to a journal; whether it is there. May be repeated.
+
+    A journal that is gone is passed over, as a shard does. Raises what an append does. Cancellation: it
+    may have been appended.
+    """
+    try:
+        await client.append(AppendParams(journal), intent)
+    except NotFound:
+        log.warning(
+            "journal %(journal)s of an acknowledgement that a former state owes is gone",
+            {"journal": journal},
+        )
+        return False
+    return True

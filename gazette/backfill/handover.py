@@ -1,0 +1,154 @@
+"""The end of a run: built states are handed to their shards.
+
+::
+
+    note ──► fence ──► play the former state ──► acknowledge what it owes ──► append ──► note
+                                                                                 all shards: publish
+
+Whoever dies at an arrow leaves the former state in force, with its hints, up to the last one; what it owes
+may be there already, and is appended again by whoever comes next.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from gazette.backfill.build import Attempt
+from gazette.backfill.former import acknowledge, former_checkpoint
+from gazette.backfill.job import Backfill
+from gazette.backfill.publish import Publication, Target, is_published
+from gazette.backfill.records import RunRecords
+from gazette.backfill.report import Progress
+from gazette.backfill.settings import RunSettings
+from gazette.client.client import Client
+from gazette.client.shards import ListedShard, ShardClient
+from gazette.clock import Clock
+from gazette.errors import Fenced, GazetteError, NotFound
+from gazette.failpoints import reach
+from gazette.protocol.shard import ShardSpec
+
+log = logging.getLogger(__name__)
+
+
+class Handover:
+    """Of one run. Loop-bound. ``require_idle`` requires that shards are idle, and as they were listed."""
+
+    def __init__(
+        self,
+        backfill: Backfill,
+        settings: RunSettings,
+        records: RunRecords,
+        progress: Progress,
+        require_idle: Callable[[Sequence[ListedShard]], Awaitable[None]],
+        client: Client,
+        shards: ShardClient,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self.publication = Publication(client, shards, clock, rng)
+        self.acknowledged = 0
+        """Acknowledgements that former states owed, and that were appended."""
+        self._backfill = backfill
+        self._settings = settings
+        self._records = records
+        self._progress = progress
+        self._require_idle = require_idle
+        self._client = client
+        self._shards = shards
+        self._clock = clock
+        self._rng = rng
+
+    async def run(
+        self, listed: Sequence[ListedShard], attempts: Sequence[Attempt], directory: Path
+    ) -> None:
+        """Append the attempts of these shards, in their order, and publish all of them.
+
+        Raises ``Conflict`` or ``Fenced`` when somebody touched a shard meanwhile, ``NotAllowed`` when one
+        is live or its former state cannot be read; nothing was published then (see
+        `Publication.publish`). Cancellation: the same, and a run that is resumed goes on from here.
+        """
+        self._progress.begin("appending", sum(one.built.size for one in attempts))
+        targets: list[tuple[Target, int]] = []
+        for shard, attempt in zip(listed, attempts, strict=True):
+            base = await self._append(shard, attempt, directory) if attempt.built.log else 0
+            targets.append((Target(shard, attempt.built), base))
+        self._progress.begin("publishing", 0)
+        pending = await self._unpublished(targets)
+        await self.publication.publish(pending, enable=self._settings.enable)
+        await self._records.mark_published(self._clock.now())
+        for attempt in attempts:
+            await self._records.remove(attempt)
+
+    async def _unpublished(self, targets: list[tuple[Target, int]]) -> list[tuple[Target, int]]:
+        """Without those that an interrupted driver has published: of many shards, it may be some."""
+        pending = []
+        for target, base in targets:
+            stored = None
+            if target.built.log:
+                with suppress(NotFound):  # What that means is for the publication to say.
+                    stored = await self._shards.get_hints(target.id)
+            if stored is None or not is_published(target.built, stored):
+                pending.append((target, base))
+        return pending
+
+    async def _append(self, shard: ListedShard, attempt: Attempt, directory: Path) -> int:
+        """Have a state in its log, once. Where it begins there. Raises ``Conflict`` for a live shard."""
+        built, records = attempt.built, self._records
+        if (base := await records.appended(attempt)) is not None:
+            try:
+                await self.publication.require_ours(built)
+            except Fenced:
+                pass  # It is there, but behind somebody else's fence: append it anew.
+            else:
+                # What the former state owed was in place before.
+                self._progress.add(built.size)
+                return base
+        await self._require_idle([shard])
+        path = await records.fetch(attempt, directory)
+        before = self.publication.appended_bytes
+
+        async def note(head: int) -> None:
+            """For `runs`: if the driver dies now, nobody else knows of what is in the log."""
+            await self._require_idle([shard])
+            await records.note_appending(attempt, head, f"{self._rng.getrandbits(32):08x}")
+
+        async def settle() -> None:
+            await self._settle(shard.spec)
+
+        base = await self.publication.append(built, path, records.pool, note, settle)
+        self._progress.add(self.publication.appended_bytes - before)
+        await records.note_appended(attempt, base)
+        path.unlink()
+        return base
+
+    async def _settle(self, spec: ShardSpec) -> None:
+        """Append what the state in a shard's log owes, to which nobody can commit any more."""
+        settings = self._settings
+        try:
+            stored = await self._shards.get_hints(spec.id)
+            checkpoint = await former_checkpoint(
+                spec,
+                stored,
+                self._backfill,
+                fqn=settings.fqn(spec.id),
+                client=self._client,
+                clock=self._clock,
+                pool=self._records.pool,
+                scratch=settings.scratch,
+            )
+        except GazetteError as error:
+            if not settings.forget_publications:
+                raise
+            log.warning(
+                "the former state of shard %(shard)s is replaced, whatever it owes: %(error)s",
+                {"shard": spec.id, "error": error},
+            )
+            return
+        for journal, intent in sorted(checkpoint.ack_intents.items()):
+            await reach("backfill.acknowledging", spec.id, self._clock)
+            self.acknowledged += await acknowledge(self._client, journal, intent)
+        await reach("backfill.acknowledged", spec.id, self._clock)

@@ -1,0 +1,169 @@
+"""What a run keeps in its staging area: its plan, the attempts that count, and how far it got."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from gazette.backfill.build import Attempt, staged_attempt
+from gazette.backfill.plan import Plan
+from gazette.backfill.runs import Intent
+from gazette.backfill.staging import (
+    MANIFEST,
+    PLAN,
+    PUBLISHED,
+    STATES,
+    appended_name,
+    appending_name,
+    check_run_id,
+    manifest_attempts,
+    open_staging,
+    shard_of,
+    state_name,
+)
+from gazette.errors import Conflict, Corrupt
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.tasks import BlockingPool
+
+T = TypeVar("T")
+
+_THREADS: Final = 4
+
+
+class RunRecords:
+    """The objects of one run. Loop-bound; calls of the staging area run on ``pool``.
+
+    Everything raises what the staging area does (``Unavailable``, ``NotAllowed``). Cancellation: an object
+    may have been made, or not, and never in part.
+    """
+
+    def __init__(self, staging_url: str, run_id: str) -> None:
+        """Raises ``Invalid`` for what is no staging area, or no name of a run."""
+        check_run_id(run_id)
+        self.run_id = run_id
+        self.staging = open_staging(staging_url)
+        self.pool = BlockingPool("backfill", _THREADS)
+
+    def close(self) -> None:
+        """End the pool."""
+        self.pool.close()
+
+    async def blocking(self, call: Callable[..., T], *arguments: object) -> T:
+        return await self.pool.run(call, *arguments)
+
+    def _object(self, name: str) -> str:
+        return f"{self.run_id}/{name}"
+
+    async def _find(self, name: str) -> bytes | None:
+        return await self.blocking(self.staging.find, name)
+
+    async def _create(self, name: str, data: bytes) -> bool:
+        return await self.blocking(self.staging.create, name, data)
+
+    # -- what is made once
+
+    async def plan(self) -> Plan | None:
+        """Raises ``Corrupt``."""
+        data = await self._find(self._object(PLAN))
+        return None if data is None else Plan.from_json(data)
+
+    async def make_plan(self, plan: Plan) -> None:
+        """Raises ``Conflict`` if somebody else has made one."""
+        if not await self._create(self._object(PLAN), plan.to_json()):
+            raise Conflict(
+                "another driver has begun the same run just now",
+                hint="Let it finish, or give another --run-id.",
+                run_id=self.run_id,
+            )
+
+    async def manifest(self) -> set[tuple[str, str]] | None:
+        """Shards, and the attempt of each that counts; None if that is not decided. Raises ``Corrupt``."""
+        data = await self._find(self._object(MANIFEST))
+        return None if data is None else manifest_attempts(data)
+
+    async def make_manifest(self, attempts: Mapping[str, str]) -> bool:
+        """By shard, the attempt that counts. Whether this decided it."""
+        data = msgspec.json.encode({"attempts": attempts})
+        return await self._create(self._object(MANIFEST), data)
+
+    async def is_published(self) -> bool:
+        return await self._find(self._object(PUBLISHED)) is not None
+
+    async def mark_published(self, now_s: float) -> None:
+        """``now_s`` in Unix seconds."""
+        data = msgspec.json.encode({"at": time_text(now_s)})
+        await self._create(self._object(PUBLISHED), data)
+
+    # -- states
+
+    async def staged(self, shard: str, attempt: str) -> Attempt:
+        """Raises ``NotFound``."""
+        return await self.blocking(staged_attempt, self.staging, self.run_id, shard, attempt)
+
+    async def staged_before(self, checkpoints: Mapping[str, Checkpoint]) -> dict[str, Attempt]:
+        """By shard, states that a driver before us has had built, and that go on at these checkpoints."""
+
+        def names() -> list[str]:
+            prefix = self._object(STATES)
+            return [one.name for one in self.staging.list(prefix) if one.name.endswith(".json")]
+
+        found: dict[str, Attempt] = {}
+        for name in await self.blocking(names):
+            shard, attempt = shard_of(name)
+            staged = await self.staged(shard, attempt)
+            if checkpoints.get(shard) == staged.built.checkpoint:
+                found[shard] = staged
+        return found
+
+    async def fetch(self, attempt: Attempt, directory: Path) -> Path:
+        """A built state as a local file below ``directory``. Raises ``Corrupt`` for what was not built."""
+        path = directory / attempt.attempt
+        if not path.exists():
+            name = state_name(self.run_id, attempt.shard, attempt.attempt)
+            await self.blocking(self.staging.fetch, name, path)
+            if await self.blocking(_digest, path) != attempt.built.sha256:
+                raise Corrupt(
+                    "a staged state is not what was built",
+                    object=name,
+                    hint="Run the backfill again with a new --run-id.",
+                )
+        return path
+
+    async def remove(self, attempt: Attempt) -> None:
+        """The state itself, and not its description."""
+        name = state_name(self.run_id, attempt.shard, attempt.attempt)
+        await self.blocking(self.staging.remove, name)
+
+    # -- appends to logs
+
+    async def note_appending(self, attempt: Attempt, head: int, number: str) -> None:
+        """That the state is about to be appended behind ``head``; ``number`` is unlike any other's."""
+        name = appending_name(self.run_id, attempt.shard, attempt.attempt, number)
+        built = attempt.built
+        intent = Intent(built.log, built.branch.author, head, built.size)
+        await self._create(name, msgspec.json.encode(intent))
+
+    async def appended(self, attempt: Attempt) -> int | None:
+        """The offset of its log at which a state begins that was appended; None if it was not."""
+        data = await self._find(appended_name(self.run_id, attempt.shard, attempt.attempt))
+        return None if data is None else int(msgspec.json.decode(data, type=dict[str, int])["base"])
+
+    async def note_appended(self, attempt: Attempt, base: int) -> None:
+        """That a state is in its log, whole, from ``base`` on. The first such note stays."""
+        name = appended_name(self.run_id, attempt.shard, attempt.attempt)
+        await self._create(name, msgspec.json.encode({"base": base}))
+
+
+def time_text(unix_s: float) -> str:
+    """A time as the objects of a run tell it, in UTC."""
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,268 @@
+"""What a shard published last, and has not acknowledged when a backfill replaces its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gazette import Envelope, failpoints
+from gazette.backfill.job import Backfill
+from gazette.client.appender import AppendParams
+from gazette.client.journals import JournalChange
+from gazette.client.reader import ReadParams
+from gazette.client.shards import ShardChange
+from gazette.errors import NotAllowed, Unavailable
+from gazette.failpoints import armed
+from gazette.labels import CONTENT_JSON_LINES
+from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.framing import framing_of
+from gazette.message.mapping import fixed_mapping
+from gazette.message.sequencer import Sequencer
+from gazette.protocol.hints import FnodeSegments, FSMHints, Segment
+from gazette.stores import json_file
+from gazette.stores.sql import create_checkpoint_table, create_engine, create_tables
+from gazette.testing.consumer import LOGS
+from tests.backfill.apps import METADATA, Documents, Pairs, Rows, Word, Words, WordsBackfill
+from tests.backfill.cluster import ALPHA, Cluster, line, shard_settings, source
+
+PREFIX = "/gazette/consumers/test"
+SOURCE, SHARD = "words/part-000", "built"
+ONE, TWO = OUTS = ("out/one", "out/two")
+MAPPINGS = [fixed_mapping(name, CONTENT_JSON_LINES) for name in OUTS]
+
+
+class Publishing:
+    """Publishes each word to both journals, in the transaction that counts it."""
+
+    def consume_message(
+        self, shard: Any, store: Any, envelope: Envelope[Word], publisher: Any
+    ) -> None:
+        super().consume_message(shard, store, envelope, publisher)  # type: ignore[misc]
+        for mapping in MAPPINGS:
+            publisher.publish_uncommitted(mapping, Word(word=envelope.message.word))
+
+
+class PublishingWords(Publishing, Words):
+    pass
+
+
+class PublishingPairs(Publishing, Pairs):
+    pass
+
+
+class PublishingDocuments(Publishing, Documents):
+    pass
+
+
+class PublishingRows(Publishing, Rows):
+    pass
+
+
+def replayed(kind: Any) -> Backfill:
+    """A backfill that replays through the application, whose publications are old."""
+
+    class Replayed(Backfill):
+        application = kind
+        discard_publications = True
+
+        def clear(self, shard: Any, store: Any) -> None:
+            store.execute("DELETE FROM words WHERE shard = :shard", {"shard": shard.id})
+
+    return Replayed()
+
+
+@pytest.fixture
+def rows_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = f"sqlite:///{tmp_path}/state.db"
+    engine = create_engine(url)
+    create_checkpoint_table(engine)
+    create_tables(engine, METADATA)
+    engine.dispose()
+    monkeypatch.setattr(Rows, "url", url)
+    return url
+
+
+async def read(cluster: Cluster, journal: str) -> bytes:
+    head = (await cluster.broker.client.append(AppendParams(journal), b"")).commit.end
+    reader = cluster.broker.client.reader(ReadParams(journal, end_offset=head))
+    content = b""
+    while len(content) < head:
+        content += await reader.read()
+    return content
+
+
+async def published(cluster: Cluster, journal: str) -> tuple[list[str], int]:
+    """Words that a read-committed reader sees, and how many producers have a transaction open."""
+    decoder: EnvelopeDecoder[Any] = EnvelopeDecoder(
+        journal, framing_of(CONTENT_JSON_LINES, Word), 0
+    )
+    decoder.feed(await read(cluster, journal))
+    sequencer: Sequencer[Any] = Sequencer({}, 1 << 12)
+    words: list[str] = []
+    while batch := decoder.decode():
+        index = 0
+        while index < len(batch):
+            index = sequencer.queue_batch(batch, index)
+            while found := sequencer.dequeue(1 << 12):
+                words += [one.message.word for one in found if not one.is_ack]
+    sources = sequencer.checkpoint().values()
+    producers = [state for found in sources for state in found.producers.values()]
+    return words, sum(state.begin is not None for state in producers)
+
+
+async def all_published(cluster: Cluster) -> list[tuple[list[str], int]]:
+    return [await published(cluster, name) for name in OUTS]
+
+
+async def ended(
+    start: Callable[[Any], Any], application: Any, points: str, *, log: bool = True
+) -> Cluster:
+    """A cluster whose shard has consumed a word, and had to stop at these points of the next ones."""
+    cluster: Cluster = await start(application)
+    await cluster.broker.create(source(SOURCE), *map(source, OUTS))
+    await cluster.create(shard_settings(SHARD, SOURCE, log=log))
+    await cluster.append(SOURCE, [line(ALPHA, 1, word="first")])
+    await cluster.enable(SHARD)
+    await cluster.consumer.read_to_heads(SHARD)
+    with armed(points):
+        await cluster.append(SOURCE, [line(ALPHA, 2, word="second")])
+        waited = [one for one in failpoints._armed if one.when]
+        while any(one.seen < (one.when or 0) for one in waited):
+            await cluster.broker.client.clock.sleep(0.02)
+        await cluster.disable(SHARD)
+    return cluster
+
+
+def before_acknowledging(*journals: str) -> str:
+    """Of a transaction: its message is appended, and then its acknowledgement is not."""
+    return ";".join(f"append.begin({name})=delay:3600@2" for name in journals)
+
+
+FIRST, BOTH = (["first"], 0), (["first", "second"], 0)
+OPEN = (["first"], 1)
+
+
+@pytest.mark.parametrize("kind", [PublishingWords, PublishingPairs, PublishingDocuments])
+@pytest.mark.parametrize("journals", [OUTS, (TWO,)], ids=["none of it", "half of it"])
+async def test_what_a_former_state_owes_is_acknowledged(
+    start: Any, kind: Any, journals: tuple[str, ...]
+) -> None:
+    if kind is PublishingPairs:
+        pytest.importorskip("rocksdict")
+    cluster = await ended(start, kind(), before_acknowledging(*journals))
+    assert await all_published(cluster) == [OPEN if one in journals else BOTH for one in OUTS]
+    report = await cluster.backfill(replayed(kind), overwrite=True)
+    assert report.acknowledged == len(OUTS)
+    assert await all_published(cluster) == [BOTH, BOTH]
+    # Case: the shard goes on, and publishes what is new, only.
+    await cluster.append(SOURCE, [line(ALPHA, 3, word="third")])
+    await cluster.enable(SHARD)
+    await cluster.consumer.read_to_heads(SHARD)
+    assert await all_published(cluster) == [(["first", "second", "third"], 0)] * 2
+
+
+async def test_what_it_never_committed_is_rolled_back(start: Any) -> None:
+    points = f"append.begin({LOGS}/{SHARD})=delay:3600@1"
+    cluster = await ended(start, PublishingWords(), points)
+    assert await all_published(cluster) == [OPEN, OPEN]
+    await cluster.backfill(replayed(PublishingWords), overwrite=True)
+    assert await all_published(cluster) == [FIRST, FIRST]
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["fenced", "acknowledging", "acknowledging@2", "acknowledged", "publishing", "published"],
+)
+async def test_wherever_the_driver_ends_nothing_of_it_is_lost(start: Any, point: str) -> None:
+    """The run is resumed; or (at the end) the shard goes on with the state that it had."""
+    cluster = await ended(start, PublishingWords(), before_acknowledging(*OUTS))
+    name, _, when = point.partition("@")
+    dying = f"backfill.{name}=error@{when or 1}"
+    backfill = replayed(PublishingWords)
+    with armed(dying), pytest.raises(Unavailable, match="failpoint"):
+        await cluster.backfill(backfill, overwrite=True)
+    expected = {
+        "fenced": [OPEN, OPEN],
+        "acknowledging": [OPEN, OPEN],
+        "acknowledging@2": [BOTH, OPEN],
+    }
+    assert await all_published(cluster) == expected.get(point, [BOTH, BOTH])
+    if point in ("fenced", "acknowledging@2"):
+        # Case: nobody resumes it.
+        await cluster.enable(SHARD)
+        await cluster.append(SOURCE, [line(ALPHA, 3, word="third")])
+        await cluster.consumer.read_to_heads(SHARD)
+        assert await all_published(cluster) == [(["first", "second", "third"], 0)] * 2
+        return
+    report = await cluster.backfill(backfill, overwrite=True)
+    assert report.resumed
+    assert await all_published(cluster) == [BOTH, BOTH]
+
+
+async def test_a_database_has_the_new_checkpoint_owe_it(start: Any, rows_url: str) -> None:
+    """Also through a second backfill, before the shard has run."""
+    cluster = await ended(start, PublishingRows(), before_acknowledging(*OUTS), log=False)
+    assert await all_published(cluster) == [OPEN, OPEN]
+    for run_id in ("one", "two"):
+        await cluster.backfill(
+            replayed(PublishingRows), overwrite=True, run_id=run_id, prefix=PREFIX
+        )
+        assert await all_published(cluster) == [OPEN, OPEN]
+    await cluster.enable(SHARD)
+    await cluster.append(SOURCE, [line(ALPHA, 3, word="third")])
+    await cluster.consumer.read_to_heads(SHARD)
+    assert await all_published(cluster) == [(["first", "second", "third"], 0)] * 2
+
+
+async def test_a_state_that_cannot_be_read_is_replaced_only_if_told_so(start: Any) -> None:
+    cluster = await ended(start, PublishingWords(), before_acknowledging(*OUTS))
+    # Its hints are of somebody else's log.
+    spec = await cluster.spec(SHARD)
+    strange = Segment(author=7, first_seq_no=1, first_offset=0, first_checksum=0, last_seq_no=1)
+    wrong = FSMHints(spec.recovery_log, live_nodes=(FnodeSegments(1, (strange,)),))
+    change = ShardChange(upsert=spec, expect_mod_revision=-1, primary_hints=wrong)
+    await cluster.consumer.shards.apply_shards([change])
+    backfill = replayed(PublishingWords)
+    with pytest.raises(NotAllowed, match="former state of built cannot be read") as raised:
+        await cluster.backfill(backfill, overwrite=True)
+    assert "--forget-publications" in raised.value.hint
+    report = await cluster.backfill(backfill, overwrite=True, forget_publications=True)
+    assert report.resumed
+    assert report.acknowledged == 0
+    await cluster.enable(SHARD)
+    await cluster.append(SOURCE, [line(ALPHA, 3, word="third")])
+    await cluster.consumer.read_to_heads(SHARD)
+    assert await all_published(cluster) == [(["first", "third"], 1)] * 2
+
+
+async def test_a_journal_that_is_gone_owes_nothing(start: Any) -> None:
+    cluster = await ended(start, PublishingWords(), before_acknowledging(*OUTS))
+    deletion = JournalChange(delete=ONE, expect_mod_revision=-1)
+    await cluster.broker.client.apply_journals([deletion])
+    report = await cluster.backfill(replayed(PublishingWords), overwrite=True)
+    assert report.acknowledged == 1
+    assert await published(cluster, TWO) == BOTH
+
+
+async def test_the_former_state_may_be_of_another_store(start: Any) -> None:
+    """An application that keeps its state in SQLite from now on, and had a JSON file."""
+    cluster = await ended(start, PublishingDocuments(), before_acknowledging(*OUTS))
+    await cluster.backfill(WordsBackfill(), overwrite=True)
+    assert await all_published(cluster) == [BOTH, BOTH]
+
+
+async def test_the_former_state_may_be_of_a_store_of_ones_own(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose files nobody but the application knows."""
+    monkeypatch.setattr(json_file, "STATE_PATH", "/own.state")
+    cluster = await ended(start, PublishingDocuments(), before_acknowledging(*OUTS))
+    await cluster.backfill(replayed(PublishingDocuments), overwrite=True)
+    assert await all_published(cluster) == [BOTH, BOTH]
+    # Case: and the application's store is another by now.
+    await cluster.append(SOURCE, [line(ALPHA, 3, word="third")])
+    with pytest.raises(NotAllowed, match="former state of built cannot be read"):
+        await cluster.backfill(WordsBackfill(), overwrite=True, run_id="other")
