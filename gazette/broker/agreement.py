@@ -12,10 +12,8 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from gazette.errors import GazetteError
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.protocol.ids import Offset
-from gazette.tasks import BlockingPool
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +21,9 @@ log = logging.getLogger(__name__)
 class Uploads(Protocol):
     """The persister, as far as it is used here."""
 
-    def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None: ...
+    def spool_complete(
+        self, spool: CompletedSpool, *, primary: bool, end: Offset | None = None
+    ) -> None: ...
 
 
 class Agreement:
@@ -33,9 +33,8 @@ class Agreement:
     leases at once, with bytes that a third does not have, the follower does upload them.)
     """
 
-    def __init__(self, uploads: Uploads, pool: BlockingPool) -> None:
+    def __init__(self, uploads: Uploads) -> None:
         self._uploads = uploads
-        self._pool = pool
         self._end: Offset | None = None
         self._held: list[CompletedSpool] = []
 
@@ -66,16 +65,17 @@ class Agreement:
         else:
             self._held.append(spool)
 
-    async def finish(self) -> None:
-        """Give on what is held, as far as it is agreed; there will be no more answers. Call once.
+    def finish(self) -> None:
+        """Give on what is held, as far as it is agreed; there will be no more answers.
 
-        What is beyond is dropped, and logged. Cancellation: some of it may not have been given on.
+        What is beyond is dropped, and logged. Raises as the persister does; what it was given is its own
+        to cut and to repeat, like everything that it uploads.
         """
         held, self._held = self._held, []
         for spool in held:
-            await self._give_agreed(spool)
+            self._give_agreed(spool)
 
-    async def _give_agreed(self, spool: CompletedSpool) -> None:
+    def _give_agreed(self, spool: CompletedSpool) -> None:
         fragment, end = spool.fragment, self._end
         assert end is not None
         log.warning(
@@ -83,14 +83,5 @@ class Agreement:
             "replicas: its append was not answered",
             {"journal": fragment.journal, "begin": max(end, fragment.begin), "end": fragment.end},
         )
-        if end <= fragment.begin:
-            return
-        try:
-            agreed = await spool.cut_to(end, self._pool)
-        except GazetteError as error:
-            log.error(  # noqa: TRY400 - expected, with its own hint
-                "%(journal)s: [%(begin)d, %(end)d) cannot be uploaded, other replicas must: %(error)s",
-                {"journal": fragment.journal, "begin": fragment.begin, "end": end, "error": error},
-            )
-            return
-        self._uploads.spool_complete(agreed, primary=True)
+        if end > fragment.begin:
+            self._uploads.spool_complete(spool, primary=True, end=end)

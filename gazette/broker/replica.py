@@ -65,7 +65,7 @@ class Replica:
         self.refresh_error: str | None = None
         """Why the last listing of the blob stores failed; None if it did not."""
         self._context = context
-        self.agreement = Agreement(context.persister, context.pools.spools)
+        self.agreement = Agreement(context.persister)
         self._gathering: set[asyncio.Future[None]] = set()
         """The last turns of pipelines that were torn down and still wait for answers."""
         self._daemons: tuple[asyncio.Task[None], ...] = ()
@@ -174,7 +174,7 @@ class Replica:
         led = self.agreement.end is not None
         await roll_back(spool, primary=led)
         await spool.apply(Proposal(_rolled(spool.fragment), spool.registers), primary=led)
-        await self.agreement.finish()
+        self.agreement.finish()
         await spool.close()
         self.index.close()
 

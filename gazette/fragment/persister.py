@@ -25,7 +25,7 @@ from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.protocol import postfix_template
 from gazette.protocol.fragment import Fragment
-from gazette.protocol.ids import JournalName
+from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.journal import JournalSpec
 from gazette.tasks import TaskScope
 
@@ -69,10 +69,17 @@ class _Entry:
 
     spool: CompletedSpool
     primary: bool
+    cut: Offset | None = None
+    """Where the spool is to be cut before it is uploaded."""
     failures: int = 0
     error: str = "not attempted yet"
     call: concurrent.futures.Future[None] | None = field(default=None)
     """A thread that has not ended, of an attempt whose time was up."""
+
+    def __str__(self) -> str:
+        fragment = self.spool.fragment
+        end = fragment.end if self.cut is None else self.cut
+        return f"{fragment.journal} [{fragment.begin}, {end}): {self.error}"
 
 
 class Persister:
@@ -111,13 +118,18 @@ class Persister:
         """How many spools wait."""
         return len(self._entries)
 
-    def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None:
-        """Take over a spool. Raises ``Closed`` once ``finish`` has returned."""
+    def spool_complete(
+        self, spool: CompletedSpool, *, primary: bool, end: Offset | None = None
+    ) -> None:
+        """Take over a spool; with an ``end`` within its fragment, what is before that and no more.
+
+        Raises ``Closed`` once ``finish`` has returned.
+        """
         if self._closed:
             raise Closed("persister has finished", journal=spool.fragment.journal)
         if not spool.fragment.length:
             return
-        entry = _Entry(spool, primary)
+        entry = _Entry(spool, primary, end)
         self._entries.add(entry)
         self._idle.clear()
         metrics.UNPERSISTED.inc()
@@ -157,11 +169,7 @@ class Persister:
 
     def _unfinished(self, deadline_s: float) -> Unavailable:
         entries = sorted(self._entries, key=lambda entry: entry.spool.fragment.journal)
-        named = "; ".join(
-            f"{entry.spool.fragment.journal} [{entry.spool.fragment.begin}, "
-            f"{entry.spool.fragment.end}): {entry.error}"
-            for entry in entries[:_NAMED_MAX]
-        )
+        named = "; ".join(str(entry) for entry in entries[:_NAMED_MAX])
         more = f"; and {len(entries) - _NAMED_MAX} more" if len(entries) > _NAMED_MAX else ""
         return Unavailable(
             f"{len(entries)} fragments were not persisted in time: {named}{more}",
@@ -246,6 +254,9 @@ class Persister:
         there is no later attempt to wait for. Without stores there is nothing to do.
         """
         stores = spec.fragment.stores
+        if entry.cut is not None:
+            entry.spool = await entry.spool.cut_to(entry.cut, self._blob_stores.pool)
+            entry.cut = None
         fragment = entry.spool.fragment
         for at, url in enumerate(stores):
             try:

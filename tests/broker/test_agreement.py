@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gazette.broker.agreement import Agreement
+from gazette.errors import Corrupt
 from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
 from gazette.fragment.local_file import LocalFile
 from gazette.protocol.fragment import Codec, Fragment
@@ -26,9 +27,13 @@ class Uploads:
 
     def __init__(self) -> None:
         self.spools: list[tuple[CompletedSpool, bool]] = []
+        self.ends: list[int | None] = []
 
-    def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None:
+    def spool_complete(
+        self, spool: CompletedSpool, *, primary: bool, end: int | None = None
+    ) -> None:
         self.spools.append((spool, primary))
+        self.ends.append(end)
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
@@ -48,8 +53,8 @@ def uploads() -> Uploads:
 
 
 @pytest.fixture
-def agreement(uploads: Uploads, pool: BlockingPool) -> Agreement:
-    return Agreement(uploads, pool)
+def agreement(uploads: Uploads) -> Agreement:
+    return Agreement(uploads)
 
 
 @pytest.fixture
@@ -73,7 +78,7 @@ async def test_who_follows_gives_everything_on(agreement, uploads, make):
     agreement.agree(3)
     assert agreement.end is None
     agreement.spool_complete(make(0), primary=False)
-    await agreement.finish()
+    agreement.finish()
     assert uploads.ranges == [(0, 7)]
     assert not uploads.spools[0][1]
 
@@ -98,40 +103,43 @@ async def test_who_leads_gives_on_what_is_agreed(agreement, uploads, make):
     assert all(primary for _, primary in uploads.spools)
 
 
-@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
-async def test_what_never_was_agreed_is_cut_off(agreement, uploads, make, codec, caplog):
+async def test_what_never_was_agreed_is_cut_off(agreement, uploads, make, caplog):
     end = 100 + len(CONTENT)
     agreement.lead(0)
-    spool = make(100, CONTENT, codec)
-    if spool.compression is not None:
-        spool.compression.advance(len(CONTENT))  # All of it, and it must not be used.
-    agreement.spool_complete(spool, primary=True)
+    agreement.spool_complete(make(100, CONTENT), primary=True)
     agreement.spool_complete(make(end), primary=True)
     agreement.agree(end - 1)
     with caplog.at_level(logging.WARNING):
-        await agreement.finish()
+        agreement.finish()
     assert [(record.args["begin"], record.args["end"]) for record in caplog.records] == [
         (end - 1, end),
         (end, end + 7),
     ]
-    ((cut, primary),) = uploads.spools
-    assert primary
+    assert uploads.ranges == [(100, end)]
+    assert uploads.ends == [end - 1]
+    assert uploads.spools[0][1]
+    # Case: it is over.
+    agreement.finish()
+    assert len(uploads.spools) == 1
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
+async def test_the_part_of_a_spool_is_a_spool(make, pool, codec):
+    spool = make(100, CONTENT, codec)
+    if spool.compression is not None:
+        spool.compression.advance(len(CONTENT))  # All of it, and it must not be used.
+    end = 100 + len(CONTENT)
+    cut = await spool.cut_to(end - 1, pool)
     sum = hashlib.sha1(CONTENT[:-1]).digest()
     assert cut.fragment == Fragment("a/journal", 100, end - 1, sum, codec)
     with cut.open() as source:
         stored = source.read()
     assert CONTENT[:-1] == (stored if codec is Codec.NONE else gzip.decompress(stored))
-    # Case: it is over.
-    await agreement.finish()
-    assert len(uploads.spools) == 1
 
 
-async def test_damaged_spool_is_not_cut_to_a_good_one(agreement, uploads, make, caplog):
+async def test_a_damaged_spool_is_not_cut_to_a_good_one(make, pool):
     """The digest of the part would be that of the damaged bytes."""
     spool = make(0, CONTENT)
     spool.file.pwrite(b"damaged", 1000)
-    agreement.lead(2000)
-    agreement.spool_complete(spool, primary=True)
-    await agreement.finish()
-    assert not uploads.spools
-    assert "[0, 2000) cannot be uploaded" in caplog.records[-1].message
+    with pytest.raises(Corrupt):
+        await spool.cut_to(2000, pool)

@@ -380,6 +380,25 @@ async def test_a_damaged_spool_stays_out_of_the_store(bench, codec, caplog):
     await bench.until(lambda: bench.persister.unpersisted == 1)
 
 
+async def test_a_spool_is_uploaded_up_to_an_end(bench):
+    """What is beyond it is somebody else's."""
+    bench.persister.spool_complete(bench.spool(), primary=True, end=4)
+    await bench.persister.finish(30.0)
+    name = "0000000000000000-0000000000000004-" + hashlib.sha1(b"cont").hexdigest()
+    assert paths(bench.one, "") == [f"a/journal/{name}.raw"]
+    assert get(bench.one, f"a/journal/{name}.raw") == b"cont"
+
+
+async def test_a_damaged_spool_that_cannot_be_cut_is_named_at_the_end(bench):
+    """Like one that cannot be uploaded: nobody may take the process to have ended well."""
+    spool = bench.spool()
+    spool.file.pwrite(b"?", 3)
+    bench.persister.spool_complete(spool, primary=True, end=6)
+    with pytest.raises(Unavailable, match=r"a/journal \[0, 6\): .*differ"):
+        await bench.persister.finish(0.05)
+    assert paths(bench.one, "") == []
+
+
 async def test_a_postfix_that_cannot_be_made(bench):
     """Waits for the specification to be corrected."""
     bench.spec(template="../{{ .Name }}")
