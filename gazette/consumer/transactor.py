@@ -7,7 +7,7 @@ decodes, sequences, calls the application, commits and acknowledges.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -34,7 +34,7 @@ from gazette.consumer.poison import PoisonPolicy
 from gazette.consumer.poison_control import PoisonControl
 from gazette.consumer.replica_status import error_text
 from gazette.consumer.transaction import NANOS, Phases, Policy, Prior, Step, Transaction
-from gazette.errors import Broken, Bug, GazetteError
+from gazette.errors import Bug, GazetteError
 from gazette.failpoints import hit
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
@@ -43,7 +43,7 @@ from gazette.message.publisher import Publisher
 from gazette.message.sequencer import ReplayRange, Sequencer
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.shard import ShardSpec
-from gazette.tasks import OpFuture, failed, portable, resolved
+from gazette.tasks import OpFuture, failed, first_failure, portable, resolved
 
 log = logging.getLogger(__name__)
 
@@ -243,13 +243,13 @@ class Transactor:
     def _poll_prior(self, transaction: Transaction) -> None:
         prior = self._prior
         if transaction.prior is Prior.COMMITTING and prior.commit.done():
-            if (error := _failure((prior.commit,))) is not None:
+            if (error := first_failure((prior.commit,))) is not None:
                 raise _because("the store's commit failed", error)
             transaction.prior_committed()
             if prior.transaction is not None:
                 prior.transaction.committed_at = self._clock.monotonic()
         if transaction.prior is Prior.ACKNOWLEDGING:
-            if (error := _failure(prior.acks.values())) is not None:
+            if (error := first_failure(prior.acks.values())) is not None:
                 what = "a recovered acknowledgement" if prior.recovered else "an acknowledgement"
                 raise _because(f"{what} could not be appended", error)
             if all(future.done() for future in prior.acks.values()):
@@ -471,7 +471,7 @@ class Transactor:
                 f"Store.start_commit returned {type(commit).__name__}, not a future"
             )
         self._finished(commit)
-        if (error := _failure((commit,))) is not None:
+        if (error := first_failure((commit,))) is not None:
             raise _because("the store's commit failed", error)
         return commit
 
@@ -493,18 +493,6 @@ def _next_limit(limit: int, count: int, elapsed_s: float) -> int:
 def _note_appended(journal: str, ack: OpFuture[Any]) -> None:
     if not ack.cancelled() and ack.exception() is None:
         hit("ack.appended", journal)
-
-
-def _failure(futures: Iterable[OpFuture[Any]]) -> BaseException | None:
-    """The error of some future that is done and has failed, or was cancelled."""
-    for future in futures:
-        if not future.done():
-            continue
-        if future.cancelled():
-            return Broken("it was cancelled")
-        if (error := future.exception()) is not None:
-            return error
-    return None
 
 
 def _because(what: str, error: BaseException) -> GazetteError:

@@ -33,7 +33,7 @@ from gazette.recoverylog.ops import (
     encode_op,
     fence_value,
 )
-from gazette.tasks import OpFuture
+from gazette.tasks import OpFuture, first_failure
 
 PROPERTY_PATHS = frozenset({"/IDENTITY"})
 """Files that are recorded as properties: RocksDB links them over what exists."""
@@ -276,7 +276,7 @@ class Recorder:
         recent = self._recent
         if recent is None or not recent.done():
             return
-        if (error := recent.exception()) is not None:
+        if (error := first_failure((recent,))) is not None:
             self._broken = _translated(error, self.log)
             raise self._broken
         commit = recent.result().commit
@@ -384,7 +384,7 @@ class Recorder:
     def known_horizon_bytes(self) -> int:
         """`horizon_bytes` as of the last append that is known to be in the log. Any thread."""
         oldest, recent, end = self._oldest, self._recent, self._write_head
-        if recent is not None and recent.done() and recent.exception() is None:
+        if recent is not None and recent.done() and first_failure((recent,)) is None:
             end = max(end, recent.result().commit.end)
         return 0 if oldest is None else max(0, end - oldest)
 

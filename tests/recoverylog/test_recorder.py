@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gazette.client.appender import AppendParams, AppendResult
-from gazette.errors import Bug, Corrupt, Fenced, Invalid, Unavailable
+from gazette.errors import Broken, Bug, Corrupt, Fenced, Invalid, Unavailable
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.label_set import EMPTY_LABELS
@@ -145,6 +145,23 @@ def test_a_failed_append_is_for_good(tmp_path: Path) -> None:
         group.create("/a")
     log.refuse = None
     with pytest.raises(Fenced):
+        recorder.barrier()
+
+
+def test_a_cancelled_append_is_a_failed_one(tmp_path: Path) -> None:
+    """Metrics go on to show the horizon, and the recorder is broken: what is in the log nobody knows."""
+    log = BatchingLog()
+    recorder = recorder_of(log, tmp_path)
+    with recorder.group() as group:
+        group.write(group.create("/a"), 0, b"data")
+    log.send()
+    with recorder.group() as group:
+        group.write(group.create("/b"), 0, b"data")
+    known = recorder.known_horizon_bytes
+    assert known > 0
+    assert log.future.cancel()
+    assert recorder.known_horizon_bytes == known
+    with pytest.raises(Broken, match="cancelled"):
         recorder.barrier()
 
 
