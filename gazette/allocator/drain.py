@@ -51,6 +51,7 @@ class Drain:
         self._words = words
         self._alone_timeout_s = alone_timeout_s
         self._timeout_s = timeout_s
+        self.is_running = False
         self._begun = clock.monotonic()
         self._stuck_since: float | None = None
         self._seen: tuple[Sequence[DecodedKV], ...] | None = None
@@ -74,6 +75,7 @@ class Drain:
         Raises what ``set_exiting`` raises. Cancellation: the announcement may have been written.
         """
         reason = "it broke"
+        self._begun, self.is_running = self._clock.monotonic(), True
         try:
             async with TaskScope("drain") as scope:
                 scope.spawn(session.set_exiting(exiting), name="announce")
@@ -87,6 +89,7 @@ class Drain:
                     reason = next((why for why, event in ends.items() if event.is_set()), reason)
                 scope.cancel()
         finally:
+            self.is_running = False
             metrics.DRAINING_ITEMS.clear()
         if not allocating.done():
             self._look()

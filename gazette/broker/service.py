@@ -18,6 +18,7 @@ from starlette.routing import Route as HttpRoute
 
 from gazette.allocator.allocate import allocate
 from gazette.allocator.drain import Drain
+from gazette.allocator.leave import leave
 from gazette.allocator.model import member_key
 from gazette.allocator.remainder import Words
 from gazette.allocator.session import MemberSession
@@ -41,7 +42,7 @@ from gazette.broker.settings import BrokerSettings
 from gazette.client.channel import Channels, TlsSettings
 from gazette.clock import Clock
 from gazette.diagnostics import diagnostic_routes
-from gazette.errors import GazetteError, Unavailable
+from gazette.errors import Unavailable
 from gazette.etcd import Etcd, EtcdSettings
 from gazette.etcd_startup import connect_patiently
 from gazette.fragment.persister import Persister, PersisterSettings
@@ -127,7 +128,7 @@ class BrokerService:
         """Why the broker does not serve now; empty if it does."""
         if self.failure is not None:
             return f"failed: {self.failure}"
-        if self._parts is not None and self._parts.drain is not None:
+        if self._parts is not None and self._parts.drain.is_running:
             return self._parts.drain.describe()
         if self._phase != "ready":
             return self._phase
@@ -226,7 +227,15 @@ class BrokerService:
             pools=self._pools,
             scope=self._replicas,
         )
-        parts = _Parts(context)
+        drain = Drain(
+            self._clock,
+            state,
+            self.process_id,
+            _WORDS,
+            alone_timeout_s=settings.drain_timeout_s,
+            timeout_s=settings.drain_timeout_max_s,
+        )
+        parts = _Parts(context, drain)
         key_space.observers += [state.observe, resolver.update, parts.list_apply.updated]
         return parts
 
@@ -298,29 +307,22 @@ class BrokerService:
         Cancellation: content that was not persisted is lost with this broker.
         """
         self._asked.set()
-        first: GazetteError | None = None
-        for name, stage in (
-            ("draining", self._drain),
-            ("finishing accepted calls", self._finish),
-            ("persisting", self._persist),
-            ("releasing its lease", self._release),
-            ("cancelling", self._cancel),
-        ):
-            self._phase = name
-            log.info("broker %(member)s is %(phase)s", {"member": self.process_id, "phase": name})
-            try:
-                await stage()
-            except GazetteError as error:
-                log.error(  # noqa: TRY400 - expected, and said in full
-                    "broker %(member)s, while %(phase)s: %(error)s",
-                    {"member": self.process_id, "phase": name, "error": error},
-                )
-                first = first or error
+        stages = {
+            "draining": self._drain,
+            "finishing accepted calls": self._finish,
+            "persisting": self._persist,
+            "releasing its lease": self._release,
+            "cancelling": self._cancel,
+        }
+        first = await leave("broker", self.process_id, stages, self._enter)
         self._phase = "stopped"
         if self.failure is not None:
             raise self.failure
         if first is not None:
             raise first
+
+    def _enter(self, phase: str) -> None:
+        self._phase = phase
 
     async def _drain(self) -> None:
         parts = self._parts
@@ -328,23 +330,8 @@ class BrokerService:
             return
         assert parts.session is not None
         exiting = replace(self._spec, exiting=True).to_pb().SerializeToString()
-        drain = parts.drain = Drain(
-            self._clock,
-            parts.context.state,
-            self.process_id,
-            _WORDS,
-            alone_timeout_s=self.settings.drain_timeout_s,
-            timeout_s=self.settings.drain_timeout_max_s,
-        )
-        try:
-            await drain.run(
-                parts.session,
-                exiting,
-                parts.allocating,
-                {"it was asked to hurry": self._hurried, "it is broken": self._failed},
-            )
-        finally:
-            parts.drain = None
+        ends = {"it was asked to hurry": self._hurried, "it is broken": self._failed}
+        await parts.drain.run(parts.session, exiting, parts.allocating, ends)
 
     async def _finish(self) -> None:
         parts, settings = self._parts, self.settings
@@ -402,13 +389,13 @@ class _Parts:
     """What there is once etcd is connected."""
 
     context: BrokerContext
+    drain: Drain
     list_apply: ListApplyApi = field(init=False)
     read: ReadApi = field(init=False)
     handler: Any = field(init=False)
     session: MemberSession | None = None
     keeping_alive: asyncio.Task[None] | None = None
     allocating: asyncio.Task[None] | None = None
-    drain: Drain | None = None
 
     def __post_init__(self) -> None:
         context = self.context

@@ -20,6 +20,7 @@ from starlette.routing import Route as HttpRoute
 
 from gazette.allocator.allocate import allocate
 from gazette.allocator.drain import Drain
+from gazette.allocator.leave import leave
 from gazette.allocator.model import DecodedKV, member_key
 from gazette.allocator.remainder import Words
 from gazette.allocator.session import MemberSession
@@ -76,10 +77,10 @@ class _Parts:
     state: State
     resolver: Resolver
     shard_api: ShardApi
+    drain: Drain
     session: MemberSession | None = None
     keeping_alive: asyncio.Task[None] | None = None
     allocating: asyncio.Task[None] | None = None
-    drain: Drain | None = None
 
 
 class ConsumerService:
@@ -264,7 +265,7 @@ class ConsumerService:
         """Why the member does not serve now; empty if it does."""
         if self.failure is not None:
             return f"failed: {self.failure}"
-        if self._parts is not None and self._parts.drain is not None:
+        if self._parts is not None and self._parts.drain.is_running:
             return self._parts.drain.describe()
         if self._phase != "ready":
             return self._phase
@@ -349,7 +350,15 @@ class ConsumerService:
             self._auth,
         )
         key_space.observers += [state.observe, resolver.update]
-        return _Parts(etcd, key_space, state, resolver, shard_api)
+        drain = Drain(
+            self.clock,
+            state,
+            self.process_id,
+            _WORDS,
+            alone_timeout_s=settings.drain_timeout_s,
+            timeout_s=settings.drain_timeout_max_s,
+        )
+        return _Parts(etcd, key_space, state, resolver, shard_api, drain)
 
     def _new_publisher(self, appends: AppendService) -> Publisher:
         # Never the producer of an earlier promotion: its acknowledgements may still be on their way.
@@ -397,28 +406,21 @@ class ConsumerService:
         Raises what had broken the member, or else the first error of a stage, when all is done.
         """
         self.stopping.set()
-        first: GazetteError | None = None
-        for name, stage in (
-            ("draining", self._drain),
-            ("finishing", self._finish),
-            ("releasing its lease", self._release),
-            ("cancelling", self._cancel),
-        ):
-            self._phase = name
-            log.info("consumer %(member)s is %(phase)s", {"member": self.process_id, "phase": name})
-            try:
-                await stage()
-            except GazetteError as error:
-                log.error(  # noqa: TRY400 - expected, and said in full
-                    "consumer %(member)s, while %(phase)s: %(error)s",
-                    {"member": self.process_id, "phase": name, "error": error},
-                )
-                first = first or error
+        stages = {
+            "draining": self._drain,
+            "finishing": self._finish,
+            "releasing its lease": self._release,
+            "cancelling": self._cancel,
+        }
+        first = await leave("consumer", self.process_id, stages, self._enter)
         self._phase = "stopped"
         if self.failure is not None:
             raise self.failure
         if first is not None:
             raise first
+
+    def _enter(self, phase: str) -> None:
+        self._phase = phase
 
     async def _drain(self) -> None:
         parts = self._parts
@@ -426,23 +428,8 @@ class ConsumerService:
             return
         assert parts.session is not None
         exiting = replace(self._spec, exiting=True).to_pb().SerializeToString()
-        drain = parts.drain = Drain(
-            self.clock,
-            parts.state,
-            self.process_id,
-            _WORDS,
-            alone_timeout_s=self.settings.drain_timeout_s,
-            timeout_s=self.settings.drain_timeout_max_s,
-        )
-        try:
-            await drain.run(
-                parts.session,
-                exiting,
-                parts.allocating,
-                {"it was asked to hurry": self._hurried, "it is broken": self._failed},
-            )
-        finally:
-            parts.drain = None
+        ends = {"it was asked to hurry": self._hurried, "it is broken": self._failed}
+        await parts.drain.run(parts.session, exiting, parts.allocating, ends)
 
     async def _finish(self) -> None:
         parts, settings = self._parts, self.settings

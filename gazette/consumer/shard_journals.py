@@ -56,25 +56,21 @@ class ShardJournals:
 
     async def check_recovery_log(self, name: str) -> None:
         """Raises ``NotFound``, and ``Invalid`` for a journal that is labelled as something else."""
-        hint = f"Create the journal, with the label {CONTENT_TYPE}={CONTENT_RECOVERY_LOG}."
-        journal = await self._found(name, "recovery log", hint)
-        actual = journal.labels.value_of(CONTENT_TYPE)
-        if actual != CONTENT_RECOVERY_LOG:
-            raise Invalid(
-                f"expected label {CONTENT_TYPE} value {CONTENT_RECOVERY_LOG} (got {actual})",
-                journal=name,
-            )
+        await self._check(name, "recovery log", CONTENT_RECOVERY_LOG)
 
     async def check_dead_letters(self, name: str) -> None:
         """Raises ``NotFound``, and ``Invalid`` for a journal that cannot hold dead letters."""
-        hint = f"Create the journal, with the label {CONTENT_TYPE}={CONTENT_JSON_LINES}."
-        journal = await self._found(name, "dead-letter journal", hint)
+        await self._check(name, "dead-letter journal", CONTENT_JSON_LINES)
+
+    async def _check(self, name: str, what: str, content_type: str) -> None:
+        hint = f"Create the journal, with the label {CONTENT_TYPE}={content_type}."
+        journal = await self._found(name, what, hint)
         actual = journal.labels.value_of(CONTENT_TYPE)
-        if actual != CONTENT_JSON_LINES:
+        if actual != content_type:
             raise Invalid(
-                f"dead letters are lines of JSON, and the journal is labelled {actual}",
+                f"expected label {CONTENT_TYPE} value {content_type} (got {actual})",
                 journal=name,
-                hint=hint,
+                hint=f"A {what} has this label. Name another journal, or correct its label.",
             )
 
     async def _found(self, name: str, what: str, hint: str) -> JournalSpec:

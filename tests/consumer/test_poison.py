@@ -324,7 +324,11 @@ async def test_a_member_skips_and_counts_by_labels(start: Start, broker: BrokerF
     ("content_type", "poison", "text"),
     [
         ("", "skip-malformed", "dead-letter journal dead/letters does not exist"),
-        (CONTENT_PROTO_FIXED, "skip-malformed", "dead letters are lines of JSON"),
+        (
+            CONTENT_PROTO_FIXED,
+            "skip-malformed",
+            "expected label content-type value application/x-ndjson",
+        ),
         (CONTENT_JSON_LINES, "skip", "Counts cannot undo"),
         (CONTENT_JSON_LINES, "odd", "invalid value 'odd'"),
     ],

@@ -183,25 +183,63 @@ class LosingClient:
         return await self._client.append(params, content)
 
 
+class Race:
+    """The owner's last operation is faster than the first try of a hand-off."""
+
+    def __init__(self, owner: Recorder) -> None:
+        self.owner = owner
+        self.contents: list[bytes] = []
+        """Of each try."""
+
+    async def __call__(self, params: AppendParams, content: bytes) -> None:
+        if not self.contents:
+            await put(self.owner, "/a", b"two")
+        self.contents.append(content)
+
+
 async def test_a_lost_race_is_run_again(world: World) -> None:
     """The owner's last operation was faster: the fence stands all the same, the next try wins."""
     first = await world.owner(11)
     await put(first, "/a", b"one")
-    raced: list[int] = []
-
-    async def race(params: AppendParams, content: bytes) -> None:
-        if not raced:
-            await put(first, "/a", b"two")
-        raced.append(len(content))
-
+    race = Race(first)
     player = world.player()
     player._client = LosingClient(world.broker.client, race)  # type: ignore[assignment]
     player.hand_off(22)
     state = await player.play()
-    assert len(raced) == 2
+    assert len(race.contents) == 2
     assert tree(state.directory) == {"/a": b"two"}
     with pytest.raises(Fenced):
         await put(first, "/a", b"three")
+
+
+async def test_each_try_of_a_hand_off_asks_whether_it_may(world: World) -> None:
+    """Who may not any more ends, and has not fenced the log again."""
+    first = await world.owner(11)
+    await put(first, "/a", b"one")
+    asked: list[int] = []
+    race = Race(first)
+
+    async def permit() -> None:
+        asked.append(len(race.contents))
+        if len(asked) == 2:
+            raise Closed("assigned to somebody else")
+
+    player = world.player()
+    player._client = LosingClient(world.broker.client, race)  # type: ignore[assignment]
+    player.hand_off(22, permit=permit)
+    with pytest.raises(Closed, match="somebody else"):
+        await player.play()
+    assert asked == [0, 1]
+    assert len(race.contents) == 1
+    # Case: one that may not from the beginning leaves the owner alone.
+    owner = await world.owner(33)
+    player = world.player()
+    player.hand_off(44, permit=permit)
+    asked.append(0)
+    del asked[1:]
+    with pytest.raises(Closed, match="somebody else"):
+        await player.play()
+    await put(owner, "/b", b"two")
 
 
 async def test_a_standby_takes_over_without_asking_where_the_log_ends(
@@ -210,12 +248,7 @@ async def test_a_standby_takes_over_without_asking_where_the_log_ends(
     """Nor after it lost the race, which its fence has ended. What it recovers says where the log ends."""
     first = await world.owner(11)
     await put(first, "/a", b"one")
-    raced: list[int] = []
-
-    async def race(params: AppendParams, content: bytes) -> None:
-        if not raced:
-            await put(first, "/a", b"two")
-        raced.append(len(content))
+    race = Race(first)
 
     async def asked(client: object, log: str) -> int:
         raise AssertionError("asked for the head of the log")
@@ -229,7 +262,7 @@ async def test_a_standby_takes_over_without_asking_where_the_log_ends(
         monkeypatch.setattr(player_module, "write_head", asked)
         player.hand_off(22)
         state = await task
-    assert len(raced) == 2
+    assert len(race.contents) == 2
     assert tree(state.directory) == {"/a": b"two"}
     assert state.write_head == await world.head()
     service = AppendService(world.broker.client)
@@ -248,20 +281,18 @@ async def test_a_repeated_hand_off_is_no_other(world: World) -> None:
     """Its append may arrive twice, having lost a race or not."""
     first = await world.owner(11)
     await put(first, "/a", b"one")
-    raced: list[bytes] = []
+    race = Race(first)
 
-    async def race(params: AppendParams, content: bytes) -> None:
-        if not raced:
-            await put(first, "/a", b"two")
-        raced.append(content)
+    async def twice(params: AppendParams, content: bytes) -> None:
+        await race(params, content)
         await world.broker.client.append(params, content)
 
     player = world.player()
-    player._client = LosingClient(world.broker.client, race)  # type: ignore[assignment]
+    player._client = LosingClient(world.broker.client, twice)  # type: ignore[assignment]
     player.hand_off(22)
     second = await world.recorder(await player.play())
     # The first try once more, long after it lost: a repetition that was under way for long.
-    await world.broker.client.append(AppendParams(LOG), raced[0])
+    await world.broker.client.append(AppendParams(LOG), race.contents[0])
     await put(second, "/b", b"three")
     assert await world.files() == {"/a": b"two", "/b": b"three"}
     third = await world.owner(33)
