@@ -526,7 +526,7 @@ class NoFuture(Tally):
 
 @pytest.mark.parametrize(
     ("application", "error"),
-    [(Cancelled, "commit failed: it was cancelled"), (NoFuture, "returned NoneType")],
+    [(Cancelled, "commit failed: an operation was cancelled"), (NoFuture, "returned NoneType")],
 )
 def test_a_store_that_breaks_its_contract(tmp_path: Path, application: Any, error: str) -> None:
     with AppDriver(application(), tmp_path, [SOURCE]) as driver:
