@@ -22,186 +22,19 @@ from __future__ import annotations
 
 import argparse
 import configparser
-import dataclasses
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar, get_type_hints
+from typing import Any, NoReturn, TypeVar
 
 import yaml
 
+from gazette.config_file import ini_entries, yaml_entries
 from gazette.errors import Bug, Invalid
-from gazette.protocol.duration import SECOND, format_go_duration, parse_go_duration
+from gazette.options import FALSE_WORDS, TRUE_WORDS, Option, duration, options_of, setting
 
 T = TypeVar("T")
-
-_META: Final = "gazette.setting"
-_TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
-_FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Meta:
-    help: str
-    name: str
-    env: str
-    choices: tuple[str, ...]
-    secret: bool
-    is_duration: bool
-    short: str
-    flag_only: bool
-
-
-def setting(
-    default: Any,
-    help_text: str,
-    *,
-    name: str = "",
-    env: str = "",
-    choices: Sequence[str] = (),
-    secret: bool = False,
-    short: str = "",
-    flag_only: bool = False,
-) -> Any:
-    """A field of a group: str, int, float, bool, ``bool | None``, ``Path | None`` or ``tuple[str, ...]``.
-
-    ``name`` and ``env`` replace the names that follow from the field's name. A ``secret`` is never
-    printed. ``short`` is a letter for ``-x``; ``flag_only`` keeps it out of environment and files.
-    """
-    meta = _Meta(
-        help_text,
-        name,
-        env,
-        tuple(choices),
-        secret,
-        is_duration=False,
-        short=short,
-        flag_only=flag_only,
-    )
-    return dataclasses.field(default=default, metadata={_META: meta})
-
-
-def duration(
-    default: str, help_text: str, *, name: str = "", env: str = "", flag_only: bool = False
-) -> Any:
-    """A field of a group that holds seconds and is written as ``20s``, ``1m30s`` or ``0``."""
-    meta = _Meta(
-        help_text, name, env, (), secret=False, is_duration=True, short="", flag_only=flag_only
-    )
-    return dataclasses.field(default=_parse_duration(default), metadata={_META: meta})
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One setting, by all its names."""
-
-    group: str
-    field: str
-    name: str
-    """Without its group: ``max-append-rate``."""
-    env: str
-    help: str
-    default: Any
-    kind: str
-    choices: tuple[str, ...]
-    secret: bool
-    short: str = ""
-    """A letter: the flag has a second form, ``-x``."""
-    flag_only: bool = False
-
-    @property
-    def flag(self) -> str:
-        return f"--{self.group}.{self.name}" if self.group else f"--{self.name}"
-
-    @property
-    def key(self) -> str:
-        """How files and errors call it."""
-        return f"{self.group}.{self.name}" if self.group else self.name
-
-    def parse(self, text: str, source: str) -> Any:
-        """The value of a text. Raises ``Invalid`` that names the source."""
-        try:
-            value = _PARSERS[self.kind](text)
-        except (ValueError, Invalid) as error:
-            reason = error.message if isinstance(error, Invalid) else f"expected {_NOUN[self.kind]}"
-            hint = error.hint if isinstance(error, Invalid) else None
-            raise Invalid(f'invalid value "{text}": {reason}', path=source, hint=hint) from error
-        if self.choices and value not in self.choices:
-            expected = ", ".join(self.choices)
-            raise Invalid(f'invalid value "{text}": expected one of {expected}', path=source)
-        return value
-
-    def render(self, value: Any) -> str:
-        """The text whose ``parse`` is ``value``."""
-        if value is None:
-            return ""
-        if self.kind == "duration":
-            return format_go_duration(round(value * SECOND))
-        if self.kind == "list":
-            return ",".join(value)
-        return str(value).lower() if self.kind == "bool" else str(value)
-
-
-def _parse_duration(text: str) -> float:
-    return parse_go_duration(text.strip()) / SECOND
-
-
-def _parse_bool(text: str) -> bool:
-    word = text.strip().lower()
-    if word in _TRUE or word in _FALSE:
-        return word in _TRUE
-    raise ValueError(text)
-
-
-_PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
-    "str": str,
-    "int": lambda text: int(text.strip()),
-    "float": lambda text: float(text.strip()),
-    "bool": _parse_bool,
-    "path": lambda text: Path(text).expanduser() if text.strip() else None,
-    "list": lambda text: tuple(word.strip() for word in text.split(",") if word.strip()),
-    "duration": _parse_duration,
-}
-_NOUN: Final = {
-    "int": "an integer",
-    "float": "a number",
-    "bool": "true or false",
-    "duration": "a duration such as 20s or 1m30s",
-}
-_KINDS: Final[Mapping[Any, str]] = {
-    str: "str",
-    int: "int",
-    float: "float",
-    bool: "bool",
-    bool | None: "bool",
-    Path | None: "path",
-    tuple[str, ...]: "list",
-}
-
-
-def options_of(group: str, cls: type) -> Iterator[Option]:
-    """The options of a group, in the order of its fields."""
-    hints = get_type_hints(cls)
-    for one in dataclasses.fields(cls):
-        meta = one.metadata.get(_META)
-        if meta is None:
-            raise Bug("a field of a settings group was not made by setting()", field=one.name)
-        name = meta.name or one.name.replace("_", "-")
-        words = f"{group}.{name}" if group else name
-        yield Option(
-            group=group,
-            field=one.name,
-            name=name,
-            env=meta.env or words.upper().replace(".", "_").replace("-", "_"),
-            help=meta.help,
-            default=one.default,
-            kind="duration" if meta.is_duration else _KINDS[hints[one.name]],
-            choices=meta.choices,
-            secret=meta.secret,
-            short=meta.short,
-            flag_only=meta.flag_only,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +211,7 @@ class Schema:
                 words.extend(argv[at:])
                 break
             value = argv[at + 1].lower() if at + 1 < len(argv) else ""
-            if word in switches and (self.arguments or value not in _TRUE | _FALSE):
+            if word in switches and (self.arguments or value not in TRUE_WORDS | FALSE_WORDS):
                 words.append(f"{switches[word]}=true")
             elif _is_cluster(word) and all(f"-{letter}" in switches for letter in word[1:]):
                 words.extend(f"{switches[f'-{letter}']}=true" for letter in word[1:])
@@ -414,7 +247,7 @@ class Schema:
         """Option key → text of everything a file says. Raises ``Invalid`` for what is unknown."""
         try:
             text = path.read_text()
-            entries = list(_ini_entries(text) if path.suffix == ".ini" else _yaml_entries(text))
+            entries = list(ini_entries(text) if path.suffix == ".ini" else yaml_entries(text))
         except (OSError, UnicodeDecodeError, configparser.Error, yaml.YAMLError) as error:
             raise Invalid(f"configuration file cannot be read: {error}", path=str(path)) from error
         options = [one for one in (*self.options, *self._others) if not one.flag_only]
@@ -469,42 +302,12 @@ def _folded(key: str) -> str:
     return f"{group}.{name.replace('-', '').replace('_', '').replace('.', '')}"
 
 
-def _ini_entries(text: str) -> Iterator[tuple[str, str]]:
-    parser = configparser.ConfigParser(interpolation=None, default_section="\0")
-    parser.optionxform = lambda optionstr: optionstr  # type: ignore[method-assign]
-    parser.read_string(text)
-    for section in parser.sections():
-        for key, value in parser.items(section):
-            if value:
-                quoted = len(value) >= 2 and value[0] == value[-1] == '"'
-                yield f"{section}.{key}", value[1:-1] if quoted else value
-
-
-def _yaml_entries(text: str) -> Iterator[tuple[str, str]]:
-    document = yaml.safe_load(text)
-    if document is None:
-        return
-    if not isinstance(document, dict):
-        raise yaml.YAMLError("expected a mapping of groups")
-    yield from _flattened("", document)
-
-
-def _flattened(prefix: str, node: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
-    for key, value in node.items():
-        path = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, dict):
-            yield from _flattened(path, value)
-        elif isinstance(value, list):
-            yield path, ",".join(str(one) for one in value)
-        elif isinstance(value, bool):
-            yield path, str(value).lower()
-        elif value is not None:
-            yield path, str(value)
-
-
 def exit_with(error: Invalid, stderr: Any) -> int:
     """Say what is wrong with the configuration; the exit code is 2."""
     print(f"{error}", file=stderr)
     if error.hint and error.hint != Invalid.default_hint:
         print(error.hint, file=stderr)
     return 2
+
+
+__all__ = ["Loaded", "Option", "Schema", "duration", "exit_with", "options_of", "setting"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from gazette.client.appender import AppendParams
 from gazette.clock import Clock
 from gazette.consumer import metrics
 from gazette.consumer.application import Application, MessageProducer, Shard, Store
+from gazette.consumer.committing import Committing, because
 from gazette.consumer.delivery import ApplicationFailed, Deferred, Delivery, application_code
 from gazette.consumer.host import FinishedTransaction, Outside
 from gazette.consumer.inbox import (
@@ -32,7 +33,6 @@ from gazette.consumer.inbox import (
 )
 from gazette.consumer.poison import PoisonPolicy
 from gazette.consumer.poison_control import PoisonControl
-from gazette.consumer.replica_status import error_text
 from gazette.consumer.transaction import NANOS, Phases, Policy, Prior, Step, Transaction
 from gazette.errors import Bug, GazetteError
 from gazette.failpoints import hit
@@ -53,19 +53,6 @@ CONSUME_S: Final = 0.02
 """… and as few as take about this long, so that slow callbacks keep to the maximum duration."""
 PRUNE_HORIZON_NS: Final = 24 * 3600 * NANOS
 """How long a silent producer is remembered: the window of deduplication (consumer facts 1.3)."""
-
-
-@dataclass(slots=True)
-class _Committing:
-    """A transaction whose commit was started, until it is acknowledged."""
-
-    checkpoint: Checkpoint
-    read_through: dict[str, int]
-    commit: OpFuture[Any]
-    acks: dict[str, OpFuture[Any]] = field(default_factory=dict)
-    recovered: bool = False
-    transaction: Transaction | None = None
-    bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -135,7 +122,7 @@ class Transactor:
         self._bytes = 0
         self._extra_waits: list[OpFuture[Any]] = []
         self._stall_reported = False
-        self._prior: _Committing
+        self._prior: Committing
         self._sequencer: Sequencer[Any]
 
     def add_wait(self, future: OpFuture[Any]) -> None:
@@ -170,7 +157,7 @@ class Transactor:
         self._input_ended = False
         spec = self._spec_of()
         self._sequencer = Sequencer(checkpoint.sources, spec.ring_buffer_size or 8192)
-        self._prior = _Committing(
+        self._prior = Committing(
             checkpoint=checkpoint,
             read_through={j: source.read_through for j, source in checkpoint.sources.items()},
             commit=resolved(None),
@@ -180,7 +167,7 @@ class Transactor:
         # they make what it published visible, or roll back what it had begun.
         for journal, intent in checkpoint.ack_intents.items():
             self._prior.acks[journal] = self._outside.append_recovered(journal, intent)
-        self._watch(self._prior)
+        self._prior.watch(self._inbox.wake)
         while self._run_one():
             pass
 
@@ -234,25 +221,15 @@ class Transactor:
 
     # -- the transaction before this one
 
-    def _watch(self, prior: _Committing) -> None:
-        """Be woken when one of its futures is done."""
-        prior.commit.add_done_callback(self._inbox.wake)
-        for future in prior.acks.values():
-            future.add_done_callback(self._inbox.wake)
-
     def _poll_prior(self, transaction: Transaction) -> None:
         prior = self._prior
         if transaction.prior is Prior.COMMITTING and prior.commit.done():
-            if (error := first_failure((prior.commit,))) is not None:
-                raise _because("the store's commit failed", error)
+            prior.require_committed()
             transaction.prior_committed()
             if prior.transaction is not None:
                 prior.transaction.committed_at = self._clock.monotonic()
         if transaction.prior is Prior.ACKNOWLEDGING:
-            if (error := first_failure(prior.acks.values())) is not None:
-                what = "a recovered acknowledgement" if prior.recovered else "an acknowledgement"
-                raise _because(f"{what} could not be appended", error)
-            if all(future.done() for future in prior.acks.values()):
+            if prior.is_acknowledged():
                 transaction.prior_acknowledged()
                 hit("transaction.acknowledged", self._shard.id)
                 self._report(prior)
@@ -260,7 +237,7 @@ class Transactor:
             self._stall_reported = True
             self._outside.stalled("the store's commit is slower than max_txn_duration")
 
-    def _report(self, prior: _Committing) -> None:
+    def _report(self, prior: Committing) -> None:
         publish_at: dict[str, int] = {}
         phases: Phases | None = None
         messages = 0
@@ -322,7 +299,7 @@ class Transactor:
                 self._input_ended = True
                 transaction.end_input()
             case SourceFailed(journal=journal, error=error):
-                raise _because(f"source {journal} cannot be read", error)
+                raise because(f"source {journal} cannot be read", error)
             case Call(fn=fn, future=future):
                 _perform(fn, future)
 
@@ -382,7 +359,7 @@ class Transactor:
             return
         prior = self._prior
         prior.read_through = offsets
-        if prior.commit.done() and all(future.done() for future in prior.acks.values()):
+        if prior.is_done:
             self._outside.progress(offsets)
 
     # -- consuming
@@ -449,7 +426,7 @@ class Transactor:
                 acks[journal] = txn.release()
             acks[journal].add_done_callback(partial(_note_appended, journal))
         hit("commit.enqueued", shard.id)
-        self._prior = _Committing(
+        self._prior = Committing(
             checkpoint=checkpoint,
             read_through={j: source.read_through for j, source in checkpoint.sources.items()},
             commit=commit,
@@ -458,7 +435,7 @@ class Transactor:
             bytes=self._bytes,
         )
         self._bytes = 0
-        self._watch(self._prior)
+        self._prior.watch(self._inbox.wake)
 
     def _start_commit(self, checkpoint: Checkpoint) -> OpFuture[Any]:
         waits: Collection[OpFuture[Any]] = self._appends.pending_except(self._recovery_log)
@@ -472,7 +449,7 @@ class Transactor:
             )
         self._finished(commit)
         if (error := first_failure((commit,))) is not None:
-            raise _because("the store's commit failed", error)
+            raise because("the store's commit failed", error)
         return commit
 
     def _finished(self, commit: OpFuture[Any]) -> None:
@@ -493,25 +470,6 @@ def _next_limit(limit: int, count: int, elapsed_s: float) -> int:
 def _note_appended(journal: str, ack: OpFuture[Any]) -> None:
     if not ack.cancelled() and ack.exception() is None:
         hit("ack.appended", journal)
-
-
-def _because(what: str, error: BaseException) -> GazetteError:
-    """``error``, with what it prevented said in front."""
-    if isinstance(error, GazetteError):
-        hint = error.hint
-        wrapped = type(error)(f"{what}: {error}", hint=hint) if _plain(error) else None
-        if wrapped is not None:
-            wrapped.__cause__ = error
-            return wrapped
-    text = error_text(error) if not isinstance(error, GazetteError) else str(error)
-    failure = GazetteError(f"{what}: {text}", hint=getattr(error, "hint", None))
-    failure.__cause__ = error
-    return failure
-
-
-def _plain(error: GazetteError) -> bool:
-    """Whether the type is made from a message alone."""
-    return type(error).__init__ is GazetteError.__init__
 
 
 def _perform(fn: Callable[[], Any], future: OpFuture[Any]) -> None:

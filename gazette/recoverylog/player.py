@@ -17,10 +17,8 @@ append, so that the old author is refused from then on whether or not the operat
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -35,10 +33,11 @@ from gazette.metrics import RECOVERED_BYTES
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.status import Status
 from gazette.recoverylog.broker_logs import write_head
-from gazette.recoverylog.fsm import RecoveryFSM
-from gazette.recoverylog.playback import FileAction, Playback, PrunedLog
+from gazette.recoverylog.play_progress import PlayerState, PlayProgress, RecoveredState
+from gazette.recoverylog.playback import Playback, PrunedLog
 from gazette.recoverylog.recorder import fence, no_op
 from gazette.recoverylog.staged_files import PlayedFiles, StagedFiles
+from gazette.recoverylog.write_behind import WriteBehind
 from gazette.tasks import BlockingPool, TaskScope, portable
 
 if TYPE_CHECKING:
@@ -49,8 +48,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READ_BYTES = 1 << 20
-WRITE_AHEAD_BYTES = 4 << 20
-"""How much of the log is read on while files are written, before reading waits for that."""
 
 SUSPENDED_POLL_S = 2.0
 """How often a standby looks whether a fully suspended log was resumed."""
@@ -58,55 +55,6 @@ SUSPENDED_POLL_S = 2.0
 CATCH_UPS_MAX = 3
 """How often the end waits for what was appended meanwhile. A hand-off against an owner that never
 pauses then goes ahead: it loses that race, but its fence stops the owner, and the next one is won."""
-
-
-class PlayerState(enum.Enum):
-    BACKFILL = "backfill"
-    TAILING = "tailing"
-    LIVE = "live"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveredState:
-    """What a player leaves: the directory's files are those of ``fsm``.
-
-    ``author`` is the author that the log was handed to, or None after a read-only recovery. ``write_head``
-    is where ``log`` ended then, in bytes.
-    """
-
-    log: str
-    fsm: RecoveryFSM
-    directory: Path
-    author: int | None
-    write_head: int
-
-
-@dataclass(frozen=True, slots=True)
-class PlayProgress:
-    """How far a player is; offsets and sizes in bytes."""
-
-    state: PlayerState
-    log: str
-    offset: int
-    read_through: int
-    bytes_read: int
-    seconds: float
-
-    @property
-    def lag_bytes(self) -> int:
-        return max(0, self.read_through - self.offset)
-
-    @property
-    def bytes_per_second(self) -> float:
-        return self.bytes_read / self.seconds if self.seconds > 0 else 0.0
-
-    def __str__(self) -> str:
-        eta = self.lag_bytes / self.bytes_per_second if self.bytes_per_second else float("inf")
-        return (
-            f"{self.state.value} {self.log} at {self.offset} of {self.read_through},"
-            f" {self.bytes_per_second / 1e6:.1f} MB/s, {eta:.0f} s left"
-        )
 
 
 class _View(Generic[T]):
@@ -176,10 +124,7 @@ class Player:
         """Whether the log's registers have our fence: its former owner appends no more."""
         self._bytes_read = 0
         self._started = clock.monotonic()
-        self._gathered: list[FileAction] = []
-        """What was read of the log and is not written yet, of ``_gathered_bytes`` of it."""
-        self._gathered_bytes = 0
-        self._writing: asyncio.Task[None] | None = None
+        self._write_behind = WriteBehind(self._files, pool)
         self._reader: RetryReader | None = None
         self._pending: asyncio.Task[bytes | OffsetJump] | None = None
 
@@ -276,9 +221,7 @@ class Player:
                     raise
                 log.warning("%(error)s; trying older hints", {"error": error})
             self._close_reader()
-            # What was gathered is not written any more; what is being written is, before all is wiped.
-            self._gathered, self._gathered_bytes = [], 0
-            await self._settle(scope)
+            await self._write_behind.give_up()  # What it writes is wiped next.
             self.hints = self._older_hints.pop(0)
             self._playback = Playback(self.hints)
 
@@ -308,10 +251,10 @@ class Player:
                 await self._inject()
                 injected = True
             if self._views and self.tailing.is_set() and not self._requested.is_set():
-                await self._settle(scope)
+                await self._write_behind.settle(scope)
                 await self._take_views()
             if at_head:
-                await self._start_writing(scope)
+                await self._write_behind.begin(scope)
             await self._read_some(scope, at_head=playback.read_offset >= self._read_through)
             if playback.handoff_applied:
                 break
@@ -321,7 +264,7 @@ class Player:
                     {"journal": playback.log},
                 )
                 injected = False
-        await self._settle(scope)
+        await self._write_behind.settle(scope)
         await reach("recovery.handed_off", playback.log, self._clock)
         await self._pool.run(self._files.make_live, playback.fsm)
         await reach("recovery.live", playback.log, self._clock)
@@ -440,7 +383,9 @@ class Player:
         """Feed one chunk, or return when something was asked for while there was none."""
         if self._rest:
             rest, self._rest = self._rest, b""
-            await self._write(scope, self._playback.feed(self._up_to_cut(rest)), len(rest))
+            await self._write_behind.add(
+                scope, self._playback.feed(self._up_to_cut(rest)), len(rest)
+            )
             return
         if self._pending is None:
             if self._reader is None:
@@ -504,32 +449,7 @@ class Player:
         if self._playback.wanted() is None and not self._playback.handoff_applied:
             # Goes on while files are written.
             self._pending = scope.spawn(self._read(reader), name="read")
-        await self._write(scope, actions, len(data))
-
-    async def _write(self, scope: TaskScope, actions: list[FileAction], length: int) -> None:
-        """Have files written while the log is read on. Waits for those before, if that is too far ahead."""
-        self._gathered += actions
-        self._gathered_bytes += length
-        busy = self._writing is not None and not self._writing.done()
-        if not busy or self._gathered_bytes >= WRITE_AHEAD_BYTES:
-            await self._start_writing(scope)
-
-    async def _start_writing(self, scope: TaskScope) -> None:
-        """Begin to write what was gathered, after what is being written."""
-        if not self._gathered:
-            return
-        if self._writing is not None:
-            await self._writing
-        actions, self._gathered, self._gathered_bytes = self._gathered, [], 0
-        writing = self._pool.run(self._files.perform, actions)
-        self._writing = scope.spawn(writing, name="write")
-
-    async def _settle(self, scope: TaskScope) -> None:
-        """Return when everything is written that was read."""
-        await self._start_writing(scope)
-        if self._writing is not None:
-            await self._writing
-            self._writing = None
+        await self._write_behind.add(scope, actions, len(data))
 
     def _up_to_cut(self, data: bytes) -> bytes:
         if self._cut is None:
@@ -546,3 +466,6 @@ class Player:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+
+
+__all__ = ["PlayProgress", "Player", "PlayerState", "RecoveredState"]

@@ -18,22 +18,21 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from gazette.client.appender import AppendParams, AppendResult
 from gazette.consumer.application import Application, MessageProducer, Store
 from gazette.consumer.delivery import application_code
 from gazette.consumer.host import FinishedTransaction
-from gazette.consumer.inbox import Call, Chunk, Event, Inbox
+from gazette.consumer.inbox import Chunk
 from gazette.consumer.poison import PoisonPolicy
 from gazette.consumer.poison_control import checked_policy, decoded
 from gazette.consumer.shard_thread import ShardThread
 from gazette.consumer.transactor import Transactor
-from gazette.errors import Bug, Closed, Fenced, GazetteError, Unavailable
+from gazette.errors import Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
@@ -44,287 +43,22 @@ from gazette.message.message_uuid import new_producer_id
 from gazette.message.publisher import Publisher
 from gazette.message.sequencer import ReplayRange, Sequencer
 from gazette.protocol import duration
-from gazette.protocol.fragment import Fragment
 from gazette.protocol.hints import FSMHints
-from gazette.protocol.ids import ProcessId
 from gazette.protocol.journal import FragmentSpec, JournalSpec
-from gazette.protocol.label_set import EMPTY_LABELS, LabelSet, subtract, union
-from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header
+from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSource, ShardSpec
-from gazette.recoverylog.recorder import Recorder
-from gazette.tasks import OpFuture, first_failure
+from gazette.recoverylog.recorder import Recorder, fence
+from gazette.tasks import OpFuture
 from gazette.testing.clock import ManualClock
-from gazette.testing.recovery import LOG, MemoryLog, take_over
+from gazette.testing.memory_journals import JournalLog, MemoryAppends, MemoryJournals
+from gazette.testing.recovery import LOG, take_over
+from gazette.testing.stepped_inbox import SteppedInbox
 
 StoreT = TypeVar("StoreT", bound=Store)
 
 STEP_TIMEOUT_S: Final = 60.0
 BLOCKED_S: Final = 0.5
 """How long the thread may do nothing while a commit is held, before it is taken to wait for that."""
-_HEADER: Final = Header(ProcessId("local", "test-member"), EMPTY_ROUTE, EtcdHeader(1, 1, 1, 1))
-
-
-@dataclass(slots=True)
-class _Append:
-    params: AppendParams
-    content: bytes
-    waits: tuple[OpFuture[Any], ...]
-    future: OpFuture[AppendResult]
-    owner: object
-
-
-@dataclass(slots=True)
-class _Journal:
-    data: bytearray = field(default_factory=bytearray)
-    registers: LabelSet = EMPTY_LABELS
-    queue: list[_Append] = field(default_factory=list)
-    held: bool = False
-
-
-class MemoryJournals:
-    """Journals in memory, with registers, and appends in the order of their release. Any thread.
-
-    ``holds(journal, content)`` may answer True for an append, which then waits, and what follows in
-    its journal with it, until ``release`` or the crash of whoever made it. ``doubles`` may have an
-    append take place twice, as the retry of one whose answer was lost does.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._journals: dict[str, _Journal] = {}
-        self.holds: Callable[[str, bytes], bool] = lambda journal, content: False
-        self.doubles: Callable[[str, bytes], bool] = lambda journal, content: False
-
-    def _of(self, journal: str) -> _Journal:
-        return self._journals.setdefault(journal, _Journal())
-
-    def content(self, journal: str) -> bytes:
-        """All of a journal's bytes."""
-        with self._lock:
-            return bytes(self._of(journal).data)
-
-    def append(self, journal: str, content: bytes) -> int:
-        """Append at once, whatever waits. Returns the new end."""
-        with self._lock:
-            data = self._of(journal).data
-            data += content
-            return len(data)
-
-    def release(self) -> None:
-        """Hold nothing any more."""
-        with self._lock:
-            self.holds = lambda journal, content: False
-            for journal in self._journals.values():
-                journal.held = False
-        self._pump_all()
-
-    def drop(self, owner: object) -> None:
-        """Forget what ``owner`` has enqueued, as its death would."""
-        with self._lock:
-            dropped: list[_Append] = []
-            for journal in self._journals.values():
-                dropped += [one for one in journal.queue if one.owner is owner]
-                journal.queue = [one for one in journal.queue if one.owner is not owner]
-                journal.held = journal.held and bool(journal.queue)
-        for one in dropped:
-            one.future.set_exception(Closed("the process has crashed"))
-
-    def enqueue(self, append: _Append) -> None:
-        with self._lock:
-            self._of(append.params.journal).queue.append(append)
-        for future in append.waits:
-            future.add_done_callback(lambda _: self._pump(append.params.journal))
-        self._pump(append.params.journal)
-
-    def is_waiting(self, owner: object, journal: str) -> bool:
-        """Whether an append of ``owner`` to a journal has not taken place yet."""
-        with self._lock:
-            return any(one.owner is owner for one in self._of(journal).queue)
-
-    def waiting(self, journal: str) -> list[bytes]:
-        """What was enqueued to a journal and has not taken place yet, in order."""
-        with self._lock:
-            return [one.content for one in self._of(journal).queue]
-
-    def pending_except(self, owner: object, journal: str) -> frozenset[OpFuture[Any]]:
-        with self._lock:
-            return frozenset(
-                one.future
-                for name, other in self._journals.items()
-                for one in other.queue
-                if name != journal and one.owner is owner
-            )
-
-    def _pump_all(self) -> None:
-        for name in list(self._journals):
-            self._pump(name)
-
-    def _pump(self, name: str) -> None:
-        """Apply what is first in a journal's queue, as long as nothing holds it."""
-        while True:
-            with self._lock:
-                journal = self._of(name)
-                if not journal.queue or journal.held:
-                    return
-                first = journal.queue[0]
-                if not all(future.done() for future in first.waits):
-                    return
-                error = first_failure(first.waits)
-                if error is None and self.holds(name, first.content):
-                    journal.held = True
-                    return
-                del journal.queue[0]
-                result = None if error is not None else self._apply(journal, first)
-            if isinstance(result, AppendResult):
-                first.future.set_result(result)
-            else:
-                first.future.set_exception(error or result or Bug("append without a result"))
-
-    def _apply(self, journal: _Journal, append: _Append) -> AppendResult | GazetteError:
-        params = append.params
-        check = params.check_registers
-        if check is not None and journal.registers.labels and not check.matches(journal.registers):
-            return Fenced("another author owns the journal", journal=params.journal)
-        begin = len(journal.data)
-        journal.data += append.content
-        if append.content:
-            if params.subtract_registers is not None:
-                journal.registers = subtract(journal.registers, params.subtract_registers)
-            if params.union_registers is not None:
-                journal.registers = union(params.union_registers, journal.registers)
-            if self.doubles(params.journal, append.content):
-                journal.data += append.content
-        commit = Fragment(params.journal, begin, len(journal.data))
-        return AppendResult(commit, journal.registers, _HEADER)
-
-
-class _Txn:
-    def __init__(self, appends: _Appends, append: _Append) -> None:
-        self._appends = appends
-        self._append = append
-        self._content = bytearray()
-
-    def write(self, content: bytes | bytearray | memoryview) -> None:
-        self._content += content
-
-    def release(self) -> OpFuture[AppendResult]:
-        self._append.content = bytes(self._content)
-        self._appends.journals.enqueue(self._append)
-        return self._append.future
-
-    def roll_back(self) -> None:
-        self._content.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-class _Appends:
-    """The part of an append service that publishers, recorders and transactions use."""
-
-    def __init__(self, journals: MemoryJournals) -> None:
-        self.journals = journals
-        self.closed = False
-        self.commit_waits: set[OpFuture[Any]] = set()
-        """What the last commit waits for, as far as we know."""
-
-    def start_append(
-        self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
-    ) -> _Txn:
-        if self.closed:
-            raise Closed("the process has crashed")
-        return _Txn(self, _Append(params, b"", tuple(dependencies), OpFuture(), self))
-
-    async def begin_append(
-        self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
-    ) -> _Txn:
-        return self.start_append(params, dependencies)
-
-    def pending_except(self, journal: str) -> frozenset[OpFuture[Any]]:
-        """Asked for when a transaction commits: what its commit has to wait for."""
-        self.commit_waits = set(self.journals.pending_except(self, journal))
-        return frozenset(self.commit_waits)
-
-
-class _Log(MemoryLog):
-    """A recovery log that is one of `MemoryJournals`."""
-
-    def __init__(self, appends: _Appends) -> None:
-        super().__init__(appends.journals.content(LOG))
-        self._appends = appends
-
-    def start_append(
-        self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
-    ) -> Any:
-        return self._appends.start_append(params, dependencies)
-
-    def enqueue(self, content: bytes) -> OpFuture[AppendResult]:
-        """The hand-off: it fences the former author, whatever that has in line."""
-        future = super().enqueue(content)
-        self._appends.journals.append(LOG, content)
-        return future
-
-
-class _DirectLoop:
-    """Takes the part of an event loop's ``call_soon_threadsafe``."""
-
-    def call_soon_threadsafe(self, fn: Callable[..., Any], *args: Any) -> None:
-        fn(*args)
-
-
-class _SteppedInbox(Inbox):
-    """An inbox that tells when its thread has nothing to do, and knows no time."""
-
-    def __init__(self) -> None:
-        super().__init__(1 << 40, _DirectLoop())  # type: ignore[arg-type]
-        self._idle = False
-
-    def get(self, timeout_s: float | None) -> Event | None:
-        if timeout_s == 0:
-            return super().get(0)
-        self._await_work(lambda: bool(self._events))
-        return super().get(0)
-
-    def get_call(self, timeout_s: float | None) -> Call | None:
-        self._await_work(lambda: any(isinstance(one, Call) for one in self._events))
-        return super().get_call(0)
-
-    def _await_work(self, has_work: Callable[[], bool]) -> None:
-        with self._changed:
-            while not (has_work() or self._woken or self.stopped):
-                self._idle = True
-                self._changed.notify_all()
-                self._changed.wait()
-            self._idle = False
-
-    def put(self, event: Event) -> None:
-        with self._changed:
-            self._idle = False
-            super().put(event)
-            self._changed.notify_all()
-
-    def put_messages(self, batch: Sequence[Envelope[Any]], messages_max: int) -> None:
-        with self._changed:
-            self._idle = False
-            super().put_messages(batch, messages_max)
-
-    def wake(self, _: object = None) -> None:
-        with self._changed:
-            self._idle = False
-            super().wake()
-            self._changed.notify_all()
-
-    def await_idle(self, ended: Callable[[], bool], timeout_s: float) -> bool:
-        """Return once the thread waits or has ended; False if it does neither for that long."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._idle or ended(), timeout_s)
-
-    def note_end(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
 
 class _DrivenShard:
@@ -358,8 +92,8 @@ class _Life:
 
     shard: _DrivenShard
     store: Any
-    appends: _Appends
-    inbox: _SteppedInbox
+    appends: MemoryAppends
+    inbox: SteppedInbox
     thread: ShardThread
     transactor: Transactor
     offsets: dict[str, int]
@@ -416,7 +150,7 @@ class AppDriver(Generic[StoreT]):
         read = tuple(ShardSource(journal) for journal in sorted(sources))
         defaults: dict[str, Any] = {"max_txn_duration_ns": duration.SECOND, "sources": read}
         self.spec = ShardSpec("driven-shard", **{**defaults, **fields})
-        appends = _Appends(self.journals)
+        appends = MemoryAppends(self.journals)
         self._producer = Publisher(
             appends,
             producer=new_producer_id(self._rng),
@@ -571,15 +305,14 @@ class AppDriver(Generic[StoreT]):
         """What a promotion does: recover, hand over, open, restore."""
         self._lives += 1
         shard = _DrivenShard(self.spec)
-        appends, inbox, thread = _Appends(self.journals), _SteppedInbox(), ShardThread("driven")
+        appends, inbox, thread = MemoryAppends(self.journals), SteppedInbox(), ShardThread("driven")
         recorder: Recorder | None = None
         if self._log:
-            log = _Log(appends)
+            log = JournalLog(appends)
             recorder = take_over(
                 log, self._directory / f"life-{self._lives}", self._rng, hints=self.hints
             )
-            with self.journals._lock:
-                self.journals._of(LOG).registers = recorder._params.check_registers.include  # type: ignore[union-attr]
+            self.journals.set_registers(LOG, fence(recorder.author))
 
         def open_store() -> tuple[Any, Any, PoisonPolicy | None]:
             with application_code("new_store"):
@@ -665,3 +398,6 @@ class _Outside:
 
     def stalled(self, reason: str) -> None:
         return None
+
+
+__all__ = ["AppDriver", "MemoryJournals"]

@@ -1,0 +1,228 @@
+"""Journals in memory, and what publishers, recorders and transactions append to them with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from gazette.client.appender import AppendParams, AppendResult
+from gazette.errors import Bug, Closed, Fenced, GazetteError
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.label_set import EMPTY_LABELS, LabelSet, subtract, union
+from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header
+from gazette.tasks import OpFuture, first_failure
+from gazette.testing.recovery import LOG, MemoryLog
+
+_HEADER: Final = Header(ProcessId("local", "test-member"), EMPTY_ROUTE, EtcdHeader(1, 1, 1, 1))
+
+
+@dataclass(slots=True)
+class _Append:
+    params: AppendParams
+    content: bytes
+    waits: tuple[OpFuture[Any], ...]
+    future: OpFuture[AppendResult]
+    owner: object
+
+
+@dataclass(slots=True)
+class _Journal:
+    data: bytearray = field(default_factory=bytearray)
+    registers: LabelSet = EMPTY_LABELS
+    queue: list[_Append] = field(default_factory=list)
+    held: bool = False
+
+
+class MemoryJournals:
+    """Journals in memory, with registers, and appends in the order of their release. Any thread.
+
+    ``holds(journal, content)`` may answer True for an append, which then waits, and what follows in
+    its journal with it, until ``release`` or the crash of whoever made it. ``doubles`` may have an
+    append take place twice, as the retry of one whose answer was lost does.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._journals: dict[str, _Journal] = {}
+        self.holds: Callable[[str, bytes], bool] = lambda journal, content: False
+        self.doubles: Callable[[str, bytes], bool] = lambda journal, content: False
+
+    def _of(self, journal: str) -> _Journal:
+        return self._journals.setdefault(journal, _Journal())
+
+    def content(self, journal: str) -> bytes:
+        """All of a journal's bytes."""
+        with self._lock:
+            return bytes(self._of(journal).data)
+
+    def append(self, journal: str, content: bytes) -> int:
+        """Append at once, whatever waits. Returns the new end."""
+        with self._lock:
+            data = self._of(journal).data
+            data += content
+            return len(data)
+
+    def set_registers(self, journal: str, registers: LabelSet) -> None:
+        """Replace a journal's registers, as an append that takes it over does."""
+        with self._lock:
+            self._of(journal).registers = registers
+
+    def release(self) -> None:
+        """Hold nothing any more."""
+        with self._lock:
+            self.holds = lambda journal, content: False
+            for journal in self._journals.values():
+                journal.held = False
+        self._pump_all()
+
+    def drop(self, owner: object) -> None:
+        """Forget what ``owner`` has enqueued, as its death would."""
+        with self._lock:
+            dropped: list[_Append] = []
+            for journal in self._journals.values():
+                dropped += [one for one in journal.queue if one.owner is owner]
+                journal.queue = [one for one in journal.queue if one.owner is not owner]
+                journal.held = journal.held and bool(journal.queue)
+        for one in dropped:
+            one.future.set_exception(Closed("the process has crashed"))
+
+    def enqueue(self, append: _Append) -> None:
+        with self._lock:
+            self._of(append.params.journal).queue.append(append)
+        for future in append.waits:
+            future.add_done_callback(lambda _: self._pump(append.params.journal))
+        self._pump(append.params.journal)
+
+    def is_waiting(self, owner: object, journal: str) -> bool:
+        """Whether an append of ``owner`` to a journal has not taken place yet."""
+        with self._lock:
+            return any(one.owner is owner for one in self._of(journal).queue)
+
+    def waiting(self, journal: str) -> list[bytes]:
+        """What was enqueued to a journal and has not taken place yet, in order."""
+        with self._lock:
+            return [one.content for one in self._of(journal).queue]
+
+    def pending_except(self, owner: object, journal: str) -> frozenset[OpFuture[Any]]:
+        with self._lock:
+            return frozenset(
+                one.future
+                for name, other in self._journals.items()
+                for one in other.queue
+                if name != journal and one.owner is owner
+            )
+
+    def _pump_all(self) -> None:
+        for name in list(self._journals):
+            self._pump(name)
+
+    def _pump(self, name: str) -> None:
+        """Apply what is first in a journal's queue, as long as nothing holds it."""
+        while True:
+            with self._lock:
+                journal = self._of(name)
+                if not journal.queue or journal.held:
+                    return
+                first = journal.queue[0]
+                if not all(future.done() for future in first.waits):
+                    return
+                error = first_failure(first.waits)
+                if error is None and self.holds(name, first.content):
+                    journal.held = True
+                    return
+                del journal.queue[0]
+                result = None if error is not None else self._apply(journal, first)
+            if isinstance(result, AppendResult):
+                first.future.set_result(result)
+            else:
+                first.future.set_exception(error or result or Bug("append without a result"))
+
+    def _apply(self, journal: _Journal, append: _Append) -> AppendResult | GazetteError:
+        params = append.params
+        check = params.check_registers
+        if check is not None and journal.registers.labels and not check.matches(journal.registers):
+            return Fenced("another author owns the journal", journal=params.journal)
+        begin = len(journal.data)
+        journal.data += append.content
+        if append.content:
+            if params.subtract_registers is not None:
+                journal.registers = subtract(journal.registers, params.subtract_registers)
+            if params.union_registers is not None:
+                journal.registers = union(params.union_registers, journal.registers)
+            if self.doubles(params.journal, append.content):
+                journal.data += append.content
+        commit = Fragment(params.journal, begin, len(journal.data))
+        return AppendResult(commit, journal.registers, _HEADER)
+
+
+class MemoryTxn:
+    def __init__(self, appends: MemoryAppends, append: _Append) -> None:
+        self._appends = appends
+        self._append = append
+        self._content = bytearray()
+
+    def write(self, content: bytes | bytearray | memoryview) -> None:
+        self._content += content
+
+    def release(self) -> OpFuture[AppendResult]:
+        self._append.content = bytes(self._content)
+        self._appends.journals.enqueue(self._append)
+        return self._append.future
+
+    def roll_back(self) -> None:
+        self._content.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class MemoryAppends:
+    """The part of an append service that publishers, recorders and transactions use."""
+
+    def __init__(self, journals: MemoryJournals) -> None:
+        self.journals = journals
+        self.closed = False
+        self.commit_waits: set[OpFuture[Any]] = set()
+        """What the last commit waits for, as far as we know."""
+
+    def start_append(
+        self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
+    ) -> MemoryTxn:
+        if self.closed:
+            raise Closed("the process has crashed")
+        return MemoryTxn(self, _Append(params, b"", tuple(dependencies), OpFuture(), self))
+
+    async def begin_append(
+        self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
+    ) -> MemoryTxn:
+        return self.start_append(params, dependencies)
+
+    def pending_except(self, journal: str) -> frozenset[OpFuture[Any]]:
+        """Asked for when a transaction commits: what its commit has to wait for."""
+        self.commit_waits = set(self.journals.pending_except(self, journal))
+        return frozenset(self.commit_waits)
+
+
+class JournalLog(MemoryLog):
+    """A recovery log that is one of `MemoryJournals`."""
+
+    def __init__(self, appends: MemoryAppends) -> None:
+        super().__init__(appends.journals.content(LOG))
+        self._appends = appends
+
+    def start_append(
+        self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
+    ) -> Any:
+        return self._appends.start_append(params, dependencies)
+
+    def enqueue(self, content: bytes) -> OpFuture[AppendResult]:
+        """The hand-off: it fences the former author, whatever that has in line."""
+        future = super().enqueue(content)
+        self._appends.journals.append(LOG, content)
+        return future

@@ -1,0 +1,68 @@
+"""The inbox of a shard whose thread is driven step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gazette.consumer.inbox import Call, Event, Inbox
+from gazette.message.envelope import Envelope
+
+
+class _DirectLoop:
+    """Takes the part of an event loop's ``call_soon_threadsafe``."""
+
+    def call_soon_threadsafe(self, fn: Callable[..., Any], *args: Any) -> None:
+        fn(*args)
+
+
+class SteppedInbox(Inbox):
+    """An inbox that tells when its thread has nothing to do, and knows no time."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 40, _DirectLoop())  # type: ignore[arg-type]
+        self._idle = False
+
+    def get(self, timeout_s: float | None) -> Event | None:
+        if timeout_s == 0:
+            return super().get(0)
+        self._await_work(lambda: bool(self._events))
+        return super().get(0)
+
+    def get_call(self, timeout_s: float | None) -> Call | None:
+        self._await_work(lambda: any(isinstance(one, Call) for one in self._events))
+        return super().get_call(0)
+
+    def _await_work(self, has_work: Callable[[], bool]) -> None:
+        with self._changed:
+            while not (has_work() or self._woken or self.stopped):
+                self._idle = True
+                self._changed.notify_all()
+                self._changed.wait()
+            self._idle = False
+
+    def put(self, event: Event) -> None:
+        with self._changed:
+            self._idle = False
+            super().put(event)
+            self._changed.notify_all()
+
+    def put_messages(self, batch: Sequence[Envelope[Any]], messages_max: int) -> None:
+        with self._changed:
+            self._idle = False
+            super().put_messages(batch, messages_max)
+
+    def wake(self, _: object = None) -> None:
+        with self._changed:
+            self._idle = False
+            super().wake()
+            self._changed.notify_all()
+
+    def await_idle(self, ended: Callable[[], bool], timeout_s: float) -> bool:
+        """Return once the thread waits or has ended; False if it does neither for that long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._idle or ended(), timeout_s)
+
+    def note_end(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
