@@ -8,12 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
-
-import grpc
-import grpc.aio
+from typing import Final, TypeVar
 
 from gazette.client.client import Client
+from gazette.client.reachable import require_reachable
 from gazette.client.shards import ShardClient
 from gazette.clock import Clock
 from gazette.config import Loaded
@@ -32,7 +30,6 @@ CALLS_MAX: Final = 32
 """Calls in flight of a command that makes one for each of many journals or shards."""
 _CONNECT_S: Final = 10.0
 _PROGRESS_EVERY_S: Final = 0.2
-_UNREACHABLE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class Context:
@@ -91,25 +88,11 @@ class Context:
         return self.loaded.group(SharedFlags).zone
 
     async def _reach(self, client: Client | ShardClient, what: str) -> None:
-        """Connect to one of the client's addresses, so that it is told at once if nobody listens.
-
-        The call is of a method that no server has: to be refused it must have arrived.
-        """
-        reasons: dict[str, str] = {}
-        while (address := client.address) not in reasons:
-            channel = cast("Any", client.channels.grpc_channel(address))
-            probe = channel.unary_unary("/gazctl.Probe/Probe")
-            try:
-                await probe(b"", timeout=min(_CONNECT_S, self.timeout_s))
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in _UNREACHABLE:
-                    return
-                reasons[address] = _reason(error)
-            else:
-                return
-        told = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
-        raise Unavailable(
-            f"cannot reach the {what} at {told}",
+        """So that it is told at once if nobody listens."""
+        await require_reachable(
+            client,
+            what,
+            connect_s=min(_CONNECT_S, self.timeout_s),
             hint=f"Check that it runs there, or name another with --{what}.address.",
         )
 
@@ -152,14 +135,6 @@ class Context:
         for client in (self._broker, self._consumer):
             if client is not None:
                 await client.close()
-
-
-def _reason(error: grpc.aio.AioRpcError) -> str:
-    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return "it does not answer"
-    # gRPC's own text nests: what the operating system said comes last.
-    reason = (error.details() or error.code().name).rpartition("last error: ")[2]
-    return reason.removeprefix("UNKNOWN: ")
 
 
 def parse_selector(text: str, *, required: bool) -> LabelSelector:

@@ -17,9 +17,10 @@ from gazette.blobs.blob_store import BlobStore
 from gazette.blobs.blob_stores import BlobSettings, BlobStores
 from gazette.client.client import Client
 from gazette.client.flags import BrokerClientFlags
+from gazette.client.reachable import require_reachable
 from gazette.client.reader import OffsetJump, ReadParams
 from gazette.clock import Clock, SystemClock
-from gazette.errors import Corrupt, Invalid, NotFound
+from gazette.errors import Corrupt, Invalid, NotFound, Unavailable
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.history.snapshot import Piece, Run
 from gazette.protocol.ids import JournalName, Offset
@@ -30,6 +31,9 @@ T = TypeVar("T")
 BLOCK_BYTES: Final = 1 << 22
 """The most that one piece of `OpenAccess.chunks` has."""
 _LISTING_THREADS: Final = 8
+_CONNECT_S: Final = 10.0
+_PATIENCE_S: Final = 10.0
+"""Longer than a broker takes to be started again: tasks that begin meanwhile are not to fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,11 @@ class OpenAccess:
         return loop.run(coro)
 
     async def client(self) -> Client:
-        """The client of the brokers. On the loop. Raises `Invalid` if there are none."""
+        """The client of the brokers. On the loop.
+
+        Raises `Invalid` if there are none, and ``Unavailable`` if the first call finds none that answers:
+        later ones wait for brokers that are away.
+        """
         if self._client is None:
             brokers = self.settings.brokers
             if brokers is None:
@@ -136,7 +144,20 @@ class OpenAccess:
                     path="broker",
                     hint="Give the address of a broker.",
                 )
-            self._client = brokers.client("", self.clock)
+            # One that is there is closed by `close`, also if this is cancelled.
+            client = self._client = brokers.client("", self.clock)
+            try:
+                await require_reachable(
+                    client,
+                    "broker",
+                    connect_s=_CONNECT_S,
+                    patience_s=_PATIENCE_S,
+                    hint="Check that it runs there and can be reached from here, or correct the address.",
+                )
+            except Unavailable:
+                self._client = None
+                await client.close()
+                raise
         return self._client
 
     def store(self, url: str) -> BlobStore:

@@ -48,6 +48,8 @@ TICK: Final = 160
 
 # 100 ns units from the epoch of UUIDs (1582-10-15) to that of Unix.
 _EPOCH_SHIFT: Final = 122_192_928_000_000_000
+_TIME_MAX: Final = (CLOCK_MAX - TICK) >> 4
+"""Less than what a UUID holds by a tick, so that there is a bound behind it, too."""
 _BEYOND_TIME_LOW: Final = CLOCK_MAX & ~(0xFFFFFFFF << 4)
 _FLAG_NAMES: Final = {
     OUTSIDE_TXN: "OUTSIDE_TXN",
@@ -157,8 +159,11 @@ class UuidMint:
 
 
 def clock_at(unix_ns: int) -> int:
-    """The clock at a Unix time in nanoseconds; its sequence bits are zero."""
-    return ((unix_ns // 100 + _EPOCH_SHIFT) << 4) & CLOCK_MAX
+    """The clock at a Unix time in nanoseconds; its sequence bits are zero.
+
+    The first or last there is for times before 1582 or after 5236: bounds may be any time.
+    """
+    return min(max(unix_ns // 100 + _EPOCH_SHIFT, 0), _TIME_MAX) << 4
 
 
 def clock_unix_ns(clock: int) -> int:

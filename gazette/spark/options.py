@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import difflib
 import json
 import os
@@ -19,6 +20,7 @@ from gazette.history.take import Selection
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.message_uuid import clock_at
 from gazette.protocol.fragment import FragmentStoreUrl
+from gazette.protocol.ids import validate_journal_name
 from gazette.protocol.label_set import LabelSelector
 
 T = TypeVar("T")
@@ -31,11 +33,12 @@ Starting = Literal["earliest", "latest"]
 Values = Literal["", "json", "csv", "protobuf", "text", "binary"]
 MappingName = Literal["", "random", "modulo", "rendezvous"]
 
-_CONTENT_TYPES: Final = {
+CONTENT_TYPE_OF: Final = {
     "json": CONTENT_JSON_LINES,
     "csv": CONTENT_CSV,
     "protobuf": CONTENT_PROTO_FIXED,
 }
+"""How messages of each value that has messages are written."""
 
 CONNECTION: Final[dict[str, str]] = {
     "broker.address": "address of a broker, or of several, separated by commas",
@@ -90,6 +93,7 @@ WRITE: Final[dict[str, str]] = {
     "commit_id": "name of this write in commits: written again, it is the same",
     "checkpointlocation": "of the streaming query: commits are recorded there, if not in commits",
 }
+_UNIX_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _IGNORED: Final = frozenset({"path", "queryname"})
 
 
@@ -176,8 +180,10 @@ class Options:
         if not text:
             return None
         try:
-            return int(float(text) * 1e9)
-        except ValueError:
+            # Not by floats: these tell times of today by a quarter of a microsecond.
+            return int(decimal.Decimal(text) * 10**9)
+        except (ArithmeticError, ValueError):
+            # What is no number, and infinity.
             pass
         try:
             time = datetime.datetime.fromisoformat(text)
@@ -185,7 +191,7 @@ class Options:
             self.fail(name, "must be a time", "Give ISO 8601, as 2024-01-31T12:00:00Z, or seconds.")
         if time.tzinfo is None:
             time = time.replace(tzinfo=datetime.UTC)
-        return int(time.timestamp() * 1e6) * 1000
+        return (time - _UNIX_EPOCH) // datetime.timedelta(microseconds=1) * 1000
 
     def parsed(self, name: str, parse: Callable[[str], T]) -> T:
         try:
@@ -198,7 +204,15 @@ class Options:
     def journals(self) -> tuple[str, ...]:
         if "journal" in self._values and "path" in self._values:
             self.fail("journal", f"is given twice: the path is {self._values['path']!r}")
-        return self.names("journal") or self.names("path")
+        names = self.names("journal") or self.names("path")
+        for name in names:
+            try:
+                validate_journal_name(name)
+            except Invalid as error:
+                self.fail("journal", f"{name!r} is not the name of a journal: {error.message}")
+        if len(set(names)) < len(names):
+            self.fail("journal", "names a journal twice")
+        return names
 
     def selector(self) -> LabelSelector | None:
         if not self.text("selector"):
@@ -213,12 +227,27 @@ class Options:
         if value == "protobuf" and not message:
             self.fail("message", "must be given for value=protobuf")
         content_type = "protobuf" if message else value
-        return Shape(
-            _CONTENT_TYPES.get(content_type, CONTENT_JSON_LINES),
+        shape = Shape(
+            CONTENT_TYPE_OF.get(content_type, CONTENT_JSON_LINES),
             self.text("uuid_field", "uuid"),
             message,
             self.choice("malformed", Malformed, "fail"),
         )
+        if message:
+            self._require_protobuf(shape)
+        return shape
+
+    def _require_protobuf(self, shape: Shape) -> None:
+        try:
+            kind = shape.message_type()
+        except Invalid as error:
+            self.fail("message", error.message, error.hint)
+        if not (isinstance(kind, type) and hasattr(kind, "DESCRIPTOR")):
+            self.fail(
+                "message",
+                "is not the class of a protobuf message",
+                "Give module:Class of a class that protoc has generated.",
+            )
 
     def access(self, *, direct: bool) -> Access:
         address = self.text("broker.address")
@@ -358,6 +387,8 @@ class WriteOptions:
     journals: tuple[str, ...]
     selector: LabelSelector | None
     content_type: str
+    content_type_unlabelled: str
+    """Of journals without a label: what the value says, if it was given."""
     value: str
     message: str
     mapping: MappingName
@@ -401,7 +432,8 @@ class WriteOptions:
             given.access(direct=False),
             journals,
             selector,
-            given.text("content_type") or ("" if not given.text("value") else shape.content_type),
+            given.text("content_type"),
+            shape.content_type if given.text("value") or shape.message else "",
             given.text("value") or ("protobuf" if shape.message else "json"),
             shape.message,
             mapping,

@@ -27,7 +27,7 @@ from gazette.client.append_service import AppendService
 from gazette.client.appender import AppendParams
 from gazette.errors import Corrupt, GazetteError, Invalid, NotFound, Unavailable
 from gazette.history.access import OpenAccess
-from gazette.labels import CONTENT_TYPE
+from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
 from gazette.message import mapping as mappings
 from gazette.message.framing import framing_of
 from gazette.message.mapping import Partition, Partitions
@@ -35,13 +35,19 @@ from gazette.message.message_uuid import ACK_TXN, ProducerId, build_uuid
 from gazette.message.publisher import Publisher
 from gazette.protocol.ids import JournalName
 from gazette.protocol.journal import JournalSpec
-from gazette.spark.options import WriteOptions
+from gazette.spark.options import CONTENT_TYPE_OF, WriteOptions
 from gazette.tasks import settled
 
 log = logging.getLogger(__name__)
 
 _RECORDS_KEPT: Final = 100
 """Records of a query that are kept; Spark asks again for its last batch only."""
+
+_OTHER_VALUES: Final = {
+    CONTENT_JSON_LINES: "Set value to json.",
+    CONTENT_CSV: "Set value to csv.",
+    CONTENT_PROTO_FIXED: "Set message to the class of its messages, as module:Class.",
+}
 
 Message = Any
 Keyed = tuple[Any, Message]
@@ -93,12 +99,23 @@ async def _partitions(access: OpenAccess, options: WriteOptions) -> Partitions:
         specs = [(await client.get_journal(name)).spec for name in options.journals]
     found = []
     for spec in sorted(specs, key=lambda spec: spec.name):
-        content_type = options.content_type or spec.labels.value_of(CONTENT_TYPE) or ""
+        content_type = (
+            options.content_type
+            or spec.labels.value_of(CONTENT_TYPE)
+            or options.content_type_unlabelled
+        )
         if not content_type:
             raise Invalid(
                 f"journal {spec.name} has no label content-type",
                 path="option content_type",
                 hint="Label the journal, or set the option to application/x-ndjson.",
+            )
+        wanted = CONTENT_TYPE_OF[options.value]
+        if content_type != wanted:
+            raise Invalid(
+                f"journal {spec.name} holds {content_type}, and not {wanted}",
+                path="option value",
+                hint=_OTHER_VALUES.get(content_type, "Choose another journal."),
             )
         found.append(Partition(spec.name, content_type))
     return Partitions(found)

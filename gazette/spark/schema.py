@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.json
+from pyspark.sql import types
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from gazette.errors import Invalid
@@ -21,6 +22,16 @@ from gazette.message.message_uuid import ACK_TXN
 from gazette.spark.ddl import parse_columns
 from gazette.spark.options import ReadOptions, one_of
 
+_READABLE: Final = (
+    types.BooleanType,
+    types.IntegralType,
+    types.FractionalType,
+    types.StringType,
+    types.BinaryType,
+    types.DateType,
+    types.TimestampType,
+    types.TimestampNTZType,
+)
 _INFER_JOURNALS: Final = 16
 """From how many journals messages are looked at, at most."""
 
@@ -53,6 +64,8 @@ def table_schema(options: ReadOptions) -> Any:
 
 def row_format(options: ReadOptions, schema: Any, snapshot_value: str) -> RowFormat:
     """What rows of a schema are made of. Raises `Invalid`."""
+    for field in schema.fields:
+        _require_readable(field.name, field.dataType)
     arrow = to_arrow_schema(schema, timezone="UTC")
     if any(not field.nullable for field in schema.fields):
         name = next(field.name for field in schema.fields if not field.nullable)
@@ -76,6 +89,24 @@ def row_format(options: ReadOptions, schema: Any, snapshot_value: str) -> RowFor
             hint='Where messages have a field of that name, set the option meta_prefix to "_".',
         ) from error
     return format
+
+
+def _require_readable(path: str, kind: types.DataType) -> None:
+    """Raises `Invalid` for types that nothing in a message is read as."""
+    if isinstance(kind, types.StructType):
+        for field in kind.fields:
+            _require_readable(f"{path}.{field.name}", field.dataType)
+    elif isinstance(kind, types.ArrayType):
+        _require_readable(path, kind.elementType)
+    elif isinstance(kind, types.MapType):
+        _require_readable(path, kind.keyType)
+        _require_readable(path, kind.valueType)
+    elif not isinstance(kind, _READABLE):
+        raise Invalid(
+            f"messages are not read as {kind.simpleString()}",
+            path=path,
+            hint="Read it as a string, and convert that in Spark.",
+        )
 
 
 def value_of(options: ReadOptions, content_type: str) -> str:

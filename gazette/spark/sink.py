@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -48,6 +50,14 @@ class _Writer:
             )
         if not [name for name in names if name != _UUID]:
             raise Invalid("there is no column to publish beside the UUID", path="columns")
+        if options.value == "csv":
+            for field in self._schema:
+                if field.name != _UUID and not _is_text(field.type):
+                    raise Invalid(
+                        f"a {field.type} is not written as CSV",
+                        path=field.name,
+                        hint="Convert it to a string in Spark, or leave it out.",
+                    )
         if options.value == "protobuf":
             kind = Shape(CONTENT_PROTO_FIXED, message=options.message).message_type()
             known = set(kind.DESCRIPTOR.fields_by_name)
@@ -153,8 +163,43 @@ def _maker(options: WriteOptions, schema: pa.Schema) -> Maker:
     if options.value == "csv":
         return lambda row: CSVRecord(["", *[_text(row[name]) for name in names]])
     kind = Shape(CONTENT_PROTO_FIXED, message=options.message).message_type()
-    return lambda row: kind(**{name: row[name] for name in names if row[name] is not None})
+
+    def protobuf(row: dict[str, Any]) -> Any:
+        given = {name: row[name] for name in names if row[name] is not None}
+        try:
+            return kind(**given)
+        except (TypeError, ValueError) as error:
+            raise Invalid(
+                f"a row does not fit message {options.message}: {error} ({str(given)[:200]})",
+                path="option message",
+                hint="Convert the columns to the types of its fields.",
+            ) from error
+
+    return protobuf
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether what CSV has of values is read as the same ones."""
+    is_of = pa.types
+    return bool(
+        is_of.is_string(kind)
+        or is_of.is_boolean(kind)
+        or is_of.is_integer(kind)
+        or is_of.is_floating(kind)
+        or is_of.is_decimal(kind)
+        or is_of.is_date(kind)
+        or is_of.is_timestamp(kind)
+    )
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else value if isinstance(value, str) else str(value)
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "true" if value else "false"
+        case datetime.date():
+            return value.isoformat()
+        case decimal.Decimal():
+            return format(value, "f")
+    return value if isinstance(value, str) else str(value)

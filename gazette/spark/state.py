@@ -17,7 +17,10 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from gazette.client.client import Client
 from gazette.client.flags import BrokerClientFlags, ConsumerClientFlags
+from gazette.client.reachable import require_reachable
+from gazette.client.shards import ShardClient
 from gazette.clock import SystemClock
 from gazette.errors import Invalid, NotFound
 from gazette.protocol.hints import FSMHints
@@ -40,6 +43,7 @@ KNOWN: Final[dict[str, str]] = {
     "at": "of which moment: a time, an offset of the log, or journal=offset,… (default: now)",
 }
 SHARD: Final = "shard"
+_CONNECT_S: Final = 10.0
 _BATCH_ROWS: Final = 1 << 14
 _TYPES: Final = (("INT", "long"), ("CHAR", "string"), ("TEXT", "string"), ("CLOB", "string"))
 _REAL: Final = ("REAL", "FLOA", "DOUB")
@@ -100,6 +104,7 @@ def list_partitions(options: StateOptions) -> list[ShardPartition]:
     async def listed() -> list[ShardPartition]:
         found: list[ShardPartition] = []
         async with options.consumers.client("", SystemClock()) as client:
+            await _require_reachable(client, "consumer")
             for shard in (await client.list_shards(options.selector)).shards:
                 spec = shard.spec
                 if not spec.recovery_log:
@@ -120,6 +125,16 @@ def list_partitions(options: StateOptions) -> list[ShardPartition]:
         loop.close()
 
 
+async def _require_reachable(client: Client | ShardClient, what: str) -> None:
+    await require_reachable(
+        client,
+        what,
+        connect_s=_CONNECT_S,
+        patience_s=_CONNECT_S,
+        hint=f"Check that it runs there and can be reached from here, or correct {what}.address.",
+    )
+
+
 class _Opened:
     """A shard's state in a directory of its own. Use it as ``with``."""
 
@@ -135,6 +150,11 @@ class _Opened:
 
             async def connected() -> tuple[Any, asyncio.AbstractEventLoop]:
                 client = self._options.brokers.client("", SystemClock())
+                try:
+                    await _require_reachable(client, "broker")
+                except BaseException:
+                    await client.close()
+                    raise
                 return client, asyncio.get_running_loop()
 
             client, running = loop.run(connected())

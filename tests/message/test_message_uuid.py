@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gazette.errors import Invalid
 from gazette.message.message_uuid import (
     ACK_TXN,
+    CLOCK_MAX,
     CONTINUE_TXN,
     NIL_UUID,
     OUTSIDE_TXN,
@@ -65,6 +66,15 @@ def test_small_clocks_and_the_epoch():
     built = build_uuid(bytes.fromhex("010000000000"), 160, CONTINUE_TXN)
     assert uuid_text(built) == "0000000a-0000-1000-8001-010000000000"
     assert clock_at(0) == 0x1B21DD2138140000
+
+
+def test_times_that_no_clock_has_are_its_bounds():
+    """Else what is asked to be before the year 9999 would have to be before some time of today."""
+    years = [-62_135_596_800, -12_219_292_800, 0, 1_700_000_000, 103_072_694_400, 253_402_300_799]
+    clocks = [clock_at(seconds * 10**9) for seconds in years]
+    assert clocks == sorted(clocks)
+    assert clocks[0] == clocks[1] == 0
+    assert clocks[-1] + 160 <= CLOCK_MAX
 
 
 def test_samples_of_an_older_release_differ_by_one_in_the_sequence():

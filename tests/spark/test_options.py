@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
+import traceback
 
-from gazette.errors import Invalid
+import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    DayTimeIntervalType,
+    NullType,
+    StructField,
+    StructType,
+    VariantType,
+    YearMonthIntervalType,
+)
+
+from gazette.errors import Bug, Invalid, NotAllowed, Unavailable
+from gazette.history import access
+from gazette.message.frames import MalformedMessage
 from gazette.message.message_uuid import clock_at
+from gazette.spark.ddl import parse_columns
+from gazette.spark.hints import with_hints
 from gazette.spark.options import ReadOptions, StreamOptions, WriteOptions
 from gazette.spark.source import GazetteDataSource
 
@@ -61,6 +77,14 @@ def test_what_options_mean():
         ),
         ({**STORE, "begin_time": "noon"}, "option begin_time: must be a time"),
         ({**STORE, "begin_time": "9", "end_time": "8"}, "option end_time: must not be before"),
+        ({**STORE, "begin_time": "infinity"}, "option begin_time: must be a time"),
+        ({**STORE, "begin_time": "nan"}, "option begin_time: must be a time"),
+        ({**STORE, "journal": "a/b"}, "option journal: 'a/b' is not the name of a journal: "),
+        ({**STORE, "journal": "/topic/a"}, "option journal: '/topic/a' is not the name of"),
+        ({**STORE, "journal": "topic/a,topic/a"}, "option journal: names a journal twice"),
+        ({**STORE, "message": "nope"}, r"option message: cannot import .* \(it is 'nope'\)"),
+        ({**STORE, "message": "nope:Nope"}, "option message: cannot import .* No module named"),
+        ({**STORE, "message": "json:loads"}, "option message: is not the class of a protobuf"),
         ({**STORE, "isolation": "dirty"}, "must be one of read_committed, read_uncommitted"),
         ({**STORE, "malformed": "drop"}, "option malformed: must be one of fail, skip"),
         ({**STORE, "value": "xml"}, "option value: must be one of json, csv, protobuf"),
@@ -77,6 +101,24 @@ def test_what_is_said_of_bad_options(options, message):
     with pytest.raises(Invalid, match=f"(?s){message}") as raised:
         ReadOptions.parse(options)
     assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "unix_ns"),
+    [
+        ("1700000000.0000003", 1_700_000_000_000_000_300),
+        ("2023-11-14T22:13:20.000003Z", 1_700_000_000_000_003_000),
+        ("2023-11-14T22:13:20", 1_700_000_000_000_000_000),
+        ("2023-11-14 17:13:20-05:00", 1_700_000_000_000_000_000),
+        ("2023-11-15T03:43:20.500+05:30", 1_700_000_000_500_000_000),
+        ("9999-12-31T23:59:59.999999Z", 253_402_300_799_999_999_000),
+        ("0001-01-01T00:00:00Z", -62_135_596_800_000_000_000),
+    ],
+)
+def test_times_have_zones_and_no_rounding(text, unix_ns):
+    options = ReadOptions.parse({**STORE, "begin_time": text})
+    assert options.clock_begin == clock_at(unix_ns)
+    assert options.clock_begin >> 64 == 0
 
 
 def test_what_to_do_is_told():
@@ -117,3 +159,85 @@ def test_writes():
     ]:
         with pytest.raises(Invalid, match=message):
             WriteOptions.parse(given, streaming=streaming)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (Invalid("wrong", hint="Right it."), "Right it."),
+        (
+            MalformedMessage("no message", begin=0, end=1, raw=b""),
+            "Repair or stop its producer; `malformed=skip` goes on behind it.",
+        ),
+        (NotAllowed("no", code="UNAUTHENTICATED"), "Set the option broker.auth_keys"),
+    ],
+)
+def test_errors_are_told_without_what_led_to_them(error, told):
+    """Their traceback is in the middle of Java's."""
+
+    @with_hints()
+    def fails():
+        try:
+            int("x")
+        except ValueError as cause:
+            raise error from cause
+
+    with pytest.raises(type(error)) as raised:
+        fails()
+    lines = "".join(traceback.format_exception(raised.value)).splitlines()
+    assert "invalid literal" not in "".join(lines)
+    assert len([line for line in lines if line.startswith("  File")]) <= 4
+    assert lines[-1].startswith(f"What to do: {told}")
+
+
+def test_a_defect_keeps_what_led_to_it():
+    @with_hints()
+    def fails():
+        try:
+            int("x")
+        except ValueError as cause:
+            raise Bug("broken") from cause
+
+    with pytest.raises(Bug) as raised:
+        fails()
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize(
+    "kind", ["interval day to second", "variant", "array<interval year to month>", "void"]
+)
+def test_types_that_messages_do_not_have(kind, tmp_path):
+    (tmp_path / "topic").mkdir()
+    given = {"store": f"file://{tmp_path}/", "journal": "topic/a", "isolation": "read_uncommitted"}
+    types = {
+        "interval day to second": DayTimeIntervalType(),
+        "variant": VariantType(),
+        "array<interval year to month>": ArrayType(YearMonthIntervalType()),
+        "void": NullType(),
+    }
+    schema = StructType([StructField("d", StructType([StructField("x", types[kind])]))])
+    with pytest.raises(Invalid, match=r"d\.x: messages are not read as"):
+        GazetteDataSource(given).reader(schema).partitions()
+
+
+@pytest.mark.parametrize("entry", ["schema", "read", "stream", "write"])
+def test_a_broker_that_is_not_there_is_told(entry, monkeypatch):
+    """And not waited for, by whoever asks first: a driver, or a task."""
+    monkeypatch.setattr(access, "_PATIENCE_S", 0.2)
+    given = {"broker.address": "http://127.0.0.1:1,http://127.0.0.1:2", "journal": "topic/a"}
+    source = GazetteDataSource(given)
+    schema = from_arrow_schema(parse_columns("n long"))
+    with pytest.raises(
+        Unavailable, match=r"cannot reach the broker at http://127.0.0.1:1: "
+    ) as raised:
+        match entry:
+            case "schema":
+                source.schema()
+            case "read":
+                source.reader(schema).partitions()
+            case "stream":
+                source.streamReader(schema).initialOffset()
+            case "write":
+                source.writer(schema, False).write(iter([]))
+    assert "127.0.0.1:2: " in str(raised.value)
+    assert "What to do: Check that it runs there" in raised.value.__notes__[0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import decimal
 import json
 import pickle
 from typing import Any
@@ -22,6 +24,7 @@ from gazette.message.mapping import Partition, Partitions, modulo_mapping
 from gazette.message.message import CSVRecord
 from gazette.protocol.label_set import LabelSet
 from gazette.spark import publishing
+from gazette.spark.ddl import parse_columns
 from gazette.spark.source import GazetteDataSource
 from gazette.testing.broker import BrokerFixture, journal_spec
 
@@ -228,6 +231,43 @@ async def test_csv_and_protobuf(broker):
     await asyncio.to_thread(play)
 
 
+async def test_what_csv_holds_is_read_as_the_same(broker):
+    await broker.create(journal_spec("topic/csv", labels=LabelSet.of((CONTENT_TYPE, CONTENT_CSV))))
+    noon = datetime.datetime(2024, 1, 31, 12, 0, 0, 123456)  # noqa: DTZ001 - one without a zone
+    row = {
+        "d": noon.date(),
+        "t": noon.replace(tzinfo=datetime.UTC),
+        "local": noon,
+        "c": decimal.Decimal("100.00"),
+        "yes": True,
+        "x": 0.1,
+        "n": 2**62,
+        "s": 'a "quoted", text\nin two lines',
+    }
+    kinds = (
+        "d date, t timestamp, local timestamp_ntz, c decimal(20,2), yes boolean, x double, n long"
+    )
+    schema = parse_columns(f"{kinds}, s string")
+    rows = pa.RecordBatch.from_pylist([row, dict.fromkeys(row)], schema)
+    given = {"journal": "topic/csv", "value": "csv"}
+
+    def play() -> None:
+        one = writer(broker, schema, **given)
+        one.commit([one.write(iter([rows]))])
+        source = GazetteDataSource({"broker.address": broker.endpoint, **given})
+        reader = source.reader(from_arrow_schema(schema, prefer_timestamp_ntz=True))
+        found = [
+            row for part in reader.partitions() for b in reader.read(part) for row in b.to_pylist()
+        ]
+        # CSV has no null that is no text.
+        assert found == [row, {**dict.fromkeys(row), "s": ""}]
+        for kind in ("array<int>", "binary", "struct<a: int>", "map<string, int>"):
+            with pytest.raises(Invalid, match="is not written as CSV"):
+                writer(broker, parse_columns(f"n long, x {kind}"), **given)
+
+    await asyncio.to_thread(play)
+
+
 async def test_nested_values(broker):
     rows = pa.RecordBatch.from_pylist(
         [{"m": [("k", 1)], "s": {"l": [1, 2]}, "b": b"hi"}],
@@ -252,7 +292,8 @@ async def test_nested_values(broker):
 
 async def test_what_cannot_be_written(broker):
     data = batch(word=["x"])
-    await broker.create(journal_spec("topic/plain"))
+    proto = LabelSet.of((CONTENT_TYPE, CONTENT_PROTO_FIXED))
+    await broker.create(journal_spec("topic/plain"), journal_spec("topic/proto", labels=proto))
 
     def play() -> None:
         with pytest.raises(Invalid, match="journals are not overwritten"):
@@ -265,7 +306,15 @@ async def test_what_cannot_be_written(broker):
             writer(broker, data.schema, journal="topic/none").write(iter([data]))
         with pytest.raises(NotFound, match="no journal matches"):
             writer(broker, data.schema, selector="prefix=none/").write(iter([data]))
+        with pytest.raises(Invalid, match="option value: journal topic/a holds application/x-nd"):
+            writer(broker, data.schema, value="csv").write(iter([data]))
+        wrong = batch(count=["many"])
+        proto_options = {"journal": "topic/proto", "message": PROTO}
+        with pytest.raises(Invalid, match=f"a row does not fit message {PROTO}: .*many"):
+            writer(broker, wrong.schema, **proto_options).write(iter([wrong]))
         with pytest.raises(Invalid, match="journal topic/plain has no label content-type"):
             writer(broker, data.schema, journal="topic/plain").write(iter([data]))
+        one = writer(broker, data.schema, journal="topic/plain", value="json")
+        assert one.write(iter([data])).attempt.rows == 1
 
     await asyncio.to_thread(play)

@@ -13,7 +13,8 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from gazette.errors import Invalid, NotFound
+from gazette.errors import Invalid, NotFound, Unavailable
+from gazette.spark import state
 from gazette.spark.state import StateOptions, StateReader, _type_of
 from gazette.spark.state_source import GazetteStateDataSource
 from tests.backfill.apps import Documents, Pairs, Words
@@ -103,6 +104,23 @@ async def test_errors_name_the_option(start: Any) -> None:
         await asyncio.to_thread(
             GazetteStateDataSource(options(cluster, table="counts", selector="id=other")).schema
         )
+
+
+@pytest.mark.parametrize("what", ["broker", "consumer"])
+async def test_who_is_not_there_is_told(
+    what: str, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "_CONNECT_S", 0.2)
+    cluster = await start(Words())
+    await cluster.broker.create(source(SOURCE))
+    await cluster.create(shard_settings(SHARD, SOURCE, disable=False))
+    await cluster.consumer.await_primary(SHARD)
+    given = {**options(cluster, table="counts"), f"{what}.address": "http://127.0.0.1:1"}
+    with pytest.raises(
+        Unavailable, match=f"cannot reach the {what} at http://127.0.0.1:1"
+    ) as raised:
+        await asyncio.to_thread(GazetteStateDataSource(given).schema)
+    assert f"correct {what}.address" in raised.value.__notes__[0]
 
 
 def test_types_follow_sqlite() -> None:

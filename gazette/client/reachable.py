@@ -1,0 +1,65 @@
+"""Whether anybody listens where a client was told to look: `require_reachable`.
+
+Calls wait for a connection, as brokers and members come and go. A mistake in an address, or a server that
+was never started, is to be told at once instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import grpc
+import grpc.aio
+
+from gazette.errors import Unavailable
+
+if TYPE_CHECKING:
+    from gazette.client.client import Client
+    from gazette.client.shards import ShardClient
+
+_UNREACHABLE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_PROBE: Final = "/gazctl.Probe/Probe"
+"""A method that no server has: to be refused a call must have arrived."""
+
+
+async def require_reachable(
+    client: Client | ShardClient, what: str, *, connect_s: float, patience_s: float = 0, hint: str
+) -> None:
+    """Connect to one of the client's addresses, waiting for each at most ``connect_s`` seconds.
+
+    ``patience_s``: how long it may take a server to come back that refuses connections now. Raises
+    ``Unavailable``, which says why of each address, and has that hint.
+    """
+    reasons: dict[str, str] = {}
+    while (address := client.address) not in reasons:
+        channel = cast("Any", client.channels.grpc_channel(address))
+        probe = channel.unary_unary(_PROBE)
+        try:
+            await probe(b"", timeout=connect_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in _UNREACHABLE:
+                return
+            reasons[address] = _reason(error)
+        else:
+            return
+    if patience_s and await _comes_back(client, patience_s):
+        return
+    told = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
+    raise Unavailable(f"cannot reach the {what} at {told}", hint=hint)
+
+
+async def _comes_back(client: Client | ShardClient, patience_s: float) -> bool:
+    channel = cast("Any", client.channels.grpc_channel(client.address))
+    try:
+        await channel.unary_unary(_PROBE)(b"", timeout=patience_s, wait_for_ready=True)
+    except grpc.aio.AioRpcError as error:
+        return error.code() not in _UNREACHABLE
+    return True
+
+
+def _reason(error: grpc.aio.AioRpcError) -> str:
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "it does not answer"
+    # gRPC's own text nests: what the operating system said comes last.
+    reason = (error.details() or error.code().name).rpartition("last error: ")[2]
+    return reason.removeprefix("UNKNOWN: ")
