@@ -69,6 +69,7 @@ class JournalQueue:
         "spill",
         "staging",
         "tail",
+        "trouble",
         "validated",
         "waiters",
     )
@@ -91,6 +92,8 @@ class JournalQueue:
         """Bytes of segments in memory."""
         self.spill: SpillFile | None = None
         self.validated: AppendParams | None = None
+        self.trouble = ""
+        """Why the first batch was tried in vain, until it is tried again."""
         self.failure: BaseException | None = None
         self.failed: OpFuture[AppendResult] | None = None
 

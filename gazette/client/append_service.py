@@ -166,6 +166,13 @@ class AppendService:
         """How much was released and not yet appended."""
         return self._backlog.bytes
 
+    def waiting(self) -> dict[str, str]:
+        """Journals, by name, to which something was released and not yet appended, each with why the
+        last attempt failed; empty while another one goes on. On the loop."""
+        return {
+            name: queue.trouble for name, queue in self._backlog.queues.items() if queue.batches
+        }
+
     def _take_turn(self, queue: JournalQueue) -> None:
         """Wait for the journal's lock, which somebody holds."""
         if self._backlog.on_loop:
@@ -284,12 +291,14 @@ class AppendService:
         segments = self._backlog.seal(queue, batch)
         attempt = 0
         while True:
+            queue.trouble = ""
             try:
                 return await append_once(self._client, batch.params, self._content(segments))
             except (GazetteError, OSError) as error:
                 if is_terminal(error, checked=batch.params.check_registers is not None):
                     raise
                 queue.flowing = False
+                queue.trouble = str(error)
                 delay_s = backoff_s(attempt)
                 log.log(
                     logging.DEBUG if attempt < _QUIET_ATTEMPTS else logging.WARNING,

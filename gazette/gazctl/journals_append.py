@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Final, cast
 from gazette.client.append_service import AppendService
 from gazette.client.appender import AppendParams
 from gazette.errors import Bug, GazetteError, Invalid, NotFound, Unavailable
+from gazette.gazctl.append_waits import tell_waits
 from gazette.gazctl.context import Context, parse_selector
 from gazette.gazctl.flags import AppendFlags
 from gazette.gazctl.records import FixedSplitter, LineSplitter, Splitter
@@ -51,6 +52,10 @@ async def run(context: Context) -> int:
                 raise NotFound("no journal matches", selector=selector)
             appending = Appending(service, choose_by(flags.mapping, watch, context))
             size = _size_of(flags.input)
+            telling = tell_waits(
+                service, client, context.terminal, lambda: appending.bytes_appended
+            )
+            scope.daemon(telling, name="waits")
             async with _telling_progress(context, appending, size):
                 await pool.run(_append_input, appending, flags, context)
                 await _flush(context, service, client.address)

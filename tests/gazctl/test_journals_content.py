@@ -5,17 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gazette.blobs.blob_store import BlobInfo
+from gazette.blobs.file import FileStore
 from gazette.client.appender import AppendParams
+from gazette.client.journals import JournalChange
 from gazette.client.reader import ReadParams
 from gazette.errors import NotYet
+from gazette.etcd import Etcd
+from gazette.gazctl import append_waits
 from gazette.gazctl.main import run_in_loop
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
 from gazette.message.mapping import Partition, Partitions, modulo_mapping, rendezvous_mapping
+from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.journal import Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSet
 from gazette.tasks import TaskScope
@@ -137,6 +145,46 @@ async def test_keys_may_be_names_base64_or_frames(broker: BrokerFixture, gazctl:
         assert (result.code, text in result.err) == (code, True), result
     result = await gazctl("journals", "append", "-l", "topic=none", stdin=b"x")
     assert (result.code, "no journal matches" in result.err) == (1, True)
+
+
+class SlowToList(FileStore):
+    """Lists nothing until it may."""
+
+    go_on = threading.Event()
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        self.go_on.wait(30)
+        return super().list(prefix)
+
+
+async def test_an_append_that_waits_says_what_for(
+    etcd: Etcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker does not append before it knows what its stores have, which may take long."""
+    monkeypatch.setattr(append_waits, "QUIET_S", 0.05)
+    SlowToList.go_on.clear()
+
+    def construct(url: FragmentStoreUrl) -> FileStore:
+        return SlowToList(tmp_path / "root", url)
+
+    async with (
+        await BrokerFixture.start(
+            etcd, tmp_path, constructors={"file": construct}, listing_timeout_s=0.3
+        ) as broker,
+        TaskScope("gazctl") as scope,
+    ):
+        await broker.client.apply_journals([JournalChange(upsert=journal_spec("a/journal"))])
+        streams = Streams(b"content")
+        argv = ["journals", "append", "-l", "name=a/journal"]
+        environ = {"BROKER_ADDRESS": broker.endpoint}
+        task = scope.spawn(run_in_loop(argv, environ, streams.terminal), name="append")
+        await until(lambda: "have not been listed yet" in streams.err.getvalue(), task)
+        SlowToList.go_on.set()
+        assert await task == 0
+        said = streams.err.getvalue()
+        assert "waiting for a/journal: Read: the journal's fragment stores have" in said
+        assert said.count("have not been listed yet") == 1, "once, and not every time"
+        assert said.endswith("to a/journal\n")
 
 
 async def test_a_journal_that_may_not_be_written_ends_the_append(
