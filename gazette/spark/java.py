@@ -98,9 +98,16 @@ def _candidates(environ: Mapping[str, str]) -> list[tuple[Path, str]]:
 
 def probe(home: Path, found: str) -> Java | str:
     """What Java is at ``home``; or a text that says why there is none."""
-    program = home / "bin" / "java"
-    if not os.access(program, os.X_OK):
+    program, helper = home / "bin" / "java", home / "lib" / "jspawnhelper"
+    if not program.exists():
         return "has no bin/java"
+    for path in (program, helper):
+        # Without the helper, by which Java starts programs, Spark fails only when it removes its files.
+        if path.exists() and not os.access(path, os.X_OK):
+            return (
+                f"cannot run: {path.relative_to(home)} is not executable, as after unpacking it without"
+                " its permissions"
+            )
     release = _release(home)
     version, modules = release.get("JAVA_VERSION"), release.get("MODULES")
     if version is None:
@@ -172,9 +179,14 @@ def _without_vector(java: Java, cache: Path | None, environ: Mapping[str, str]) 
         ) from error
     try:
         made.rename(home)
-    except OSError:
-        # Another process was first; what it made is the same.
+    except OSError as error:
         shutil.rmtree(made, ignore_errors=True)
+        if not program.exists():
+            raise Unavailable(
+                f"cannot make {home}: {error.strerror}",
+                hint="Remove it, or set XDG_CACHE_HOME to another directory.",
+            ) from error
+        # Another process was first; what it made is the same.
     return home
 
 

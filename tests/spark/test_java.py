@@ -61,6 +61,28 @@ def test_without_a_release_file_it_is_asked(tmp_path, no_wheel):
     assert found != home
 
 
+@pytest.mark.parametrize("name", ["bin/java", "lib/jspawnhelper"])
+def test_one_that_was_unpacked_without_permissions_is_refused(tmp_path, no_wheel, name):
+    """With a helper that is not executable Spark runs, and then fails to start ``rm``."""
+    home = runtime(tmp_path / "jdk", "17.0.9")
+    path = home / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    path.chmod(0o644)
+    with pytest.raises(Unavailable, match=f"{name} is not executable"):
+        ensure_java({"JAVA_HOME": str(home)}, tmp_path / "cache")
+    path.chmod(0o755)
+    assert ensure_java({"JAVA_HOME": str(home)}, tmp_path / "cache") == home
+
+
+def test_a_program_that_cannot_be_put_in_its_place_is_told(tmp_path, no_wheel):
+    home = runtime(tmp_path / "jdk", "21.0.8", "java.sql")
+    found = ensure_java({"JAVA_HOME": str(home)}, tmp_path / "cache")
+    (found / "bin" / "java").rename(found / "bin" / "else")
+    with pytest.raises(Unavailable, match="cannot make"):
+        ensure_java({"JAVA_HOME": str(home)}, tmp_path / "cache")
+
+
 @pytest.mark.parametrize(
     ("version", "reason"),
     [
