@@ -41,7 +41,8 @@ async def write_head(client: Client, log: JournalName) -> Offset:
 class BrokerLogs:
     """A `LogSource` of a client, whose event loop runs in another thread.
 
-    ``stall_timeout_s`` bounds every single wait (``Unavailable``).
+    ``stall_timeout_s`` bounds every single wait (``Unavailable``). Reads block: a broker that has just
+    taken a log over may learn only by its next look into the store of what others have put there.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class BrokerLogs:
                 return 0, 0
             begin = end
             async with self._client.retry_reader(
-                ReadParams(log, end_offset=end, metadata_only=True)
+                ReadParams(log, block=True, end_offset=end, metadata_only=True)
             ) as reader:
                 try:
                     await reader.read()
@@ -101,7 +102,9 @@ class BrokerLogs:
         async def piece() -> tuple[Offset, bytes]:
             nonlocal reader
             if reader is None:
-                reader = self._client.retry_reader(ReadParams(log, begin, end_offset=end))
+                reader = self._client.retry_reader(
+                    ReadParams(log, begin, block=True, end_offset=end)
+                )
             while True:
                 try:
                     data = await reader.read(READ_BYTES)

@@ -19,10 +19,14 @@ from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.stored import json_line, write_journal
 from tests.backfill.apps import Words, WordsBackfill
 from tests.backfill.cluster import history, shard_settings, source
+from tests.backfill.conftest import s3_proxy as s3_proxy
+from tests.backfill.conftest import s3_target as s3_target
 from tests.backfill.conftest import start as start
 from tests.backfill.replays import Replay, Story
 from tests.backfill.subjects import SUBJECTS
+from tests.backfill.test_drive import expected
 from tests.spark.backfills import FoldedBackfill
+from tests.spark.test_state import LINES, SHARD, options, stored_in_s3
 
 # Starting Java and Python's workers takes seconds on a machine that is free, and minutes on one that is not.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -180,6 +184,22 @@ async def test_states_are_those_of_the_local_runner(start, spark):
     assert states[1] == states[0]
     assert states[2] == states[0]
     assert len(states[0][1][0]) > 20
+
+
+async def test_states_are_tables(start, spark, s3_proxy):
+    """Whose logs are in a bucket, from which executors read them."""
+    cluster = await stored_in_s3(start, s3_proxy.endpoint, Words)
+    given = options(cluster, table="counts")
+    before = s3_proxy.count("GET", "/logs/")
+
+    def look() -> list[tuple[str, str, int]]:
+        frame = spark.read.format("gazette-state").options(**given).load()
+        return [tuple(row) for row in frame.orderBy("word").collect()]
+
+    found = await asyncio.to_thread(look)
+    assert found == [(SHARD, word, n) for _, (word, n) in expected(LINES)]
+    assert len(found) > 20
+    assert s3_proxy.count("GET", "/logs/") > before
 
 
 @pytest.mark.parametrize("subject", ["word_count", "bike_share"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,14 +15,23 @@ pytest.importorskip("pyspark")
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from gazette.errors import Invalid, NotFound, Unavailable
+from gazette.etcd import Etcd
+from gazette.protocol.fragment import Codec
 from gazette.spark import state
 from gazette.spark.state import StateOptions, StateReader, _type_of
 from gazette.spark.state_source import GazetteStateDataSource
+from gazette.testing.broker import BrokerFixture
+from gazette.testing.consumer import log_spec
 from tests.backfill.apps import Documents, Pairs, Words
 from tests.backfill.cluster import Cluster, history, shard_settings, source
+from tests.backfill.conftest import s3_proxy as s3_proxy
+from tests.backfill.conftest import s3_target as s3_target
 from tests.backfill.conftest import start as start
+from tests.blobs.s3_endpoint import FaultProxy, store_url
 
 SOURCE, SHARD = "words/part-000", "shard-000"
+LINES = history(random.Random(2), 300)
+"""What `stored_in_s3` has its shard consume."""
 
 
 def options(cluster: Cluster, **given: str) -> dict[str, str]:
@@ -42,6 +52,33 @@ def read(given: dict[str, str], schema: pa.Schema) -> list[dict[str, Any]]:
     ]
 
 
+def state_of(application: Any) -> tuple[dict[str, str], pa.Schema]:
+    """Options that name what a shard of an application holds, and its columns."""
+    shard = ("shard", pa.string())
+    if application is Words:
+        return {"table": "counts"}, pa.schema([shard, ("word", pa.string()), ("n", pa.int64())])
+    if application is Pairs:
+        return {}, pa.schema([shard, ("key", pa.binary()), ("value", pa.binary())])
+    return {}, pa.schema([shard, ("document", pa.string())])
+
+
+async def stored_in_s3(start: Any, endpoint: str, application: Any) -> Cluster:
+    """A cluster with a shard whose log is in a bucket, in many fragments. It has ended."""
+    cluster: Cluster = await start(application())
+    await cluster.broker.create(
+        source(SOURCE),
+        log_spec(
+            SHARD, stores=(store_url(endpoint, "/logs/"),), codec=Codec.ZSTANDARD, length=4096
+        ),
+    )
+    await cluster.consumer.create(shard_settings(SHARD, SOURCE, disable=False))
+    for begin in range(0, len(LINES), 60):
+        await cluster.append(SOURCE, LINES[begin : begin + 60])
+        await cluster.consumer.read_to_heads(SHARD)
+    await cluster.disable(SHARD)
+    return cluster
+
+
 @pytest.mark.parametrize("application", [Words, Pairs, Documents])
 async def test_a_state_is_a_table(start: Any, application: Any) -> None:
     """The rows of a live shard, as of now and as of an earlier checkpoint."""
@@ -58,10 +95,9 @@ async def test_a_state_is_a_table(start: Any, application: Any) -> None:
         sizes.append((await cluster.consumer.read_to_heads(SHARD))[SOURCE])
     store = cluster.consumer.store(SHARD)
     given = options(cluster)
-    shard = ("shard", pa.string())
+    naming, schema = state_of(application)
+    given |= naming
     if application is Words:
-        given["table"] = "counts"
-        schema = pa.schema([shard, ("word", pa.string()), ("n", pa.int64())])
         expected = [
             {"shard": SHARD, "word": word, "n": n}
             for word, n in store.query("SELECT word, n FROM counts ORDER BY word")
@@ -73,11 +109,9 @@ async def test_a_state_is_a_table(start: Any, application: Any) -> None:
         assert 0 < sum(row["n"] for row in before) < sum(row["n"] for row in expected)
         del given["at"]
     elif application is Pairs:
-        schema = pa.schema([shard, ("key", pa.binary()), ("value", pa.binary())])
         with store.view() as view:
             expected = [{"shard": SHARD, "key": k, "value": v} for k, v in view.iterate()]
     else:
-        schema = pa.schema([shard, ("document", pa.string())])
         expected = []
     found = await asyncio.to_thread(read, given, schema)
     if expected:
@@ -85,6 +119,26 @@ async def test_a_state_is_a_table(start: Any, application: Any) -> None:
     else:
         assert len(found) == 1
         assert '"w1":' in found[0]["document"]
+
+
+@pytest.mark.parametrize("application", [Words, Pairs])
+async def test_a_log_whose_fragments_are_in_s3(
+    start: Any, etcd: Etcd, s3_proxy: FaultProxy, tmp_path: Path, application: Any
+) -> None:
+    """And nowhere else: they were written by a broker that is gone."""
+    if application is Pairs:
+        pytest.importorskip("rocksdict")
+    cluster = await stored_in_s3(start, s3_proxy.endpoint, application)
+    given, schema = state_of(application)
+    local = await asyncio.to_thread(read, options(cluster, **given), schema)
+    async with await BrokerFixture.start(etcd, tmp_path, id="broker-two", lease_ttl_s=30.0) as two:
+        await cluster.broker.stop()
+        before = s3_proxy.count("GET", "/logs/")
+        at_two = {**options(cluster, **given), "broker.address": two.endpoint}
+        found = await asyncio.to_thread(read, at_two, schema)
+        assert found == local
+        assert len(str(found)) > 300
+        assert s3_proxy.count("GET", "/logs/") > before
 
 
 async def test_errors_name_the_option(start: Any) -> None:
