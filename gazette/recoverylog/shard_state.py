@@ -32,6 +32,7 @@ from gazette.recoverylog.rocksdb_keys import (
 from gazette.recoverylog.rocksdb_native import DEFAULT, load_rocksdict, native_errors
 from gazette.recoverylog.rocksdb_scan import Pinned, Scan, after, bounds
 from gazette.recoverylog.sqlite_redo import materialize
+from gazette.recoverylog.sqlite_wal import require_whole_wal
 
 PRIMARY_DATABASE: Final = "primary.db"
 STATE_FILE: Final = "state.json"
@@ -79,6 +80,7 @@ def _settle(path: Path) -> None:
     try:
         connection = apsw.Connection(str(path))
         try:
+            require_whole_wal(connection, path)
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         finally:

@@ -22,6 +22,7 @@ from gazette.errors import Invalid
 from gazette.recoverylog.recorder import Recorder
 from gazette.recoverylog.shard_state import PRIMARY_DATABASE
 from gazette.recoverylog.sqlite_redo import is_recorded
+from gazette.recoverylog.sqlite_wal import require_whole_wal
 from gazette.stores.sqlite_databases import database_names
 from gazette.stores.sqlite_redo_recording import BUSY_MS, checkpoint
 from gazette.tasks import OpFuture
@@ -163,6 +164,8 @@ class VfsRecording:
         connection.set_busy_timeout(BUSY_MS)
         for name, path in self.attached.items():
             connection.execute(f'ATTACH ? AS "{name}"', (str(path),)).fetchall()
+        for schema, path in zip(("main", *self.attached), paths, strict=True):
+            require_whole_wal(connection, path, schema)
         for schema in ("main", *self.attached):
             for pragma in (
                 f"page_size={self._page_size}",

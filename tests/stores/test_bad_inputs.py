@@ -15,6 +15,7 @@ import pytest
 from gazette.errors import Broken, Corrupt, GazetteError, Invalid, Unavailable
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.shard_state import make_plain
 from gazette.stores.json_file import JSONFileStore
 from gazette.stores.rocksdb import RocksDBOptions, RocksDBStore
 from gazette.stores.sqlite import SQLiteStore
@@ -127,6 +128,71 @@ def test_a_disk_that_gets_full(kind: str, small_disk: Path, tmp_path: Path) -> N
         assert len(store.state) == commits
     else:
         assert store.query("SELECT count(*) FROM kv") == [(commits,)]
+    store.destroy()
+
+
+def test_a_damaged_local_wal_is_not_taken_for_a_shorter_one(tmp_path: Path) -> None:
+    """SQLite reads up to what is damaged, and says nothing. Wherever that is, we do."""
+    log = MemoryLog()
+    store = OPEN["vfs"](take_over(log, tmp_path / "one", RNG))
+    for number in range(30):
+        put(store, number)
+        commit(store)
+    store.destroy()
+    size = len(played_wal(log, tmp_path / "first"))
+    rng = random.Random(1)
+    places = [
+        0,
+        9,
+        20,
+        31,
+        33,
+        60,
+        size - 4097,
+        size - 1,
+        *(rng.randrange(32, size) for _ in range(30)),
+    ]
+    for number, place in enumerate(places):
+        recorder = take_over(log, tmp_path / f"{number}", RNG)
+        wal = recorder.directory / "primary.db-wal"
+        data = bytearray(wal.read_bytes())
+        data[place] ^= 0x55
+        wal.write_bytes(data)
+        with pytest.raises(Corrupt, match="recovered WAL is damaged"):
+            OPEN["vfs"](recorder)
+        wal.write_bytes(data)
+        with pytest.raises(Corrupt, match="recovered WAL is damaged"):
+            make_plain(recorder.directory)
+    store = OPEN["vfs"](take_over(log, tmp_path / "last", RNG))
+    assert store.query("SELECT count(*) FROM kv") == [(30,)]
+    store.destroy()
+
+
+def played_wal(log: MemoryLog, directory: Path) -> bytes:
+    take_over(log, directory, RNG)
+    return (directory / "primary.db-wal").read_bytes()
+
+
+def test_frames_that_were_rolled_back_are_no_damage(tmp_path: Path) -> None:
+    """A transaction that does not fit into the cache writes to the WAL before it commits, if it does."""
+    log = MemoryLog()
+    store = OPEN["vfs"](take_over(log, tmp_path / "one", RNG))
+    put(store, 1)
+    commit(store)
+    savepoint = store.savepoint()
+    store.execute("PRAGMA cache_spill=1")
+    store.execute("PRAGMA cache_size=1")
+    for number in range(100, 140):
+        store.execute("INSERT INTO kv VALUES (?, ?)", (number, bytes(9000)))
+    savepoint.roll_back()
+    put(store, 2)
+    commit(store)
+    store.destroy()
+    wal = played_wal(log, tmp_path / "two")
+    assert len(wal) > 32 + 60 * 4120, "nothing was spilled"
+    recorder = take_over(log, tmp_path / "three", RNG)
+    store = OPEN["vfs"](recorder)
+    assert store.query("SELECT count(*) FROM kv") == [(2,)]
     store.destroy()
 
 
