@@ -133,7 +133,10 @@ def _parse_one(entry: str) -> _Armed:
     when = None if found["when"] == "*" else int(found["when"] or 1)
     if when == 0:
         raise Invalid(f"hits are counted from one ({entry!r})", path=ENV)
-    seconds = float(found["seconds"] or 0.0)
+    try:
+        seconds = float(found["seconds"] or 0.0)
+    except ValueError as error:
+        raise Invalid(f"seconds are no number ({entry!r})", path=ENV) from error
     glob = "*" if found["glob"] is None else found["glob"]
     return _Armed(point, glob, Action(action), seconds, when)
 
@@ -194,17 +197,30 @@ class _Marks:
     def __init__(self) -> None:
         self._clock = SystemClock()
         self._file: int | None = None
+        self._lock = threading.Lock()
+        """Held to open the file: several threads may be the first."""
 
     def write(self, point: str, detail: str) -> None:
         """One line, in one call: processes may share the file. Raises ``Invalid`` without a file."""
         at = int(self._clock.monotonic() * 1e9)
-        if self._file is None:
-            path = os.environ.get(MARKS_ENV)
-            if not path:
-                raise Invalid("marks need a file", path=MARKS_ENV, hint="Name one.")
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._file = os.open(path, flags, 0o600)
-        os.write(self._file, f"{at} {point} {detail}\n".encode())
+        with self._lock:
+            if self._file is None:
+                self._file = self._opened()
+        # Of names of journals and shards nothing but blanks and ends of lines could be mistaken.
+        detail = "_".join(detail.split())
+        os.write(self._file, f"{at} {point} {detail}\n".encode("utf-8", "backslashreplace"))
+
+    def _opened(self) -> int:
+        path = os.environ.get(MARKS_ENV)
+        if not path:
+            raise Invalid("marks need a file", path=MARKS_ENV, hint="Name one.")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        try:
+            return os.open(path, flags, 0o600)
+        except OSError as error:
+            raise Invalid(
+                f"the file of marks cannot be opened: {error.strerror}", path=MARKS_ENV, file=path
+            ) from error
 
 
 _marks: Final = _Marks()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any, Final, TextIO
@@ -137,4 +138,17 @@ class JsonFormatter(logging.Formatter):
                 line.setdefault(key, value)
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        try:
+            return json.dumps(line, default=str, allow_nan=False)
+        except (TypeError, ValueError):
+            # Keys that are no texts, what contains itself, numbers that JSON has not: not worth the line.
+            return json.dumps({key: _plain(value) for key, value in line.items()})
+
+
+def _plain(value: object) -> object:
+    """A value that JSON has for certain."""
+    if isinstance(value, str | int | None):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return str(value)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,49 @@ def test_marks_need_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
         failpoints.hit("commit.finalized")
 
 
+def test_marks_of_threads_are_whole_lines_of_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is first opens the file, once; a detail takes no more than its place."""
+    opened: list[str] = []
+    path = tmp_path / "marks"
+
+    def opening(name: str, *rest: int) -> int:
+        opened.append(name)
+        threading.Event().wait(0.01)  # Others come meanwhile.
+        return real(name, *rest)
+
+    real = failpoints.os.open
+    monkeypatch.setattr(failpoints.os, "open", opening)
+    monkeypatch.setattr(failpoints, "_marks", failpoints._Marks())
+    monkeypatch.setenv(failpoints.MARKS_ENV, str(path))
+    with failpoints.armed("commit.finalized=mark@*"):
+        threads = [
+            threading.Thread(target=failpoints.hit, args=("commit.finalized", "a\nb c\udc80"))
+            for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert opened == [str(path)]
+    lines = path.read_text().splitlines()
+    assert [line.split(" ")[1:] for line in lines] == [["commit.finalized", "a_b_c\\udc80"]] * 8
+
+
+def test_a_file_of_marks_that_cannot_be_opened_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failpoints, "_marks", failpoints._Marks())
+    monkeypatch.setenv(failpoints.MARKS_ENV, str(tmp_path / "no" / "such"))
+    with (
+        failpoints.armed("commit.finalized=mark"),
+        pytest.raises(Invalid, match="cannot be opened") as raised,
+    ):
+        failpoints.hit("commit.finalized")
+    assert raised.value.facts["file"] == str(tmp_path / "no" / "such")
+
+
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
@@ -102,6 +146,8 @@ def test_marks_need_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
         ("commit.finalized=kill:2", "seconds belong to delay"),
         ("commit.finalized=delay", "seconds belong to delay"),
         ("commit.finalized=kill@0", "counted from one"),
+        ("commit.finalized=delay:1.2.3", "seconds are no number"),
+        ("commit.finalized=delay:.", "seconds are no number"),
     ],
 )
 def test_what_arms_nothing_is_an_error(spec: str, text: str) -> None:

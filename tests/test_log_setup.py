@@ -88,6 +88,24 @@ def test_what_a_message_names_is_a_field(stream: io.StringIO) -> None:
     assert (three["hint"], three["journal"]) == ("Start it.", "another")
 
 
+def test_no_value_costs_a_line_or_makes_it_no_json(stream: io.StringIO) -> None:
+    """Whatever somebody logs by name: numbers that JSON has not, keys that are no texts, circles."""
+    setup("info", "json", stream=stream)
+    log = logging.getLogger("gazette.test")
+    circle: list[object] = []
+    circle.append(circle)
+    for value in (float("nan"), float("inf"), {(1, 2): 3}, circle):
+        log.info("it is %(value)s of %(count)d", {"value": value, "count": 7})
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    lines = [json.loads(one, parse_constant=refuse) for one in stream.getvalue().splitlines()]
+    assert [line["value"] for line in lines] == ["nan", "inf", "{(1, 2): 3}", "[[...]]"]
+    assert [line["count"] for line in lines] == [7] * 4
+    assert all(line["level"] == "info" for line in lines)
+
+
 def test_text_has_the_hints_of_errors(stream: io.StringIO) -> None:
     setup("info", "text", stream=stream)
     log = logging.getLogger("gazette.test")

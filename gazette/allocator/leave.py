@@ -11,7 +11,6 @@ log = logging.getLogger(__name__)
 
 
 async def leave(
-    kind: str,
     member: object,
     stages: Mapping[str, Callable[[], Awaitable[None]]],
     entering: Callable[[str], None],
@@ -24,15 +23,13 @@ async def leave(
     first: GazetteError | None = None
     for name, stage in stages.items():
         entering(name)
-        log.info(
-            "%(kind)s %(member)s is %(phase)s", {"kind": kind, "member": member, "phase": name}
-        )
+        log.info("%(member)s is %(phase)s", {"member": member, "phase": name})
         try:
             await stage()
         except GazetteError as error:
             log.error(  # noqa: TRY400 - expected, and said in full
-                "%(kind)s %(member)s, while %(phase)s: %(error)s",
-                {"kind": kind, "member": member, "phase": name, "error": error},
+                "%(member)s, while %(phase)s: %(error)s",
+                {"member": member, "phase": name, "error": error},
             )
             first = first or error
     return first

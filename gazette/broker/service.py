@@ -314,7 +314,7 @@ class BrokerService:
             "releasing its lease": self._release,
             "cancelling": self._cancel,
         }
-        first = await leave("broker", self.process_id, stages, self._enter)
+        first = await leave(self.process_id, stages, self._enter)
         self._phase = "stopped"
         if self.failure is not None:
             raise self.failure

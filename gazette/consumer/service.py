@@ -412,7 +412,7 @@ class ConsumerService:
             "releasing its lease": self._release,
             "cancelling": self._cancel,
         }
-        first = await leave("consumer", self.process_id, stages, self._enter)
+        first = await leave(self.process_id, stages, self._enter)
         self._phase = "stopped"
         if self.failure is not None:
             raise self.failure

@@ -118,7 +118,7 @@ class FollowedRocksDB:
     # -- tables
 
     def _follow_tables(self, files: PlayedFiles) -> None:
-        current = files.paths[_CURRENT].read_text().strip()
+        current = files.paths[_CURRENT].read_text(errors="replace").strip()
         source = files.paths.get(current)
         if source is None:
             raise Corrupt("the log has no manifest of the name that CURRENT has", manifest=current)

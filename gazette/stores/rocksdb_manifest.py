@@ -21,6 +21,8 @@ _NUMBERS: Final = frozenset({3, 4, 9, 10, 203, 300})
 _IGNORABLE: Final = 1 << 13
 """Tags with this bit have a text behind them, so that who does not know them can go on."""
 _NEW_FILE_END, _BLOB_END = 1, 0
+_VARINT_BITS_MAX: Final = 70
+"""Ten bytes of seven bits: what RocksDB needs for the largest number there is."""
 
 
 class RecordReader:
@@ -42,13 +44,13 @@ class RecordReader:
         return value
 
     def number(self) -> int:
-        value = shift = 0
-        while True:
+        value = 0
+        for shift in range(0, _VARINT_BITS_MAX, 7):
             part = self.byte()
             value |= (part & 0x7F) << shift
             if part < 0x80:
                 return value
-            shift += 7
+        raise Corrupt("a number in a record of RocksDB's does not end", length=len(self.data))
 
     def numbers(self, count: int) -> None:
         """Skip some."""
@@ -94,7 +96,7 @@ class Manifest:
             if tag == _FAMILY:
                 number = reader.number()
             elif tag == _FAMILY_ADD:
-                added = reader.text().decode()
+                added = _name(reader.text())
             elif tag == _FAMILY_DROP:
                 dropped = True
             elif tag == _LOG_NUMBER:
@@ -107,6 +109,13 @@ class Manifest:
             self.families.pop(number, None)
         if first_wal is not None:
             self.first_wals[number] = max(first_wal, self.first_wals.get(number, 0))
+
+
+def _name(text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise Corrupt("a column family's name is no text", name=repr(text[:64])) from error
 
 
 def _skip(reader: RecordReader, tag: int) -> None:

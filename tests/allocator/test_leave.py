@@ -30,16 +30,16 @@ async def test_a_stage_that_fails_does_not_hold_up_the_next(
 
     stages = {"draining": drains, "finishing": finishes, "releasing": releases}
     with caplog.at_level(logging.INFO):
-        first = await leave("broker", "a/1", stages, phases.append)
+        first = await leave("a/1", stages, phases.append)
     assert isinstance(first, Unavailable)
     assert performed == ["drains", "finishes", "releases"]
     assert phases == list(stages)
     errors = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
     assert errors == [
-        "broker a/1, while finishing: a call does not end",
-        "broker a/1, while releasing: no lease",
+        "a/1, while finishing: a call does not end",
+        "a/1, while releasing: no lease",
     ]
-    assert await leave("broker", "a/1", {"draining": drains}, phases.append) is None
+    assert await leave("a/1", {"draining": drains}, phases.append) is None
 
 
 async def test_a_defect_is_no_error_of_a_stage() -> None:
@@ -47,4 +47,4 @@ async def test_a_defect_is_no_error_of_a_stage() -> None:
         raise KeyError("defect")
 
     with pytest.raises(KeyError):
-        await leave("broker", "a/1", {"draining": broken}, lambda _: None)
+        await leave("a/1", {"draining": broken}, lambda _: None)

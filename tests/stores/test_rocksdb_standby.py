@@ -18,7 +18,7 @@ from gazette.recoverylog.staged_files import PlayedFiles
 from gazette.stores.rocksdb import RocksDBStore, RocksDBView
 from gazette.stores.rocksdb_batch import WrittenAhead, lookup
 from gazette.stores.rocksdb_follower import FollowedRocksDB
-from gazette.stores.rocksdb_manifest import Manifest
+from gazette.stores.rocksdb_manifest import Manifest, RecordReader
 from gazette.stores.rocksdb_wal import records
 from gazette.testing.recovery import MemoryLog, Replayer, take_over
 from tests.stores.test_rocksdb_recovery import (
@@ -273,6 +273,12 @@ def test_what_no_store_writes_is_refused() -> None:
         WrittenAhead().apply(bytes(12) + b"\x02\x01k\x01v")  # A merge.
     with pytest.raises(Corrupt, match="ends too early"):
         WrittenAhead().apply(bytes(12) + b"\x01\x05key")
+    # Case: a number goes on for ever, and the name of a family is no text.
+    with pytest.raises(Corrupt, match="does not end"):
+        RecordReader(b"\xff" * 11 + b"\x01").number()
+    assert RecordReader(b"\xff" * 9 + b"\x01").number() == (1 << 64) - 1
+    with pytest.raises(Corrupt, match="is no text"):
+        Manifest()._apply(RecordReader(b"\xc9\x01\x02\xff\xfe"))
 
 
 def test_a_wal_that_is_obsolete_and_still_there_is_not_read(tmp_path: Path) -> None:
