@@ -13,7 +13,7 @@ import logging
 from dataclasses import dataclass
 
 from gazette.clock import Clock
-from gazette.errors import Corrupt, GazetteError, Invalid, Unavailable
+from gazette.errors import Corrupt, GazetteError, Invalid
 from gazette.etcd import Etcd
 from gazette.etcd_values import Compare, Op, Operation, RangeResult
 from gazette.protocol.hints import FSMHints, decode_hints
@@ -133,7 +133,8 @@ async def store_recovered_hints(
 
     Hints without files, those of a shard's first owner, are not worth a backup: they say to read the
     log from its first byte, and would keep it from ever being pruned. Retried until it is done or the
-    assignment is gone: pruning relies on it. Cancellation: it may have been written.
+    assignment is gone, whatever etcd answers: pruning relies on it, and the shard serves meanwhile.
+    Cancellation: it may have been written.
     """
     if not spec.hint_backup_keys or not hints.live_nodes:
         return
@@ -142,7 +143,7 @@ async def store_recovered_hints(
         try:
             if await _rotate(etcd, spec, hints, assignment_key, create_revision):
                 return
-        except Unavailable as error:
+        except GazetteError as error:
             log.warning(
                 "recovered hints of shard %(shard)s are stored again: %(error)s",
                 {"shard": spec.id, "error": error},
@@ -158,7 +159,7 @@ async def store_recovered_hints(
 async def _moved(etcd: Etcd, assignment_key: str, create_revision: int) -> bool:
     try:
         kv = await etcd.get(assignment_key)
-    except Unavailable:
+    except GazetteError:
         return False  # Not known: the lease ends all this if it lasts.
     return kv is None or kv.create_revision != create_revision
 

@@ -29,7 +29,7 @@ from gazette.consumer.shard_journals import ShardJournals
 from gazette.consumer.shard_thread import ShardThread
 from gazette.consumer.source_reading import check_source, read_source
 from gazette.consumer.transactor import Transactor
-from gazette.errors import Closed, Unavailable
+from gazette.errors import Closed, GazetteError
 from gazette.failpoints import hit, reach
 from gazette.labels import CONTENT_TYPE
 from gazette.message.envelope_decoder import EnvelopeDecoder
@@ -292,7 +292,8 @@ class Primary:
                     assignment.raw.create_revision,
                 ):
                     stored = hints
-            except Unavailable as error:
+            except GazetteError as error:
+                # Whatever etcd has against them: the shard goes on, and its recovery reads more.
                 log.warning(
                     "hints of shard %(shard)s are stored next time: %(error)s",
                     {"shard": self._shard.id, "error": error},

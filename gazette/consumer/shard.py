@@ -56,6 +56,7 @@ T = TypeVar("T")
 STOP_TIMEOUT_S: Final = 10.0
 """How long a shard that is stopped waits for a callback that runs; after that it ends by itself."""
 
+_RESTART_POLL_S: Final = 0.25
 READS_PATIENCE_S: Final = 60.0
 """How long queries of a standby may go on when it was promoted: they read what is their own."""
 
@@ -287,17 +288,24 @@ class Shard:
         await retried(self._restart, "its restart", self.id, self._context.clock)
 
     async def _restart(self) -> None:
-        """Give the assignment up that has failed: the allocator makes it anew, or promotes a standby."""
+        """Give the assignment up that has failed: the allocator makes it anew, or promotes a standby.
+
+        Again, if it is not as our key space has it: that may be behind, and its status says that the shard
+        is restarted.
+        """
         context = self._context
-        kv: DecodedKV | None = context.key_space.get(self.assignment.key)
-        if kv is None or kv.decoded.value.code is not ReplicaCode.FAILED:
-            return
-        result = await context.etcd.txn(
-            (Compare.mod_revision(kv.key, "=", kv.raw.mod_revision),), (Op.delete(kv.key),)
-        )
-        if result.succeeded:
-            log.info("shard %(shard)s is started again after it failed", {"shard": self.id})
-            metrics.RESTARTS.labels(self.fqn).inc()
+        while True:
+            kv: DecodedKV | None = context.key_space.get(self.assignment.key)
+            if kv is None or kv.decoded.value.code is not ReplicaCode.FAILED:
+                return
+            result = await context.etcd.txn(
+                (Compare.mod_revision(kv.key, "=", kv.raw.mod_revision),), (Op.delete(kv.key),)
+            )
+            if result.succeeded:
+                log.info("shard %(shard)s is started again after it failed", {"shard": self.id})
+                metrics.RESTARTS.labels(self.fqn).inc()
+                return
+            await context.clock.sleep(_RESTART_POLL_S)
 
     async def _update_status(self, status: ReplicaStatus) -> None:
         context = self._context

@@ -29,6 +29,7 @@ from gazette.testing.instant_clock import eventually
 from gazette.testing.remote_store import RemoteDatabase
 from tests.consumer.apps import SHARD, SOURCE, Gate, Start, Tally, append, frame
 
+CLOCK = SystemClock()
 HEARS_LATE_S = 0.5
 """How much later than others a member hears what changed: enough to act upon what is over."""
 
@@ -234,6 +235,31 @@ async def test_a_shard_that_a_late_claim_fenced_starts_again_by_itself(
 def is_primary(member: ConsumerFixture) -> bool:
     status = member.status_of(SHARD)
     return status is not None and status.code is ReplicaCode.PRIMARY
+
+
+async def test_a_restart_is_tried_until_the_assignment_is_as_the_member_knows_it(
+    start: Start, broker: BrokerFixture, etcd: Etcd
+) -> None:
+    """Its status says that the shard is started again: so it is, also if somebody wrote there since."""
+    database = RemoteDatabase()
+    member = await start(Tally(database), watch_delay_s=0.1)
+    await member.create(shard_spec(SHARD, SOURCE, log=False))
+    with database.lock:
+        database.row(member.shard(SHARD).fqn).fence += 1
+    await append(broker, frame("a", 1))
+    await member.await_failed(SHARD)
+    # For longer than the restart waits, the key is never as the member has it.
+    deadline = CLOCK.monotonic() + 1.5
+    while CLOCK.monotonic() < deadline:
+        (failed,) = member.assignments(SHARD)
+        kv = await etcd.get(failed.key)
+        if kv is None:
+            break
+        await etcd.put(failed.key, kv.value, lease=kv.lease)
+        await CLOCK.sleep(0.01)
+    await member.until(lambda: is_primary(member))
+    await member.read_to_heads(SHARD)
+    assert member.store(SHARD).read() == {"a": 1}
 
 
 async def test_a_shard_whose_log_a_late_hand_over_fenced_starts_again_by_itself(

@@ -13,10 +13,11 @@ import pytest
 from gazette.client.appender import AppendParams
 from gazette.client.shards import ShardChange
 from gazette.clock import SystemClock
+from gazette.consumer import hints_store as hints_store_module
 from gazette.consumer import primary as primary_module
 from gazette.consumer import shard as shard_module
-from gazette.consumer.hints_store import store_recovered_hints
-from gazette.errors import Closed, GazetteError, NotFound, Unavailable
+from gazette.consumer.hints_store import store_recorded_hints, store_recovered_hints
+from gazette.errors import Closed, GazetteError, NotAllowed, NotFound, Unavailable
 from gazette.etcd import Etcd
 from gazette.etcd_values import Compare, Op
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
@@ -642,8 +643,62 @@ async def test_a_shard_does_not_start_from_nothing_when_all_its_hints_are_damage
     assert "no hints of the shard can be used" in await member.await_failed(SHARD)
 
 
+async def test_a_shard_serves_although_its_hints_are_refused(
+    start: Start, broker: BrokerFixture, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By etcd, for a right that was taken away or for their size: it is told, and tried again."""
+    spec, refusals = shard_spec(SHARD, SOURCE), 3
+
+    async def refused(*arguments: Any) -> bool:
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise NotAllowed("etcd refused the request")
+        return await store_recorded_hints(*arguments)
+
+    monkeypatch.setattr(primary_module, "store_recorded_hints", refused)
+    member = await start(hints_interval_s=0.02)
+    await member.create(spec)
+    await append(broker, frame("a", 1))
+    await member.read_to_heads(SHARD)
+    while await etcd.get(spec.hint_primary_key) is None:
+        assert member.shard(SHARD).failure is None
+        await CLOCK.sleep(0.02)
+    assert not refusals
+
+
+async def test_recovered_hints_that_are_refused_are_stored_again(
+    start: Start, broker: BrokerFixture, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, refusals = shard_spec(SHARD, SOURCE), 3
+    first = await start(hints_interval_s=0.02)
+    await first.create(spec)
+    await append(broker, frame("a", 1))
+    await first.read_to_heads(SHARD)
+    while await etcd.get(spec.hint_primary_key) is None:
+        await CLOCK.sleep(0.02)
+    await first.stop()
+    for key in spec.hint_backup_keys:
+        await etcd.delete(key)
+    real = hints_store_module.read_hints
+
+    async def refused(*arguments: Any) -> Any:
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise NotAllowed("etcd refused the request")
+        return await real(*arguments)
+
+    monkeypatch.setattr(hints_store_module, "read_hints", refused)
+    second = await start(id="consumer-two")
+    await second.await_primary(SHARD)
+    while await etcd.get(spec.hint_backup_keys[0]) is None:
+        assert second.shard(SHARD).failure is None
+        await CLOCK.sleep(0.02)
+    assert not refusals
+
+
 async def test_hints_of_a_member_that_lost_the_shard_are_dropped(start: Start, etcd: Etcd) -> None:
-    from gazette.consumer.hints_store import store_recorded_hints
     from gazette.protocol.hints import FSMHints
 
     spec = shard_spec(SHARD, SOURCE)
