@@ -25,6 +25,8 @@ DELAY_MAX_S: Final = 60.0
 FENCED_MAX: Final = 5
 """How often a shard is started again after it was fenced, whatever is asked for."""
 _CAUSES_MAX: Final = 16
+ANNOUNCED: Final = "It is restarted after"
+"""Begins the sentence of a status that says so: nobody else needs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,7 @@ class Restarts:
         delay_s = min(DELAY_MAX_S, DELAY_S * 2 ** len(moments))
         moments.append(now)
         why = "It is still assigned here: an owner before it came late. " if fenced else ""
-        return Verdict(
-            delay_s, f"{why}It is restarted after {delay_s:g} s ({len(moments)} of {allowed})."
-        )
+        return Verdict(delay_s, f"{why}{ANNOUNCED} {delay_s:g} s ({len(moments)} of {allowed}).")
 
     def count(self, shard_id: str, now: float) -> int:
         """How often it was restarted lately."""

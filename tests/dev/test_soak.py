@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gazette.consumer.restarts import Restarts
+from gazette.dev.chaos.store import BreakableStore
+from gazette.dev.soak import driver as driver_module
 from gazette.dev.soak.diagnosis import complaints
-from gazette.dev.soak.driver import Outcome
+from gazette.dev.soak.driver import Driver, Outcome
+from gazette.dev.soak.faults import KINDS, Faults
 from gazette.dev.soak.report import Report, quantile
-from gazette.dev.soak.run import Served, run
+from gazette.dev.soak.run import Served, load_problem, run
+from gazette.errors import Unavailable
+from gazette.tasks import TaskScope
+from gazette.testing.clock import ManualClock
+from gazette.testing.consumer import shard_spec
+from gazette.testing.instant_clock import breathe
 
 
 @dataclass
@@ -96,6 +109,7 @@ def test_complaints_are_the_last_lines_of_a_log_that_are_no_mere_information(
         (["--brokers", "1"], "1 brokers"),
         (["--members", "0"], "0 members"),
         (["--database", "oracle"], "oracle"),
+        (["--scenarios", "crash-broker,crash-brokr"], "unknown scenario 'crash-brokr'"),
     ],
 )
 def test_mistakes_in_the_flags_are_named(
@@ -103,6 +117,154 @@ def test_mistakes_in_the_flags_are_named(
 ) -> None:
     assert run(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("database", [True, False])
+def test_every_kind_of_fault_can_be_asked_for(
+    tmp_path: Path, database: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else, so that no misspelt one is left out in silence."""
+    monkeypatch.setattr(BreakableStore, "can_protect", lambda self: database)
+    cluster: Any = SimpleNamespace(
+        clock=None,
+        store=tmp_path,
+        settings=SimpleNamespace(lease_ttl_s=10.0),
+        database=SimpleNamespace(can_be_killed=database),
+        soak=SimpleNamespace(stores=("sql",)),
+    )
+    kinds = [one.kind for one in Faults(cluster, lambda event, **facts: None).all()]
+    assert len(set(kinds)) == len(kinds)
+    assert set(KINDS) - set(kinds) == (set() if database else {"crash-database", "store-read-only"})
+    assert set(kinds) <= set(KINDS)
+
+
+async def test_a_load_that_does_not_do_what_it_is_told_is_a_violation() -> None:
+    """Who publishes nothing finds nothing wrong."""
+    hangs, go = asyncio.Event(), asyncio.Event()
+
+    async def end(error: BaseException | None, event: asyncio.Event | None = None) -> Any:
+        if event is not None:
+            await event.wait()
+        return error
+
+    async with TaskScope("loads") as scope:
+        well = scope.spawn(end(None), name="well")
+        ill = scope.spawn(end(Unavailable("no journals")), name="ill")
+        never = scope.spawn(end(None, hangs), name="never")
+        cancelled = scope.spawn(end(None, go), name="cancelled")
+        await asyncio.wait({well, ill})
+        cancelled.cancel()
+        await asyncio.wait({cancelled})
+        assert load_problem(well, ended_before=False) == ""
+        assert load_problem(well, ended_before=True) == "it ended by itself"
+        assert load_problem(ill, ended_before=False).startswith("no journals")
+        assert "did not end within" in load_problem(never, ended_before=False)
+        assert load_problem(cancelled, ended_before=False) == "it was cancelled"
+        scope.cancel()
+
+
+class Cluster:
+    """As much of a cluster as the repairs of a driver ask for."""
+
+    def __init__(self, clock: ManualClock, failed: dict[str, str]) -> None:
+        self.clock = clock
+        self.brokers: list[Any] = []
+        self.members: list[Any] = []
+        self.store = Path("/nowhere")
+        self.settings = SimpleNamespace(lease_ttl_s=10.0)
+        self.database = SimpleNamespace(can_be_killed=False)
+        self.soak = SimpleNamespace(stores=())
+        self.failed = failed
+        self.unassigned = 0
+        self.hangs = False
+
+    def client(self) -> Any:
+        return None
+
+    async def missing_members(self) -> str:
+        if self.hangs:
+            await asyncio.Event().wait()
+        return ""
+
+    def has_replicas(self) -> str:
+        return ""
+
+    async def failed_shards(self) -> dict[str, str]:
+        return dict(self.failed)
+
+    async def unassign_failed(self) -> None:
+        self.unassigned += 1
+        self.failed.clear()
+
+    async def missing_shards(self) -> str:
+        return "a shard FAILED" if self.failed else ""
+
+    async def listed_shards(self) -> tuple[Any, ...]:
+        return ()
+
+    def specs(self) -> list[Any]:
+        return []
+
+
+def driver_of(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Driver, list[tuple[str, Any]]]:
+    monkeypatch.setattr(BreakableStore, "can_protect", lambda self: False)
+    notes: list[tuple[str, Any]] = []
+    of: Any = cluster
+    service: Any = SimpleNamespace(served_since=lambda time: time)
+    driver = Driver(
+        of, service, random.Random(1), lambda event, **facts: notes.append((event, facts))
+    )
+    driver._ended = {"somebody"}
+    return driver, notes
+
+
+async def test_shards_that_say_that_they_are_restarted_are_left_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else nothing would show that they are. Others are unassigned, as an operator does."""
+    clock = ManualClock()
+    restarts, spec = Restarts(0), shard_spec("shard")
+    failed = {"shard on one": restarts.failed(spec, 0.0, fenced=True).text}
+    cluster = Cluster(clock, failed)
+    driver, notes = driver_of(cluster, monkeypatch)
+    assert await driver._missing(0.0) == "a shard FAILED"
+    assert await driver._missing(0.0) == "a shard FAILED"
+    assert cluster.unassigned == 0
+    assert [event for event, _ in notes] == ["restarted"]
+    while restarts.failed(spec, 0.0, fenced=True).delay_s is not None:
+        pass
+    failed["shard on one"] = restarts.failed(spec, 0.0, fenced=True).text
+    assert await driver._missing(0.0) == ""
+    assert cluster.unassigned == 1
+    assert [event for event, _ in notes] == ["restarted", "failed"]
+
+
+async def test_a_look_that_does_not_end_is_one_that_finds_something_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = ManualClock()
+    cluster = Cluster(clock, {})
+    cluster.hangs = True
+    driver, _ = driver_of(cluster, monkeypatch)
+    monkeypatch.setattr(driver_module, "SETTLE_S", 0.05)
+    async with TaskScope("test") as scope:
+        task = scope.spawn(outcome(driver.settle(0.0)), name="settle")
+        while not task.done():
+            clock.advance(0.1)
+            await breathe()
+        found = task.result()
+    assert isinstance(found, Unavailable)
+    assert "looking at it does not end" in str(found)
+
+
+async def outcome(work: Any) -> BaseException | None:
+    try:
+        await work
+    except Unavailable as error:
+        return error
+    return None
 
 
 PLANT = """

@@ -232,9 +232,12 @@ class SoakCluster(ChaosCluster):
         """
         assert self._client is not None
         there: set[str] = set()
-        for root in (BROKERS, ROOT):
-            found = await self._client.range(f"{root}/members/", keys_only=True)
-            there |= {kv.key.decode().rpartition("#")[2] for kv in found.kvs}
+        try:
+            for root in (BROKERS, ROOT):
+                found = await self._client.range(f"{root}/members/", keys_only=True)
+                there |= {kv.key.decode().rpartition("#")[2] for kv in found.kvs}
+        except GazetteError as error:
+            return f"members cannot be listed: {error!r}"
         names = {one.name for one in self.brokers} | {one.name for one in self.members}
         return f"not in etcd: {', '.join(sorted(names - there))}" if names - there else ""
 

@@ -1,8 +1,9 @@
 """Breaks a soaking cluster, one fault after another, and says when it works again.
 
 After each fault the cluster is repaired as whatever runs it would: processes that ended are started
-again, FAILED shards are unassigned, and the heads of journals are confirmed if all brokers had ended. The
-next fault waits until everything is as before, so that never more is lost at once than replication permits.
+again, FAILED shards are unassigned unless they say that they are restarted, and the heads of journals are
+confirmed if all brokers had ended. The next fault waits until everything is as before, so that never more is
+lost at once than replication permits.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from gazette.client.client import Client
+from gazette.consumer.restarts import ANNOUNCED
 from gazette.dev.heads import resume_journals
 from gazette.dev.soak.cluster import SoakCluster
 from gazette.dev.soak.diagnosis import diagnose
@@ -79,6 +81,8 @@ class Driver:
         self._note = note
         self._client: Client = cluster.client()
         self._failed: dict[str, str] = {}
+        self._restarted: dict[str, str] = {}
+        """Replicas that are FAILED now, and say that they are restarted."""
         self._ended: set[str] = set()
         """Brokers that ended since the fault began."""
         self._heads = 0
@@ -144,7 +148,11 @@ class Driver:
         waits: Counter[str] = Counter()
         while True:
             asked = self._clock.monotonic()
-            missing = await self._missing(since)
+            try:
+                async with asyncio.timeout(SETTLE_S):
+                    missing = await self._missing(since)
+            except TimeoutError:
+                missing = f"looking at it does not end within {SETTLE_S:.0f} s"
             if not missing:
                 return
             if asked - began > SETTLE_S:
@@ -217,7 +225,12 @@ class Driver:
         return ""
 
     async def _unassign_failed(self) -> None:
-        failed = await self._cluster.failed_shards()
+        found = await self._cluster.failed_shards()
+        restarted = {name: error for name, error in found.items() if ANNOUNCED in error}
+        for name in restarted.keys() - self._restarted.keys():
+            self._note("restarted", replica=name, error=restarted[name])
+        self._restarted = restarted
+        failed = {name: error for name, error in found.items() if name not in restarted}
         if not failed:
             return
         new = {name: error for name, error in failed.items() if self._failed.get(name) != error}

@@ -24,6 +24,34 @@ BACK_S: Final = 180.0
 """Within which a cluster must be back between two steps of a rolling restart."""
 SCRATCH_KEY: Final = "/soak/scratch"
 """Nobody reads it: it is written so that etcd has a history that can be compacted."""
+KINDS: Final = (
+    "crash-consumer",
+    "crash-all-consumers",
+    "stop-all-consumers",
+    "zombie-consumer",
+    "pause-consumer",
+    "unassign-shards",
+    "crash-broker",
+    "stop-all-brokers",
+    "zombie-broker",
+    "crash-etcd",
+    "pause-etcd",
+    "pause-etcd-beyond-leases",
+    "compact-etcd",
+    "cut-consumer-etcd",
+    "cut-broker-etcd",
+    "cut-consumer-brokers",
+    "cut-broker-consumers",
+    "cut-brokers",
+    "store-missing",
+    "full-disk-broker",
+    "full-disk-consumer",
+    "roll-consumers",
+    "roll-brokers",
+    "store-read-only",
+    "crash-database",
+)
+"""Every kind there is. The last ones are not to be had everywhere: see `Faults.all`."""
 _CUTS: Final = (LinkState.HELD, LinkState.REFUSED)
 
 Act: TypeAlias = Callable[[random.Random], Awaitable[None]]

@@ -26,6 +26,7 @@ from gazette.dev.chaos.cluster import ChaosSettings
 from gazette.dev.soak.cluster import SoakCluster, SoakSettings
 from gazette.dev.soak.database import new_database
 from gazette.dev.soak.driver import Driver
+from gazette.dev.soak.faults import KINDS
 from gazette.dev.soak.report import Report
 from gazette.dev.word_count import import_examples
 from gazette.errors import GazetteError, Invalid, Unavailable
@@ -105,7 +106,18 @@ def _settings(flags: SoakFlags) -> SoakSettings:
         raise Invalid(f"{flags.brokers} brokers (expected 2 or more)", path="--brokers")
     if flags.members < 1:
         raise Invalid(f"{flags.members} members (expected 1 or more)", path="--members")
+    for kind in scenarios_of(flags):
+        if kind not in KINDS:
+            raise Invalid(
+                f"unknown scenario {kind!r}",
+                path="--scenarios",
+                hint=f"Known are {', '.join(KINDS)}.",
+            )
     return SoakSettings(stores=stores, members=flags.members)
+
+
+def scenarios_of(flags: SoakFlags) -> tuple[str, ...]:
+    return tuple(filter(None, flags.scenarios.split(",")))
 
 
 class History:
@@ -188,7 +200,7 @@ class Soak:
             )
         elif event == "heads-confirmed":
             self.say(f"    all brokers had ended: {len(facts['journals'])} heads were confirmed")
-        elif event in ("failed", "ended", "bad-exit", "violation"):
+        elif event in ("failed", "restarted", "ended", "bad-exit", "violation"):
             self.say(f"    {event}: {', '.join(map(str, facts.values()))[:200]}")
 
     async def run(self) -> int:
@@ -257,12 +269,17 @@ class Soak:
         settings = LoadSettings(
             workers=WORKERS_PER_SHARD * len(self.settings.stores), pause_s=0.1, offset=0
         )
-        scenarios = tuple(filter(None, self.flags.scenarios.split(",")))
+        scenarios = scenarios_of(self.flags)
         driver = Driver(
             self.cluster, served, random.Random(self.seed), self.note, scenarios=scenarios
         )
-        if not driver.faults:
-            raise Invalid("no such scenario", path="--scenarios")
+        if missing := set(scenarios) - {one.kind for one in driver.faults}:
+            raise Invalid(
+                f"scenarios that this machine cannot have: {', '.join(sorted(missing))}",
+                path="--scenarios",
+                hint="crash-database needs the store sql on PostgreSQL, store-read-only a file system that"
+                " protects directories.",
+            )
         async with self.cluster.client() as client:
             load = Load(
                 client, verifier, self.clock, random.Random(self.seed + 1), settings, on_finished
@@ -274,10 +291,12 @@ class Soak:
                 breaking.cancel()
                 await asyncio.wait({breaking})
                 await self._put_right(driver)
+                # It goes on until it is told to stop: who publishes nothing finds nothing wrong.
+                ended = loading.done()
                 load.stop()
                 await asyncio.wait({loading}, timeout=DRAIN_S)
-                if loading.done() and not loading.cancelled() and loading.result() is not None:
-                    self._violated("load", repr(loading.result()))
+                if problem := load_problem(loading, ended_before=ended):
+                    self._violated("load", problem)
                 scope.cancel()
         await driver.close()
         verifier.finish()
@@ -287,6 +306,10 @@ class Soak:
         self.report.streams, self.report.verified = load.published, verifier.verified
         self.report.transactions = sum(verifier.transactions.values())
         self.report.add_outcomes(driver.outcomes)
+        if not self.violations and not (self.report.faults and verifier.verified):
+            self._violated(
+                "nothing", f"{self.report.faults} faults, {verifier.verified} streams verified"
+            )
         self.report.add_latencies(served.latencies)
 
     async def _watch(
@@ -327,6 +350,17 @@ class Soak:
     async def _totals(self, shard: str) -> dict[str, int]:
         port = self.cluster.members[0].http_port
         return await asyncio.to_thread(ask, port, f"/shards/{shard}/totals")
+
+
+def load_problem(loading: asyncio.Task[BaseException | None], *, ended_before: bool) -> str:
+    """What is wrong with how the load ended, which was told to stop some time ago; empty: nothing."""
+    if not loading.done():
+        return f"it did not end within {DRAIN_S:.0f} s: something is never summed, or cannot be published"
+    if loading.cancelled():
+        return "it was cancelled"
+    if (error := loading.result()) is not None:
+        return told(error)
+    return "it ended by itself" if ended_before else ""
 
 
 def told(error: BaseException | None) -> str:
