@@ -52,9 +52,10 @@ test: $(DEV_STAMP)
 faults: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m 'faults and not spark' --timeout 3600 --ignore tests/faults/test_crash_matrix.py $(ARGS)
 
-# A backfill on a standalone cluster of Spark (a master, two workers) whose processes die, and Spark on each Java that is here.
+# A backfill on a standalone cluster of Spark (a master, two workers) whose processes die, a query from journals to journals that
+# is killed, and Spark on each Java that is here.
 faults-spark: $(DEV_STAMP)
-	$(BIN)/python -m pytest -s -m 'faults and spark' tests/faults/test_spark_cluster.py tests/spark/test_java_runs.py $(ARGS)
+	$(BIN)/python -m pytest -s -m 'faults and spark' tests/faults/test_spark_cluster.py tests/faults/test_spark_chain.py tests/spark/test_java_runs.py $(ARGS)
 
 # A million transactions on one shard of each kind: what their recovery logs cost, and that they stay bounded.
 soak-stores: $(DEV_STAMP)

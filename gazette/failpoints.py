@@ -69,6 +69,11 @@ POINTS: Final[Mapping[str, str]] = {
     "backfill.appending": "before each piece of a state is appended to its log; of a shard",
     "backfill.publishing": "all states are appended, none is published; of a shard",
     "backfill.published": "hints are stored, nobody has been told; of a shard",
+    "sink.published": "a task of a sink has published, and told nobody; of its producer",
+    "sink.deciding": "tasks of a sink have ended, what commits is not recorded; of the commit",
+    "sink.decided": "that is recorded, and nothing of it appended; of the commit",
+    "sink.acknowledged": "an acknowledgement of a sink is in its journal; of a journal",
+    "sink.committed": "all of them are, and Spark has not been told; of the commit",
     "hints.storing": "before recorded hints are stored; of a shard",
 }
 """Every point there is, and what its detail is."""

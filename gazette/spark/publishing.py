@@ -26,6 +26,7 @@ import msgspec
 from gazette.client.append_service import AppendService
 from gazette.client.appender import AppendParams
 from gazette.errors import Corrupt, GazetteError, Invalid, NotFound, Unavailable
+from gazette.failpoints import hit, reach
 from gazette.history.access import OpenAccess
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
 from gazette.message import mapping as mappings
@@ -163,6 +164,7 @@ class _Publishing:
                     publisher.publish_uncommitted(_Chosen(partition), message)
             intents = publisher.build_ack_intents()
             self._access.run(self._appended())
+            hit("sink.published", publisher.producer.hex())
         except BaseException:
             self._give_up()
             raise
@@ -235,10 +237,13 @@ def commit(
     decided = [dict(attempt.commits) for attempt in attempts]
     if commits:
         record = _Record(Path(commits), name)
+        hit("sink.deciding", name)
         winners = record.decide({a.producer.hex(): dict(a.commits) for a in attempts})
         decided = list(winners.values())
+        hit("sink.decided", name)
         roll_back(access, [a for a in attempts if a.producer.hex() not in winners])
     _append(access, _joined(decided))
+    hit("sink.committed", name)
     if commits:
         record.tidy()
 
@@ -263,6 +268,7 @@ def _append(access: OpenAccess, contents: Mapping[JournalName, bytes]) -> None:
         client = await access.client()
         for journal, content in contents.items():
             await client.append(AppendParams(journal), content)
+            await reach("sink.acknowledged", journal, access.clock)
 
     if contents:
         access.run(append())

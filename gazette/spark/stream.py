@@ -8,7 +8,7 @@ from its two offsets and the journals alone, however often and in whatever proce
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -21,11 +21,13 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from gazette.clock import Clock, SystemClock
-from gazette.errors import Corrupt, Invalid
+from gazette.errors import Corrupt, Invalid, NotFound
 from gazette.history.access import OpenAccess
 from gazette.history.fold import Folded
-from gazette.history.snapshot import JournalSnapshot, Snapshot
+from gazette.history.read import read_columns
+from gazette.history.snapshot import JournalSnapshot, Run, Snapshot
 from gazette.history.take import take_snapshot
+from gazette.message.frames import MalformedMessage
 from gazette.message.message_uuid import PRODUCER_BYTES
 from gazette.protocol.checkpoint import Checkpoint, ProducerState, SourceCheckpoint
 from gazette.protocol.ids import JournalName, Offset
@@ -38,6 +40,8 @@ StreamOffset: TypeAlias = dict[str, Any]
 """``{journal: {"at": offset, "producers": {hex: "clock" or "clock@begin"}}}``, clocks in hex."""
 
 _AT, _PRODUCERS = "at", "producers"
+_LAG_S: Final = 30.0
+_LAG_POLL_S: Final = 0.5
 _DIGITS: Final = 2 * PRODUCER_BYTES
 
 
@@ -74,6 +78,16 @@ def decode_offset(offset: StreamOffset) -> dict[JournalName, SourceCheckpoint]:
     return sources
 
 
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """What there was of the journals, at some time of the machine's clock."""
+
+    at_s: float
+    snapshot: Snapshot
+    known: frozenset[JournalName]
+    """Those of which something had been read then."""
+
+
 class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads journals as a stream."""
 
@@ -82,10 +96,12 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._clock = clock
         self._access: OpenAccess | None = None
-        self._listed: tuple[float, Snapshot] | None = None
+        self._listed: _Listed | None = None
         self._target: dict[JournalName, Offset] | None = None
         self._folded: tuple[StreamOffset, StreamOffset, Folded] | None = None
         """Of the batch that was planned last: its offsets, and its fold."""
+        self._served: JournalName = ""
+        """The journal that the last batch of limited size ended with."""
 
     # On the driver.
 
@@ -117,11 +133,17 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:
         known = decode_offset(start)
         ends = self._ends(known, limit)
-        if all(
-            journal in known and end <= known[journal].read_through for journal, end in ends.items()
-        ):
-            return start
-        sources = {**known, **self._read_to(known, ends)}
+        while True:
+            if all(
+                journal in known and end <= known[journal].read_through
+                for journal, end in ends.items()
+            ):
+                return start
+            sources = {**known, **self._read_to(known, ends)}
+            further = self._further(known, ends, sources)
+            if not further:
+                break
+            ends = {**ends, **further}
         end = encode_offset(sources)
         if self._folded is not None:
             self._folded = (start, end, self._folded[2])
@@ -130,7 +152,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> StreamOffset | None:
         if self._listed is None:
             return None
-        return {one.journal: {_AT: one.end} for one in self._listed[1].journals}
+        return {one.journal: {_AT: one.end} for one in self._listed.snapshot.journals}
 
     @with_hints()
     def partitions(self, start: StreamOffset, end: StreamOffset) -> list[InputPartition]:
@@ -182,27 +204,54 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _list(self, known: Mapping[JournalName, SourceCheckpoint]) -> Snapshot:
         """What there is now, or was a moment ago: Spark may ask hundreds of times a second."""
-        access = self._opened()
         now = (self._clock or SystemClock()).monotonic()
-        if self._listed is None or now - self._listed[0] >= self._options.refresh_s:
-            selection = self._options.read.selection
-            # From where each journal was read: what is behind may have been pruned.
-            begin = {journal: source.read_through for journal, source in known.items()}
-            snapshot = take_snapshot(access, replace(selection, begin={**selection.begin, **begin}))
-            self._listed = (now, snapshot)
-        return self._listed[1]
+        if (
+            self._listed is None
+            or now - self._listed.at_s >= self._options.refresh_s
+            # Of those it was not asked whether they have lost what was read.
+            or not known.keys() <= self._listed.known
+        ):
+            self._listed = _Listed(now, self._take(known), frozenset(known))
+        return self._listed.snapshot
+
+    def _take(self, known: Mapping[JournalName, SourceCheckpoint]) -> Snapshot:
+        """What there is now.
+
+        Raises ``Corrupt`` for a journal that ends before what was read of it, and still does so when even
+        a broker that lags behind its peers would know better.
+        """
+        access, selection = self._opened(), self._options.read.selection
+        # From where each journal was read: what is behind may have been pruned.
+        begin = {journal: source.read_through for journal, source in known.items()}
+        given = replace(selection, begin={**selection.begin, **begin})
+        began = access.clock.monotonic()
+        while True:
+            snapshot = take_snapshot(access, given)
+            # A snapshot begins at its end, if that is before where it was to begin. A store that has
+            # nothing of a journal any more does not know where it ends.
+            short = [
+                one
+                for one in snapshot.journals
+                if one.begin < begin.get(one.journal, 0) and (one.begin or not selection.stores)
+            ]
+            if not short:
+                return snapshot
+            if access.clock.monotonic() - began >= _LAG_S:
+                raise Corrupt(
+                    "a journal of the stream ends before what was read of it",
+                    hint="It was deleted and made anew, or has lost its end: give the query another "
+                    "checkpointLocation to read it from its begin.",
+                    journal=short[0].journal,
+                    end=short[0].begin,
+                    read=begin[short[0].journal],
+                )
+            access.run(access.clock.sleep(_LAG_POLL_S))
 
     def _ends(
         self, known: Mapping[JournalName, SourceCheckpoint], limit: ReadLimit
     ) -> dict[JournalName, Offset]:
         """Where to end the next batch: at the ends of fragments, taken from all journals in turn."""
-        listed = [
-            journal
-            for journal in self._list(known).journals
-            if self._target is None or journal.journal in self._target
-        ]
-        if self._target is not None:
-            listed = [_until(journal, self._target[journal.journal]) for journal in listed]
+        listed = self._listed_to_target(known)
         begins = {
             one.journal: known[one.journal].read_through
             if one.journal in known
@@ -216,9 +265,12 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             return {one.journal: max(one.end, begins[one.journal]) for one in listed}
         ends: dict[JournalName, Offset] = {}
+        # Who comes after the last one served is first: else those that always have more are all there is.
         waiting = [
             (journal.journal, iter([p for p in journal.pieces if p.end > begins[journal.journal]]))
-            for journal in listed
+            for journal in sorted(
+                listed, key=lambda one: (one.journal <= self._served, one.journal)
+            )
         ]
         while waiting and budget > 0:
             journal, pieces = waiting.pop(0)
@@ -228,8 +280,37 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = max(piece.begin, begins[journal])
             budget -= piece.end - begin if by_bytes else 1
             ends[journal] = piece.end
+            self._served = journal
             waiting.append((journal, pieces))
         return ends
+
+    def _listed_to_target(
+        self, known: Mapping[JournalName, SourceCheckpoint]
+    ) -> list[JournalSnapshot]:
+        """What there is now; of a query that is to end, as far as it goes."""
+        listed = self._list(known).journals
+        if self._target is None:
+            return list(listed)
+        return [
+            _until(one, self._target[one.journal]) for one in listed if one.journal in self._target
+        ]
+
+    def _further(
+        self,
+        known: Mapping[JournalName, SourceCheckpoint],
+        ends: Mapping[JournalName, Offset],
+        sources: Mapping[JournalName, SourceCheckpoint],
+    ) -> dict[JournalName, Offset]:
+        """Where to end instead, of journals whose next message does: it goes on behind its fragment."""
+        further = {}
+        for journal in self._listed_to_target(known):
+            name = journal.journal
+            begin = known[name].read_through if name in known else self._first(journal)
+            end = ends.get(name, begin)
+            behind = [piece.end for piece in journal.pieces if piece.end > end]
+            if behind and end > begin and sources[name].read_through <= begin:
+                further[name] = behind[0]
+        return further
 
     def _first(self, journal: JournalSnapshot) -> Offset:
         """Where a journal begins to be read that was created since the query began."""
@@ -246,11 +327,33 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         self._folded = None
         if self._options.read.isolation == "read_uncommitted":
-            return {journal: SourceCheckpoint(end) for journal, end in ends.items()}
+            snapshot = self._snapshot(known, ends)
+            return {one.journal: SourceCheckpoint(self._whole(one)) for one in snapshot.journals}
         folded = self._fold_to(known, ends)
         self._folded = ({}, {}, folded)
         sources: Checkpoint = folded.checkpoint(self._options.horizon_ns)
         return sources.sources
+
+    def _whole(self, journal: JournalSnapshot) -> Offset:
+        """Where its last message ends that is all there: mostly, where the last fragment does."""
+        if not journal.pieces:
+            return journal.end
+        last = replace(journal, begin=journal.pieces[-1].begin, pieces=journal.pieces[-1:])
+        try:
+            found = self._last_end(last)
+        except MalformedMessage:
+            # It begins within a message.
+            found = None
+        if found is None:
+            found = self._last_end(journal)
+        return journal.begin if found is None else found
+
+    def _last_end(self, journal: JournalSnapshot) -> Offset | None:
+        run = Run(journal.journal, journal.shape, 0, journal.pieces, journal.begin)
+        found = None
+        for batch in read_columns(self._opened(), run):
+            found = int(batch.columns.ends[-1])
+        return found
 
     def _fold(
         self,
@@ -283,7 +386,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         try:
             return take_snapshot(self._opened(), selection)
-        except Invalid as error:
+        except (Invalid, NotFound) as error:
             raise Corrupt(
                 f"a batch of the stream cannot be read again: {error}",
                 hint="A journal was deleted or made anew: give the query another checkpointLocation.",

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import pickle
 import random
+from dataclasses import replace
 
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles
 
-from gazette.errors import Corrupt
+from gazette.client.appender import AppendParams
+from gazette.client.journals import JournalChange
+from gazette.errors import Corrupt, NotFound
+from gazette.history.rows import Unfit
+from gazette.history.snapshot import Snapshot
+from gazette.history.take import take_snapshot
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, clock_at
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
+from gazette.protocol.label_set import LabelSet
+from gazette.spark import stream
 from gazette.spark.ddl import parse_columns
 from gazette.spark.source import GazetteDataSource
 from gazette.spark.stream import decode_offset, encode_offset
+from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.stored import json_line, write_fragment, write_journal
 
 STORE = "file:///fragments/"
@@ -238,3 +249,175 @@ def test_any_batches_give_what_one_table_gives(tmp_path, seed):
             query = Query(options(tmp_path, max_fragments=str(rng.randint(1, 3))), query.log)
             assert query.batch(*query.log[-2:]) == batch
     assert sorted(found) == sorted(want)
+
+
+def test_each_journal_has_its_turn(tmp_path):
+    """The first one always has more; and still the last one is read."""
+    first, last = Journal(tmp_path, "topic/a"), Journal(tmp_path, "topic/b")
+    last.add(line(1, 1, OUTSIDE_TXN, n=100))
+    query = Query(options(tmp_path, journal="topic/a,topic/b", max_fragments="1"))
+    found = []
+    for at in range(1, 4):
+        first.add(line(1, at, OUTSIDE_TXN, n=at))
+        first.add(line(1, at, OUTSIDE_TXN, n=at))
+        found += query.step() or []
+    assert 100 in found
+    assert 1 in found
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+@pytest.mark.parametrize("malformed", ["fail", "skip"])
+def test_a_message_that_goes_on_in_other_fragments(tmp_path, isolation, malformed):
+    """Its publisher appended it in parts: it is in the batch that has its end, and whole."""
+    journal = Journal(tmp_path, "topic/a")
+    long = line(1, 2, OUTSIDE_TXN, n=2, text="x" * 100)
+    journal.add(line(1, 1, OUTSIDE_TXN, n=1), long[:50])
+    journal.add(long[50:70])
+    journal.add(long[70:], line(1, 3, OUTSIDE_TXN, n=3))
+    begun = line(1, 4, OUTSIDE_TXN, n=4)
+    journal.add(begun[:20])
+    given = {"isolation": isolation, "malformed": malformed, "run_bytes": "1000"}
+    query = Query(options(tmp_path, max_fragments="1", **given))
+    assert [query.step() for _ in range(3)] == [[1], [2, 3], None]
+    journal.add(begun[20:])
+    again = Query(options(tmp_path, max_fragments="1", **given), query.log)
+    assert [again.step(), again.step()] == [[4], None]
+
+
+def test_a_journal_that_was_made_anew_is_told_before_more_is_read(tmp_path, monkeypatch):
+    """It would be read on in its midst as soon as it is long enough."""
+    monkeypatch.setattr(stream, "_LAG_S", 0.2)
+    journal = Journal(tmp_path, "topic/a")
+    journal.add(line(1, 1, OUTSIDE_TXN, n=1), line(1, 2, OUTSIDE_TXN, n=2))
+    query = Query(options(tmp_path))
+    query.step()
+    (path,) = (tmp_path / "fragments" / "topic" / "a").iterdir()
+    path.unlink()
+    # All was pruned from the store: nothing is known of its end.
+    assert query.step() is None
+    Journal(tmp_path, "topic/a").add(line(1, 1, OUTSIDE_TXN, n=1))
+    for available_now in (False, True):
+        query = Query(options(tmp_path), query.log)
+        if available_now:
+            query.reader.prepareForTriggerAvailableNow()
+        with pytest.raises(Corrupt, match="ends before what was read of it") as raised:
+            query.step()
+        assert "another checkpointLocation" in raised.value.__notes__[0]
+
+
+def test_a_listing_that_lags_is_asked_again(tmp_path, monkeypatch):
+    """Not every broker knows of an append at once."""
+    journal = Journal(tmp_path, "topic/a")
+    journal.add(line(1, 1, OUTSIDE_TXN, n=1))
+    query = Query(options(tmp_path))
+    assert query.step() == [1]
+    lagging = iter([True])
+
+    def take(access, selection):
+        if next(lagging, False):
+            selection = replace(selection, journals=("topic/lags",), begin={"topic/lags": 9})
+            Journal(tmp_path, "topic/lags").add(b"{}\n")
+            (one,) = take_snapshot(access, selection).journals
+            return Snapshot((replace(one, journal="topic/a"),))
+        return take_snapshot(access, selection)
+
+    monkeypatch.setattr(stream, "take_snapshot", take)
+    assert query.step() is None
+    assert next(lagging, None) is None
+
+
+def test_fragments_that_were_joined_cut_and_pruned(tmp_path):
+    """The batches that are logged give the same rows, whatever of the journal is in which files."""
+    journal = Journal(tmp_path, "topic/a")
+    parts = [
+        [line(1, 1, CONTINUE_TXN, n=1), line(2, 1, CONTINUE_TXN, n=11)],
+        [line(1, 2, CONTINUE_TXN, n=2), line(2, 2, OUTSIDE_TXN, n=12)],
+        [line(1, 3, ACK_TXN), line(2, 0, ACK_TXN), line(1, 4, OUTSIDE_TXN, n=4)],
+    ]
+    query = Query(options(tmp_path, max_fragments="1"))
+    batches = []
+    for part in parts:
+        journal.add(*part)
+        batches.append(query.step())
+    # The second producer's OUTSIDE message takes back what it had pending; its rollback changes nothing.
+    assert batches == [[], [12], [1, 2, 4]]
+
+    def replanned() -> list:
+        again = Query(options(tmp_path), query.log)
+        return [again.batch(a, b) for a, b in itertools.pairwise(query.log)]
+
+    assert replanned() == batches
+    directory = tmp_path / "fragments" / "topic" / "a"
+    for path in directory.iterdir():
+        path.unlink()
+    whole = b"".join(itertools.chain(*parts))
+    write_fragment(tmp_path, STORE, "topic/a", 0, whole)
+    assert replanned() == batches
+    for path in directory.iterdir():
+        path.unlink()
+    # Cut where no batch ends, and so that the first batch's are gone.
+    cut = sum(map(len, parts[0])) + len(parts[1][0])
+    write_journal(tmp_path, STORE, "topic/a", [whole[cut:]], begin=cut)
+    again = Query(options(tmp_path), query.log)
+    assert again.batch(query.log[1], query.log[2]) == [12]
+    with pytest.raises(Corrupt, match="a transaction commits whose begin the journal has lost"):
+        again.batch(query.log[2], query.log[3])
+
+
+def test_messages_whose_fields_change(tmp_path):
+    """New ones are not seen, missing ones are null, and another type is an error that names it."""
+    journal = Journal(tmp_path, "topic/a")
+    journal.add(line(1, 1, OUTSIDE_TXN, n=1))
+    query = Query(options(tmp_path))
+    assert query.step() == [1]
+    journal.add(line(1, 2, OUTSIDE_TXN, n=2, more={"x": 1}), line(1, 3, OUTSIDE_TXN, m=3))
+    assert query.step() == [2, None]
+    journal.add(line(1, 4, OUTSIDE_TXN, n="many"), line(1, 5, OUTSIDE_TXN, n=5))
+    before = [*query.log]
+    with pytest.raises(Unfit, match=r"n: .*expected int64"):
+        query.step()
+    assert Query(options(tmp_path, malformed="skip"), before).step() == [5]
+
+
+async def test_journals_come_and_go(etcd, tmp_path):
+    """Through a broker, by a selector: one is made in mid-query, one deleted, and named ones are missed."""
+    labels = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES))
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
+        loop = asyncio.get_running_loop()
+
+        def run(coro):
+            return asyncio.run_coroutine_threadsafe(coro, loop).result(30)
+
+        def append(name: str, *lines: bytes) -> None:
+            run(broker.client.append(AppendParams(name), b"".join(lines)))
+
+        def play() -> None:
+            given = {"broker.address": broker.endpoint, "refresh": "0"}
+            with pytest.raises(NotFound, match="no journal matches"):
+                Query({**given, "selector": "prefix=topic/"}).step()
+            run(broker.create(journal_spec("topic/a", labels=labels)))
+            append("topic/a", line(1, 1, OUTSIDE_TXN, n=1))
+            query = Query({**given, "selector": "prefix=topic/", "starting": "latest"})
+            named = Query({**given, "journal": "topic/a"})
+            assert query.step() is None
+            assert named.step() == [1]
+            run(broker.create(journal_spec("topic/b", labels=labels)))
+            append("topic/b", line(1, 1, OUTSIDE_TXN, n=10))
+            assert query.step() == [10]
+            append("topic/a", line(1, 2, CONTINUE_TXN, n=2))
+            assert query.step() == []
+            run(
+                broker.client.apply_journals(
+                    [JournalChange(delete="topic/a", expect_mod_revision=-1)]
+                )
+            )
+            append("topic/b", line(1, 2, OUTSIDE_TXN, n=20))
+            assert query.step() == [20]
+            again = Query({**given, "selector": "prefix=topic/"}, query.log)
+            assert again.batch(*query.log[-2:]) == [20]
+            with pytest.raises(Corrupt, match=r"cannot be read again: journal not found.*topic/a"):
+                again.batch(*query.log[-3:-1])
+            with pytest.raises(NotFound, match="journal not found"):
+                named.step()
+
+        await asyncio.to_thread(play)

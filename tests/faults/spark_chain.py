@@ -1,0 +1,122 @@
+"""A query of Spark from journals to journals, as a process: what test_spark_chain.py kills.
+
+``python -m tests.faults.spark_chain BROKER CHECKPOINT`` runs it until its sources end where they do now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gazette import failpoints
+from tests.faults.spark_cluster import CLOCK, POLL_S, ROOT
+
+SOURCES, TARGETS = "prefix=in/", "prefix=out/"
+_SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
+
+def main(broker: str, checkpoint: str) -> None:
+    from pyspark.sql.functions import col, upper
+
+    from gazette.spark import session
+
+    conf = {
+        "spark.driver.memory": "600m",
+        "spark.driver.extraJavaOptions": _SMALL,
+        "spark.sql.shuffle.partitions": "2",
+        "spark.log.level": "ERROR",
+    }
+    spark = session("local[2,3]", conf=conf)
+    address = {"broker.address": broker}
+    messages = (
+        spark.readStream.format("gazette")
+        .options(**address, selector=SOURCES, fields="word string", max_fragments="2")
+        .load()
+    )
+    query = (
+        messages.select(
+            upper(col("word")).alias("word"),
+            col("journal").alias("source"),
+            col("offset").alias("at"),
+        )
+        .writeStream.format("gazette")
+        .options(**address, selector=TARGETS, mapping="modulo", key="word")
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+@dataclass
+class Query:
+    """That process, and all that it has started."""
+
+    process: asyncio.subprocess.Process
+    log: Path
+
+    @classmethod
+    async def start(cls, broker: str, checkpoint: Path, log: Path, armed: str = "") -> Query:
+        """``armed`` are failpoints, in the driver and in its tasks."""
+        with log.open("ab") as file:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.faults.spark_chain", broker, str(checkpoint)),
+                env={**os.environ, failpoints.ENV: armed, "PYTHONPATH": str(ROOT)},
+                cwd=ROOT,
+                stdout=file,
+                stderr=file,
+            )
+        return cls(process, log)
+
+    def processes(self) -> list[Any]:
+        """The driver, Java, and Python's workers."""
+        with suppress(psutil.NoSuchProcess):
+            top = psutil.Process(self.process.pid)
+            return [top, *top.children(recursive=True)]
+        return []
+
+    def stopped(self) -> list[Any]:
+        """Those that stand still, by SIGSTOP."""
+        found = []
+        for one in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                if one.status() == psutil.STATUS_STOPPED:
+                    found.append(one)
+        return found
+
+    async def kill(self, *but: Any) -> None:
+        """SIGKILL to all of them, ``but`` to these: the driver first, which would tell Java."""
+        for one in self.processes():
+            if one not in but:
+                with suppress(psutil.NoSuchProcess):
+                    one.send_signal(signal.SIGKILL)
+        await self.process.wait()
+
+    async def ended(self) -> None:
+        """Wait for its end, which is to be a good one."""
+        code = await self.process.wait()
+        assert code == 0, f"exit code {code}:\n{self.told()}"
+
+    def told(self) -> str:
+        return self.log.read_text("utf-8", "replace")[-6000:]
+
+
+async def gone(processes: list[Any]) -> None:
+    """Have stopped processes go on, and wait until they have come to their end."""
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):
+            one.send_signal(signal.SIGCONT)
+    while any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes):
+        await CLOCK.sleep(POLL_S)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
