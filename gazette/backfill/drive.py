@@ -111,6 +111,8 @@ class BackfillRun:
             require_idle(listed)
             await self._require_stateless(listed)
             held = await self._look(listed)
+        if self._settings.overwrite and await self._records.manifest() is None:
+            await self._handover.look(listed, held)
         folded, tasks = await self._plan(listed, held, dry_run=dry_run)
         attempts: list[Attempt] = []
         verified: tuple[str, ...] = ()
@@ -235,6 +237,9 @@ class BackfillRun:
                 )
 
         snapshot = await self._records.blocking(taking)
+        self._handover.require_published(
+            listed, {one.journal: one.end for one in snapshot.journals}
+        )
         if plan is None and not dry_run:
             made = Plan(
                 self._title,

@@ -5,8 +5,8 @@ make what it published visible, journal by journal. If the shard ended in betwee
 them in the checkpoint, as *ACK intents*, and appends them before it commits anything. A backfill replaces
 that checkpoint, so it pays what is owed:
 
-- Of a **recovery log** the driver plays the former state back once its own fence is in the log: from then
-  on nobody can commit to that state, so its checkpoint is the last one. It appends the intents before it
+- Of a **recovery log** the driver plays the former state back, and again if the log has grown until its own
+  fence is there: from then on nobody can commit to that state, so its checkpoint is the last one. It appends the intents before it
   appends, let alone publishes, anything of the new state.
 - A **database** commits the new state on whichever machine builds it. There the intents of the row that the
   transaction has locked go on in the new checkpoint, whose shard appends them when it starts
@@ -18,7 +18,10 @@ it has seen. They also roll back what the former state had begun to publish, and
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +35,7 @@ from gazette.clock import Clock
 from gazette.errors import Invalid, NotAllowed, NotFound, Retryable
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints
-from gazette.protocol.ids import JournalName
+from gazette.protocol.ids import JournalName, Offset, split_journal_meta
 from gazette.protocol.shard import ShardSpec
 from gazette.recoverylog.fsm import RecoveryFSM
 from gazette.recoverylog.player import Player
@@ -41,10 +44,22 @@ from gazette.tasks import BlockingPool
 
 log = logging.getLogger(__name__)
 
+_TOLD: Final = 5
+
 _FILES: Final = "state"
 
 
-async def former_checkpoint(
+@dataclass(frozen=True, slots=True)
+class FormerState:
+    """What is known of the state that a shard has until it gets another."""
+
+    checkpoint: Checkpoint = Checkpoint()
+    """Empty: there is no state."""
+    head: Offset = -1
+    """Where its recovery log ended when it was read; -1: its state is in a database."""
+
+
+async def read_former(
     spec: ShardSpec,
     stored: ShardHints,
     backfill: Backfill,
@@ -54,30 +69,35 @@ async def former_checkpoint(
     clock: Clock,
     pool: BlockingPool,
     scratch: Path | None,
-) -> Checkpoint:
-    """The checkpoint of the state that a shard's recovery log holds, at the log's end; empty: there is none.
+) -> FormerState:
+    """The state that a shard's recovery log holds, at the log's end.
 
     The log is played back as a promotion does, onto the local disk, which takes as long and as much room.
     Raises ``NotAllowed`` when that cannot be done, or the state's store is not known, and ``Retryable``
     when it may be done later. Cancellation leaves nothing.
     """
-    found = dict.fromkeys(one for one in (stored.primary, *stored.backups) if one is not None)
+    stored_hints = dict.fromkeys(
+        one for one in (stored.primary, *stored.backups) if one is not None
+    )
     # In a shard's order: hints without files say to read the log from its first byte.
-    hints = sorted(found, key=lambda one: not one.live_nodes) or [FSMHints(log=spec.recovery_log)]
+    hints = sorted(stored_hints, key=lambda one: not one.live_nodes) or [
+        FSMHints(log=spec.recovery_log)
+    ]
     with scratch_directory(FORMER, scratch) as directory:
         files = directory / _FILES
         player = Player(hints[0], files, client, clock, pool, older_hints=hints[1:])
         player.finish()
         try:
             recovered = await player.play()
-            return await pool.run(_checkpoint_in, backfill, spec, recovered.fsm, files, fqn)
+            found = await pool.run(_checkpoint_in, backfill, spec, recovered.fsm, files, fqn)
+            return FormerState(found, recovered.write_head)
         except Retryable:
             raise
         except Exception as error:  # what the application's own store raises, too
             raise NotAllowed(
                 f"the former state of {spec.id} cannot be read, so nobody knows whether it owes"
                 f" acknowledgements of what it published last ({error})",
-                hint="Mend its log, or let a member recover it, and resume this run by its --run-id; with"
+                hint="Mend its log, or let a member recover it; with"
                 " --forget-publications the state is replaced nonetheless: if the shard published, what it"
                 " published last may never become visible.",
                 log=spec.recovery_log,
@@ -126,3 +146,44 @@ async def acknowledge(client: Client, journal: JournalName, intent: bytes) -> bo
         )
         return False
     return True
+
+
+def require_published(
+    former: Mapping[str, FormerState],
+    specs: Mapping[str, ShardSpec],
+    ends: Mapping[JournalName, Offset],
+    *,
+    publishes: bool,
+) -> None:
+    """Require of shards that publish that their new states go on where the former ones ended.
+
+    What a live shard publishes of a message it publishes as it consumes it. So messages that only the new
+    state has in it are never published, and those that only the former one has had are published again.
+    ``ends`` are those of the history. ``publishes``: the application does; otherwise it is known of shards
+    whose last transaction did. Raises ``NotAllowed``.
+    """
+    gaps: dict[tuple[JournalName, Offset, Offset], str] = {}
+    for shard, state in sorted(former.items()):
+        checkpoint = state.checkpoint
+        if not publishes and not checkpoint.ack_intents:
+            continue
+        minimum = {one.journal: one.min_offset for one in specs[shard].sources}
+        for source, read in checkpoint.sources.items():
+            begin = minimum.get(source)
+            end = ends.get(split_journal_meta(source)[0], begin)
+            if begin is not None and end is not None and end != max(begin, read.read_through):
+                gaps.setdefault((source, max(begin, read.read_through), end), shard)
+    if not gaps:
+        return
+    told = "; ".join(
+        f"{shard} had read {journal} up to {before}, and would go on at {end}, so that messages are"
+        f" {'never published' if end > before else 'published twice'}"
+        for (journal, before, end), shard in list(gaps.items())[:_TOLD]
+    )
+    offsets = {split_journal_meta(journal)[0]: before for journal, before, _ in gaps}
+    raise NotAllowed(
+        f"the shards publish, and would not go on where they ended: {told}",
+        hint=f"End the history where they ended, by --offsets='{json.dumps(offsets, sort_keys=True)}'"
+        " (with a run for each shard, where shards of the same source ended at different offsets); or"
+        " give --forget-publications, if nobody needs them.",
+    )

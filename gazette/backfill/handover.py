@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from gazette.backfill.build import Attempt
-from gazette.backfill.former import acknowledge, former_checkpoint
+from gazette.backfill.former import FormerState, acknowledge, read_former, require_published
 from gazette.backfill.job import Backfill
 from gazette.backfill.publish import Publication, Target, is_published
 from gazette.backfill.records import RunRecords
@@ -27,9 +27,11 @@ from gazette.backfill.settings import RunSettings
 from gazette.client.client import Client
 from gazette.client.shards import ListedShard, ShardClient
 from gazette.clock import Clock
-from gazette.errors import Fenced, GazetteError, NotFound
+from gazette.errors import Fenced, GazetteError, NotAllowed, NotFound
 from gazette.failpoints import reach
+from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.shard import ShardSpec
+from gazette.stores.claims import Held
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +63,45 @@ class Handover:
         self._shards = shards
         self._clock = clock
         self._rng = rng
+        self._former: dict[str, FormerState] = {}
+        self._ends: Mapping[JournalName, Offset] = {}
+
+    async def look(self, listed: Sequence[ListedShard], held: Mapping[str, Held]) -> None:
+        """Read the states that shards have, of databases those that are ``held``: `require_published` judges
+        them, and `run` need not read those again that are not written to until then.
+
+        Raises ``NotAllowed`` for a state that cannot be read, unless that is not to matter.
+        """
+        self._progress.begin("reading former states", 0)
+        for shard in listed:
+            spec = shard.spec
+            if (one := held.get(spec.id)) is not None:
+                self._former[spec.id] = FormerState(one.checkpoint)
+            elif spec.recovery_log:
+                await self.publication.check_log(spec.recovery_log)
+                if (former := await self._read(spec)) is not None:
+                    self._former[spec.id] = former
+
+    def require_published(
+        self, listed: Sequence[ListedShard], ends: Mapping[JournalName, Offset]
+    ) -> None:
+        """Require that a history that ends there loses nothing of what shards publish.
+
+        Raises ``NotAllowed``, unless that is not to matter.
+        """
+        self._ends = ends
+        self._require_published({one.spec.id: one.spec for one in listed}, self._former)
+
+    def _require_published(
+        self, specs: Mapping[str, ShardSpec], former: Mapping[str, FormerState]
+    ) -> None:
+        publishes = self._backfill.discard_publications
+        try:
+            require_published(former, specs, self._ends, publishes=publishes)
+        except NotAllowed as error:
+            if not self._settings.forget_publications:
+                raise
+            log.warning("a backfill goes on: %(error)s", {"error": error.message})
 
     async def run(
         self, listed: Sequence[ListedShard], attempts: Sequence[Attempt], directory: Path
@@ -116,8 +157,8 @@ class Handover:
             await self._require_idle([shard])
             await records.note_appending(attempt, head, f"{self._rng.getrandbits(32):08x}")
 
-        async def settle() -> None:
-            await self._settle(shard.spec)
+        async def settle(end: Offset) -> None:
+            await self._settle(shard.spec, end)
 
         base = await self.publication.append(built, path, records.pool, note, settle)
         self._progress.add(self.publication.appended_bytes - before)
@@ -125,12 +166,25 @@ class Handover:
         path.unlink()
         return base
 
-    async def _settle(self, spec: ShardSpec) -> None:
-        """Append what the state in a shard's log owes, to which nobody can commit any more."""
+    async def _settle(self, spec: ShardSpec, end: Offset) -> None:
+        """Append what the state owes that a log holds up to ``end``: nobody can commit to it any more."""
+        former = self._former.get(spec.id)
+        if former is None or former.head != end:
+            former = await self._read(spec)
+            if former is None:
+                return
+            self._require_published({spec.id: spec}, {spec.id: former})
+        for journal, intent in sorted(former.checkpoint.ack_intents.items()):
+            await reach("backfill.acknowledging", spec.id, self._clock)
+            self.acknowledged += await acknowledge(self._client, journal, intent)
+        await reach("backfill.acknowledged", spec.id, self._clock)
+
+    async def _read(self, spec: ShardSpec) -> FormerState | None:
+        """None: it cannot be read, which is not to matter."""
         settings = self._settings
         try:
             stored = await self._shards.get_hints(spec.id)
-            checkpoint = await former_checkpoint(
+            return await read_former(
                 spec,
                 stored,
                 self._backfill,
@@ -145,10 +199,6 @@ class Handover:
                 raise
             log.warning(
                 "the former state of shard %(shard)s is replaced, whatever it owes: %(error)s",
-                {"shard": spec.id, "error": error},
+                {"shard": spec.id, "error": error.message},
             )
-            return
-        for journal, intent in sorted(checkpoint.ack_intents.items()):
-            await reach("backfill.acknowledging", spec.id, self._clock)
-            self.acknowledged += await acknowledge(self._client, journal, intent)
-        await reach("backfill.acknowledged", spec.id, self._clock)
+            return None

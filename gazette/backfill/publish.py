@@ -27,6 +27,7 @@ from gazette.errors import Conflict, Corrupt, Fenced, Invalid, NotAllowed, NotFo
 from gazette.failpoints import reach
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.hints import FSMHints
+from gazette.protocol.ids import Offset
 from gazette.protocol.label_set import EVERYTHING, LabelSelector, LabelSet
 from gazette.recoverylog.log_file import moved_hints
 from gazette.recoverylog.ops import FENCE_LABEL
@@ -123,14 +124,14 @@ class Publication:
         path: Path,
         pool: BlockingPool,
         on_begin: Callable[[int], Awaitable[None]],
-        on_fenced: Callable[[], Awaitable[None]],
+        on_fenced: Callable[[Offset], Awaitable[None]],
     ) -> int:
         """Append a state to its log; the offset at which it begins. Takes no effect.
 
         ``on_begin`` is awaited before anything is written, with the log's head; it has to require that
         the shard is idle. A member that takes the log over after that is not fenced: what is required of
         the first append is who owned the log before. ``on_fenced`` is awaited once the log is ours, before
-        any of the state is in it, unless the log was empty: what it holds is final then.
+        any of the state is in it, unless the log was empty: what it holds up to that offset is final then.
 
         Raises ``Fenced`` when somebody else writes the log meanwhile, ``Corrupt`` when the file is not
         what was built. Cancellation: some of it may have been appended, which is harmless; begin anew.
@@ -152,7 +153,7 @@ class Publication:
         base = opened.commit.end
         await reach("backfill.fenced", built.shard, self._clock)
         if head:
-            await on_fenced()
+            await on_fenced(opened.commit.begin)
         params = AppendParams(log, check_registers=fence_check(author))
         begin = 0
         for end in built.ends:

@@ -22,7 +22,8 @@ class RunSettings:
     overwrite: bool = False
     """Whether shards that have a state already get another."""
     forget_publications: bool = False
-    """Whether a state is replaced also where it cannot be read, and so what it owes is not known."""
+    """Whether a state is replaced also if it cannot be read, so that what it owes is not known, or if the
+    shard publishes and the new state goes on elsewhere."""
     verify: int = 0
     """How many shards are compared with a replay before anything is published."""
     scratch: Path | None = None

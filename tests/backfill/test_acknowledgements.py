@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from gazette import Envelope, failpoints
 from gazette.backfill.job import Backfill
+from gazette.backfill.plan import Bounds
 from gazette.client.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.client.reader import ReadParams
@@ -22,6 +24,7 @@ from gazette.message.framing import framing_of
 from gazette.message.mapping import fixed_mapping
 from gazette.message.sequencer import Sequencer
 from gazette.protocol.hints import FnodeSegments, FSMHints, Segment
+from gazette.recoverylog.log_file import Branch
 from gazette.stores import json_file
 from gazette.stores.sql import create_checkpoint_table, create_engine, create_tables
 from gazette.testing.consumer import LOGS
@@ -165,11 +168,60 @@ async def test_what_a_former_state_owes_is_acknowledged(
 
 
 async def test_what_it_never_committed_is_rolled_back(start: Any) -> None:
+    """And the history has to end before it: what nobody has published the live shard is to publish."""
     points = f"append.begin({LOGS}/{SHARD})=delay:3600@1"
     cluster = await ended(start, PublishingWords(), points)
     assert await all_published(cluster) == [OPEN, OPEN]
-    await cluster.backfill(replayed(PublishingWords), overwrite=True)
+    backfill = replayed(PublishingWords)
+    first = len(line(ALPHA, 1, word="first"))
+    for dry_run in (True, False):
+        job = cluster.job(backfill, overwrite=True, run_id="beyond")
+        with pytest.raises(NotAllowed, match=f"up to {first}.* never published") as raised:
+            await job.run(dry_run=dry_run)
+        assert f"--offsets='{{\"{SOURCE}\": {first}}}'" in raised.value.hint
+    before = Bounds({SOURCE: 0})
+    with pytest.raises(NotAllowed, match=f"up to {first}.* go on at 0, .* published twice"):
+        await cluster.backfill(backfill, overwrite=True, bounds=before)
+    assert not cluster.staging.exists(), "something was built"
+    await cluster.backfill(backfill, overwrite=True, bounds=Bounds({SOURCE: first}), enable=True)
+    await cluster.consumer.read_to_heads(SHARD)
+    assert await all_published(cluster) == [BOTH, BOTH]
+
+
+async def test_publications_may_be_given_up(start: Any) -> None:
+    points = f"append.begin({LOGS}/{SHARD})=delay:3600@1"
+    cluster = await ended(start, PublishingWords(), points)
+    report = await cluster.backfill(
+        replayed(PublishingWords), overwrite=True, forget_publications=True
+    )
+    assert report.acknowledged == len(OUTS)
     assert await all_published(cluster) == [FIRST, FIRST]
+
+
+async def test_a_state_that_is_committed_to_meanwhile_is_read_again(start: Any) -> None:
+    """By whom nobody knew to be there: what counts is what the log holds at the fence."""
+    cluster = await ended(start, PublishingWords(), before_acknowledging(TWO))
+    spec = await cluster.spec(SHARD)
+    job = cluster.job(replayed(PublishingWords), overwrite=True)
+    read: list[str] = []
+    reading = job._handover._read
+
+    async def counted(one: Any) -> Any:
+        read.append(one.id)
+        return await reading(one)
+
+    job._handover._read = counted  # type: ignore[method-assign]
+    note = job._records.note_appending
+
+    async def noted(*arguments: Any) -> None:
+        await note(*arguments)
+        strange = Branch(7, 5).opening(random.Random(1), empty=False)
+        await cluster.broker.client.append(AppendParams(spec.recovery_log), strange)
+
+    job._records.note_appending = noted  # type: ignore[method-assign]
+    await job.run()
+    assert read == [SHARD, SHARD]
+    assert await all_published(cluster) == [BOTH, BOTH]
 
 
 @pytest.mark.parametrize(
@@ -229,8 +281,8 @@ async def test_a_state_that_cannot_be_read_is_replaced_only_if_told_so(start: An
     with pytest.raises(NotAllowed, match="former state of built cannot be read") as raised:
         await cluster.backfill(backfill, overwrite=True)
     assert "--forget-publications" in raised.value.hint
+    assert not cluster.staging.exists(), "something was built"
     report = await cluster.backfill(backfill, overwrite=True, forget_publications=True)
-    assert report.resumed
     assert report.acknowledged == 0
     await cluster.enable(SHARD)
     await cluster.append(SOURCE, [line(ALPHA, 3, word="third")])
