@@ -5,7 +5,8 @@
     gazctl shards backfill bike_share.backfill:BikeShareBackfill -l id:prefix=bike- \\
         --staging /mnt/staging --verify --enable
 
-The cycles that the history closed have been published when it was live, and are not published again. Those
+The cycles that the history closed have been published when it was live, and are not published again: where a
+shard has a state, the history ends where that ends (``--offsets``, which a refusal tells). Those
 that the rides to come will close are found, since the rides before them are there.
 """
 
@@ -32,6 +33,7 @@ class BikeShareBackfill(Backfill):
     """
 
     application = BikeShare
+    discard_publications = True
 
     def build(self, shard: Any, store: History, messages: Batches) -> None:
         last: defaultdict[int, deque[Leg]] = defaultdict(partial(deque, maxlen=WINDOW))

@@ -12,7 +12,7 @@ Loop-bound; what blocks runs on a pool.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gazette.backfill.build import Attempt, ShardTask, differs_from_replay
@@ -34,7 +34,6 @@ from gazette.backfill.runner import Runner
 from gazette.backfill.scratch import BUILDS, scratch_directory
 from gazette.backfill.settings import RunSettings
 from gazette.backfill.verify import verify
-from gazette.client.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.shards import ListedShard, ShardClient
 from gazette.clock import Clock
@@ -43,6 +42,7 @@ from gazette.history.access import Access
 from gazette.history.fold import Folded
 from gazette.history.snapshot import Snapshot
 from gazette.protocol.shard import ShardSpec
+from gazette.recoverylog.broker_logs import write_head
 from gazette.stores.claims import Claim, Held
 
 
@@ -87,8 +87,12 @@ class BackfillRun:
         )
         self._resumed = False
 
-    async def run(self, *, dry_run: bool = False) -> Report:
+    async def run(
+        self, *, dry_run: bool = False, on_begin: Callable[[], None] = lambda: None
+    ) -> Report:
         """All of it. With ``dry_run`` only the plan and the first pass, and nothing is written.
+
+        ``on_begin`` is called when the run is one that can be resumed: there is a plan of it.
 
         Raises ``NotAllowed`` for shards that are live, or that have a state while nothing says to
         overwrite it; ``Conflict``, ``Fenced`` when somebody touched them meanwhile; ``Corrupt`` when a
@@ -96,24 +100,27 @@ class BackfillRun:
         Cancellation: the same; call it again to resume.
         """
         try:
-            return await self._run(dry_run=dry_run)
+            return await self._run(on_begin, dry_run=dry_run)
         finally:
             self._runner.stop()
             self._records.close()
 
-    async def _run(self, *, dry_run: bool) -> Report:
+    async def _run(self, on_begin: Callable[[], None], *, dry_run: bool) -> Report:
         began = self._clock.monotonic()
         listed = await self._list()
         if not dry_run and (done := await self._published_before(listed)):
             return done
         held: dict[str, Held] = {}
-        if not dry_run:
+        refusals: list[str] = []
+        if dry_run:
+            refusals = await self._refusals(listed)
+        else:
             require_idle(listed)
             await self._require_stateless(listed)
             held = await self._look(listed)
         if self._settings.overwrite and await self._records.manifest() is None:
             await self._handover.look(listed, held)
-        folded, tasks = await self._plan(listed, held, dry_run=dry_run)
+        folded, tasks = await self._plan(listed, held, on_begin, dry_run=dry_run)
         attempts: list[Attempt] = []
         verified: tuple[str, ...] = ()
         if not dry_run:
@@ -131,6 +138,7 @@ class BackfillRun:
             verified,
             self._clock.monotonic() - began,
             self._handover.acknowledged,
+            tuple(refusals),
         )
 
     # -- what there is
@@ -138,7 +146,11 @@ class BackfillRun:
     async def _list(self) -> list[ListedShard]:
         found = (await self._shards.list_shards(self._settings.selector)).shards
         if not found:
-            raise NotFound("no shard matches", selector=str(self._settings.selector))
+            raise NotFound(
+                "no shard matches",
+                selector=str(self._settings.selector),
+                hint="`gazctl shards list` has those that there are.",
+            )
         return sorted(found, key=lambda one: one.spec.id)
 
     async def _require_stateless(self, listed: Sequence[ListedShard]) -> None:
@@ -155,6 +167,19 @@ class BackfillRun:
                     hint="--overwrite replaces it, once the new state is complete. To go on with a run"
                     " that was interrupted, give its --run-id.",
                 )
+
+    async def _refusals(self, listed: Sequence[ListedShard]) -> list[str]:
+        """Why the run would be refused, as things are, but for databases, which only a run looks at."""
+        found = []
+        try:
+            require_idle(listed)
+        except NotAllowed as error:
+            found.append(str(error))
+        try:
+            await self._require_stateless(listed)
+        except NotAllowed as error:
+            found.append(str(error))
+        return found
 
     async def _look(self, listed: Sequence[ListedShard]) -> dict[str, Held]:
         """What databases hold of the shards, as of a moment at which all were idle.
@@ -180,8 +205,7 @@ class BackfillRun:
         if any(hints is not None for hints in (stored.primary, *stored.backups)):
             return True
         await self._handover.publication.check_log(spec.recovery_log)
-        head = await self._client.append(AppendParams(spec.recovery_log), b"")
-        return head.commit.end > 0
+        return await write_head(self._client, spec.recovery_log) > 0
 
     async def _published_before(self, listed: Sequence[ListedShard]) -> Report | None:
         """What is to be told of a run that was published already; None of any other."""
@@ -210,7 +234,12 @@ class BackfillRun:
     # -- planning
 
     async def _plan(
-        self, listed: Sequence[ListedShard], held: dict[str, Held], *, dry_run: bool
+        self,
+        listed: Sequence[ListedShard],
+        held: dict[str, Held],
+        on_begin: Callable[[], None],
+        *,
+        dry_run: bool,
     ) -> tuple[Folded, list[ShardTask]]:
         ids = [one.spec.id for one in listed]
         specs = [one.spec for one in listed]
@@ -251,6 +280,8 @@ class BackfillRun:
                 verified,
             )
             await self._records.make_plan(made)
+        if not dry_run:
+            on_begin()
         self.progress.begin("first pass", snapshot.length)
         folded = await self._records.blocking(
             self._runner.fold, self._access, snapshot, self.progress.add

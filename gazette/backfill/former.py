@@ -6,8 +6,8 @@ them in the checkpoint, as *ACK intents*, and appends them before it commits any
 that checkpoint, so it pays what is owed:
 
 - Of a **recovery log** the driver plays the former state back, and again if the log has grown until its own
-  fence is there: from then on nobody can commit to that state, so its checkpoint is the last one. It appends the intents before it
-  appends, let alone publishes, anything of the new state.
+  fence is there: from then on nobody can commit to that state, so its checkpoint is the last one. It
+  appends the intents before it appends, let alone publishes, anything of the new state.
 - A **database** commits the new state on whichever machine builds it. There the intents of the row that the
   transaction has locked go on in the new checkpoint, whose shard appends them when it starts
   (`gazette.stores.claims`).
@@ -32,7 +32,7 @@ from gazette.client.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.shards import ShardHints
 from gazette.clock import Clock
-from gazette.errors import Invalid, NotAllowed, NotFound, Retryable
+from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, NotFound, Retryable
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import JournalName, Offset, split_journal_meta
@@ -73,8 +73,8 @@ async def read_former(
     """The state that a shard's recovery log holds, at the log's end.
 
     The log is played back as a promotion does, onto the local disk, which takes as long and as much room.
-    Raises ``NotAllowed`` when that cannot be done, or the state's store is not known, and ``Retryable``
-    when it may be done later. Cancellation leaves nothing.
+    Raises ``NotAllowed`` when the log does not allow that, or the state's store is not known, ``Broken`` when
+    the local disk does not, and ``Retryable`` when it may be done later. Cancellation leaves nothing.
     """
     stored_hints = dict.fromkeys(
         one for one in (stored.primary, *stored.backups) if one is not None
@@ -91,9 +91,17 @@ async def read_former(
             recovered = await player.play()
             found = await pool.run(_checkpoint_in, backfill, spec, recovered.fsm, files, fqn)
             return FormerState(found, recovered.write_head)
-        except Retryable:
+        except (Retryable, Broken):
             raise
         except Exception as error:  # what the application's own store raises, too
+            if isinstance(error, OSError) or (
+                isinstance(error, GazetteError) and "errno" in error.facts
+            ):
+                raise Broken(
+                    f"the former state of {spec.id} cannot be read on this machine: {error}",
+                    hint="Its log is played back to the local disk: free space there, or give another"
+                    " --scratch-dir.",
+                ) from error
             raise NotAllowed(
                 f"the former state of {spec.id} cannot be read, so nobody knows whether it owes"
                 f" acknowledgements of what it published last ({error})",

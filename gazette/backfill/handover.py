@@ -27,7 +27,7 @@ from gazette.backfill.settings import RunSettings
 from gazette.client.client import Client
 from gazette.client.shards import ListedShard, ShardClient
 from gazette.clock import Clock
-from gazette.errors import Fenced, GazetteError, NotAllowed, NotFound
+from gazette.errors import Fenced, NotAllowed, NotFound, Retryable
 from gazette.failpoints import reach
 from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.shard import ShardSpec
@@ -64,6 +64,8 @@ class Handover:
         self._clock = clock
         self._rng = rng
         self._former: dict[str, FormerState] = {}
+        self._forgotten: set[str] = set()
+        """Shards whose former states cannot be read, which is not to matter."""
         self._ends: Mapping[JournalName, Offset] = {}
 
     async def look(self, listed: Sequence[ListedShard], held: Mapping[str, Held]) -> None:
@@ -168,6 +170,8 @@ class Handover:
 
     async def _settle(self, spec: ShardSpec, end: Offset) -> None:
         """Append what the state owes that a log holds up to ``end``: nobody can commit to it any more."""
+        if spec.id in self._forgotten:
+            return
         former = self._former.get(spec.id)
         if former is None or former.head != end:
             former = await self._read(spec)
@@ -194,11 +198,12 @@ class Handover:
                 pool=self._records.pool,
                 scratch=settings.scratch,
             )
-        except GazetteError as error:
+        except (NotAllowed, Retryable) as error:
             if not settings.forget_publications:
                 raise
             log.warning(
                 "the former state of shard %(shard)s is replaced, whatever it owes: %(error)s",
                 {"shard": spec.id, "error": error.message},
             )
+            self._forgotten.add(spec.id)
             return None

@@ -62,7 +62,9 @@ class Backfill:
 
     discard_publications: ClassVar[bool] = False
     """Whether what the application publishes during a replay is dropped, since it has been published
-    when the messages were live. Otherwise publishing is an error."""
+    when the messages were live; otherwise publishing is an error. Set it also beside a ``build`` that
+    publishes nothing, of an application that does: then the history has to end where a state ends that is
+    replaced, and nothing is lost or published twice."""
 
     def new_application(self) -> Application[Any]:
         """The application whose store is built. Raises ``Invalid`` if the class names none."""
@@ -161,6 +163,20 @@ def load_backfill(name: str) -> Backfill:
             hint="Set PYTHONPATH, or run this where the module is.",
         ) from error
     found = getattr(module, class_name, None)
+    if found is None:
+        kinds = (Backfill, Application)
+        there = sorted(
+            one
+            for one, value in vars(module).items()
+            if inspect.isclass(value) and issubclass(value, kinds) and value not in kinds
+        )
+        raise Invalid(
+            f"{module_name} has no {class_name}",
+            path="APP",
+            hint=f"It has {', '.join(there)}."
+            if there
+            else "It has no Backfill, and no Application.",
+        )
     if inspect.isclass(found) and issubclass(found, Backfill):
         return found()
     if inspect.isclass(found) and issubclass(found, Application):

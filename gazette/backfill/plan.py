@@ -129,12 +129,27 @@ def take(
     journals: list[JournalSnapshot] = []
     for shape, names in shapes.items():
         chosen = replace(base, journals=tuple(names), selector=None, shape=shape)
-        snapshot = take_snapshot(access, chosen)
+        snapshot = _snapshot(access, chosen)
         if bounds.until_s and ends is None:
             until = _ends_at(snapshot, bounds.until_s)
             snapshot = take_snapshot(access, replace(chosen, end=until))
         journals += snapshot.journals
     return Snapshot(tuple(sorted(journals, key=lambda one: one.journal)))
+
+
+def _snapshot(access: OpenAccess, chosen: Selection) -> Snapshot:
+    """`take_snapshot`, whose errors name the flag. Raises ``Invalid``, and what else it does."""
+    try:
+        return take_snapshot(access, chosen)
+    except Invalid as error:
+        if error.path != "end":
+            raise
+        raise Invalid(
+            error.message,
+            path="--offsets",
+            hint="Leave the journal out, to read it to its end.",
+            **error.facts,
+        ) from error
 
 
 def list_partitions(access: OpenAccess, backfill: Backfill) -> tuple[Partition, ...]:

@@ -55,6 +55,8 @@ class Report:
     acknowledged: int = 0
     """Acknowledgements of what former states had published last, which they owed and the run appended. Those
     that states in databases owe are appended by their shards."""
+    refusals: tuple[str, ...] = ()
+    """Of a dry run: why the run would be refused, as things are."""
 
 
 def shard_report(task: ShardTask, attempts: Sequence[Attempt]) -> ShardReport:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gazette.errors import Invalid
+
 BUILDS: Final = "gazette-backfill-"
 REPLAYS: Final = "gazette-replay-"
 OPENED: Final = "gazette-verify-"
@@ -37,8 +39,14 @@ class Abandoned:
 
 @contextmanager
 def scratch_directory(prefix: str, parent: Path | None) -> Iterator[Path]:
-    """A new directory, below ``parent`` or where the system has temporary files; removed at the end."""
-    new = Path(tempfile.mkdtemp(prefix=_NEW + prefix, dir=parent))
+    """A new directory, below ``parent`` or where the system has temporary files; removed at the end.
+
+    Raises ``Invalid`` if none can be made there.
+    """
+    try:
+        new = Path(tempfile.mkdtemp(prefix=_NEW + prefix, dir=parent))
+    except OSError as error:
+        raise _unusable(error, parent) from error
     path = new.with_name(new.name.removeprefix(_NEW))
     descriptor = os.open(new, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -51,9 +59,16 @@ def scratch_directory(prefix: str, parent: Path | None) -> Iterator[Path]:
 
 
 def abandoned(parent: Path | None, before_s: float) -> Iterator[Abandoned]:
-    """Those of this machine that have not changed since ``before_s``, Unix seconds. Blocks."""
+    """Those of this machine that have not changed since ``before_s``, Unix seconds. Blocks.
+
+    Raises ``Invalid`` if there is no such parent.
+    """
     top = Path(tempfile.gettempdir()) if parent is None else parent
-    for path in sorted(top.iterdir()):
+    try:
+        paths = sorted(top.iterdir())
+    except OSError as error:
+        raise _unusable(error, parent) from error
+    for path in paths:
         if not path.name.removeprefix(_NEW).startswith(_PREFIXES):
             continue
         with suppress(OSError):  # Somebody else has removed it meanwhile, or owns it.
@@ -70,6 +85,16 @@ def sweep(parent: Path | None, before_s: float) -> int:
     for one in found:
         shutil.rmtree(one.path, ignore_errors=True)
     return len(found)
+
+
+def _unusable(error: OSError, parent: Path | None) -> Invalid:
+    return Invalid(
+        f"cannot make a directory for temporary files: {error.strerror or error}",
+        path="--scratch-dir",
+        hint="Name a local directory that exists, can be written, and has room for a state. Without the flag"
+        " it is that of TMPDIR.",
+        directory=str(parent or tempfile.gettempdir()),
+    )
 
 
 def _is_abandoned(path: Path) -> bool:

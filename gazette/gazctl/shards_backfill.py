@@ -56,7 +56,7 @@ async def run(context: Context) -> int:
         selector,
         flags.staging,
         run_id,
-        Bounds(_offsets(flags.offsets), parse_moment(flags.until, context.clock.now(), "--until")),
+        _bounds(flags, context.clock.now()),
         flags.enable,
         flags.overwrite,
         flags.forget_publications,
@@ -77,17 +77,19 @@ async def run(context: Context) -> int:
         context.clock,
         context.rng,
     )
-    if not flags.dry_run:
+
+    def begun() -> None:
         context.terminal.note(
             f"run {run_id} with {runner.description}; to resume it: --run-id={run_id}"
         )
+
     progress = job.progress
 
     def amounts() -> tuple[int, int]:
         return progress.done, max(progress.total, progress.done)
 
     async with context.telling_progress("backfill", amounts):
-        report = await job.run(dry_run=flags.dry_run)
+        report = await job.run(dry_run=flags.dry_run, on_begin=begun)
     _tell(context, flags, report, progress)
     return 0
 
@@ -124,6 +126,24 @@ def _access(context: Context, flags: ShardsBackfillFlags) -> Access:
     """What tasks read with: the same brokers as this command."""
     brokers = context.loaded.group(BrokerFlags)
     return Access(brokers, brokers.file_root, flags.direct)
+
+
+def _bounds(flags: ShardsBackfillFlags, now_s: float) -> Bounds:
+    """Where the history ends. Raises ``Invalid``."""
+    if flags.until and flags.offsets:
+        raise Invalid(
+            "--until and --offsets exclude each other",
+            path="--until",
+            hint="Either ends the history of all journals.",
+        )
+    until_s = parse_moment(flags.until, now_s, "--until")
+    if until_s > now_s:
+        raise Invalid(
+            f"a time that is to come ({flags.until})",
+            path="--until",
+            hint="Leave it out, to read everything that there is.",
+        )
+    return Bounds(_offsets(flags.offsets), until_s)
 
 
 def _offsets(text: str) -> Mapping[str, int]:
@@ -174,6 +194,8 @@ def _tell(context: Context, flags: ShardsBackfillFlags, report: Report, progress
             f" the first pass over them took {report.seconds:.1f} s, and the second takes about"
             f" {max(1.0, 2 * report.seconds):.0f} s and what the build does; nothing was changed"
         )
+        for refusal in report.refusals:
+            context.terminal.note(f"as things are, the run would be refused: {refusal}")
         return
     if not report.shards:
         context.terminal.note(f"run {report.run_id} is published already; nothing was changed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 import pytest
 
 from gazette import Envelope, failpoints
+from gazette.backfill import former
 from gazette.backfill.job import Backfill
 from gazette.backfill.plan import Bounds
 from gazette.client.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.client.reader import ReadParams
 from gazette.client.shards import ShardChange
-from gazette.errors import NotAllowed, Unavailable
+from gazette.errors import Broken, NotAllowed, Unavailable
 from gazette.failpoints import armed
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.envelope_decoder import EnvelopeDecoder
@@ -90,10 +92,12 @@ def rows_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 async def read(cluster: Cluster, journal: str) -> bytes:
     head = (await cluster.broker.client.append(AppendParams(journal), b"")).commit.end
-    reader = cluster.broker.client.reader(ReadParams(journal, end_offset=head))
     content = b""
-    while len(content) < head:
-        content += await reader.read()
+    params = ReadParams(journal, block=True, end_offset=head)
+    async with cluster.broker.client.retry_reader(params) as reader:
+        while piece := await reader.read():
+            content += piece
+    assert len(content) == head
     return content
 
 
@@ -288,6 +292,21 @@ async def test_a_state_that_cannot_be_read_is_replaced_only_if_told_so(start: An
     await cluster.append(SOURCE, [line(ALPHA, 3, word="third")])
     await cluster.consumer.read_to_heads(SHARD)
     assert await all_published(cluster) == [(["first", "third"], 1)] * 2
+
+
+async def test_a_full_disk_is_no_reason_to_forget_anything(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = await ended(start, PublishingWords(), before_acknowledging(*OUTS))
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(former, "ShardState", full)
+    with pytest.raises(Broken, match="No space left") as raised:
+        await cluster.backfill(replayed(PublishingWords), overwrite=True, forget_publications=True)
+    assert "--scratch-dir" in raised.value.hint
+    assert not cluster.staging.exists(), "something was built"
 
 
 async def test_a_journal_that_is_gone_owes_nothing(start: Any) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from gazette.backfill.job import load_backfill
+from gazette.errors import Invalid
 from gazette.stores.sql import create_checkpoint_table, create_engine, create_tables
 from tests.backfill.apps import METADATA, Rows, Words, WordsBackfill
 from tests.backfill.cluster import Cluster, history, shard_settings, source
@@ -104,7 +106,12 @@ async def test_shards_that_are_not_there_or_may_run_are_refused(scene: Scene) ->
     unknown = await scene(shards="id=no-such-shard")
     assert unknown.code == 1
     assert "no shard matches" in unknown.err
+    assert "--run-id" not in unknown.err, "there is nothing to resume"
     await scene.cluster.enable(SHARD)
+    told = await scene("--dry-run")
+    assert told.code == 0
+    assert "would be refused: 1 of 1 shards are live: shard-one: it is not disabled" in told.err
+    assert "would be refused: the shard has a state already" in told.err
     enabled = await scene()
     assert enabled.code == 1
     assert "it is not disabled" in enabled.err
@@ -120,6 +127,7 @@ async def test_shards_that_are_not_there_or_may_run_are_refused(scene: Scene) ->
         ('{"words', "not offsets by journal"),
         (f'{{"{JOURNAL}": "ten"}}', "not offsets by journal"),
         ("/no/such/file.json", "cannot read /no/such/file.json"),
+        (f'{{"{JOURNAL}": 1000000}}', f"--offsets: the end of {JOURNAL} is beyond what there is"),
     ],
 )
 async def test_offsets_that_cannot_be_are_refused(scene: Scene, offsets: str, told: str) -> None:
@@ -127,6 +135,26 @@ async def test_offsets_that_cannot_be_are_refused(scene: Scene, offsets: str, to
     assert found.code in (1, 2)
     assert told in found.err
     assert scene.has_changed_nothing()
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--until=2100-01-01"], "--until: a time that is to come (2100-01-01)"),
+        (["--until=1h", "--offsets={}"], "--until and --offsets exclude each other"),
+        (["--scratch-dir=/no/such"], "--scratch-dir: cannot make a directory for temporary files"),
+    ],
+)
+async def test_flags_that_cannot_be_are_refused(scene: Scene, flags: list[str], told: str) -> None:
+    found = await scene(*flags)
+    assert found.code == 2
+    assert told in found.err
+
+
+def test_a_class_that_is_not_there_is_told_with_those_that_are() -> None:
+    with pytest.raises(Invalid, match=r"tests\.backfill\.apps has no Nothing") as raised:
+        load_backfill("tests.backfill.apps:Nothing")
+    assert "Words, WordsBackfill" in raised.value.hint
 
 
 async def test_a_history_ends_at_given_offsets(scene: Scene, tmp_path: Path) -> None:
