@@ -71,6 +71,9 @@ def row_format(options: ReadOptions, schema: Any, snapshot_value: str) -> RowFor
         name = next(field.name for field in schema.fields if not field.nullable)
         raise Invalid("columns of journals may be null: leave out NOT NULL", path=name)
     prefix = options.meta_prefix
+    if snapshot_value == "csv" and options.columns:
+        places = {f"{prefix}{key}" for key in META}
+        _require_leading(options, [name for name in arrow.names if name not in places])
     meta = tuple((f"{prefix}{key}", key) for key in META if f"{prefix}{key}" in arrow.names)
     format = RowFormat(
         snapshot_value,  # type: ignore[arg-type]
@@ -106,6 +109,21 @@ def _require_readable(path: str, kind: types.DataType) -> None:
             f"messages are not read as {kind.simpleString()}",
             path=path,
             hint="Read it as a string, and convert that in Spark.",
+        )
+
+
+def _require_leading(options: ReadOptions, chosen: list[str]) -> None:
+    """Fields of CSV have no names, but their place: the first ones may be read alone. Raises `Invalid`."""
+    every = (
+        list(parse_columns(options.fields).names)
+        if options.fields
+        else [f"c{at + 1}" for at in range(len(chosen))]
+    )
+    if chosen != every[: len(chosen)]:
+        raise Invalid(
+            f"fields of CSV are told by their place: these are not the first ones ({', '.join(chosen)})",
+            path="option columns",
+            hint="Name all fields before them, too, and in their order.",
         )
 
 

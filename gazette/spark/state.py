@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -22,7 +22,7 @@ from gazette.client.flags import BrokerClientFlags, ConsumerClientFlags
 from gazette.client.reachable import require_reachable
 from gazette.client.shards import ShardClient
 from gazette.clock import SystemClock
-from gazette.errors import Invalid, NotFound
+from gazette.errors import GazetteError, Invalid, NotFound
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.label_set import LabelSelector
 from gazette.recoverylog.broker_logs import BrokerLogs
@@ -30,6 +30,8 @@ from gazette.recoverylog.shard_state import ShardState, StateKind
 from gazette.recoverylog.time_travel import NOW, Moment, open_at
 from gazette.spark.hints import with_hints
 from gazette.tasks import LoopThread
+
+T = TypeVar("T")
 
 KNOWN: Final[dict[str, str]] = {
     "broker.address": "address of a broker, or of several, separated by commas",
@@ -66,7 +68,13 @@ class StateOptions:
         """Raises `Invalid` that names the option."""
         given = {name.lower(): value for name, value in options.items()}
         for name in given:
-            if name not in KNOWN and name != "path":
+            if name == "path":
+                raise Invalid(
+                    f"shards are not named by a path ({given[name]!r})",
+                    path="load()",
+                    hint="Set the option selector, as id=shard-000.",
+                )
+            if name not in KNOWN:
                 known = ", ".join(KNOWN)
                 raise Invalid(
                     "there is no such option", path=f"option {name}", hint=f"Known: {known}."
@@ -82,12 +90,19 @@ class StateOptions:
             ConsumerClientFlags(
                 address=given["consumer.address"], auth_keys=given.get("consumer.auth_keys", "")
             ),
-            LabelSelector.parse(selector) if selector else LabelSelector.parse("id"),
+            _parsed("selector", LabelSelector.parse, selector or "id"),
             given.get("table", ""),
             given.get("column_family", "default"),
             given.get("fields", ""),
-            Moment.parse(given["at"]) if given.get("at") else NOW,
+            _parsed("at", Moment.parse, given["at"]) if given.get("at") else NOW,
         )
+
+
+def _parsed(name: str, parse: Callable[[str], T], text: str) -> T:
+    try:
+        return parse(text)
+    except Invalid as error:
+        raise error.within(f"option {name}") from error
 
 
 class ShardPartition(InputPartition):
@@ -189,11 +204,53 @@ def columns_of(options: StateOptions, state: ShardState) -> list[tuple[str, str]
             )
         rows = state.query("SELECT name, type FROM pragma_table_info(?)", (options.table,))
         if not rows:
-            raise NotFound("the state has no such table", table=options.table)
+            raise NotFound(
+                "the state has no such table",
+                hint="Leave shards of other applications out by the option selector.",
+                table=options.table,
+            )
         return [(name, _type_of(kind)) for name, kind in rows]
     if state.kind is StateKind.ROCKSDB:
+        if options.column_family not in state.column_families:
+            raise NotFound(
+                "the state has no such column family",
+                hint=f"One of {', '.join(state.column_families)}.",
+                column_family=options.column_family,
+            )
         return [("key", "binary"), ("value", "binary")]
-    return [("document", "string")]
+    if state.kind is StateKind.JSON:
+        return [("document", "string")]
+    if is_empty(state):
+        raise NotFound(
+            "the shard has committed nothing yet, by which its columns could be told",
+            hint='Give the option fields: "document string" of a JSON store.',
+        )
+    raise Invalid(
+        "the state is not one of a SQLite, RocksDB or JSON store",
+        hint="`gazctl shards recover` brings its files to a directory.",
+    )
+
+
+def is_empty(state: ShardState) -> bool:
+    """Whether there is no file: stores of JSON have none before their first commit."""
+    return state.kind is StateKind.FILES and not any(state.directory.iterdir())
+
+
+def require_columns(
+    options: StateOptions, state: ShardState, shard: str, names: Sequence[str]
+) -> None:
+    """Require that the state of a shard has these columns. Raises `Invalid`, and as `columns_of`."""
+    try:
+        known = [name for name, _ in columns_of(options, state)]
+    except GazetteError as error:
+        error.facts["shard"] = shard
+        raise
+    if unknown := [name for name in names if name not in known]:
+        raise Invalid(
+            f"there are no such columns: {', '.join(unknown)} (there are {', '.join(known)})",
+            path="option fields",
+            shard=shard,
+        )
 
 
 def _type_of(declared: str) -> str:
@@ -212,7 +269,7 @@ def rows_of(
 ) -> Iterator[tuple[Any, ...]]:
     """The rows of a state, of these columns."""
     if state.kind is StateKind.SQLITE:
-        quoted = ", ".join(_quoted(name) for name in names)
+        quoted = ", ".join(_quoted(name) for name in names) or "NULL"
         sql = f"SELECT {quoted} FROM {_quoted(options.table)}"  # noqa: S608
         yield from state.connection().execute(sql)
     elif state.kind is StateKind.ROCKSDB:
@@ -246,6 +303,9 @@ class StateReader(DataSourceReader):
         schema = to_arrow_schema(self._schema, timezone="UTC")
         names = [name for name in schema.names if name != SHARD]
         with with_hints(), _Opened(self._options, partition) as state:
+            if is_empty(state):
+                return
+            require_columns(self._options, state, partition.value, names)
             held: list[tuple[Any, ...]] = []
             for row in rows_of(self._options, state, names):
                 held.append(row)

@@ -75,6 +75,31 @@ def test_a_bad_option_is_told_with_what_to_do(spark, store):
     with pytest.raises(Exception, match="option begining: there is no such option") as raised:
         table(spark, store, begining="5").load("topic/a")
     assert "What to do: Did you mean begin?" in str(raised.value)
+    require_short(raised.value)
+
+
+def require_short(error: BaseException) -> None:
+    """What is wrong is not buried: a few lines, and the last of Python's are the message and the hint."""
+    lines = [one for one in str(error).splitlines() if one.strip()]
+    (hint,) = (number for number, one in enumerate(lines) if one.startswith("What to do: "))
+    assert lines[hint - 1].startswith("gazette.")
+    assert hint <= 12, lines
+    assert len(lines) <= hint + 2, lines
+
+
+def test_errors_of_tasks_are_told_as_short(spark, store):
+    """Those of the driver while it plans, of a task that reads, and of one that writes."""
+    with pytest.raises(Exception, match="messages are not read as interval") as raised:
+        table(spark, store).schema("n interval day to second").load("topic/a").collect()
+    require_short(raised.value)
+    with pytest.raises(Exception, match=r"word: .*expected int64") as raised:
+        table(spark, store).schema("word long").load("topic/a").collect()
+    require_short(raised.value)
+    rows = spark.createDataFrame([("p",)], "word string")
+    writer = rows.write.format("gazette").mode("append").option("journal", "topic/a")
+    with pytest.raises(Exception, match="cannot reach the broker") as raised:
+        writer.option("broker.address", "http://127.0.0.1:1").save()
+    require_short(raised.value)
 
 
 def test_there_is_one_master(spark):
@@ -186,8 +211,9 @@ async def test_states_are_those_of_the_local_runner(start, spark):
     assert len(states[0][1][0]) > 20
 
 
-async def test_states_are_tables(start, spark, s3_proxy):
+async def test_states_are_tables(s3_proxy, start, spark):
     """Whose logs are in a bucket, from which executors read them."""
+    # The bucket first: the broker stores what it still has as it ends.
     cluster = await stored_in_s3(start, s3_proxy.endpoint, Words)
     given = options(cluster, table="counts")
     before = s3_proxy.count("GET", "/logs/")

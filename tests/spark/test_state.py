@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +142,75 @@ async def test_a_log_whose_fragments_are_in_s3(
         assert s3_proxy.count("GET", "/logs/") > before
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tabel": "x"}, "option tabel: there is no such option"),
+        ({"broker.address": ""}, "option broker.address: an address is required"),
+        ({"path": "shard-000"}, "shards are not named by a path"),
+        ({"at": "yesterday"}, "option at: neither a time, nor an offset"),
+        ({"selector": "a in ("}, "option selector: could not match"),
+    ],
+)
+def test_bad_options(given: dict[str, str], message: str) -> None:
+    addresses = {"broker.address": "http://b", "consumer.address": "http://c"}
+    with pytest.raises(Invalid, match=re.escape(message)) as raised:
+        StateOptions.parse({**addresses, **given})
+    assert raised.value.hint
+
+
+async def test_columns_that_a_state_does_not_have(start: Any) -> None:
+    """SQLite takes the name of a column that is not there for a text."""
+    cluster = await start(Words())
+    await cluster.broker.create(source(SOURCE))
+    await cluster.create(shard_settings(SHARD, SOURCE, disable=False))
+    await cluster.consumer.await_primary(SHARD)
+    await cluster.append(SOURCE, history(random.Random(1), 50))
+    await cluster.consumer.read_to_heads(SHARD)
+    given = options(cluster, table="counts")
+    shard = ("shard", pa.string())
+
+    def look() -> None:
+        only = read(given, pa.schema([shard]))
+        assert len(only) > 5
+        assert only[0] == {"shard": SHARD}
+        with pytest.raises(Invalid, match=r"no such columns: nope \(there are word, n\)"):
+            read({**given, "fields": "nope string"}, pa.schema([shard, ("nope", pa.string())]))
+        with pytest.raises(NotFound, match=f"no such table .*table=nothing, shard={SHARD}"):
+            read({**given, "table": "nothing"}, pa.schema([shard, ("word", pa.string())]))
+        with pytest.raises(Invalid, match="a value of the state is not of its column's type"):
+            read(given, pa.schema([shard, ("word", pa.int64())]))
+
+    await asyncio.to_thread(look)
+
+
+@pytest.mark.parametrize("application", [Pairs, Documents])
+async def test_column_families_and_documents(start: Any, application: Any) -> None:
+    if application is Pairs:
+        pytest.importorskip("rocksdict")
+    cluster = await start(application())
+    await cluster.broker.create(source(SOURCE))
+    await cluster.create(shard_settings(SHARD, SOURCE, disable=False))
+    await cluster.consumer.await_primary(SHARD)
+    given, wrong = options(cluster), pa.schema([("shard", pa.string()), ("k", pa.binary())])
+    if application is Documents:
+        # It has no file yet.
+        assert await asyncio.to_thread(read, given, state_of(Documents)[1]) == []
+        with pytest.raises(NotFound, match="has committed nothing yet"):
+            await asyncio.to_thread(GazetteStateDataSource(given).schema)
+        await cluster.append(SOURCE, history(random.Random(1), 20))
+        await cluster.consumer.read_to_heads(SHARD)
+    with pytest.raises(Invalid, match="no such columns: k") as raised:
+        await asyncio.to_thread(read, given, wrong)
+    assert ("key, value" if application is Pairs else "document") in str(raised.value)
+    if application is Pairs:
+        given["column_family"] = "nope"
+        with pytest.raises(NotFound, match="no such column family") as family:
+            await asyncio.to_thread(GazetteStateDataSource(given).schema)
+        assert "One of default" in family.value.__notes__[0]
+
+
 async def test_errors_name_the_option(start: Any) -> None:
-    with pytest.raises(Invalid, match="no such option"):
-        StateOptions.parse({"tabel": "x"})
-    with pytest.raises(Invalid, match=r"broker\.address"):
-        StateOptions.parse({})
     cluster = await start(Words())
     await cluster.broker.create(source(SOURCE))
     await cluster.create(shard_settings(SHARD, SOURCE, disable=False))

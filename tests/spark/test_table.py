@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import pickle
 
 import pyarrow as pa
@@ -19,15 +21,30 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from gazette.errors import Invalid
-from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, build_uuid, clock_at
+from gazette.auth import KeyedAuth
+from gazette.client.appender import AppendParams
+from gazette.clock import SystemClock
+from gazette.errors import Invalid, NotAllowed
+from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_TYPE
+from gazette.message.frames import MalformedMessage
+from gazette.message.message_uuid import (
+    ACK_TXN,
+    CONTINUE_TXN,
+    OUTSIDE_TXN,
+    build_uuid,
+    clock_at,
+    uuid_text,
+)
 from gazette.protocol.fragment import Codec
+from gazette.protocol.label_set import LabelSet
 from gazette.spark.ddl import parse_columns
 from gazette.spark.planning import decode_plan
 from gazette.spark.source import GazetteDataSource
+from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.stored import json_line, write_journal
 
 STORE = "file:///fragments/"
+KEYS = base64.b64encode(b"0123456789abcdef0123456789abcdef").decode()
 ALPHA = bytes([1, 0, 0, 0, 0, 1])
 NOON = clock_at(1_700_000_000 * 10**9)
 
@@ -198,3 +215,80 @@ def test_nothing_to_infer_from(options):
 def test_not_a_plan():
     with pytest.raises(Invalid, match="option plan: not a plan"):
         decode_plan("nonsense")
+
+
+def test_csv_rows_and_a_header(tmp_path):
+    """The first column is the UUID, whatever a first line calls it: CSV of journals has no header."""
+    uuids = [uuid_text(build_uuid(ALPHA, NOON + at * 160, OUTSIDE_TXN)) for at in (1, 2)]
+    rows = [f'{uuids[0]},"a, ""b""",1\n'.encode(), f"{uuids[1]},,\n".encode()]
+    write_journal(tmp_path, STORE, "topic/csv", rows)
+    write_journal(tmp_path, STORE, "topic/head", [b"uuid,word,n\n", *rows])
+    given = {"store": f"file://{tmp_path}/fragments", "value": "csv"}
+    found, _ = read({**given, "journal": "topic/csv"}, "word string, n long, uuid string")
+    assert [tuple(row.values()) for row in found] == [('a, "b"', 1, uuids[0]), ("", None, uuids[1])]
+    assert GazetteDataSource({**given, "journal": "topic/csv"}).schema().names[-2:] == ["c1", "c2"]
+    with pytest.raises(MalformedMessage, match=r"journal=topic/head, begin=0") as raised:
+        read({**given, "journal": "topic/head"}, "word string, n long")
+    assert "malformed=skip" in raised.value.__notes__[0]
+    skipped = {**given, "journal": "topic/head", "malformed": "skip"}
+    assert [row["n"] for row in read(skipped, "word string, n long")[0]] == [1, None]
+    # Fields have no names: read as what it is not, a field would be another one.
+    named = {**given, "journal": "topic/csv", "fields": "word string, n long"}
+    assert [row["word"] for row in read({**named, "columns": "offset,word"})[0]] == ['a, "b"', ""]
+    for wrong in ({**named, "columns": "n"}, {**named, "columns": "n,word"}):
+        with pytest.raises(Invalid, match="fields of CSV are told by their place"):
+            read(wrong)
+    inferred = {**given, "journal": "topic/csv", "columns": "c2"}
+    with pytest.raises(Invalid, match=r"these are not the first ones \(c2\)"):
+        read(inferred)
+    assert [row["c1"] for row in read({**inferred, "columns": "c1"})[0]] == ['a, "b"', ""]
+
+
+async def test_journals_of_brokers(etcd, tmp_path):
+    """By selectors of labels: of several content types, empty ones, and ones that nothing is stored of."""
+    auth = KeyedAuth.parse(SystemClock(), KEYS)
+    json_type, csv_type = (
+        LabelSet.of((CONTENT_TYPE, kind), ("team", team))
+        for kind, team in ((CONTENT_JSON_LINES, "one"), (CONTENT_CSV, "two"))
+    )
+    async with await BrokerFixture.start(etcd, tmp_path, auth=auth, lease_ttl_s=60.0) as broker:
+        await broker.create(
+            journal_spec("topic/a", labels=json_type),
+            journal_spec("topic/b", labels=json_type),
+            journal_spec("topic/csv", labels=csv_type),
+            journal_spec("topic/none"),
+        )
+        given = {"broker.address": broker.endpoint, "pushdown": "false"}
+
+        def play() -> dict[str, str]:
+            with pytest.raises(NotAllowed) as raised:
+                read({**given, "selector": "team=one"}, "n long")
+            assert "Set the option broker.auth_keys" in raised.value.__notes__[0]
+            keyed = {**given, "broker.auth_keys": KEYS}
+            with pytest.raises(Invalid, match="option fields: there is no message to tell"):
+                read({**keyed, "selector": "team=one"})
+            assert read({**keyed, "selector": "team=one"}, "n long, word string")[0] == []
+            return keyed
+
+        keyed = await asyncio.to_thread(play)
+        lines = [
+            json_line({"n": n, "nested": {"x": [n]}}, build_uuid(ALPHA, NOON + n, OUTSIDE_TXN))
+            for n in (1, 2)
+        ]
+        await broker.client.append(AppendParams("topic/a"), lines[0])
+        await broker.client.append(AppendParams("topic/b"), lines[1])
+
+        def play_on() -> None:
+            rows, _ = read({**keyed, "selector": "team in (one)"})
+            assert [(row["journal"], row["n"], row["nested"]) for row in rows] == [
+                ("topic/a", 1, {"x": [1]}),
+                ("topic/b", 2, {"x": [2]}),
+            ]
+            with pytest.raises(Invalid, match=r"of several content types \(csv, json\)"):
+                read({**keyed, "selector": "team"}, "n long")
+            texts, _ = read({**keyed, "selector": "team", "value": "text"}, "value string")
+            assert len(texts) == 2
+            # Without a label it is taken for JSON lines.
+            assert read({**keyed, "journal": "topic/none"}, "n long")[0] == []
+
+        await asyncio.to_thread(play_on)
