@@ -45,6 +45,7 @@ fmt: $(DEV_STAMP)
 RERUNS ?= 1
 
 test: $(DEV_STAMP)
+	$(BIN)/python -m gazette.history.json_kernel
 	$(BIN)/python -m pytest -m 'not faults and not spark' -n $(WORKERS) --dist loadfile --reruns $(RERUNS) $(ARGS)
 	$(BIN)/python -m pytest -m 'spark and not faults' tests/spark tests/examples --reruns $(RERUNS) $(ARGS)
 
@@ -55,6 +56,7 @@ faults: $(DEV_STAMP)
 # A backfill on a standalone cluster of Spark (a master, two workers) whose processes die, a query from journals to journals that
 # is killed, and Spark on each Java that is here.
 faults-spark: $(DEV_STAMP)
+	$(BIN)/python -m gazette.history.json_kernel
 	$(BIN)/python -m pytest -s -m 'faults and spark' tests/faults/test_spark_cluster.py tests/faults/test_spark_chain.py tests/spark/test_java_runs.py $(ARGS)
 
 # A million transactions on one shard of each kind: what their recovery logs cost, and that they stay bounded.

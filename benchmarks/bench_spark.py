@@ -41,7 +41,7 @@ from gazette.backfill.local import LocalRunner
 from gazette.backfill.plan import shape_of, tasks_of
 from gazette.clock import SystemClock
 from gazette.dev.bench_app import BenchMessage, Mode
-from gazette.dev.bench_backfill import BenchColumns, BenchRows
+from gazette.dev.bench_backfill import BenchColumns, BenchCombined, BenchRows
 from gazette.dev.bench_cluster import BenchSettings, journal_spec, running
 from gazette.dev.bench_messages import application, shard, shard_spec
 from gazette.history.access import Access
@@ -200,7 +200,7 @@ class History:
             for number, journal in enumerate(self.journals)
         ]
         with tempfile.TemporaryDirectory(prefix="states-", dir=self.root) as directory:
-            folded = runner.fold(self.access, self.snapshot, lambda _: None)
+            folded = runner.fold(self.access, self.snapshot, lambda _: None, backfill)
             tasks = tasks_of(
                 backfill,
                 "",
@@ -231,6 +231,7 @@ def works_of(history: History, spark: Any) -> dict[str, Work]:
         "gazette, uncommitted": lambda: history.by_gazette(spark, "read_uncommitted"),
         "gazette, committed": lambda: history.by_gazette(spark, "read_committed"),
         "backfill, columns": lambda: by_spark(BenchColumns()),
+        "backfill, columns, combined": lambda: by_spark(BenchCombined()),
         "backfill, rows": lambda: by_spark(BenchRows()),
         "backfill, rows, no Spark": lambda: history.backfill(
             LocalRunner(2, run_bytes=history.run_bytes), BenchRows()

@@ -283,8 +283,9 @@ class BackfillRun:
         if not dry_run:
             on_begin()
         self.progress.begin("first pass", snapshot.length)
+        wanted = None if dry_run else self._name or self._backfill
         folded = await self._records.blocking(
-            self._runner.fold, self._access, snapshot, self.progress.add
+            self._runner.fold, self._access, snapshot, self.progress.add, wanted
         )
         claims = claims_of(held, token)
         tasks = await self._records.blocking(self._make_tasks, specs, folded, claims, verified)

@@ -107,6 +107,15 @@ class Backfill:
     order: ClassVar[Sequence[str]] = ()
     """Columns by which ``load`` gets its rows in order. Default: all that ``fold`` gives."""
 
+    def combine(self, rows: Any) -> Any:
+        """On Spark: put rows of one journal together before they go to ``fold``, where that gives the same.
+
+        ``rows`` is a ``pyarrow.Table`` of ``fields`` and ``meta``, and so must be what it gives: with sums in
+        the place of summands, say. It is called with any rows, and with what it gave itself. It spares what
+        is most of a fold that Java makes: that all rows of a task go there, and not a few.
+        """
+        return rows
+
     def fold(self, frame: Any) -> Any:
         """On Spark: fold the committed rows of all shards as a DataFrame, with the columns ``fields``,
         those of ``meta``, and ``shard``, which is to be kept. Then ``load`` gets each shard's rows.

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any, Final
 
 from gazette.backfill.build import Attempt, OnRead, ShardTask, run_task
+from gazette.backfill.job import Backfill
 from gazette.errors import Broken, Closed, GazetteError
 from gazette.history.access import Access
 from gazette.history.fold import Folded, fold_snapshot
@@ -44,7 +45,13 @@ class LocalRunner:
     def description(self) -> str:
         return f"{self.jobs} processes on this machine"
 
-    def fold(self, access: Access, snapshot: Snapshot, on_read: OnRead) -> Folded:
+    def fold(
+        self,
+        access: Access,
+        snapshot: Snapshot,
+        on_read: OnRead,
+        backfill: str | Backfill | None = None,
+    ) -> Folded:
         """The first pass: which messages have committed. Raises what reading does."""
         with access.open() as opened, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
 

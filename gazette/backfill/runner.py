@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gazette.backfill.build import Attempt, OnRead, ShardTask
+from gazette.backfill.job import Backfill
 from gazette.history.access import Access
 from gazette.history.fold import Folded
 from gazette.history.snapshot import Snapshot
@@ -23,8 +24,17 @@ class Runner(Protocol):
         """Where it runs, as a person is told."""
         ...
 
-    def fold(self, access: Access, snapshot: Snapshot, on_read: OnRead) -> Folded:
-        """The first pass: which messages have committed. Raises what reading them does."""
+    def fold(
+        self,
+        access: Access,
+        snapshot: Snapshot,
+        on_read: OnRead,
+        backfill: str | Backfill | None = None,
+    ) -> Folded:
+        """The first pass: which messages have committed. Raises what reading them does.
+
+        For ``backfill``, as of `ShardTask`, it may keep what the second pass is going to read.
+        """
         ...
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:

@@ -28,8 +28,9 @@ from gazette.tasks import BlockingPool, LoopThread
 
 T = TypeVar("T")
 
-BLOCK_BYTES: Final = 1 << 22
-"""The most that one piece of `OpenAccess.chunks` has."""
+BLOCK_BYTES: Final = 1 << 20
+"""The most that one piece of `OpenAccess.chunks` has: what a cache of two megabytes holds while it is
+decompressed, summed and scanned."""
 _LISTING_THREADS: Final = 8
 _CONNECT_S: Final = 10.0
 _PATIENCE_S: Final = 10.0

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from gazette import labels
 from gazette.errors import Bug, Invalid
+from gazette.history.json_lines import Field, FieldColumn, LineScanner
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.frames import Framing, MalformedMessage
 from gazette.message.framing import framing_of
@@ -105,17 +106,22 @@ class Columns:
 
 
 class Decoded(NamedTuple):
-    """The complete frames of a buffer. ``consumed`` is how much of it they, and what was skipped, are."""
+    """The complete frames of a buffer. ``consumed`` is how much of it they, and what was skipped, are.
+
+    ``fields`` are those of the decoder, where they were found on the way; else they are to be parsed.
+    """
 
     columns: Columns
     consumed: int
+    fields: tuple[FieldColumn, ...] | None = None
 
 
 class ColumnDecoder:
     """Decodes one journal's bytes. For one thread."""
 
-    def __init__(self, journal: JournalName, shape: Shape) -> None:
-        """Raises `Invalid` for a content type or message class that is none."""
+    def __init__(self, journal: JournalName, shape: Shape, fields: Sequence[Field] = ()) -> None:
+        """``fields`` are wished for, of JSON. Raises `Invalid` for a content type or message class that
+        is none."""
         self.journal = journal
         self.shape = shape
         self._framing: Framing[Any] | None = None
@@ -123,9 +129,11 @@ class ColumnDecoder:
             self._framing = _framing_of(shape)
         key = msgspec.json.encode(shape.uuid_field)
         self._prefix: bytes | None = None
+        self._scanner: LineScanner | None = None
         if shape.content_type == CONTENT_JSON_LINES and "." not in shape.uuid_field:
             self._key = key
             self._prefix = b"{" + key + b':"'
+            self._scanner = LineScanner(shape.uuid_field, fields)
 
     def decode(self, buffer: bytes, base: Offset) -> Decoded:
         """The complete frames of ``buffer``, whose first byte is at offset ``base``.
@@ -134,6 +142,8 @@ class ColumnDecoder:
         """
         if self._framing is None:
             return _whole(buffer, base)
+        if self._scanner is not None and (found := self._scan(self._scanner, buffer, base)):
+            return found
         if self._prefix is not None and (found := self._decode_lines(buffer, base)) is not None:
             return found
         return self._decode_framed(self._framing, buffer, base)
@@ -142,6 +152,16 @@ class ColumnDecoder:
         """Check what is left at the end of the bytes. Raises `TruncatedFrame`."""
         if self._framing is not None:
             self._framing.finish(rest, offset)
+
+    @staticmethod
+    def _scan(scanner: LineScanner, buffer: bytes, base: Offset) -> Decoded | None:
+        stop = buffer.rfind(b"\n") + 1
+        scanned = scanner.scan(buffer, stop) if stop else None
+        if scanned is None:
+            return None
+        begins = scanned.begins + base
+        columns = Columns(begins, np.append(begins[1:], base + stop), scanned.uuids)
+        return Decoded(columns, stop, scanned.fields)
 
     def _decode_lines(self, buffer: bytes, base: Offset) -> Decoded | None:
         """Lines that begin with their UUID, as those of our publishers do. None if any does not."""

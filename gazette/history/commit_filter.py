@@ -109,3 +109,21 @@ class CommitFilter(Generic[T]):
         while self._batches and not self._batches[0].pending:
             batch = self._batches.popleft()
             yield batch.payload, batch.committed
+
+    def undecided(self) -> Iterator[tuple[T, Mask, Mask]]:
+        """What is left where the run has ended and nobody knows the fates of what is pending: the batches in
+        order, which of their messages committed, and which are pending."""
+        pending = {id(batch): np.zeros_like(batch.committed) for batch in self._batches}
+        for producer in self._producers.values():
+            for batch, rows, _ in producer.pending:
+                pending[id(batch)][rows] = True
+        for batch in self._batches:
+            yield batch.payload, batch.committed, pending[id(batch)]
+
+
+def settled(run: CommittedRun, producers: Clocks, clocks: Clocks) -> Mask:
+    """Which of the messages that are pending at the end of a run have committed behind it."""
+    until = np.zeros(len(clocks), np.uint64)
+    for producer, clock in run.fates.items():
+        until[producers == np.uint64(producer)] = clock
+    return clocks <= until

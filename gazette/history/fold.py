@@ -35,6 +35,9 @@ class CommittedRun:
     clock_max: int = 0
     empty: bool = False
     """It holds no message at all."""
+    fresh: bool = False
+    """Its messages are above all that was known before of their producers: it repeats nothing of that. So
+    what commits in it can be told without ``known``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class _Context:
     summary: RunSummary
     known: dict[int, tuple[int, int]] = field(default_factory=dict)
     fates: dict[int, int] = field(default_factory=dict)
+    fresh: bool = True
 
     def committed(self) -> CommittedRun:
         return CommittedRun(
@@ -97,6 +101,7 @@ class _Context:
             self.summary.clock_min,
             self.summary.clock_max,
             not self.summary.rows,
+            self.fresh,
         )
 
 
@@ -199,6 +204,9 @@ class _JournalFold:
             before = State(clock, clock, None)
         else:
             context.known[producer] = (before.acked, before.newest)
+            # And so that each of them is new where the one before it was.
+            least = summary.least_clock
+            context.fresh &= least == summary.first_clock and least > before.newest
         if self._lost.get(producer) == summary.first_begin:
             del self._lost[producer]
         after, fate = summary.apply(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
 from gazette.errors import Bug
 from gazette.history.access import Access, OpenAccess
 from gazette.history.columns import Array64, ColumnDecoder, Columns, require_uuids, uuid_bytes
-from gazette.history.commit_filter import CommitFilter
+from gazette.history.commit_filter import CommitFilter, Mask
 from gazette.history.fold import CommittedRun, Folded, fold_snapshot
+from gazette.history.json_lines import Field, FieldColumn
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
 from gazette.history.summary import RunSummary, first_beyond, summarise
 from gazette.message.envelope import Envelope, build_envelopes
@@ -20,25 +21,31 @@ from gazette.message.frames import FRAME_BYTES_MAX, Framing, MalformedMessage, T
 from gazette.message.framing import framing_of
 from gazette.protocol.ids import JournalName, Offset
 
+T = TypeVar("T")
+
 _THREADS: Final = 2
 
 
 class Batch(NamedTuple):
-    """Messages as columns, and the bytes that they were found in: those of offset ``base`` on."""
+    """Messages as columns, and the bytes that they were found in: those of offset ``base`` on.
+
+    ``fields`` are those that were asked for, if they were found already.
+    """
 
     columns: Columns
     buffer: bytes
     base: Offset
+    fields: tuple[FieldColumn, ...] | None = None
 
 
-def read_columns(access: OpenAccess, run: Run) -> Iterator[Batch]:
-    """All messages of a run, in order, whatever became of them.
+def read_columns(access: OpenAccess, run: Run, fields: Sequence[Field] = ()) -> Iterator[Batch]:
+    """All messages of a run, in order, whatever became of them. ``fields`` are found on the way if possible.
 
     Raises what `OpenAccess.chunks` does, `MalformedMessage`, and `TruncatedFrame` for a message that
     goes on in the next run: then runs are to be made larger. One that is incomplete at the end of the
     last run of a journal is left out.
     """
-    decoder = ColumnDecoder(run.journal, run.shape)
+    decoder = ColumnDecoder(run.journal, run.shape, fields)
     rest, base = b"", run.pieces[0].begin
     for offset, data in access.chunks(run):
         if offset != base + len(rest):
@@ -46,9 +53,9 @@ def read_columns(access: OpenAccess, run: Run) -> Iterator[Batch]:
                 _cut(run, base, rest, offset)
             rest, base = b"", offset
         buffer = rest + data if rest else data
-        columns, consumed = decoder.decode(buffer, base)
+        columns, consumed, found = decoder.decode(buffer, base)
         if len(columns):
-            yield Batch(columns, buffer, base)
+            yield Batch(columns, buffer, base, found if fields else None)
         rest, base = buffer[consumed:], base + consumed
         if len(rest) > FRAME_BYTES_MAX:
             raise MalformedMessage(
@@ -117,23 +124,28 @@ def fold_locally(
         return fold_snapshot(snapshot, summarise_all, resolver(opened), run_bytes)
 
 
-def read_committed(
-    access: OpenAccess, run: CommittedRun, *, acks: bool = False
-) -> Iterator[tuple[Batch, Any]]:
+def read_committed(access: OpenAccess, run: CommittedRun) -> Iterator[tuple[Batch, Mask]]:
     """The second pass over one run: all messages, and which of each batch have committed.
 
     Batches of which none has are left out. Raises what `read_columns` does.
     """
-    passes: CommitFilter[Batch] = CommitFilter(run, acks=acks)
-    for batch in read_columns(access, run.run):
-        passes.take(batch.columns, batch)
-        for ready, committed in passes.ready():
-            if committed.any():
-                yield ready, committed
+    return committed(run, ((batch.columns, batch) for batch in read_columns(access, run.run)))
+
+
+def committed(
+    run: CommittedRun, batches: Iterable[tuple[Columns, T]], *, acks: bool = False
+) -> Iterator[tuple[T, Mask]]:
+    """Which messages of each of a run's batches have committed; without those of which none has."""
+    passes: CommitFilter[T] = CommitFilter(run, acks=acks)
+    for columns, payload in batches:
+        passes.take(columns, payload)
+        yield from _with_any(passes.ready())
     passes.finish()
-    for ready, committed in passes.ready():
-        if committed.any():
-            yield ready, committed
+    yield from _with_any(passes.ready())
+
+
+def _with_any(ready: Iterator[tuple[T, Mask]]) -> Iterator[tuple[T, Mask]]:
+    return (found for found in ready if found[1].any())
 
 
 def read_envelopes(
@@ -145,8 +157,8 @@ def read_envelopes(
     """
     framing = framing_of(run.run.shape.content_type, message_type)
     journal, skips = run.run.journal, run.run.shape.malformed == "skip"
-    for batch, committed in read_committed(access, run):
-        rows = np.flatnonzero(committed)
+    for batch, passed in read_committed(access, run):
+        rows = np.flatnonzero(passed)
         messages = _decoded(framing, batch, rows)
         if messages is None:
             rows, messages = _decoded_each(framing, batch, rows, journal, skips=skips)

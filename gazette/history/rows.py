@@ -1,7 +1,7 @@
 """The messages of runs as rows: Arrow record batches, with columns of the messages and of their places.
 
-Needs pyarrow. Rows are made of whole buffers where Arrow can parse them (JSON of plain types); else
-message by message.
+Needs pyarrow. Fields of plain types are found together with the UUIDs (`json_lines`); else Arrow parses
+whole buffers, where these are JSON of types that it has; else message by message.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from gazette.errors import Corrupt, Invalid
 from gazette.history.access import OpenAccess
 from gazette.history.columns import Columns, uuid_bytes
 from gazette.history.fold import CommittedRun
+from gazette.history.found import FoundBatch, found_batches
 from gazette.history.protobuf_rows import protobuf_row
-from gazette.history.read import Batch, read_columns, read_committed
+from gazette.history.read import Batch, committed
 from gazette.history.snapshot import Run
 from gazette.message.csv_framing import parse_record
 from gazette.message.message_uuid import ACK_TXN, PRODUCER_BYTES, clock_at
@@ -82,6 +83,11 @@ class RowFormat:
         names = dict(self.meta)
         return pa.schema([field for field in self.schema if field.name not in names])
 
+    @property
+    def scanned(self) -> pa.Schema:
+        """Those of them that may be found together with the UUIDs."""
+        return self.fields if self.value == "json" else pa.schema([])
+
     def validate(self) -> None:
         """Raises `Invalid`."""
         for name, key in self.meta:
@@ -116,45 +122,61 @@ def read_rows(
     Raises what `read_columns` does, `MalformedMessage` included, and `Unfit`.
     """
     inner = run.run if isinstance(run, CommittedRun) else run
-    maker = _Maker(inner, format)
+    batches = found_batches(access, inner, format.scanned)
+    maker = RowMaker(inner, format)
     if isinstance(run, CommittedRun):
-        for batch, committed in read_committed(access, run, acks=format.acks):
-            yield from maker.rows(batch, committed)
+        pairs = ((batch.columns, batch) for batch in batches)
+        for found, mask in committed(run, pairs, acks=format.acks):
+            yield from maker.rows(found, mask)
         return
-    for batch in read_columns(access, run):
-        every = batch.columns.begins >= run.begin
+    for found in batches:
+        every = found.columns.begins >= run.begin
         if not format.acks:
-            every &= batch.columns.uuids.flags != ACK_TXN
-        yield from maker.rows(batch, every)
+            every &= found.columns.uuids.flags != ACK_TXN
+        yield from maker.rows(found, every)
 
 
-class _Maker:
+class RowMaker:
     """Makes rows of one run."""
 
     def __init__(self, run: Run, format: RowFormat) -> None:
         self._run = run
         self._format = format
-        self._fields = format.fields
+        self.fields = format.fields
+        """The columns that are fields of messages."""
         self._meta = dict(format.meta)
         self._skips = run.shape.malformed == "skip"
         self._parse = self._parser()
 
-    def rows(self, batch: Batch, wanted: Mask) -> Iterator[pa.RecordBatch]:
-        wanted = self._bounded(batch.columns, wanted)
+    def rows(self, found: FoundBatch, wanted: Mask) -> Iterator[pa.RecordBatch]:
+        """The rows of those messages that are wanted, and within the bounds of the format."""
+        fit, arrays = self.arrays(found, wanted)
+        if len(fit):
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._format.schema)
+
+    def arrays(self, found: FoundBatch, wanted: Mask) -> tuple[Any, list[pa.Array]]:
+        """The same as places among the messages, and columns. There are none if no message is."""
+        columns = found.columns
+        wanted = self._bounded(columns, wanted)
         if not wanted.any():
-            return
-        columns = batch.columns
-        fit, fields = self._parse(batch, wanted)
+            return (), []
+        if found.arrays is not None:
+            fit = np.flatnonzero(wanted)
+            fields = found.arrays
+            if len(fit) < len(wanted):
+                mask = pa.array(wanted)
+                fields = [array.filter(mask) for array in fields]
+        else:
+            assert found.batch is not None
+            fit, fields = self._parse(found.batch, wanted)
         if not len(fit):
-            return
+            return (), []
         arrays = {
             name: meta_array(key, self._run.journal, columns, fit)
             for name, key in self._meta.items()
         }
-        arrays.update(zip(self._fields.names, fields, strict=True))
-        yield pa.RecordBatch.from_arrays(
-            [arrays[name] for name in self._format.schema.names], schema=self._format.schema
-        )
+        arrays.update(zip(self.fields.names, fields, strict=True))
+        return fit, [arrays[name] for name in self._format.schema.names]
 
     def _bounded(self, columns: Columns, wanted: Mask) -> Mask:
         format = self._format
@@ -170,12 +192,12 @@ class _Maker:
         return wanted
 
     def _parser(self) -> Callable[[Batch, Mask], tuple[Any, list[pa.Array]]]:
-        if not len(self._fields):
+        if not len(self.fields):
             return lambda _batch, wanted: (np.flatnonzero(wanted), [])
         match self._format.value:
             case "text" | "binary":
                 return self._parse_payloads
-            case "json" if all(_is_plain(field.type) for field in self._fields):
+            case "json" if all(_is_plain(field.type) for field in self.fields):
                 return self._parse_json
             case "json":
                 decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -184,7 +206,7 @@ class _Maker:
                 return lambda batch, wanted: self._parse_each(batch, wanted, self._csv_row, _csv)
             case "protobuf":
                 kind = self._run.shape.message_type()
-                row = protobuf_row(kind, self._fields)
+                row = protobuf_row(kind, self.fields)
                 return lambda batch, wanted: self._parse_each(
                     batch, wanted, lambda payload: row(kind.FromString(payload)), _strict
                 )
@@ -206,7 +228,7 @@ class _Maker:
 
     def _parse_payloads(self, batch: Batch, wanted: Mask) -> tuple[Any, list[pa.Array]]:
         rows = np.flatnonzero(wanted)
-        kind = self._fields.field(0).type
+        kind = self.fields.field(0).type
         payloads = [self._payload(batch, row) for row in rows.tolist()]
         if kind == pa.string():
             texts = [payload.decode("utf-8", "replace") for payload in payloads]
@@ -236,7 +258,7 @@ class _Maker:
                     use_threads=False, block_size=max(1 << 10, text.size)
                 ),
                 parse_options=pyarrow.json.ParseOptions(
-                    explicit_schema=self._fields, unexpected_field_behavior="ignore"
+                    explicit_schema=self.fields, unexpected_field_behavior="ignore"
                 ),
             )
         except pa.ArrowInvalid:
@@ -257,7 +279,7 @@ class _Maker:
         if record is None or record.error:
             raise Invalid("not one record")
         values = record.fields[1:] if self._run.shape.uuid_field else record.fields
-        return dict(zip(self._fields.names, values, strict=False))
+        return dict(zip(self.fields.names, values, strict=False))
 
     def _parse_each(
         self,
@@ -311,7 +333,7 @@ class _Maker:
         convert: Callable[[Sequence[Any], pa.DataType], pa.Array],
     ) -> list[pa.Array]:
         arrays = []
-        for field in self._fields:
+        for field in self.fields:
             try:
                 arrays.append(convert([one.get(field.name) for one in found], field.type))
             except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as error:

@@ -59,6 +59,8 @@ class ProducerSummary:
     first_clock: int
     first_begin: Offset
     """Of the first message that counts."""
+    least_clock: int = 0
+    """Of all messages that count. Less than the first one only where messages were repeated."""
     outside: int | None = None
     """The greatest clock, before, of messages outside of transactions …"""
     after_outside: State | None = None
@@ -121,6 +123,7 @@ class RunSummary:
 class _Producer:
     first_clock: int
     first_begin: Offset
+    least_clock: int
     outside: int | None = None
     pending: int = 0
     pending_begin: Offset = 0
@@ -131,6 +134,7 @@ class _Producer:
     after_outside: State | None = None
 
     def take(self, segment: Segment, columns: Columns) -> None:
+        self.least_clock = min(self.least_clock, int(segment.clocks.min()))
         if segment.kind == ACK_TXN:
             clock = int(segment.clocks[0])
             if self.acknowledged is None:
@@ -169,6 +173,7 @@ class _Producer:
         return ProducerSummary(
             self.first_clock,
             self.first_begin,
+            self.least_clock,
             self.outside,
             self.after_outside if acknowledged else self.state,
             self.pending,
@@ -203,8 +208,9 @@ class Summariser:
         for segment in segments(columns, rows):
             producer = self._producers.get(segment.producer)
             if producer is None:
+                first = int(segment.clocks[0])
                 producer = self._producers[segment.producer] = _Producer(
-                    int(segment.clocks[0]), int(columns.begins[segment.rows[0]])
+                    first, int(columns.begins[segment.rows[0]]), first
                 )
             producer.take(segment, columns)
 

@@ -11,26 +11,28 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 
 import pyarrow as pa
 
 from gazette.backfill.build import Attempt, OnRead, ShardTask, build_state, run_task, shard_mapping
-from gazette.backfill.job import Backfill
+from gazette.backfill.job import Backfill, load_backfill
 from gazette.errors import Bug, Conflict, Invalid
 from gazette.history.access import Access
-from gazette.history.fold import Folded, fold_snapshot
-from gazette.history.read import resolver, summarise_run
+from gazette.history.fold import Folded
+from gazette.history.kept import Keeping
 from gazette.history.rows import META
-from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
-from gazette.history.summary import RunSummary
+from gazette.history.snapshot import RUN_BYTES, Snapshot
 from gazette.protocol.ids import split_journal_meta
 from gazette.spark.ddl import parse_columns
 from gazette.spark.failures import telling
 from gazette.spark.java import ensure_java
 from gazette.spark.master import require_reachable
-from gazette.spark.planning import encode_plan
+from gazette.spark.options import ReadOptions
+from gazette.spark.planning import Plan, encode_plan, plan_by_spark
+from gazette.spark.schema import common_value, row_format
 from gazette.spark.spark_session import session
 from gazette.stores.state_builder import BuiltState, StateBuilder
 
@@ -63,7 +65,7 @@ class SparkRunner:
         self._spark = spark
         self._own = spark is None
         self._run_bytes = run_bytes
-        self._folded: Folded | None = None
+        self._plan: Plan | None = None
 
     @property
     def description(self) -> str:
@@ -76,22 +78,22 @@ class SparkRunner:
             self._spark = session(self._master, app_name="gazette backfill")
         return self._spark
 
-    def fold(self, access: Access, snapshot: Snapshot, on_read: OnRead) -> Folded:
-        """The first pass as a job: a task per run."""
-        context = self.spark.sparkContext
-
-        def summarise_all(runs: Sequence[Run]) -> list[RunSummary]:
-            if not runs:
-                return []
-            tasks = context.parallelize([(access, run) for run in runs], len(runs))
-            with telling():
-                found: list[RunSummary] = tasks.map(_summarise).collect()
-            on_read(sum(run.length for run in runs))
-            return found
-
-        with access.open() as opened:
-            self._folded = fold_snapshot(snapshot, summarise_all, resolver(opened), self._run_bytes)
-        return self._folded
+    def fold(
+        self,
+        access: Access,
+        snapshot: Snapshot,
+        on_read: OnRead,
+        backfill: str | Backfill | None = None,
+    ) -> Folded:
+        """The first pass as a job: a task per run, which keeps the rows that ``fold`` of the backfill asks
+        for, if it has one. Raises ``Invalid`` if that asks for what there is not, ``Broken`` as Spark does,
+        and what reading does."""
+        keeping = None if backfill is None else _keeping(backfill, access, snapshot)
+        with telling():
+            self._plan = plan_by_spark(self.spark, access, snapshot, self._run_bytes, keeping)
+        folded = self._plan.folded
+        on_read(sum(run.run.length for run in folded.runs))
+        return folded
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
         """The second pass: one attempt of each shard, in the order of tasks."""
@@ -137,44 +139,17 @@ class SparkRunner:
         ]
         table = self.spark.createDataFrame(pairs, f"{_JOURNAL} string, {SHARD} int")
         joined = rows.join(table.hint("broadcast"), _JOURNAL)
-        return joined if "journal" in backfill.meta else joined.drop(_JOURNAL)
+        return joined.drop(_JOURNAL) if _adds_journal(backfill) else joined
 
     def _read(self, backfill: Backfill, access: Access) -> Any:
-        if self._folded is None:
+        if self._plan is None:
             raise Conflict("the second pass needs the first of the same runner")
-        if not backfill.fields:
-            raise Invalid(
-                f"{type(backfill).__name__} has a fold(), and does not say which fields it reads",
-                hint='Set the class attribute fields, as in "word string, n long".',
-            )
-        options: dict[str, str] = {
-            "plan": encode_plan(self._folded),
-            "meta_prefix": _PREFIX,
-            "journal": ",".join(one.journal for one in self._folded.snapshot.journals),
-            "direct": str(access.direct).lower(),
-            "uuid_field": backfill.uuid_field,
-        }
-        if access.file_root is not None:
-            options["file_root"] = str(access.file_root)
-        brokers = access.brokers
-        if brokers is not None:
-            options |= {
-                "broker.address": brokers.address,
-                "broker.auth_keys": brokers.auth_keys,
-                "broker.auth_token": brokers.auth_token,
-                "broker.trusted_ca_file": brokers.trusted_ca_file,
-                "broker.cert_file": brokers.cert_file,
-                "broker.cert_key_file": brokers.cert_key_file,
-            }
-        messages = {one.shape.message for one in self._folded.snapshot.journals} - {""}
-        if messages:
-            options["message"] = messages.pop()
+        given = _options(backfill, access, self._plan.folded.snapshot)
+        given["plan"] = encode_plan(self._plan)
         from gazette.spark.source import GazetteDataSource
 
         self.spark.dataSource.register(GazetteDataSource)
-        given = {name: value for name, value in options.items() if value}
-        schema = _schema(backfill, "" if backfill.history else "journal")
-        return self.spark.read.format("gazette").options(**given).schema(schema).load()
+        return self.spark.read.format("gazette").options(**given).schema(_schema(backfill)).load()
 
     def _mapped(self, backfill: Backfill, rows: Any, tasks: Sequence[ShardTask]) -> Any:
         from pyspark.sql.types import IntegerType, StructField, StructType
@@ -189,7 +164,71 @@ class SparkRunner:
             spark.stop()
 
 
-def _schema(backfill: Backfill, *needed: str) -> Any:
+def _options(backfill: Backfill, access: Access, snapshot: Snapshot) -> dict[str, str]:
+    """Those of ``format("gazette")`` for the history of a fold. Raises ``Invalid``."""
+    if not backfill.fields:
+        raise Invalid(
+            f"{type(backfill).__name__} has a fold(), and does not say which fields it reads",
+            hint='Set the class attribute fields, as in "word string, n long".',
+        )
+    options: dict[str, str] = {
+        "meta_prefix": _PREFIX,
+        "journal": ",".join(one.journal for one in snapshot.journals),
+        "direct": str(access.direct).lower(),
+        "uuid_field": backfill.uuid_field,
+    }
+    if access.file_root is not None:
+        options["file_root"] = str(access.file_root)
+    brokers = access.brokers
+    if brokers is not None:
+        options |= {
+            "broker.address": brokers.address,
+            "broker.auth_keys": brokers.auth_keys,
+            "broker.auth_token": brokers.auth_token,
+            "broker.trusted_ca_file": brokers.trusted_ca_file,
+            "broker.cert_file": brokers.cert_file,
+            "broker.cert_key_file": brokers.cert_key_file,
+        }
+    if messages := {one.shape.message for one in snapshot.journals} - {""}:
+        options["message"] = messages.pop()
+    return {name: value for name, value in options.items() if value}
+
+
+def _keeping(backfill: str | Backfill, access: Access, snapshot: Snapshot) -> Keeping | None:
+    """The rows that the second pass of a fold will ask for. None without a fold. Raises ``Invalid``."""
+    loaded = load_backfill(backfill) if isinstance(backfill, str) else backfill
+    if type(loaded).fold is Backfill.fold or not snapshot.journals:
+        return None
+    parsed = ReadOptions.parse(_options(loaded, access, snapshot))
+    format = row_format(parsed, _schema(loaded), common_value(parsed, snapshot))
+    combines = type(loaded).combine is not Backfill.combine
+    return Keeping(format, _Combine(backfill) if combines else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Combine:
+    """``combine`` of a backfill, loaded where it runs. It does not see what `_schema` adds to rows."""
+
+    backfill: str | Backfill
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        backfill = load_backfill(self.backfill) if isinstance(self.backfill, str) else self.backfill
+        if not _adds_journal(backfill):
+            return backfill.combine(rows)
+        # It is the same in all rows of a run.
+        at = rows.schema.get_field_index(_JOURNAL)
+        journal = rows.column(at)[0]
+        made = backfill.combine(rows.remove_column(at))
+        column = pa.repeat(journal, made.num_rows)
+        return made.add_column(at, rows.schema.field(at), column)
+
+
+def _adds_journal(backfill: Backfill) -> bool:
+    """Whether rows say their journal, and so their shard, though ``fold`` does not ask for it."""
+    return not backfill.history and "journal" not in backfill.meta
+
+
+def _schema(backfill: Backfill) -> Any:
     """The columns that are read, and no others: each costs time. Raises ``Invalid``."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -199,7 +238,8 @@ def _schema(backfill: Backfill, *needed: str) -> Any:
             path="meta",
             hint=f"There are {', '.join(META)}.",
         )
-    names = [name for name in META if name in {*backfill.meta, *needed}]
+    needed = {*backfill.meta, *(["journal"] if _adds_journal(backfill) else [])}
+    names = [name for name in META if name in needed]
     fields = [pa.field(f"{_PREFIX}{name}", META[name]) for name in names]
     fields += parse_columns(backfill.fields)
     if SHARD in (taken := [field.name for field in fields]) or len(set(taken)) < len(taken):
@@ -208,12 +248,6 @@ def _schema(backfill: Backfill, *needed: str) -> Any:
             path="fields",
         )
     return from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=False)
-
-
-def _summarise(task: tuple[Access, Run]) -> RunSummary:
-    access, run = task
-    with access.open() as opened:
-        return summarise_run(opened, run)
 
 
 def _loader(tasks: list[ShardTask]) -> Callable[[Iterator[Any]], Iterator[Any]]:

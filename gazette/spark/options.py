@@ -75,6 +75,7 @@ READ: Final[dict[str, str]] = {
     "infer_bytes": "how much is read to find out the fields of JSON messages",
     "pushdown": "true if spark.sql.python.filterPushdown.enabled is set",
     "planning_threads": "how many runs the driver looks at together",
+    "keep": "false: gazette.spark.read keeps no rows of its first pass on the disks of executors",
     "plan": "made by gazette.spark.read",
 }
 STREAM: Final[dict[str, str]] = {
@@ -288,6 +289,7 @@ class ReadOptions:
     infer_bytes: int
     pushdown: bool
     threads: int
+    keep: bool
     plan: str
 
     @classmethod
@@ -345,6 +347,7 @@ class ReadOptions:
             infer_bytes=given.number("infer_bytes", 1 << 20, 1),
             pushdown=given.flag("pushdown", os.environ.get(PUSHDOWN_VARIABLE) == "true"),
             threads=given.number("planning_threads", min(8, os.cpu_count() or 1), 1),
+            keep=given.flag("keep", default=True),
             plan=given.text("plan"),
         )
 

@@ -1,26 +1,50 @@
 """Reading a long history with a cluster: `read` has both passes run by Spark's executors.
 
 A data source plans in a process of the driver that has no Spark. So ``format("gazette")`` by itself makes
-the first pass there, with threads, which is well for gigabytes. For terabytes, `read` makes it a job.
+the first pass there, with threads, which is well for gigabytes. For terabytes, `read` makes it a job. Its
+tasks keep the rows that they come by on the disks of their executors, where Spark keeps what it shuffles and
+removes it at its end; the second pass has little left to do wherever it finds them.
 """
 
 from __future__ import annotations
 
 import base64
+import os
 import pickle
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark import cloudpickle
 
 from gazette.errors import Invalid
 from gazette.history.access import Access
+from gazette.history.combine import Combine
 from gazette.history.fold import Folded, fold_snapshot
+from gazette.history.kept import Keeping, summarise_keeping
 from gazette.history.read import resolver, summarise_run
-from gazette.history.snapshot import Run, Snapshot
+from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
 from gazette.history.summary import RunSummary
 from gazette.history.take import take_snapshot
 from gazette.spark.options import ReadOptions
+from gazette.spark.schema import common_value, row_format, table_schema
 from gazette.spark.table import check_isolation
+
+_LOCAL_DIRECTORIES: Final = "SPARK_LOCAL_DIRS"
+"""Where Spark tells its Python workers which directories the executor has. It removes them at its end."""
+_DIRECTORY: Final = "gazette"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What has committed; and by the numbers of runs, where a first pass has kept their rows."""
+
+    folded: Folded
+    kept: Mapping[int, str] = field(default_factory=dict)
+    combine: Combine | None = None
+    """How the rows of each run are put together, if they are."""
 
 
 def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
@@ -36,59 +60,79 @@ def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
     }
     parsed = ReadOptions.parse(given)
     reader = spark.read.format("gazette").options(**given)
+    if parsed.isolation == "read_committed":
+        if schema is None:
+            schema = table_schema(parsed)
+        elif isinstance(schema, str):
+            schema = spark.createDataFrame([], schema).schema
+        with parsed.access.open() as opened:
+            snapshot = take_snapshot(opened, parsed.selection)
+            check_isolation(parsed, snapshot)
+        format = row_format(parsed, schema, common_value(parsed, snapshot))
+        keeping = Keeping(format) if parsed.keep else None
+        plan = plan_by_spark(spark, parsed.access, snapshot, parsed.run_bytes, keeping)
+        reader = reader.option("plan", encode_plan(plan))
     if schema is not None:
         reader = reader.schema(schema)
-    if parsed.isolation == "read_committed":
-        reader = reader.option("plan", encode_plan(fold_by_spark(spark, parsed)))
     return reader.load()
 
 
-def fold_by_spark(spark: Any, options: ReadOptions, snapshot: Snapshot | None = None) -> Folded:
+def plan_by_spark(
+    spark: Any,
+    access: Access,
+    snapshot: Snapshot,
+    run_bytes: int = RUN_BYTES,
+    keeping: Keeping | None = None,
+) -> Plan:
     """The first pass as a job: each run is summarised by a task, and the driver folds.
 
-    ``snapshot``: of that, instead of what there is now.
+    ``keeping``: what the tasks keep for the second pass. Raises what reading does, as of the driver.
     """
     context = spark.sparkContext
-    access = options.access
+    kept: dict[int, str] = {}
+
+    def summarise_all(runs: Sequence[Run]) -> list[RunSummary]:
+        # It may be called once more, with runs that begin earlier.
+        kept.clear()
+        if not runs:
+            return []
+        tasks = context.parallelize([(access, run, keeping) for run in runs], len(runs))
+        found: list[tuple[RunSummary, str]] = tasks.map(_summarise).collect()
+        kept.update((summary.number, path) for summary, path in found if path)
+        return [summary for summary, _ in found]
+
     with access.open() as opened:
-        if snapshot is None:
-            snapshot = take_snapshot(opened, options.selection)
-        check_isolation(options, snapshot)
-
-        def summarise_all(runs: Sequence[Run]) -> list[RunSummary]:
-            if not runs:
-                return []
-            tasks = context.parallelize([(access, run) for run in runs], len(runs))
-            found: list[RunSummary] = tasks.map(_summarise).collect()
-            return found
-
-        return fold_snapshot(snapshot, summarise_all, resolver(opened), options.run_bytes)
+        folded = fold_snapshot(snapshot, summarise_all, resolver(opened), run_bytes)
+    return Plan(folded, kept, None if keeping is None else keeping.combine)
 
 
-def _summarise(task: tuple[Access, Run]) -> RunSummary:
-    access, run = task
+def _summarise(task: tuple[Access, Run, Keeping | None]) -> tuple[RunSummary, str]:
+    access, run, keeping = task
+    local = os.environ.get(_LOCAL_DIRECTORIES, "").split(",")[0]
     with access.open() as opened:
-        return summarise_run(opened, run)
+        if keeping is None or not local:
+            return summarise_run(opened, run), ""
+        return summarise_keeping(opened, run, keeping, Path(local) / _DIRECTORY)
 
 
-def encode_plan(folded: Folded) -> str:
-    """A fold as the value of an option."""
-    return base64.b64encode(zlib.compress(pickle.dumps(folded), 1)).decode()
+def encode_plan(plan: Plan) -> str:
+    """A plan as the value of an option."""
+    return base64.b64encode(zlib.compress(cloudpickle.dumps(plan), 1)).decode()
 
 
-def decode_plan(text: str) -> Folded:
+def decode_plan(text: str) -> Plan:
     """Undo `encode_plan`. Raises `Invalid`."""
     try:
-        folded = pickle.loads(zlib.decompress(base64.b64decode(text, validate=True)))  # noqa: S301
+        plan = pickle.loads(zlib.decompress(base64.b64decode(text, validate=True)))  # noqa: S301
     except (ValueError, zlib.error, pickle.UnpicklingError, EOFError) as error:
         raise Invalid(
             f"not a plan: {error}",
             path="option plan",
             hint="Use gazette.spark.read(), which sets it.",
         ) from error
-    if not isinstance(folded, Folded):
+    if not isinstance(plan, Plan):
         raise Invalid("not a plan", path="option plan")
-    return folded
+    return plan
 
 
 def _text(value: Any) -> str:

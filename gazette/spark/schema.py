@@ -186,7 +186,7 @@ def _first_messages(access: OpenAccess, run: Run, bytes_max: int) -> list[bytes]
     """Frames that are no acknowledgements, of about so many bytes."""
     found: list[bytes] = []
     size = 0
-    for columns, buffer, base in read_columns(access, run):
+    for columns, buffer, base, _ in read_columns(access, run):
         wanted = columns.uuids.flags != ACK_TXN
         begins, ends = columns.begins[wanted].tolist(), columns.ends[wanted].tolist()
         for begin, end in zip(begins, ends, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,9 @@ from pyspark.sql.datasource import (
 from gazette.errors import Invalid
 from gazette.history.access import Access, OpenAccess
 from gazette.history.columns import require_uuids
+from gazette.history.combine import Combine
 from gazette.history.fold import CommittedRun, Folded, fold_snapshot
+from gazette.history.kept import Keeping, read_keeping
 from gazette.history.read import resolver, summarise_run
 from gazette.history.rows import RowFormat, read_rows
 from gazette.history.snapshot import Run, Snapshot
@@ -36,11 +38,20 @@ from gazette.spark.schema import common_value, row_format
 
 
 class RunPartition(InputPartition):
-    """A run for a task."""
+    """A run for a task. ``kept`` is the path of the rows that a first pass has kept of it."""
 
-    def __init__(self, run: CommittedRun | Run, format: RowFormat) -> None:
+    def __init__(
+        self,
+        run: CommittedRun | Run,
+        format: RowFormat,
+        *,
+        kept: str = "",
+        combine: Combine | None = None,
+    ) -> None:
         super().__init__(run)
         self.format = format
+        self.kept = kept
+        self.combine = combine
 
 
 def read_partition(access: Access, partition: InputPartition | None) -> Iterator[Any]:
@@ -48,8 +59,13 @@ def read_partition(access: Access, partition: InputPartition | None) -> Iterator
     # Spark makes a partition of nothing where there is none.
     if not isinstance(partition, RunPartition):
         return
+    run, format = partition.value, partition.format
     with with_hints(), access.open() as opened:
-        yield from read_rows(opened, partition.value, partition.format)
+        if isinstance(run, CommittedRun):
+            keeping = Keeping(format, partition.combine)
+            yield from read_keeping(opened, run, keeping, partition.kept)
+        else:
+            yield from read_rows(opened, run, format)
 
 
 def fold_on_driver(access: OpenAccess, snapshot: Snapshot, options: ReadOptions) -> Folded:
@@ -85,8 +101,8 @@ class GazetteReader(DataSourceReader):
         if options.plan:
             from gazette.spark.planning import decode_plan
 
-            folded = decode_plan(options.plan)
-            return self._partitions(folded.snapshot, folded.runs)
+            plan = decode_plan(options.plan)
+            return self._partitions(plan.folded.snapshot, plan.folded.runs, plan.kept, plan.combine)
         with options.access.open() as access:
             snapshot = self._bounds.selected(take_snapshot(access, options.selection))
             check_isolation(options, snapshot)
@@ -95,11 +111,19 @@ class GazetteReader(DataSourceReader):
             return self._partitions(snapshot, fold_on_driver(access, snapshot, options).runs)
 
     def _partitions(
-        self, snapshot: Snapshot, runs: Sequence[CommittedRun | Run]
+        self,
+        snapshot: Snapshot,
+        runs: Sequence[CommittedRun | Run],
+        kept: Mapping[int, str] = {},
+        combine: Combine | None = None,
     ) -> list[InputPartition]:
         format = row_format(self._options, self._schema, common_value(self._options, snapshot))
         format = self._bounds.applied(format)
-        return [RunPartition(run, format) for run in runs if format.selects(run)]
+        return [
+            RunPartition(run, format, kept=kept.get(_number(run), ""), combine=combine)
+            for run in runs
+            if format.selects(run)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return read_partition(self._options.access, partition)
@@ -200,6 +224,10 @@ class Bounds:
         if end is not None:
             key = f"{what}_end"
             setattr(self, key, _least(getattr(self, key), end))
+
+
+def _number(run: CommittedRun | Run) -> int:
+    return run.run.number if isinstance(run, CommittedRun) else run.number
 
 
 def _least(one: int | None, other: int | None) -> int | None:

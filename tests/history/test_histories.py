@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 from gazette.errors import Corrupt
 from gazette.history.columns import Columns, Shape
-from gazette.history.commit_filter import CommitFilter
-from gazette.history.fold import Folded, fold_snapshot
+from gazette.history.commit_filter import CommitFilter, settled
+from gazette.history.fold import CommittedRun, Folded, fold_snapshot
 from gazette.history.snapshot import JournalSnapshot, Piece, Run, Snapshot, cover
 from gazette.history.summary import first_beyond, summarise
 from gazette.message.envelope import Envelope
@@ -93,6 +94,22 @@ class History:
             passes.finish()
             found += [b for begins, mask in passes.ready() for b in begins[mask].tolist()]
         return found
+
+    def committed_at_once(self, folded: Folded) -> tuple[list[int], int]:
+        """The same by one pass over each run that repeats nothing, and what is decided behind it; and how
+        many runs those are."""
+        found: list[int] = []
+        fresh = [run for run in folded.runs if run.fresh]
+        for run in fresh:
+            passes: CommitFilter[Columns] = CommitFilter(CommittedRun(run.run))
+            for columns in self.columns(run.run):
+                passes.take(columns, columns)
+                found += [b for c, mask in passes.ready() for b in c.begins[mask].tolist()]
+            for columns, mask, pending in passes.undecided():
+                late = pending & settled(run, columns.uuids.producers, columns.uuids.clocks)
+                assert not (mask & pending).any()
+                found += columns.begins[mask | late].tolist()
+        return found, len(fresh)
 
 
 def sequenced(
@@ -185,6 +202,25 @@ histories = st.one_of(
     run_bytes=1,
     chunk=9,
 )
+@example(
+    # Back to a clock that is new by what was before the run, and would not be by its first message.
+    items=[Item(0, 1, 0), Item(0, 9, 1), Item(0, 5, 0)],
+    middle=0,
+    last=60,
+    cuts={1},
+    lost=set(),
+    run_bytes=1,
+    chunk=9,
+)
+@example(
+    items=[Item(0, 1, 0), Item(0, 6, 1), Item(0, 9, 1), Item(0, 5, 0)],
+    middle=0,
+    last=60,
+    cuts={2},
+    lost=set(),
+    run_bytes=1,
+    chunk=9,
+)
 def test_two_passes_are_one_sequencer(items, middle, last, cuts, lost, run_bytes, chunk):
     """From any checkpoint, to any end, over any runs: the same messages and the same checkpoint."""
     envelopes = envelopes_of(items)
@@ -215,6 +251,37 @@ def test_two_passes_are_one_sequencer(items, middle, last, cuts, lost, run_bytes
     folded = history.folded(snapshot, run_bytes)
     assert folded.sources[JOURNAL] == checkpoint
     assert history.committed(folded) == sorted(e.begin for e in want if not e.is_ack)
+    fresh = replace(folded, runs=tuple(run for run in folded.runs if run.fresh))
+    assert history.committed_at_once(folded)[0] == history.committed(fresh)
+
+
+def test_runs_that_repeat_nothing_are_known_to():
+    """Or else nothing would be decided by one pass: here all of it is, over transactions and runs."""
+    items = [
+        *(Item(0, clock, CONTINUE_TXN) for clock in (1, 2, 3)),
+        Item(1, 1, OUTSIDE_TXN),
+        Item(0, 4, ACK_TXN),
+        *(Item(0, clock, CONTINUE_TXN) for clock in (5, 6)),
+        Item(1, 2, OUTSIDE_TXN),
+        Item(0, 7, ACK_TXN),
+        Item(0, 8, CONTINUE_TXN),
+        Item(0, 6, ACK_TXN),
+    ]
+    history = History(envelopes_of(items), 2)
+    begins = [envelope.begin for envelope in history.envelopes]
+    end = history.envelopes[-1].end
+    pieces = [Piece(e.begin, e.end) for e in history.envelopes]
+    folded = history.folded(snapshot_of(pieces, 0, end, None), 24)
+    found, fresh = history.committed_at_once(folded)
+    # The last one rolls back, and repeats a clock: what is in its run takes two passes.
+    assert (len(folded.runs), fresh) == (6, 5)
+    assert found == [begins[at] for at in (0, 1, 2, 3, 5, 6, 7)]
+
+    # Repetitions of what was before the run, and of its own: the second one is nobody's business.
+    repeated = History(envelopes_of([*items[:5], items[0], Item(0, 9, 0), Item(0, 9, 0)]), 9)
+    pieces = [Piece(e.begin, e.end) for e in repeated.envelopes]
+    folded = repeated.folded(snapshot_of(pieces, 0, repeated.envelopes[-1].end, None), 1)
+    assert [run.fresh for run in folded.runs] == [True] * 5 + [False, True, False]
 
 
 def snapshot_of(pieces, begin, end, prior) -> Snapshot:

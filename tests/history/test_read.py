@@ -275,7 +275,7 @@ def test_columns_are_what_the_framing_finds(seed):
         lines.append(one)
     buffer, base = b"".join(lines) + b'{"uuid":"', rng.randint(0, 99)
     want = JSONLinesFraming(DictCodec(), 1 << 20).decode(buffer, base)
-    columns, consumed = ColumnDecoder(JOURNAL, Shape()).decode(buffer, base)
+    columns, consumed, _ = ColumnDecoder(JOURNAL, Shape()).decode(buffer, base)
     assert (columns.begins.tolist(), columns.ends.tolist()) == (want.begins, want.ends)
     assert consumed == want.consumed
     assert parse_columns(uuid_bytes(columns.uuids)) == parse_columns(want.uuids)
@@ -286,7 +286,7 @@ def test_uuids_within_other_fields():
     decoder = ColumnDecoder(JOURNAL, Shape(uuid_field="_meta.uuid"))
     uuid = "00000000-0000-1000-8002-010000000001"
     buffer = b'{"_meta":{"uuid":"%s"}}\n{"a":1}\n{"_meta":null}\n' % uuid.encode()
-    columns, consumed = decoder.decode(buffer, 0)
+    columns, consumed, _ = decoder.decode(buffer, 0)
     assert consumed == len(buffer)
     assert columns.uuids.flags.tolist() == [ACK_TXN, 0, 0]
     assert columns.uuids.producers.tolist() == [int.from_bytes(ALPHA, "big"), 0, 0]

@@ -1,0 +1,684 @@
+"""One pass over lines of JSON, compiled: where messages are, their UUIDs, and some of their fields.
+
+`scan` takes a buffer of whole lines and fills arrays. It reads what publishers write: objects of JSON
+whose UUID has the canonical form, with fields of plain types. Whatever else there is in a line (a UUID in
+braces, a number of 30 digits, a key that is there twice, a value of another type, no JSON) it does not judge:
+it says where, and its caller has the specification judge, which is `Framing` and `msgspec`. So it may
+decline anything, but what it accepts is what they would have given.
+
+Numba compiles it when it is first called, which takes some seconds, and keeps the machine code beside this
+file or in the user's cache directory, as of the processor. Where it can be kept nowhere, each process
+compiles for itself. ``python -m gazette.history.json_kernel`` compiles ahead: for images, and before tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import numba
+import numpy as np
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+TEXT: Final = 0
+"""The kind of a field: a string …"""
+INTEGER: Final = 1
+"""… 64 bits with a sign …"""
+FLOAT: Final = 2
+"""… a double, whose bits are given as an integer …"""
+BOOLEAN: Final = 3
+"""… zero or one."""
+
+_ABSENT: Final = -1
+"""What a key means: nothing that is asked for …"""
+_UUID: Final = -2
+"""… or the UUID. Others are numbers of fields."""
+KEYS_MAX: Final = 256
+"""Keys of a line that are remembered for the next one. Lines with more keys are declined."""
+_DEPTH_MAX: Final = 60
+_TEXT_CHARS: Final = 36
+_DIGITS_MAX: Final = 18
+"""So many digits always fit into 64 bits with a sign."""
+_POWER_DIGITS_MAX: Final = 2
+_NUMBER_CHARS_MAX: Final = 200
+"""With these, no number is beyond the greatest double."""
+_EXACT_DIGITS: Final = 15
+_EXACT_POWER: Final = 22
+"""A decimal of so many digits, times or divided by ten to so much, is rounded once: both are doubles."""
+
+_QUOTE: Final = 0x22
+_BACKSLASH: Final = 0x5C
+_SPACE: Final = 0x20
+_NEWLINE: Final = 0x0A
+_COLON: Final = 0x3A
+_COMMA: Final = 0x2C
+_OPEN: Final = 0x7B
+_CLOSE: Final = 0x7D
+_OPEN_LIST: Final = 0x5B
+_CLOSE_LIST: Final = 0x5D
+_MINUS: Final = 0x2D
+_PLUS: Final = 0x2B
+_DOT: Final = 0x2E
+_ZERO: Final = 0x30
+_NINE: Final = 0x39
+
+_NO_DIGIT: Final = 0xFF
+
+
+def _hex_table() -> Any:
+    table = np.full(256, _NO_DIGIT, np.uint8)
+    for value, digit in enumerate(b"0123456789abcdef"):
+        table[digit] = value
+    for value, digit in enumerate(b"ABCDEF"):
+        table[digit] = 10 + value
+    return table
+
+
+def _plain_table() -> Any:
+    """Bytes of a string that mean themselves: ASCII but quotes, backslashes and control characters."""
+    table = np.ones(256, np.uint8)
+    table[:_SPACE] = table[0x80:] = 0
+    table[_QUOTE] = table[_BACKSLASH] = 0
+    return table
+
+
+def _escaped_table() -> Any:
+    """What the byte behind a backslash stands for; zero where there is no such escape."""
+    table = np.zeros(256, np.uint8)
+    for letter, meant in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
+        table[letter] = meant
+    return table
+
+
+_HEX = _hex_table()
+_ESCAPED = _escaped_table()
+_PLAIN = _plain_table()
+_POWERS = np.array([10.0**power for power in range(_EXACT_POWER + 1)])
+
+
+_NJIT: Any = numba.njit
+
+
+def _compiled(inline: str = "never") -> Callable[[F], F]:
+    options = {"nogil": True, "inline": inline, "error_model": "numpy"}
+
+    def compile_(function: F) -> F:
+        try:
+            made: F = _NJIT(cache=True, **options)(function)
+        except RuntimeError:  # There is no directory for the machine code.
+            made = _NJIT(**options)(function)
+        return made
+
+    return compile_
+
+
+@_compiled("always")
+def _byte(buffer: Any, at: int) -> int:
+    """A byte of the buffer. An index without a sign is not taken for one that counts from the end, which
+    takes a third of the time."""
+    return buffer[np.uintp(at)]  # type: ignore[no-any-return]
+
+
+@_compiled()
+def _blanks(buffer: Any, at: int) -> int:
+    """Where blanks end that begin at ``at``. They never pass the end of a line."""
+    while _byte(buffer, at) <= _SPACE and _byte(buffer, at) != _NEWLINE:
+        if _byte(buffer, at) != _SPACE and _byte(buffer, at) != 0x09 and _byte(buffer, at) != 0x0D:
+            return at
+        at += 1
+    return at
+
+
+@_compiled()
+def _digits(buffer: Any, at: int, count: int) -> Any:
+    """``count`` hexadecimal digits as a number; beyond 48 bits, if any of them is none."""
+    value = np.uint64(0)
+    bad = np.uint8(0)
+    for place in range(at, at + count):
+        digit = _HEX[_byte(buffer, place)]
+        bad |= digit
+        value = (value << np.uint64(4)) | np.uint64(digit)
+    if bad > 15:
+        return np.uint64(1) << np.uint64(63)
+    return value
+
+
+@_compiled()
+def _character_end(buffer: Any, at: int) -> int:
+    """Where a character beyond ASCII ends that begins at ``at``; or -1, if it is no UTF-8."""
+    first = _byte(buffer, at)
+    if first < 0xC2 or first > 0xF4:
+        return -1
+    second = _byte(buffer, at + 1)
+    # What could be said shorter, halves of surrogates, and what is beyond Unicode.
+    if first == 0xE0:
+        fits = 0xA0 <= second <= 0xBF
+    elif first == 0xED:
+        fits = 0x80 <= second <= 0x9F
+    elif first == 0xF0:
+        fits = 0x90 <= second <= 0xBF
+    elif first == 0xF4:
+        fits = 0x80 <= second <= 0x8F
+    else:
+        fits = 0x80 <= second <= 0xBF
+    if not fits:
+        return -1
+    end = at + 2 + (first >= 0xE0) + (first >= 0xF0)
+    for place in range(at + 2, end):
+        if not 0x80 <= _byte(buffer, place) <= 0xBF:
+            return -1
+    return end
+
+
+@_compiled()
+def _escape_end(buffer: Any, at: int) -> int:
+    """Where an escape ends, or a pair of them for one character, whose backslash is at ``at``; or -1."""
+    escaped = _byte(buffer, at + 1)
+    if escaped != 0x75:
+        return at + 2 if _ESCAPED[escaped] else -1
+    code = _escaped_code(buffer, at + 2)
+    if code < 0xD800 or code > 0xDFFF:
+        return at + 6 if code >= 0 else -1
+    if code > 0xDBFF or _byte(buffer, at + 6) != _BACKSLASH or _byte(buffer, at + 7) != 0x75:
+        return -1
+    return at + 12 if 0xDC00 <= _escaped_code(buffer, at + 8) <= 0xDFFF else -1
+
+
+@_compiled()
+def _escaped_code(buffer: Any, at: int) -> int:
+    """Four digits as a number; or -1. It looks at none behind one that is none: the buffer may end there."""
+    code = 0
+    for place in range(at, at + 4):
+        digit = _HEX[_byte(buffer, place)]
+        if digit == _NO_DIGIT:
+            return -1
+        code = code * 16 + digit
+    return code
+
+
+@_compiled("always")
+def _text_end(buffer: Any, at: int) -> int:
+    """Where the string ends, behind its quote, of which ``at`` is the first byte inside; or -1."""
+    while True:
+        while _PLAIN[_byte(buffer, at)]:
+            at += 1
+        found = _byte(buffer, at)
+        if found == _QUOTE:
+            return at + 1
+        if found == _BACKSLASH:
+            at = _escape_end(buffer, at)
+        elif found >= 0x80:
+            at = _character_end(buffer, at)
+        else:
+            return -1
+        if at < 0:
+            return -1
+
+
+@_compiled("always")
+def _number_end(buffer: Any, at: int) -> int:
+    """Where the number ends that begins at ``at``; or -1, also for one that may be beyond all doubles."""
+    begin = at
+    if _byte(buffer, at) == _MINUS:
+        at += 1
+    if _byte(buffer, at) == _ZERO:
+        at += 1
+    else:
+        if not _ZERO < _byte(buffer, at) <= _NINE:
+            return -1
+        while _ZERO <= _byte(buffer, at) <= _NINE:
+            at += 1
+    if _byte(buffer, at) == _DOT:
+        at += 1
+        if not _ZERO <= _byte(buffer, at) <= _NINE:
+            return -1
+        while _ZERO <= _byte(buffer, at) <= _NINE:
+            at += 1
+    if _byte(buffer, at) == 0x65 or _byte(buffer, at) == 0x45:
+        at += 1
+        if _byte(buffer, at) == _PLUS or _byte(buffer, at) == _MINUS:
+            at += 1
+        if not _ZERO <= _byte(buffer, at) <= _NINE:
+            return -1
+        power = at
+        while _ZERO <= _byte(buffer, at) <= _NINE:
+            at += 1
+        if at - power > _POWER_DIGITS_MAX:
+            return -1
+    return at if at - begin <= _NUMBER_CHARS_MAX else -1
+
+
+@_compiled()
+def _word_end(buffer: Any, at: int) -> int:
+    """Where ``true``, ``false`` or ``null`` ends; or -1."""
+    if _byte(buffer, at) == 0x74:
+        if (
+            _byte(buffer, at + 1) == 0x72
+            and _byte(buffer, at + 2) == 0x75
+            and _byte(buffer, at + 3) == 0x65
+        ):
+            return at + 4
+    elif _byte(buffer, at) == 0x6E:
+        if (
+            _byte(buffer, at + 1) == 0x75
+            and _byte(buffer, at + 2) == 0x6C
+            and _byte(buffer, at + 3) == 0x6C
+        ):
+            return at + 4
+    elif (
+        _byte(buffer, at) == 0x66
+        and _byte(buffer, at + 1) == 0x61
+        and _byte(buffer, at + 2) == 0x6C
+        and _byte(buffer, at + 3) == 0x73
+        and _byte(buffer, at + 4) == 0x65
+    ):
+        return at + 5
+    return -1
+
+
+@_compiled("always")
+def _plain_end(buffer: Any, at: int) -> int:
+    """Where a value ends that is neither an object nor a list; or -1."""
+    first = _byte(buffer, at)
+    if first == _QUOTE:
+        return _text_end(buffer, at + 1)
+    if first == _MINUS or _ZERO <= first <= _NINE:
+        return _number_end(buffer, at)
+    return _word_end(buffer, at)
+
+
+@_compiled()
+def _nested_end(buffer: Any, at: int) -> int:
+    """Where the object or list ends that begins at ``at``; or -1.
+
+    ``objects`` has a bit for each level, which is set for an object: the last one is that of the innermost.
+    """
+    objects = np.int64(0)
+    depth = 0
+    while True:
+        # A value begins here.
+        if _byte(buffer, at) == _OPEN or _byte(buffer, at) == _OPEN_LIST:
+            is_object = _byte(buffer, at) == _OPEN
+            if depth == _DEPTH_MAX:
+                return -1
+            depth += 1
+            objects = (objects << 1) | np.int64(is_object)
+            at = _blanks(buffer, at + 1)
+            if _byte(buffer, at) != (_CLOSE if is_object else _CLOSE_LIST):
+                if is_object:
+                    at = _member(buffer, at)
+                    if at < 0:
+                        return -1
+                continue
+        else:
+            at = _plain_end(buffer, at)
+            if at < 0:
+                return -1
+            at = _blanks(buffer, at)
+        # A value has ended, or what just began is empty.
+        while True:
+            is_object = objects & 1 == 1
+            if _byte(buffer, at) == _COMMA:
+                at = _blanks(buffer, at + 1)
+                if is_object:
+                    at = _member(buffer, at)
+                    if at < 0:
+                        return -1
+                break
+            if _byte(buffer, at) != (_CLOSE if is_object else _CLOSE_LIST):
+                return -1
+            at += 1
+            depth -= 1
+            objects >>= 1
+            if depth == 0:
+                return at
+            at = _blanks(buffer, at)
+
+
+@_compiled("always")
+def _value_end(buffer: Any, at: int) -> int:
+    """Where any value ends; or -1."""
+    first = _byte(buffer, at)
+    if first == _OPEN:
+        return _nested_end(buffer, at)
+    if first == _OPEN_LIST:
+        return _nested_end(buffer, at)
+    return _plain_end(buffer, at)
+
+
+@_compiled()
+def _member(buffer: Any, at: int) -> int:
+    """Where the value of a member begins, whose key begins at ``at``; or -1."""
+    if _byte(buffer, at) != _QUOTE:
+        return -1
+    at = _text_end(buffer, at + 1)
+    if at < 0:
+        return -1
+    at = _blanks(buffer, at)
+    if _byte(buffer, at) != _COLON:
+        return -1
+    return _blanks(buffer, at + 1)
+
+
+@_compiled()
+def _unescaped(buffer: Any, begin: int, end: int, target: Any, to: int) -> int:
+    """Write a string of which is known that it is well formed; return where it ends in ``target``."""
+    at = begin
+    while at < end:
+        byte = _byte(buffer, at)
+        if byte != _BACKSLASH:
+            target[to] = byte
+            at += 1
+            to += 1
+            continue
+        escaped = _byte(buffer, at + 1)
+        at += 2
+        if escaped == 0x75:
+            code = np.int64(_digits(buffer, at, 4))
+            at += 4
+            if 0xD800 <= code <= 0xDBFF:
+                low = np.int64(_digits(buffer, at + 2, 4))
+                at += 6
+                code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
+            if code < 0x80:
+                target[to] = code
+                to += 1
+            elif code < 0x800:
+                target[to] = 0xC0 | (code >> 6)
+                target[to + 1] = 0x80 | (code & 0x3F)
+                to += 2
+            elif code < 0x10000:
+                target[to] = 0xE0 | (code >> 12)
+                target[to + 1] = 0x80 | ((code >> 6) & 0x3F)
+                target[to + 2] = 0x80 | (code & 0x3F)
+                to += 3
+            else:
+                target[to] = 0xF0 | (code >> 18)
+                target[to + 1] = 0x80 | ((code >> 12) & 0x3F)
+                target[to + 2] = 0x80 | ((code >> 6) & 0x3F)
+                target[to + 3] = 0x80 | (code & 0x3F)
+                to += 4
+            continue
+        target[to] = _ESCAPED[escaped]
+        to += 1
+    return to
+
+
+@_compiled()
+def _double(buffer: Any, begin: int, end: int) -> float:
+    """The double nearest to a well-formed number; not a number, if it takes more to find that."""
+    at = begin
+    negative = _byte(buffer, at) == _MINUS
+    if negative:
+        at += 1
+    value = np.int64(0)
+    digits = 0
+    power = 0
+    while at < end and _ZERO <= _byte(buffer, at) <= _NINE:
+        value = value * 10 + (np.int64(_byte(buffer, at)) - _ZERO)
+        digits += value != 0
+        if digits > _EXACT_DIGITS:
+            return np.nan
+        at += 1
+    if at < end and _byte(buffer, at) == _DOT:
+        at += 1
+        while at < end and _ZERO <= _byte(buffer, at) <= _NINE:
+            value = value * 10 + (np.int64(_byte(buffer, at)) - _ZERO)
+            digits += value != 0
+            if digits > _EXACT_DIGITS:
+                return np.nan
+            power -= 1
+            at += 1
+    if at < end:
+        at += 1
+        shrinks = _byte(buffer, at) == _MINUS
+        if shrinks or _byte(buffer, at) == _PLUS:
+            at += 1
+        exponent: Any = 0
+        while at < end:
+            exponent = exponent * 10 + (np.int64(_byte(buffer, at)) - _ZERO)
+            at += 1
+        power += -exponent if shrinks else exponent
+    if not -_EXACT_POWER <= power <= _EXACT_POWER:
+        return np.nan
+    found: float = float(value)
+    if power < 0:
+        found /= _POWERS[-power]
+    else:
+        found *= _POWERS[power]
+    return -found if negative else found
+
+
+@_compiled()
+def _meaning(buffer: Any, begin: int, end: int, names: Any, bounds: Any, uuid: int) -> int:
+    """What the key between two quotes is asked for, if it is."""
+    for number in range(len(bounds) - 1):
+        first = bounds[number]
+        if bounds[number + 1] - first != end - begin:
+            continue
+        same = True
+        for place in range(end - begin):
+            if _byte(buffer, begin + place) != names[first + place]:
+                same = False
+                break
+        if same:
+            return _UUID if number == uuid else number
+    return _ABSENT
+
+
+@_compiled()
+def scan(
+    buffer: Any,
+    stop: int,
+    names: Any,
+    bounds: Any,
+    kinds: Any,
+    begins: Any,
+    producers: Any,
+    clocks: Any,
+    flags: Any,
+    present: Any,
+    numbers: Any,
+    offsets: Any,
+    texts: Any,
+) -> int:
+    """Read the lines of ``buffer`` before ``stop``, where one ends.
+
+    ``names`` are the wanted keys, one after the other, cut at ``bounds``: those of the fields, of ``kinds``,
+    and the one of the UUID after them. Filled are, by line, ``begins`` and the parts of the UUID,
+    which are zero where there is none; and by field and line, ``present``, and ``numbers`` or (for texts)
+    what lies between two ``offsets`` of ``texts``.
+
+    Returns how many lines there are; or, less than zero, minus the number of the first line that is left to
+    the specification, counted from one.
+    """
+    fields = len(kinds)
+    at = 0
+    row = 0
+    # The keys of the line before, which those of the next one mostly are: where each lies, and what it means.
+    key_begins = np.zeros(KEYS_MAX, np.int64)
+    key_ends = np.zeros(KEYS_MAX, np.int64)
+    meanings = np.zeros(KEYS_MAX, np.int64)
+    known = 0
+    written = np.zeros(fields, np.int64)
+    for number in range(fields):
+        offsets[number, 0] = 0
+    while at < stop:
+        begins[row] = at
+        clocks[row] = producers[row] = flags[row] = 0
+        for number in range(fields):
+            present[number, row] = 0
+        seen = np.int64(0)
+        has_uuid = False
+        at = _blanks(buffer, at)
+        if _byte(buffer, at) != _OPEN:
+            return -row - 1
+        at = _blanks(buffer, at + 1)
+        ordinal = 0
+        empty = _byte(buffer, at) == _CLOSE
+        while not empty:
+            if _byte(buffer, at) != _QUOTE or ordinal == KEYS_MAX:
+                return -row - 1
+            at += 1
+            same = False
+            if ordinal < known:
+                first = key_begins[ordinal]
+                size = key_ends[ordinal] - first
+                # With its quote.
+                same = at + size < stop
+                if same:
+                    for place in range(size + 1):
+                        if _byte(buffer, at + place) != _byte(buffer, first + place):
+                            same = False
+                            break
+            if same:
+                end = at + size
+            else:
+                end = at
+                while _PLAIN[_byte(buffer, end)]:
+                    end += 1
+                if _byte(buffer, end) != _QUOTE:
+                    return -row - 1
+                key_begins[ordinal] = at
+                key_ends[ordinal] = end
+                meanings[ordinal] = _meaning(buffer, at, end, names, bounds, fields)
+                known = ordinal + 1
+            meaning = meanings[ordinal]
+            ordinal += 1
+            at = _blanks(buffer, end + 1)
+            if _byte(buffer, at) != _COLON:
+                return -row - 1
+            at = _blanks(buffer, at + 1)
+            first_byte = _byte(buffer, at)
+            if meaning == _ABSENT:
+                at = _value_end(buffer, at)
+                if at < 0:
+                    return -row - 1
+            elif meaning == _UUID:
+                if has_uuid or first_byte != _QUOTE or at + _TEXT_CHARS + 2 > stop:
+                    return -row - 1
+                has_uuid = True
+                at += 1
+                if (
+                    _byte(buffer, at + 8) != _MINUS
+                    or _byte(buffer, at + 13) != _MINUS
+                    or _byte(buffer, at + 18) != _MINUS
+                    or _byte(buffer, at + 23) != _MINUS
+                    or _byte(buffer, at + _TEXT_CHARS) != _QUOTE
+                ):
+                    return -row - 1
+                low = _digits(buffer, at, 8)
+                middle = _digits(buffer, at + 9, 4)
+                high = _digits(buffer, at + 14, 4)
+                sequence = _digits(buffer, at + 19, 4)
+                node = _digits(buffer, at + 24, 12)
+                if (low | middle | high | sequence | node) >> np.uint64(63):
+                    return -row - 1
+                clocks[row] = (
+                    ((high & np.uint64(0xFFF)) << np.uint64(52))
+                    | (middle << np.uint64(36))
+                    | (low << np.uint64(4))
+                    | ((sequence >> np.uint64(10)) & np.uint64(0xF))
+                )
+                flags[row] = sequence & np.uint64(0x3FF)
+                producers[row] = node
+                at += _TEXT_CHARS + 1
+            else:
+                if (seen >> meaning) & 1:
+                    return -row - 1
+                seen |= np.int64(1) << meaning
+                kind = kinds[meaning]
+                if first_byte == 0x6E:
+                    at = _word_end(buffer, at)
+                    if at < 0:
+                        return -row - 1
+                elif kind == TEXT:
+                    if first_byte != _QUOTE:
+                        return -row - 1
+                    begin = at + 1
+                    at = begin
+                    to = written[meaning]
+                    while _PLAIN[_byte(buffer, at)]:
+                        texts[meaning, to] = _byte(buffer, at)
+                        at += 1
+                        to += 1
+                    if _byte(buffer, at) == _QUOTE:
+                        at += 1
+                    else:
+                        at = _text_end(buffer, at)
+                        if at < 0:
+                            return -row - 1
+                        to = _unescaped(buffer, begin, at - 1, texts[meaning], written[meaning])
+                    written[meaning] = to
+                    present[meaning, row] = 1
+                elif kind == BOOLEAN:
+                    if first_byte != 0x74 and first_byte != 0x66:
+                        return -row - 1
+                    at = _word_end(buffer, at)
+                    if at < 0:
+                        return -row - 1
+                    numbers[meaning, row] = first_byte == 0x74
+                    present[meaning, row] = 1
+                else:
+                    begin = at
+                    at = _number_end(buffer, at)
+                    if at < 0:
+                        return -row - 1
+                    if kind == INTEGER:
+                        place = begin + (first_byte == _MINUS)
+                        if at - place > _DIGITS_MAX:
+                            return -row - 1
+                        value = np.int64(0)
+                        while place < at:
+                            digit = np.int64(_byte(buffer, place)) - _ZERO
+                            if not 0 <= digit <= 9:
+                                return -row - 1
+                            value = value * 10 + digit
+                            place += 1
+                        numbers[meaning, row] = -value if first_byte == _MINUS else value
+                    else:
+                        double = _double(buffer, begin, at)
+                        if np.isnan(double):
+                            return -row - 1
+                        numbers[meaning, row] = np.float64(double).view(np.int64)
+                    present[meaning, row] = 1
+            at = _blanks(buffer, at)
+            if _byte(buffer, at) == _CLOSE:
+                break
+            if _byte(buffer, at) != _COMMA:
+                return -row - 1
+            at = _blanks(buffer, at + 1)
+        at = _blanks(buffer, at + 1)
+        if _byte(buffer, at) != _NEWLINE:
+            return -row - 1
+        at += 1
+        row += 1
+        for number in range(fields):
+            offsets[number, row] = written[number]
+    return row
+
+
+def compile_ahead() -> None:
+    """Compile what is not compiled yet, by a buffer with one empty line."""
+    rows, nothing = 2, np.zeros(0, np.int64)
+    producers, clocks, flags = np.empty((3, rows), np.uint64)
+    scan(
+        np.frombuffer(b"{}\n", np.uint8),
+        3,
+        np.frombuffer(b"uuid", np.uint8),
+        np.array([0, 4], np.int64),
+        nothing,
+        np.empty(rows, np.int64),
+        producers,
+        clocks,
+        flags,
+        np.empty((0, rows), np.uint8),
+        np.empty((0, rows), np.int64),
+        np.empty((0, rows + 1), np.int32),
+        np.empty((0, 3), np.uint8),
+    )
+
+
+if __name__ == "__main__":
+    compile_ahead()
