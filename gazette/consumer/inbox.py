@@ -79,6 +79,8 @@ class Inbox:
         self._chunks = 0
         self._messages = 0
         self._changed = threading.Condition()
+        """The shard's thread waits for it, and threads that bring messages, for room: so that a single one
+        must not be notified, who may be the wrong one."""
         self._woken = False
         self.stopped = False
         """Set once and for all. Any thread may look."""
@@ -100,7 +102,7 @@ class Inbox:
                     self._events.append(chunk)
                     self._bytes += len(chunk.data)
                     self._chunks += 1
-                    self._changed.notify()
+                    self._changed.notify_all()
                     return
                 self._room.clear()
             await self._room.wait()
@@ -116,7 +118,7 @@ class Inbox:
                     self._chunks += 1
                 if isinstance(event, Chunk):
                     self._bytes += len(event.data)
-                self._changed.notify()
+                self._changed.notify_all()
                 return
         if isinstance(event, Call):
             event.future.set_exception(Closed("the shard has stopped"))
@@ -139,7 +141,7 @@ class Inbox:
         """Have the thread decide again, for instance because a future is done."""
         with self._changed:
             self._woken = True
-            self._changed.notify()
+            self._changed.notify_all()
 
     def stop(self) -> None:
         """End the thread's next ``get`` with ``Closed``; what waits is dropped, calls fail."""

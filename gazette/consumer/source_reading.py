@@ -13,7 +13,7 @@ from gazette.clock import Clock
 from gazette.consumer.inbox import Chunk, Inbox, Jump, SourceFailed
 from gazette.consumer.outside import READ_BYTES
 from gazette.consumer.standby_lag import journal_head
-from gazette.errors import Closed, Corrupt, GazetteError, NotAllowed
+from gazette.errors import Corrupt, GazetteError, NotAllowed
 from gazette.failpoints import reach
 from gazette.protocol.ids import split_journal_meta
 from gazette.protocol.status import Status
@@ -24,6 +24,7 @@ SUSPENDED_POLL_S: Final = 2.0
 """How often a reader looks whether a fully suspended source was resumed."""
 SHORT_SOURCE_LOOKS: Final = 5
 SHORT_SOURCE_PAUSE_S: Final = 2.0
+SHORT_SOURCE_PAUSE_MAX_S: Final = 60.0
 
 
 async def read_source(
@@ -52,9 +53,9 @@ async def read_source(
             if data:
                 await reach("source.read", journal, clock)
                 await inbox.put_chunk(Chunk(journal, begin, data))
-    except Closed:
-        return
     except GazetteError as error:
+        # `Closed`, for one, of an inbox that has stopped: then this is dropped. Of a client that somebody
+        # closed, the shard would else wait for ever.
         inbox.put(SourceFailed(journal, error))
     finally:
         reader.close()
@@ -65,11 +66,18 @@ async def check_source(
 ) -> None:
     """Fail, by the inbox, if a source ends before what was read of it: it would be waited for without a
     word, and read on from the middle of something else."""
-    head: int | None = 0
-    for _ in range(SHORT_SOURCE_LOOKS):
+    head: int | None = None
+    short = unknown = 0
+    while short < SHORT_SOURCE_LOOKS:
         head = await journal_head(client, split_journal_meta(journal)[0])
-        if head is None or head >= offset:
+        if head is None:
+            # Not told now, by brokers that are away or start: that is no answer.
+            unknown += 1
+            await clock.sleep(min(SHORT_SOURCE_PAUSE_MAX_S, SHORT_SOURCE_PAUSE_S * unknown))
+            continue
+        if head >= offset:
             return
+        short += 1
         # Brokers that have just started may not know all of it yet.
         await clock.sleep(SHORT_SOURCE_PAUSE_S)
     error = Corrupt(

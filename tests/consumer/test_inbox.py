@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+from typing import Any
 
 import pytest
 
-from gazette.consumer.inbox import Call, Chunk, Inbox, Jump, SourceFailed
+from gazette.consumer.inbox import Call, Chunk, Feed, Inbox, Jump, SourceFailed
 from gazette.errors import Closed
 from gazette.tasks import BlockingPool, OpFuture, TaskScope
 from gazette.testing.instant_clock import breathe, eventually
@@ -56,6 +58,45 @@ async def test_a_chunk_beyond_the_bound_passes_when_nothing_else_waits() -> None
         assert not putting.done()
         box.get(0)
         await eventually(putting.done)
+
+
+@pytest.mark.parametrize("by", ["wake", "call", "chunk"])
+async def test_a_thread_that_brings_messages_takes_nobodys_turn(by: str) -> None:
+    """It waits for room, while a transaction that takes no more of them waits for its commit."""
+    box, pool = inbox(), BlockingPool("threads", 2)
+    feed = Feed(box, 1)
+    feed_put, waiting = threading.Event(), box._changed
+    envelope: Any = "a message"
+
+    def bring() -> None:
+        feed.put([envelope])
+        feed_put.set()
+        with contextlib.suppress(Closed):
+            feed.put([envelope])
+
+    async def waiters(count: int) -> None:
+        await eventually(lambda: len(waiting._waiters) == count)  # type: ignore[attr-defined]
+
+    call = Call(lambda: None, OpFuture())
+    try:
+        async with asyncio.timeout(30), TaskScope("test") as scope:
+            scope.spawn(pool.run(bring), name="bring")
+            await waiters(1)
+            getting = scope.spawn(pool.run(lambda: box.get_call(None)), name="get")
+            await waiters(2)
+            if by == "wake":
+                box.wake()
+            elif by == "call":
+                box.put(call)
+            else:
+                await box.put_chunk(chunk(1))
+            # Not the one who waits for longer, and finds no room.
+            async with asyncio.timeout(5):
+                assert await getting == (call if by == "call" else None)
+            box.stop()
+    finally:
+        box.stop()
+        pool.close()
 
 
 async def test_every_chunk_arrives_through_a_small_inbox() -> None:

@@ -1,0 +1,78 @@
+"""Sources that cannot be read, or be told of: the shard hears of it, and does not wait in silence."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gazette.consumer import source_reading
+from gazette.consumer.inbox import Inbox, SourceFailed
+from gazette.consumer.source_reading import check_source, read_source
+from gazette.errors import Closed, Corrupt
+from gazette.testing.instant_clock import InstantClock
+
+JOURNAL = "a/source"
+
+
+class Reader:
+    """Of a client that is closed."""
+
+    offset = 7
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.closed = False
+
+    async def read(self, size: int) -> bytes:
+        raise Closed("the client was closed")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_reader_that_somebody_closed_fails_the_shard(
+    monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    """Unless the shard has stopped, whose inbox takes nothing any more."""
+    monkeypatch.setattr(source_reading, "RetryReader", Reader)
+    inbox, client = Inbox(10, asyncio.get_running_loop()), None
+    if stopped:
+        inbox.stop()
+    of: Any = client
+    await read_source(JOURNAL, 7, inbox, of, InstantClock(), "a-shard")
+    if stopped:
+        assert not inbox.has_input
+        return
+    event = inbox.get(0)
+    assert isinstance(event, SourceFailed)
+    assert isinstance(event.error, Closed)
+
+
+@pytest.mark.parametrize(
+    ("heads", "is_short"),
+    [
+        ([None, None, None, None, None, None, None, 100], False),
+        ([None, 50, None, 50, 50, None, 100], False),
+        ([None, 50, 50, None, 50, 50, 50], True),
+    ],
+)
+async def test_a_head_that_is_not_known_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, heads: list[int | None], is_short: bool
+) -> None:
+    """Brokers may be away as the shard is promoted: that says nothing of what the source holds."""
+    left = list(heads)
+
+    async def journal_head(client: object, journal: str) -> int | None:
+        return left.pop(0)
+
+    monkeypatch.setattr(source_reading, "journal_head", journal_head)
+    inbox, client = Inbox(10, asyncio.get_running_loop()), None
+    of: Any = client
+    await check_source(JOURNAL, 80, inbox, of, InstantClock())
+    assert not left
+    event = inbox.get(0)
+    assert isinstance(event, SourceFailed) == is_short
+    if isinstance(event, SourceFailed):
+        assert isinstance(event.error, Corrupt)
