@@ -70,13 +70,14 @@ def test_the_report_has_a_line_for_each_kind_of_fault() -> None:
     report.add_outcomes(
         [
             Outcome("crash-broker", "broker-1", 1.0, 4.0, 9.0),
-            Outcome("crash-broker", "broker-2", 1.0, 6.0, 7.0, {"shard on member": "error"}),
+            Outcome("crash-broker", "broker-2", 1.0, 6.0, 7.0, {"shard on member": "error"}, 2),
         ]
     )
     text = "\n".join(report.lines())
     assert "| crash-broker | 2 | 1.0 s | 4.0 s | 6.0 s | 6.0 s | 9.0 s |" in text
     assert "| all | 2 | | 4.0 s | 6.0 s | 6.0 s | |" in text
-    assert "crash-broker: 1" in text
+    assert "unassigned, by fault: crash-broker: 1" in text
+    assert "by themselves, by fault: crash-broker: 2" in text
     assert "VIOLATION torn: somewhere" in text
 
 
@@ -233,6 +234,7 @@ async def test_shards_that_say_that_they_are_restarted_are_left_to_it(
     assert await driver._missing(0.0) == "a shard FAILED"
     assert cluster.unassigned == 0
     assert [event for event, _ in notes] == ["restarted"]
+    assert driver._restarts == 1
     while restarts.failed(spec, 0.0, fenced=True).delay_s is not None:
         pass
     failed["shard on one"] = restarts.failed(spec, 0.0, fenced=True).text

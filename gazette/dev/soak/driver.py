@@ -44,6 +44,8 @@ class Outcome:
     """From its begin until everything was as before."""
     failed: dict[str, str] = field(default_factory=dict)
     """Errors of shards that were FAILED, and had to be unassigned."""
+    restarted: int = 0
+    """How often shards were FAILED, and said that they start again by themselves."""
     heads: int = 0
     """Journals whose heads had to be confirmed, because all brokers had ended."""
 
@@ -85,6 +87,7 @@ class Driver:
         """Replicas that are FAILED now, and say that they are restarted."""
         self._ended: set[str] = set()
         """Brokers that ended since the fault began."""
+        self._restarts = 0
         self._heads = 0
         self._faults = Faults(cluster, note)
         found = self._faults.all()
@@ -112,6 +115,7 @@ class Driver:
         faults, self._fault = self._faults, fault
         faults.target, faults.outage_s = "", 0.0
         self._failed, self._ended, self._heads = {}, set(), 0
+        self._restarts = 0
         self._note("fault", kind=fault.kind)
         await fault.act(self._rng)
         healed = self._clock.monotonic()
@@ -125,6 +129,7 @@ class Driver:
             self._service.longest_gap(began, settled),
             settled - began,
             dict(self._failed),
+            self._restarts,
             self._heads,
         )
         self.outcomes.append(outcome)
@@ -228,6 +233,7 @@ class Driver:
         found = await self._cluster.failed_shards()
         restarted = {name: error for name, error in found.items() if ANNOUNCED in error}
         for name in restarted.keys() - self._restarted.keys():
+            self._restarts += 1
             self._note("restarted", replica=name, error=restarted[name])
         self._restarted = restarted
         failed = {name: error for name, error in found.items() if name not in restarted}

@@ -29,6 +29,8 @@ class Report:
     """From the acknowledgement of a stream's last chunk to its sum, under faults."""
     failed: dict[str, int] = field(default_factory=dict)
     """Shards that were FAILED and had to be unassigned, by fault."""
+    restarted: dict[str, int] = field(default_factory=dict)
+    """How often shards were FAILED and started again by themselves, by fault."""
     service: dict[str, float] = field(default_factory=dict)
     """Of all faults: the longest time that a shard stood still."""
     heads: dict[str, int] = field(default_factory=dict)
@@ -41,16 +43,19 @@ class Report:
     def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
         by_kind: defaultdict[str, list[Outcome]] = defaultdict(list)
         failed: Counter[str] = Counter()
+        restarted: Counter[str] = Counter()
         heads: Counter[str] = Counter()
         for outcome in outcomes:
             by_kind[outcome.kind].append(outcome)
             failed[outcome.kind] += len(outcome.failed)
+            restarted[outcome.kind] += outcome.restarted
             heads[outcome.kind] += outcome.heads
         self.faults = len(outcomes)
         every = [one.service_s for one in outcomes]
         for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
             self.service[name] = round(quantile(every, share), 1)
         self.heads = {kind: count for kind, count in sorted(heads.items()) if count}
+        self.restarted = {kind: count for kind, count in sorted(restarted.items()) if count}
         self.failed = {kind: count for kind, count in sorted(failed.items()) if count}
         for kind, found in sorted(by_kind.items()):
             service = [one.service_s for one in found]
@@ -101,6 +106,9 @@ class Report:
         if self.failed:
             counts = ", ".join(f"{kind}: {count}" for kind, count in self.failed.items())
             lines.append(f"shards that had to be unassigned, by fault: {counts}")
+        if self.restarted:
+            counts = ", ".join(f"{kind}: {count}" for kind, count in self.restarted.items())
+            lines.append(f"shards that started again by themselves, by fault: {counts}")
         if self.heads:
             counts = ", ".join(f"{kind}: {count}" for kind, count in self.heads.items())
             lines.append(f"journals whose heads were confirmed after all brokers ended: {counts}")
