@@ -1,6 +1,7 @@
 """A query of Spark from journals to journals, as a process: what test_spark_chain.py kills.
 
-``python -m tests.faults.spark_chain BROKER CHECKPOINT`` runs it until its sources end where they do now.
+``python -m tests.faults.spark_chain BROKER CHECKPOINT [MASTER]`` runs it until its sources end where they do
+now. With ``GATES_ENV``, the first attempt of a task waits for another attempt.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import asyncio
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,30 +20,31 @@ from typing import Any
 import psutil
 
 from gazette import failpoints
-from tests.faults.spark_cluster import CLOCK, POLL_S, ROOT
+from tests.faults.gated import GATES_ENV
+from tests.faults.spark_cluster import CLOCK, POLL_S, ROOT, Standalone
 
+ATTEMPTS = 2
 SOURCES, TARGETS = "prefix=in/", "prefix=out/"
 _SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
-def main(broker: str, checkpoint: str) -> None:
+def main(broker: str, checkpoint: str, master: str = "local[2,3]") -> None:
     from pyspark.sql.functions import col, upper
 
     from gazette.spark import session
 
-    conf = {
-        "spark.driver.memory": "600m",
-        "spark.driver.extraJavaOptions": _SMALL,
-        "spark.sql.shuffle.partitions": "2",
-        "spark.log.level": "ERROR",
-    }
-    spark = session("local[2,3]", conf=conf)
+    conf = {"spark.sql.shuffle.partitions": "2", "spark.log.level": "ERROR"}
+    if master.startswith("local"):
+        conf |= {"spark.driver.memory": "600m", "spark.driver.extraJavaOptions": _SMALL}
+    spark = session(master, conf=conf)
     address = {"broker.address": broker}
     messages = (
         spark.readStream.format("gazette")
         .options(**address, selector=SOURCES, fields="word string", max_fragments="2")
         .load()
     )
+    if not master.startswith("local"):
+        messages = messages.mapInArrow(_met, messages.schema)
     query = (
         messages.select(
             upper(col("word")).alias("word"),
@@ -56,6 +60,20 @@ def main(broker: str, checkpoint: str) -> None:
     query.awaitTermination()
 
 
+def _met(batches: Iterator[Any]) -> Iterator[Any]:
+    """In a task: of the first partition that gets here, both attempts are at work at the same time."""
+    from pyspark import TaskContext
+
+    gates, context = Path(os.environ[GATES_ENV]), TaskContext.get()
+    assert context is not None
+    yield from batches
+    if context.partitionId():
+        return
+    (gates / f"begun-{context.stageId()}-{context.taskAttemptId()}").touch()
+    while len({one.name for one in gates.glob("begun-*")}) < ATTEMPTS:
+        threading.Event().wait(POLL_S)
+
+
 @dataclass
 class Query:
     """That process, and all that it has started."""
@@ -64,12 +82,25 @@ class Query:
     log: Path
 
     @classmethod
-    async def start(cls, broker: str, checkpoint: Path, log: Path, armed: str = "") -> Query:
+    async def start(
+        cls,
+        broker: str,
+        checkpoint: Path,
+        log: Path,
+        armed: str = "",
+        cluster: Standalone | None = None,
+        gates: Path | None = None,
+    ) -> Query:
         """``armed`` are failpoints, in the driver and in its tasks."""
+        arguments, environ = [broker, str(checkpoint)], dict(os.environ)
+        if cluster is not None:
+            assert gates is not None
+            arguments.append(cluster.url)
+            environ = {**cluster.environ, "SPARK_CONF_DIR": str(cluster.conf("chain", gates))}
         with log.open("ab") as file:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.faults.spark_chain", broker, str(checkpoint)),
-                env={**os.environ, failpoints.ENV: armed, "PYTHONPATH": str(ROOT)},
+                *(sys.executable, "-m", "tests.faults.spark_chain", *arguments),
+                env={**environ, failpoints.ENV: armed, "PYTHONPATH": str(ROOT)},
                 cwd=ROOT,
                 stdout=file,
                 stderr=file,

@@ -117,8 +117,8 @@ class Standalone:
             self.start_workers()
         return told.count("Registering worker") >= len(HOSTS)
 
-    async def driver(self, name: str, gates: Path, *flags: str) -> Driver:
-        """Start ``gazctl shards backfill`` on the cluster; what it runs sees ``gates``."""
+    def conf(self, name: str, gates: Path) -> Path:
+        """A directory of configuration for a driver whose tasks see ``gates``."""
         conf = self.directory / f"conf-{gates.parent.name}-{name}"
         conf.mkdir(parents=True, exist_ok=True)
         (conf / "spark-defaults.conf").write_text(
@@ -137,6 +137,11 @@ class Standalone:
             f"spark.executorEnv.{GATES_ENV} {gates}\n"
             f"spark.executorEnv.PYTHONPATH {ROOT}\n"
         )
+        return conf
+
+    async def driver(self, name: str, gates: Path, *flags: str) -> Driver:
+        """Start ``gazctl shards backfill`` on the cluster; what it runs sees ``gates``."""
+        conf = self.conf(name, gates)
         log = conf / "driver.log"
         with log.open("ab") as file:
             process = await asyncio.create_subprocess_exec(

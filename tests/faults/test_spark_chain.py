@@ -27,7 +27,7 @@ from gazette.protocol.label_set import LabelSet
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.backfill.cluster import history
 from tests.faults.spark_chain import Query, gone
-from tests.faults.spark_cluster import CLOCK, until
+from tests.faults.spark_cluster import CLOCK, standalone, until
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -139,4 +139,19 @@ async def test_the_driver_is_killed_at_random_and_tasks_die(chain: Chain) -> Non
     await chain.append(80)
     # Workers of Python die in their third task, when all is published, and the task is run again.
     await (await chain.query("sink.published=kill@3")).ended()
+    await chain.require_once()
+
+
+async def test_two_attempts_of_a_task_by_speculation(chain: Chain, tmp_path: Path) -> None:
+    """On a cluster, each waits for the other behind its last row: both have it all, and one counts."""
+    gates = tmp_path / "gates"
+    gates.mkdir()
+    await chain.append(120)
+    with standalone(tmp_path) as cluster:
+        await until(cluster.is_ready)
+        broker, log = chain.broker.endpoint, chain.log
+        query = await Query.start(broker, chain.checkpoint, log, cluster=cluster, gates=gates)
+        await query.ended()
+    first = min(int(one.name.split("-")[1]) for one in gates.iterdir())
+    assert len(list(gates.glob(f"begun-{first}-*"))) == 2, "no attempt was speculated"
     await chain.require_once()
