@@ -114,18 +114,22 @@ class Context:
 
     @asynccontextmanager
     async def telling_progress(
-        self, label: str, amounts: Callable[[], tuple[int, int]]
+        self, label: str | Callable[[], str], amounts: Callable[[], tuple[int, int]]
     ) -> AsyncIterator[None]:
         """Around long work: says how many bytes are done, of how many; see `ProgressLine`."""
+
+        def labelled() -> str:
+            return label if isinstance(label, str) else label()
 
         async def tell(line: ProgressLine) -> None:
             while True:
                 await self.clock.sleep(_PROGRESS_EVERY_S)
+                line.label = labelled()
                 line.update(*amounts())
 
-        with ProgressLine(self.terminal, self.clock, label) as line:
+        with ProgressLine(self.terminal, self.clock, labelled()) as line:
             async with TaskScope("progress") as scope:
-                scope.daemon(tell(line), name=label)
+                scope.daemon(tell(line), name="progress")
                 try:
                     yield
                 finally:

@@ -23,9 +23,11 @@ from gazette.gazctl.flags import BrokerFlags, ShardsBackfillFlags
 from gazette.gazctl.moments import parse_moment
 from gazette.gazctl.output import Table
 from gazette.gazctl.shards_backfill_list import collect, list_all
+from gazette.gazctl.shards_backfill_waits import tell_waits
 from gazette.gazctl.terminal import bytes_text
 from gazette.history.access import Access
 from gazette.protocol.label_set import LabelSelector
+from gazette.tasks import TaskScope
 
 _RUN_ID_BITS: Final = 32
 
@@ -88,8 +90,16 @@ async def run(context: Context) -> int:
     def amounts() -> tuple[int, int]:
         return progress.done, max(progress.total, progress.done)
 
-    async with context.telling_progress("backfill", amounts):
+    waits = tell_waits(
+        {"broker": client, "consumer": consumer}, progress, context.terminal, context.clock
+    )
+    async with (
+        context.telling_progress(lambda: progress.step, amounts),
+        TaskScope("waits") as scope,
+    ):
+        scope.daemon(waits, name="waits")
         report = await job.run(dry_run=flags.dry_run, on_begin=begun)
+        scope.cancel()
     _tell(context, flags, report, progress)
     return 0
 

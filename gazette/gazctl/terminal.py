@@ -52,7 +52,8 @@ class ProgressLine:
     def __init__(self, terminal: Terminal, clock: Clock, label: str, unit: str = "bytes") -> None:
         self._terminal = terminal
         self._clock = clock
-        self._label = label
+        self.label = label
+        """What is done. May be changed before `update`."""
         self._unit = unit
         self._bar: Progress | None = None
         self._told_at = clock.monotonic()
@@ -68,7 +69,7 @@ class ProgressLine:
                 transient=True,
             )
             self._bar.start()
-            self._bar.add_task(self._label, total=None, text="")
+            self._bar.add_task(self.label, total=None, text="")
         return self
 
     def __exit__(
@@ -84,15 +85,21 @@ class ProgressLine:
         """``total`` may grow."""
         if self._bar is not None:
             self._bar.update(
-                self._bar.task_ids[0], completed=done, total=total, text=self._amounts(done, total)
+                self._bar.task_ids[0],
+                description=self.label,
+                completed=done,
+                total=total,
+                text=self._amounts(done, total),
             )
             return
         now = self._clock.monotonic()
         if now - self._told_at >= _LINE_EVERY_S:
             self._told_at = now
-            self._terminal.note(f"{self._label}: {self._amounts(done, total)}")
+            self._terminal.note(f"{self.label}: {self._amounts(done, total)}")
 
     def _amounts(self, done: int, total: int) -> str:
+        if not done and not total:
+            return "…"  # How much it is, nobody knows.
         if self._unit == "bytes":
             return f"{bytes_text(done)} of {bytes_text(total)}"
         return f"{done} of {total} {self._unit}"

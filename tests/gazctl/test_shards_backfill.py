@@ -10,13 +10,18 @@ from typing import Any
 import pytest
 
 from gazette.backfill.job import load_backfill
+from gazette.backfill.report import Progress
+from gazette.client.client import Client
+from gazette.clock import SystemClock
 from gazette.errors import Invalid
+from gazette.gazctl.shards_backfill_waits import tell_waits
 from gazette.stores.sql import create_checkpoint_table, create_engine, create_tables
+from gazette.tasks import TaskScope
 from tests.backfill.apps import METADATA, Rows, Words, WordsBackfill
 from tests.backfill.cluster import Cluster, history, shard_settings, source
 from tests.backfill.conftest import start as start
 from tests.backfill.test_drive import expected
-from tests.gazctl.runner import Runner, offline
+from tests.gazctl.runner import Runner, Streams, offline
 
 APP = "tests.backfill.apps:WordsBackfill"
 JOURNAL = "words/part-000"
@@ -254,3 +259,28 @@ async def test_a_master_that_does_not_answer_is_told_at_once(scene: Scene) -> No
     assert found.code == 1
     assert "cannot reach the Spark master at 127.0.0.1:9" in found.err
     assert scene.has_changed_nothing()
+
+
+async def test_a_broker_that_is_gone_is_told_while_a_run_waits_for_it(scene: Scene) -> None:
+    """Once, with the step; and not while the run gets on, or waits for something else."""
+    streams, clock = Streams(), SystemClock()
+    client, progress = Client(scene.cluster.broker.endpoint, clock=clock), Progress()
+    progress.begin("appending", 100)
+
+    async def awaited(text: str) -> None:
+        while text not in streams.err.getvalue():
+            await clock.sleep(0.01)
+
+    async with TaskScope("waits") as scope:
+        waits = tell_waits({"broker": client}, progress, streams.terminal, clock, 0.02)
+        scope.daemon(waits, name="waits")
+        await clock.sleep(0.2)
+        assert not streams.err.getvalue()
+        await scene.cluster.broker.crash()
+        await awaited("appending: cannot reach the broker at http://127.0.0.1:")
+        assert "--run-id" in streams.err.getvalue()
+        progress.begin("publishing", 0)
+        await awaited("publishing: cannot reach the broker")
+        scope.cancel()
+    await client.close()
+    assert streams.err.getvalue().count("appending: ") == 1
