@@ -81,6 +81,16 @@ def test_the_report_has_a_line_for_each_kind_of_fault() -> None:
     assert "VIOLATION torn: somewhere" in text
 
 
+def test_the_report_tells_of_processes_that_ended_badly() -> None:
+    """A broker says by its exit code what it could not store."""
+    report = Report()
+    for code in (1, 1, -9):
+        report.add_bad_exit("broker-1", code)
+    text = "\n".join(report.lines())
+    assert "ended badly: broker-1 with 1: 2, broker-1 with -9: 1" in text
+    assert report.as_dict()["bad_exits"] == {"broker-1 with 1": 2, "broker-1 with -9": 1}
+
+
 def test_the_report_tells_of_confirmed_heads_and_of_the_load() -> None:
     report = Report(load={"begin": 1.0, "mean": 2.5, "max": 30.0})
     outcome = Outcome("stop-all-brokers", "", 1.0, 4.0, 9.0, heads=10)

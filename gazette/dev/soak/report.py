@@ -37,6 +37,8 @@ class Report:
     """Journals whose heads were confirmed after all brokers had ended, by fault."""
     load: dict[str, float] = field(default_factory=dict)
     """Of the machine, as it counts it over a minute: at the begin, in the mean, at most."""
+    bad_exits: dict[str, int] = field(default_factory=dict)
+    """How often a process ended with another exit code than 0 although it was told to stop, by both."""
     violations: list[str] = field(default_factory=list)
     directory: str = ""
 
@@ -71,6 +73,10 @@ class Report:
     def add_latencies(self, seconds: Sequence[float]) -> None:
         for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)):
             self.latency[name] = round(quantile(seconds, share), 3)
+
+    def add_bad_exit(self, process: str, code: int | None) -> None:
+        what = f"{process} with {code}"
+        self.bad_exits[what] = self.bad_exits.get(what, 0) + 1
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -112,6 +118,9 @@ class Report:
         if self.heads:
             counts = ", ".join(f"{kind}: {count}" for kind, count in self.heads.items())
             lines.append(f"journals whose heads were confirmed after all brokers ended: {counts}")
+        if self.bad_exits:
+            counts = ", ".join(f"{what}: {count}" for what, count in self.bad_exits.items())
+            lines.append(f"processes that were told to stop and ended badly: {counts}")
         if self.load:
             load = ", ".join(f"{name} {value:.1f}" for name, value in self.load.items())
             lines.append(f"load of the machine: {load}")

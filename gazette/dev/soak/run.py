@@ -200,7 +200,10 @@ class Soak:
             )
         elif event == "heads-confirmed":
             self.say(f"    all brokers had ended: {len(facts['journals'])} heads were confirmed")
-        elif event in ("failed", "restarted", "ended", "bad-exit", "violation"):
+        elif event == "bad-exit":
+            self.report.add_bad_exit(facts["process"], facts["code"])
+            self.say(f"    {facts['process']} was told to stop, and ended with {facts['code']}")
+        elif event in ("failed", "restarted", "ended", "violation"):
             self.say(f"    {event}: {', '.join(map(str, facts.values()))[:200]}")
 
     async def run(self) -> int:
