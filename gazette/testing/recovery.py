@@ -320,3 +320,9 @@ def take_over(
     op = decode_op(payload, log=LOG, first_offset=first_offset, frame_end=log.end)
     assert fsm.apply(op, payload) is Outcome.APPLIED
     return Recorder(fsm, author, directory, log, LOG, log.end, clock=LogClock(log))
+
+
+def pruned(log: bytes | bytearray, hints: FSMHints) -> bytes:
+    """A log of which nothing is left that comes before what hints need: zeros stand for it."""
+    begin = min(node.segments[0].first_offset for node in hints.live_nodes)
+    return bytes(begin) + bytes(log[begin:])

@@ -25,7 +25,7 @@ from gazette.recoverylog.rocksdb_keys import CHECKPOINT_KEY
 from gazette.stores.rocksdb import RocksDBOptions, RocksDBStore
 from gazette.stores.rocksdb_recording import RocksDBRecording
 from gazette.tasks import OpFuture, failed
-from gazette.testing.recovery import LOG, MemoryLog, Replayer, replay, take_over
+from gazette.testing.recovery import LOG, MemoryLog, Replayer, pruned, replay, take_over
 
 rocksdict: Any = pytest.importorskip("rocksdict")
 
@@ -337,10 +337,7 @@ def test_the_horizon_is_bounded(scratch: Path) -> None:
     store.destroy()
 
     # What the hints do not need may be pruned: nothing before the horizon is read again.
-    begin = min(node.segments[0].first_offset for node in hints.live_nodes)
-    pruned = bytearray(log.data)
-    pruned[:begin] = bytes(begin)
-    replay(bytes(pruned), scratch / "pruned", hints=hints)
+    replay(pruned(log.data, hints), scratch / "pruned", hints=hints)
     assert reopen(scratch / "pruned")[1] == content
 
 

@@ -24,7 +24,7 @@ from gazette.recoverylog.sqlite_redo import is_recorded, materialize
 from gazette.stores.sqlite import SQLiteStore
 from gazette.stores.sqlite_redo_recording import RedoRecording
 from gazette.stores.sqlite_vfs_recording import VfsRecording
-from gazette.testing.recovery import LOG, MemoryLog, Replayer, replay, take_over
+from gazette.testing.recovery import LOG, MemoryLog, Replayer, pruned, replay, take_over
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS kv (k INTEGER PRIMARY KEY, v BLOB);
@@ -291,10 +291,7 @@ def test_the_horizon_is_bounded(mode: str, scratch: Path, monkeypatch: pytest.Mo
     store.destroy()
 
     # What the hints do not need may be pruned: nothing before the horizon is read again.
-    begin = min(node.segments[0].first_offset for node in hints.live_nodes)
-    pruned = bytearray(log.data)
-    pruned[:begin] = bytes(begin)
-    replay(bytes(pruned), scratch / "pruned", hints=hints)
+    replay(pruned(log.data, hints), scratch / "pruned", hints=hints)
     assert reopen(scratch / "pruned")[1] == content
 
 
