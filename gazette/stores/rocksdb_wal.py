@@ -11,17 +11,20 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gazette.errors import Corrupt
+
 BLOCK: Final = 32 << 10
 HEADER: Final = 7
 BATCH_HEADER: Final = 12
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_ZEROS, _INVALID = 0, -1
 _FRAGMENT: Final = struct.Struct("<IHB")
 _BATCH: Final = struct.Struct("<QI")
 
 
 def _fragments(data: bytes, offset: int) -> Iterator[tuple[int, int, int] | None]:
     """(type, begin, end) of each fragment in ``data``, which stands at ``offset`` of a file. None, at the
-    end, for one that is not whole."""
+    end, for one that is not whole; ``_INVALID`` for one that crosses blocks."""
     at, length = 0, len(data)
     while at < length:
         room = BLOCK - (offset + at) % BLOCK
@@ -34,7 +37,10 @@ def _fragments(data: bytes, offset: int) -> Iterator[tuple[int, int, int] | None
         _, size, kind = _FRAGMENT.unpack_from(data, at)
         begin = at + HEADER
         at = begin + size
-        if at > length or HEADER + size > room:
+        if HEADER + size > room:
+            yield _INVALID, begin, begin
+            return
+        if at > length:
             yield None
             return
         yield kind, begin, at
@@ -68,15 +74,23 @@ def batches(data: bytes, offset: int) -> list[tuple[int, int]] | None:
 def records(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
     """(record, where it ends in the file) of each whole record in ``data``, which stands at ``offset``.
 
-    Ends, as RocksDB does, where a record was cut off. Also of manifests, which have the same form.
+    Ends, as RocksDB does, where a record was cut off, or at zeros that stand for what was not written yet.
+    Also of manifests, which have the same form. Raises ``Corrupt`` at anything else: who stopped there
+    without a word would stand still for ever, and take what it has for the present.
     """
     record = bytearray()
     for fragment in _fragments(data, offset):
         if fragment is None:
             return
         kind, begin, end = fragment
-        if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or (kind in (_FULL, _FIRST)) == bool(record):
+        if kind == _ZEROS and begin == end and not record:
             return
+        if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or (kind in (_FULL, _FIRST)) == bool(record):
+            raise Corrupt(
+                "a file of RocksDB's holds what is no record",
+                offset=offset + begin - HEADER,
+                kind=kind,
+            )
         if kind == _FULL:
             yield data[begin:end], offset + end
             continue

@@ -268,6 +268,30 @@ def test_the_manifest_of_a_real_database(tmp_path: Path) -> None:
     database.close()
 
 
+def test_a_wal_that_holds_what_is_no_record_is_not_taken_for_its_end(tmp_path: Path) -> None:
+    """A copy would never get beyond it, and answer from there on as if nothing had been written since."""
+    database = rocksdict.Rdict(str(tmp_path / "db"), rocksdict.Options(raw_mode=True))
+    for number in range(3):
+        database[b"%d" % number] = bytes(20_000)
+    (path,) = (tmp_path / "db").glob("*.log")
+    wal = path.read_bytes()
+    database.close()
+    ends = [end for _, end in records(wal, 0)]
+    assert len(ends) == 3
+    assert ends[1] > 32 << 10, "no record is in two blocks"
+    # Case: cut off anywhere, or followed by zeros, it has what is whole.
+    for length in (0, 3, 7, ends[0] - 1, ends[0], ends[0] + 6, ends[1] - 1, len(wal)):
+        whole = [end for end in ends if end <= length]
+        assert [end for _, end in records(wal[:length], 0)] == whole
+    assert [end for _, end in records(wal + bytes(100), 0)] == ends
+    # Case: of another kind, a part of nothing, or beyond its block.
+    for at, value in ((6, 9), (ends[0] + 6, 5), (ends[0] + 6, 3), (ends[0] + 5, 0xFF)):
+        damaged = bytearray(wal)
+        damaged[at] = value
+        with pytest.raises(Corrupt, match="is no record"):
+            list(records(bytes(damaged), 0))
+
+
 def test_what_no_store_writes_is_refused() -> None:
     with pytest.raises(NotAllowed, match="of this kind"):
         WrittenAhead().apply(bytes(12) + b"\x02\x01k\x01v")  # A merge.
