@@ -73,10 +73,13 @@ class LocalRunner:
         with concurrent.futures.ThreadPoolExecutor(min(self.jobs, len(tasks))) as pool:
             futures = [pool.submit(self._in_process, task, on_read) for task in tasks]
             try:
-                return [future.result() for future in futures]
+                # As soon as any of them fails, not only when those before it are done.
+                for future in concurrent.futures.as_completed(futures):
+                    future.result()
             except BaseException:
                 self.stop()
                 raise
+            return [future.result() for future in futures]
 
     def stop(self) -> None:
         """End what runs; its callers get ``Closed``. Any thread."""

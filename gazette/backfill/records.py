@@ -35,6 +35,10 @@ T = TypeVar("T")
 _THREADS: Final = 4
 
 
+class _Appended(msgspec.Struct, frozen=True):
+    base: int
+
+
 class RunRecords:
     """The objects of one run. Loop-bound; calls of the staging area run on ``pool``.
 
@@ -149,14 +153,22 @@ class RunRecords:
         await self._create(name, msgspec.json.encode(intent))
 
     async def appended(self, attempt: Attempt) -> int | None:
-        """The offset of its log at which a state begins that was appended; None if it was not."""
-        data = await self._find(appended_name(self.run_id, attempt.shard, attempt.attempt))
-        return None if data is None else int(msgspec.json.decode(data, type=dict[str, int])["base"])
+        """The offset of its log at which a state begins that was appended; None if it was not.
+
+        Raises ``Corrupt``.
+        """
+        name = appended_name(self.run_id, attempt.shard, attempt.attempt)
+        if (data := await self._find(name)) is None:
+            return None
+        try:
+            return msgspec.json.decode(data, type=_Appended).base
+        except msgspec.MsgspecError as error:
+            raise Corrupt(f"not a note of what was appended: {error}", object=name) from error
 
     async def note_appended(self, attempt: Attempt, base: int) -> None:
         """That a state is in its log, whole, from ``base`` on. The first such note stays."""
         name = appended_name(self.run_id, attempt.shard, attempt.attempt)
-        await self._create(name, msgspec.json.encode({"base": base}))
+        await self._create(name, msgspec.json.encode(_Appended(base)))
 
 
 def time_text(unix_s: float) -> str:

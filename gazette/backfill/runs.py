@@ -33,7 +33,7 @@ from gazette.backfill.staging import (
     shard_of,
 )
 from gazette.client.shards import ShardClient, ShardHints
-from gazette.errors import NotFound
+from gazette.errors import Corrupt, NotFound
 from gazette.protocol.hints import FSMHints
 
 STAGED: Final = "staged object"
@@ -76,6 +76,14 @@ class Intent(msgspec.Struct, frozen=True):
     author: int
     begin: int
     size: int
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Intent:
+        """Raises ``Corrupt``."""
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.MsgspecError as error:
+            raise Corrupt(f"not a note of what was about to be appended: {error}") from error
 
 
 def list_runs(staging: Staging) -> list[RunInfo]:
@@ -172,7 +180,7 @@ def intents_of(staging: Staging) -> dict[str, list[tuple[Intent, StagedObject]]]
                 continue
             shard = appending_shard(one.name)
             with suppress(NotFound):  # Removed meanwhile.
-                intent = msgspec.json.decode(staging.read(one.name), type=Intent)
+                intent = Intent.from_json(staging.read(one.name))
                 found.setdefault(shard, []).append((intent, one))
     return {shard: sorted(pairs, key=lambda pair: pair[0].begin) for shard, pairs in found.items()}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -22,8 +23,11 @@ BUILDS: Final = "gazette-backfill-"
 REPLAYS: Final = "gazette-replay-"
 OPENED: Final = "gazette-verify-"
 FORMER: Final = "gazette-former-"
-_PREFIXES: Final = (BUILDS, REPLAYS, OPENED, FORMER)
 _NEW: Final = ".new-"
+_OURS: Final = re.compile(
+    rf"({re.escape(_NEW)})?({'|'.join((BUILDS, REPLAYS, OPENED, FORMER))})[a-z0-9_]{{8}}"
+)
+"""Names that `tempfile.mkdtemp` makes of prefixes. Whatever else is called like that is somebody's own."""
 _NEW_S: Final = 60.0
 """A directory has another name until it is locked, which takes no time: after as long, nobody does it."""
 
@@ -69,7 +73,7 @@ def abandoned(parent: Path | None, before_s: float) -> Iterator[Abandoned]:
     except OSError as error:
         raise _unusable(error, parent) from error
     for path in paths:
-        if not path.name.removeprefix(_NEW).startswith(_PREFIXES):
+        if not _OURS.fullmatch(path.name):
             continue
         with suppress(OSError):  # Somebody else has removed it meanwhile, or owns it.
             mod_time = path.stat().st_mtime

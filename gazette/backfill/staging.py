@@ -26,12 +26,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 from urllib.parse import quote, unquote, urlsplit
 
 from gazette.blobs.s3 import S3Settings, S3Store
 from gazette.blobs.wrappers import RetryingStore
-from gazette.errors import Corrupt, GazetteError, Invalid, NotFound, Unavailable
+from gazette.errors import Broken, Corrupt, GazetteError, Invalid, NotFound, Unavailable
 from gazette.failpoints import hit
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.validation import within
@@ -155,11 +155,18 @@ class DirectoryStaging(Staging):
         except OSError as error:
             raise _failed(error, self._path(name)) from error
         finally:
-            partial.unlink()
+            with suppress(OSError):  # It is told as garbage, then.
+                partial.unlink()
         return True
 
     def put(self, name: str, source: Path) -> None:
-        self._write(name, source).replace(self._path(name))
+        partial = self._write(name, source)
+        try:
+            partial.replace(self._path(name))
+        except OSError as error:
+            with suppress(OSError):
+                partial.unlink()
+            raise _failed(error, self._path(name)) from error
 
     def read(self, name: str) -> bytes:
         try:
@@ -171,7 +178,8 @@ class DirectoryStaging(Staging):
 
     def fetch(self, name: str, target: Path) -> None:
         try:
-            shutil.copyfile(self._path(name), target)
+            with self._path(name).open("rb") as source:
+                _copy_here(source, target)
         except FileNotFoundError:
             raise NotFound("no such object in the staging area", object=name) from None
         except OSError as error:
@@ -179,7 +187,12 @@ class DirectoryStaging(Staging):
 
     def list(self, prefix: str = "") -> Iterator[StagedObject]:
         top = self.directory / _checked(prefix.rstrip("/")) if prefix else self.directory
-        for parent, directories, names in os.walk(top):
+
+        def failed(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):
+                raise _failed(error, top) from error
+
+        for parent, directories, names in os.walk(top, onerror=failed):
             directories.sort()
             for name in sorted(names):
                 path = Path(parent) / name
@@ -190,7 +203,10 @@ class DirectoryStaging(Staging):
 
     def remove(self, name: str) -> None:
         path = self._path(name)
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise _failed(error, path) from error
         for parent in path.parents:
             if parent == self.directory:
                 break
@@ -231,8 +247,8 @@ class S3Staging(Staging):
         return self._retrying.repeated(read)
 
     def fetch(self, name: str, target: Path) -> None:
-        with self._retrying.open(_checked(name)) as source, target.open("wb") as file:
-            shutil.copyfileobj(source, file, _COPY_BYTES)
+        with self._retrying.open(_checked(name)) as source:
+            _copy_here(source, target)
 
     def list(self, prefix: str = "") -> Iterator[StagedObject]:
         top = f"{_checked(prefix.rstrip('/'))}/" if prefix else ""
@@ -326,6 +342,29 @@ def _checked(name: str) -> str:
     return name
 
 
+def _copy_here(source: BinaryIO, target: Path) -> None:
+    """Raises ``Broken`` for this machine's disk, and what reading the source does."""
+
+    def failed(error: OSError) -> Broken:
+        return Broken(
+            f"a staged state cannot be copied to this machine: {error.strerror or error}",
+            hint="Free space there, or give another --scratch-dir, and resume the run by its --run-id.",
+            path=str(target),
+        )
+
+    try:
+        file = target.open("wb", buffering=0)
+    except OSError as error:
+        raise failed(error) from error
+    with file:
+        while data := memoryview(source.read(_COPY_BYTES)):
+            while data:
+                try:
+                    data = data[file.write(data) :]
+                except OSError as error:
+                    raise failed(error) from error
+
+
 def _failed(error: OSError, path: Path) -> Unavailable:
     return Unavailable(
         f"the staging area failed: {error.strerror or error}",
@@ -388,12 +427,12 @@ def garbage(staging: Staging, now_s: float, age_s: float) -> list[Garbage]:
     """
     found: list[Garbage] = []
     for run, objects in sorted(runs_of(staging).items()):
-        old = [one for one in objects if one.mod_time <= now_s - age_s]
+        old = {one for one in objects if one.mod_time <= now_s - age_s}
         names = {one.name for one in objects}
         if names & {f"{run}/{MANIFEST}", f"{run}/{PUBLISHED}"}:
             found += [one for one in garbage_of(staging, run, objects) if one.object in old]
         elif len(old) == len(objects):  # Else somebody works on it.
-            found += [Garbage(one, "its run was given up") for one in old]
+            found += [Garbage(one, "its run was given up") for one in objects]
     return found
 
 

@@ -50,6 +50,12 @@ async def run(context: Context) -> int:
         raise Invalid(
             "one backfill is required", path="APP", hint="module:Class, or path.py:Class."
         )
+    if flags.verify and flags.verify_shards < 1:
+        raise Invalid(
+            f"--verify compares one shard at least ({flags.verify_shards})", path="--verify-shards"
+        )
+    if flags.jobs < 0:
+        raise Invalid(f"a number of processes is not negative ({flags.jobs})", path="--jobs")
     name = context.loaded.arguments[0]
     backfill = load_backfill(name)
     selector = _shards(flags)

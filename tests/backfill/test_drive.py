@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections import Counter
 from typing import Any
 
@@ -13,7 +14,16 @@ from gazette.backfill.local import LocalRunner
 from gazette.backfill.plan import Bounds
 from gazette.backfill.staging import DirectoryStaging, garbage, state_name
 from gazette.clock import SystemClock
-from gazette.errors import Conflict, Corrupt, Fenced, Invalid, NotAllowed, NotFound, Unavailable
+from gazette.errors import (
+    Closed,
+    Conflict,
+    Corrupt,
+    Fenced,
+    Invalid,
+    NotAllowed,
+    NotFound,
+    Unavailable,
+)
 from gazette.failpoints import armed
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.envelope_decoder import EnvelopeDecoder
@@ -296,6 +306,22 @@ async def test_processes_build_as_this_one_does(start: Any) -> None:
         await cluster.consumer.await_primary(f"shard-{number}")
         state = await cluster.state(f"shard-{number}", WordsBackfill())
         assert state[0] == expected(lines[source_name])
+
+
+def test_a_task_that_fails_ends_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, stopped = LocalRunner(2), threading.Event()
+
+    def build(task: Any, _: Any) -> Any:
+        if task == "failing":
+            raise LookupError("the fold does not work")
+        assert stopped.wait(30), "nobody has stopped it"
+        raise Closed("it was stopped")
+
+    monkeypatch.setattr(runner, "_in_process", build)
+    monkeypatch.setattr(runner, "stop", stopped.set)
+    tasks: Any = ["slow", "failing"]
+    with pytest.raises(LookupError, match="does not work"):
+        runner.build(tasks, lambda _: None)
 
 
 async def test_a_dry_run_changes_nothing_and_bounds_end_the_history(start: Any) -> None:

@@ -32,7 +32,7 @@ def test_a_backfilled_state_and_its_tail_are_a_full_replay(subject: str, story: 
     """Several producers, duplicates, roll-backs, open transactions, lost fragments, a snapshot that
     ends within a message, and an old state of the shard or none: rows, checkpoint, and what the shard
     has published, are equal."""
-    with tempfile.TemporaryDirectory(prefix="gazette-backfill-test-") as directory:
+    with tempfile.TemporaryDirectory(prefix="gazette-replayed-") as directory:
         Replay(SUBJECTS[subject], story, Path(directory)).check()
 
 

@@ -108,6 +108,10 @@ def test_a_plan_that_is_none_is_told(staging: DirectoryStaging) -> None:
     staging.create("run/PLAN.json", b"[]")
     with pytest.raises(Corrupt, match="not the plan"):
         list_runs(staging)
+    # Case: a note that is none.
+    staging.create("run/appending/shard.1.2.json", b"{}")
+    with pytest.raises(Corrupt, match="not a note"):
+        intents_of(staging)
 
 
 def hints(author: int, first_offset: int, log: str = "") -> FSMHints:
@@ -169,15 +173,17 @@ def test_a_build_is_abandoned_when_its_process_has_died(tmp_path: Path) -> None:
     os.kill(child.pid, signal.SIGKILL)
     child.communicate()
     (tmp_path / "of somebody else").mkdir()
+    (tmp_path / f"{BUILDS}of-somebody-else").mkdir()
     (orphan,) = scratch_orphans(tmp_path, now + 60)
     assert (orphan.where, orphan.bytes) == (str(path), 5)
     assert list(abandoned(tmp_path, 0)) == []
     assert sweep(tmp_path, now + 60) == 1
-    assert [one.name for one in tmp_path.iterdir()] == ["of somebody else"]
+    left = sorted(one.name for one in tmp_path.iterdir())
+    assert left == [f"{BUILDS}of-somebody-else", "of somebody else"]
 
 
 def test_a_directory_that_is_about_to_be_locked_is_let_alone(tmp_path: Path) -> None:
-    (tmp_path / f".new-{BUILDS}x").mkdir()
+    (tmp_path / f".new-{BUILDS}abcd_123").mkdir()
     now = SystemClock().now() + 1
     assert list(abandoned(tmp_path, now)) == []
     assert len(list(abandoned(tmp_path, now + 120))) == 1

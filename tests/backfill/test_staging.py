@@ -14,6 +14,7 @@ from gazette.backfill.staging import (
     MANIFEST,
     PLAN,
     PUBLISHED,
+    DirectoryStaging,
     S3Staging,
     Staging,
     garbage,
@@ -22,7 +23,7 @@ from gazette.backfill.staging import (
 )
 from gazette.blobs.s3 import S3Settings
 from gazette.clock import SystemClock
-from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, Unavailable
+from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, NotFound, Unavailable
 from tests.backfill.apps import Words, WordsBackfill
 from tests.backfill.cluster import history, shard_settings, source
 from tests.backfill.test_drive import BUILT, SOURCES, expected
@@ -81,6 +82,26 @@ def test_what_every_staging_area_does(staging: Staging, tmp_path: Path) -> None:
     assert staging.find(name) is None
     with pytest.raises(Invalid, match="not the name of a staged object"):
         staging.read("../elsewhere")
+
+
+def test_what_cannot_be_read_is_not_taken_for_empty(tmp_path: Path) -> None:
+    """A directory, whose errors name whose disk it is: the staging area's, or this machine's."""
+    area = DirectoryStaging(tmp_path / "area")
+    assert list(area.list()) == []
+    area.create("run/states/x", b"state")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(Unavailable, match="the staging area failed: Not a directory"):
+        list(DirectoryStaging(tmp_path / "file").list())
+    with pytest.raises(Unavailable, match="the staging area failed: Not a directory"):
+        DirectoryStaging(tmp_path / "file").remove("run/states/x")
+    with pytest.raises(Broken, match="copied to this machine: No such file") as raised:
+        area.fetch("run/states/x", tmp_path / "missing" / "x")
+    assert "--scratch-dir" in raised.value.hint
+    with pytest.raises(Unavailable, match="the staging area failed: Is a directory"):
+        (area.directory / "run" / "states" / "y").mkdir()
+        (area.directory / "run" / "states" / "y" / "z").touch()
+        area.put("run/states/y", tmp_path / "file")
+    assert [one.name for one in area.list()] == ["run/states/x", "run/states/y/z"]
 
 
 def test_a_url_that_is_no_staging_area() -> None:

@@ -54,7 +54,7 @@ class Scene:
             *("shards", "backfill", app, f"--shards={shards}"),
             f"--staging={self.cluster.staging}",
             f"--scratch-dir={self.cluster.scratch}",
-            "--jobs=1",
+            *([] if any(one.startswith("--jobs") for one in flags) else ["--jobs=1"]),
             *flags,
         )
 
@@ -147,6 +147,11 @@ async def test_offsets_that_cannot_be_are_refused(scene: Scene, offsets: str, to
     [
         (["--until=2100-01-01"], "--until: a time that is to come (2100-01-01)"),
         (["--until=1h", "--offsets={}"], "--until and --offsets exclude each other"),
+        (
+            ["--verify", "--verify-shards=0"],
+            "--verify-shards: --verify compares one shard at least",
+        ),
+        (["--jobs=-1"], "--jobs: a number of processes is not negative (-1)"),
         (["--scratch-dir=/no/such"], "--scratch-dir: cannot make a directory for temporary files"),
     ],
 )
