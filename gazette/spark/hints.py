@@ -8,6 +8,7 @@ from typing import Final, Self
 from gazette.errors import Bug, GazetteError, NotAllowed
 
 _SKIP: Final = "Repair or stop its producer; `malformed=skip` goes on behind it."
+_WHOLE: Final = "Set run_bytes to more than the journal holds, so that one task reads it all."
 _SIGN: Final = "Set the option broker.auth_keys to the brokers' keys, or broker.auth_token."
 
 
@@ -35,10 +36,12 @@ class with_hints(ContextDecorator):
 def _hint_of(error: GazetteError) -> str:
     """That of the error, unless it speaks of what Spark has no part in."""
     # Late: Spark imports this in every process that looks for a data source.
-    from gazette.message.frames import MalformedMessage
+    from gazette.message.frames import MalformedMessage, TruncatedFrame
 
     if isinstance(error, MalformedMessage) and error.hint == MalformedMessage.default_hint:
         return _SKIP
+    if isinstance(error, TruncatedFrame):
+        return _WHOLE
     if isinstance(error, NotAllowed) and error.facts.get("code") == "UNAUTHENTICATED":
         return _SIGN
     return error.hint

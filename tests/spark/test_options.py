@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 
 from gazette.errors import Bug, Invalid, NotAllowed, Unavailable
 from gazette.history import access
-from gazette.message.frames import MalformedMessage
+from gazette.message.frames import MalformedMessage, TruncatedFrame
 from gazette.message.message_uuid import clock_at
 from gazette.spark.ddl import parse_columns
 from gazette.spark.hints import with_hints
@@ -168,6 +168,10 @@ def test_writes():
         (
             MalformedMessage("no message", begin=0, end=1, raw=b""),
             "Repair or stop its producer; `malformed=skip` goes on behind it.",
+        ),
+        (
+            TruncatedFrame("in parts", begin=0, end=1, raw=b""),
+            "Set run_bytes to more than the journal holds",
         ),
         (NotAllowed("no", code="UNAUTHENTICATED"), "Set the option broker.auth_keys"),
     ],
