@@ -65,7 +65,7 @@ class NotYet(Retryable):
 
 class Fenced(GazetteError):
     default_hint = (
-        "Somebody else claimed it later. An owner that was replaced has stopped, and there is nothing to"
+        "Somebody else has taken it over. An owner that was replaced has stopped, and there is nothing to"
         " do; a shard that is still assigned is started again by itself."
     )
 

@@ -57,7 +57,7 @@ POINTS: Final[Mapping[str, str]] = {
     "recovery.playing": "play-back has begun; of a log",
     "recovery.handed_off": "play-back was handed over, its files are not in place; of a log",
     "recovery.live": "its files are in place; of a log",
-    "promotion.claiming": "the shard is ours, its checkpoint is about to be restored; of a shard",
+    "promotion.fencing": "the shard is ours, its checkpoint is about to be restored; of a shard",
     "promotion.opened": "the store is open, and its checkpoint restored; of a shard",
     "promotion.hinted": "the recovered hints are stored; of a shard",
     "backfill.built": "a state is built, nothing of it is staged; of a shard",

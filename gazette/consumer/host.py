@@ -31,7 +31,7 @@ class Outside(Protocol):
         ...
 
     def require_assigned(self) -> None:
-        """Block until the shard is known to be still its owner's, who is about to claim its store.
+        """Block until the shard is known to be still its owner's, who is about to take its store over.
         Raises ``Closed`` if it is not."""
         ...
 

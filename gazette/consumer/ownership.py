@@ -2,14 +2,14 @@
 
 A fence (that of the recovery log's registers, or of a row in a database) stops whoever set it before, and
 knows nothing of assignments: an owner that was replaced a moment ago, and sets it late, would stop its
-successor. So every claim is preceded by a linearizable read of the assignment::
+successor. So before each one there is a linearizable read of the assignment::
 
-    A assigned ─► A asks: still mine ─► A deleted, B assigned ─► B asks: mine ─► B claims ─► A claims, late
+    A assigned ─► A asks: still mine ─► A deleted, B assigned ─► B asks: mine ─► B's fence ─► A's fence, late
 
-etcd and the fence cannot be changed in one step, so that the last arrow remains: a claim under way when its
-owner was replaced. There is at most one for each owner, since the next is preceded by a question again, and
-the answer is no. B learns of it at its next commit (``Fenced``), and being assigned is started again (see
-`gazette.consumer.restarts`): its new claim is the last one.
+etcd and the fence cannot be changed in one step, so that the last arrow remains: a fence that was about to
+be set when its owner was replaced. There is at most one for each owner, since before the next one it asks
+again, and the answer is no. B learns of it at its next commit (``Fenced``), and being assigned is started
+again (see `gazette.consumer.restarts`): its new fence is the last one.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Primary:
             self._specs[source.journal] = await journals.source(source)
 
     def _open_store(self, recovered: RecoveredState | None) -> Store:
-        """On the shard's thread: what may block, and claims nothing."""
+        """On the shard's thread: what may block, and sets no fence."""
         self._ownership.require_running()
         shard, application = self._shard, self._context.application
         if recovered is not None:
@@ -152,10 +152,10 @@ class Primary:
         return store
 
     def _restore(self, store: Store) -> Checkpoint:
-        """On the shard's thread: restore the checkpoint, by which the store may claim its fence."""
+        """On the shard's thread: restore the checkpoint, by which the store may set a fence."""
         shard, application = self._shard, self._context.application
-        hit("promotion.claiming", shard.id)
-        # It may have waited behind a callback, and a claim stops whoever has the shard by now.
+        hit("promotion.fencing", shard.id)
+        # It may have waited behind a callback, and a fence stops whoever has the shard by now.
         self._ownership.require_running()
         with application_code("Store.restore_checkpoint"):
             checkpoint = store.restore_checkpoint(shard)

@@ -3,9 +3,9 @@
 Nothing is, unless somebody asked for it: by the label `LABEL` of the shard, or else by
 ``--consumer.max-restarts``. A failure that time does not heal would else be repeated for ever, and hide.
 
-The exception is a shard that was *fenced* and is still assigned: by a claim of an owner before it that came
+The exception is a shard that was *fenced* and is still assigned: by an owner before it whose fence came
 late (see `gazette.consumer.ownership`), and that does not come again. It is bounded all the same: another
-cluster which takes the shard for its own claims it each time anew.
+cluster which takes the shard for its own fences it each time anew.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Restarts:
             if fenced:
                 return Verdict(
                     None,
-                    f"It was claimed by somebody else {times}, while it was assigned here, and is not"
+                    f"It was taken over by somebody else {times}, while it was assigned here, and is not"
                     " started again. Does another cluster have a shard of that name in the same database"
                     " or recovery log? Correct the cause, then: gazctl shards unassign --failed.",
                 )

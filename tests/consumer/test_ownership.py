@@ -47,7 +47,7 @@ class Asked:
         self.ownership = Ownership(etcd, SystemClock(), SHARD, lambda: assignment, self.ended)
 
 
-async def test_who_is_assigned_may_claim(etcd: Etcd) -> None:
+async def test_who_is_assigned_may_go_on(etcd: Etcd) -> None:
     await etcd.put("/assigned", b"")
     kv = await etcd.get("/assigned")
     assert kv is not None
@@ -210,10 +210,10 @@ async def test_who_lost_the_shard_while_its_log_was_played_does_not_fence_the_ne
     assert len(authors) == 1
 
 
-async def test_a_shard_that_a_late_claim_fenced_starts_again_by_itself(
+async def test_a_shard_that_a_late_owner_fenced_starts_again_by_itself(
     start: Start, broker: BrokerFixture
 ) -> None:
-    """Of a former owner whose claim was under way when it was replaced. Nothing is lost or counted twice."""
+    """Who was replaced just as it was about to. Nothing is lost or counted twice."""
     database = RemoteDatabase()
     member = await start(Tally(database))
     await member.create(shard_spec(SHARD, SOURCE, log=False))
