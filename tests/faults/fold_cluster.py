@@ -21,6 +21,7 @@ from gazette.client.append_service import AppendService
 from gazette.client.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.client.shards import ListedShard, ShardChange, ShardClient
+from gazette.consumer.restarts import ANNOUNCED
 from gazette.dev.processes import ChildProcess, await_ready, python_module
 from gazette.dev.word_count import Member
 from gazette.errors import Broken, GazetteError, Unavailable
@@ -251,6 +252,18 @@ class FoldCluster:
         async with self.shards() as shards:
             return (await shards.list_shards()).shards
 
+    async def standby_of(self, shard_id: str) -> Member:
+        """The member that is a shard's ready standby, and lives."""
+        for shard in await self.listed():
+            if shard.spec.id != shard_id:
+                continue
+            for member, status in zip(shard.route.members, shard.status, strict=True):
+                if member != shard.route.primary_id and status.code is ReplicaCode.STANDBY:
+                    for one in self.running:
+                        if one.id == member.suffix:
+                            return one
+        raise Unavailable("no standby", shard=shard_id)
+
     async def primary_of(self, shard_id: str) -> Member:
         """The member that serves a shard as its primary, and lives."""
         for shard in await self.listed():
@@ -297,11 +310,12 @@ class FoldCluster:
         raise Unavailable(f"shards are not up after {timeout_s:.0f} s: {states}")
 
     def _raise_failure(self, shards: Iterable[ListedShard]) -> None:
-        """Raise the error of a shard that failed on a member that lives."""
+        """Raise the error of a shard that failed on a member that lives, and is not restarted by itself."""
         alive = {one.id for one in self.running}
         for shard in shards:
             for member, status in zip(shard.route.members, shard.status, strict=True):
-                if status.code is ReplicaCode.FAILED and member.suffix in alive:
+                announced = any(ANNOUNCED in one for one in status.errors)
+                if status.code is ReplicaCode.FAILED and member.suffix in alive and not announced:
                     raise Broken(f"{shard.spec.id} failed on {member.suffix}: {status.errors[0]}")
 
     def _is_up(self, shard: ListedShard, alive: set[str], *, standbys: bool) -> bool:

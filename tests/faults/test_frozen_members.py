@@ -110,6 +110,41 @@ async def _be_zombie(cluster: FoldCluster, point: str, shard_id: str, *, locks: 
     report(f"{point}: {what} {thawed - began:.1f} s, ended {ended - thawed:.1f} s after it woke")
 
 
+@pytest.mark.parametrize("kind", ["postgres", "sqlite"])
+def test_an_owner_that_is_fenced_by_a_late_one_starts_again_by_itself(
+    tmp_path: Path, databases: dict[str, str], kind: str
+) -> None:
+    """A member is stopped as it is about to set its fence, with etcd's word that it may; others take over;
+    it goes on, and stops who is assigned. Nobody repairs anything, and all is there once."""
+    shard_id = shard_of(kind)
+    point = "promotion.fencing" if kind == "postgres" else "append.begin"
+    detail = shard_id if kind == "postgres" else f"recovery/fold/{shard_id}"
+
+    async def test(cluster: FoldCluster) -> None:
+        for attempt in range(3):
+            late = await cluster.standby_of(shard_id)
+            await cluster.arm(late, f"{point}({detail})=stop")
+            async with cluster.shards() as shards:
+                await shards.unassign([shard_id])
+            await cluster.await_frozen(late)
+            await cluster.await_up(standbys=False)
+            await cluster.clock.sleep(0.5)  # The new owner's transactions go on.
+            cluster.thaw(late)
+            assert await cluster.await_death(late) == 1
+            await cluster.start_member()
+            await cluster.await_up(standbys=True)
+            await cluster.check()
+            logs = [one.process.log_path.read_text() for one in cluster.members]
+            if any("is started again after it failed" in log for log in logs):
+                report(
+                    f"{kind}: fenced by a late owner at attempt {attempt + 1}, and started again"
+                )
+                return
+        raise AssertionError("no owner was fenced by a late one: the test shows nothing")
+
+    asyncio.run(with_cluster(tmp_path, (kind,), test, environ=databases))
+
+
 def test_a_slow_callback_costs_its_shard_time_and_nothing_else(tmp_path: Path) -> None:
     """Of two shards of one process, one stands in a callback for ``GAZETTE_NAP_S`` (three leases)."""
 
