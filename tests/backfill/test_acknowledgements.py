@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,20 +18,26 @@ from gazette.client.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.client.reader import ReadParams
 from gazette.client.shards import ShardChange
-from gazette.errors import Broken, NotAllowed, Unavailable
+from gazette.errors import Broken, Fenced, NotAllowed, Unavailable
 from gazette.failpoints import armed
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.framing import framing_of
 from gazette.message.mapping import fixed_mapping
 from gazette.message.sequencer import Sequencer
+from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.hints import FnodeSegments, FSMHints, Segment
 from gazette.recoverylog.log_file import Branch
 from gazette.stores import json_file
-from gazette.stores.sql import create_checkpoint_table, create_engine, create_tables
+from gazette.stores.claims import Claim
+from gazette.stores.sql import SQLStore
+from gazette.stores.state_builder import OfflineShard
+from gazette.tasks import resolved
 from gazette.testing.consumer import LOGS
-from tests.backfill.apps import METADATA, Documents, Pairs, Rows, Word, Words, WordsBackfill
+from tests.backfill.apps import Documents, Pairs, Rows, Word, Words, WordsBackfill
 from tests.backfill.cluster import ALPHA, Cluster, line, shard_settings, source
+from tests.backfill.test_databases import engine as engine
+from tests.backfill.test_databases import postgres as postgres
 
 PREFIX = "/gazette/consumers/test"
 SOURCE, SHARD = "words/part-000", "built"
@@ -77,17 +83,6 @@ def replayed(kind: Any) -> Backfill:
             store.execute("DELETE FROM words WHERE shard = :shard", {"shard": shard.id})
 
     return Replayed()
-
-
-@pytest.fixture
-def rows_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    url = f"sqlite:///{tmp_path}/state.db"
-    engine = create_engine(url)
-    create_checkpoint_table(engine)
-    create_tables(engine, METADATA)
-    engine.dispose()
-    monkeypatch.setattr(Rows, "url", url)
-    return url
 
 
 async def read(cluster: Cluster, journal: str) -> bytes:
@@ -258,7 +253,7 @@ async def test_wherever_the_driver_ends_nothing_of_it_is_lost(start: Any, point:
     assert await all_published(cluster) == [BOTH, BOTH]
 
 
-async def test_a_database_has_the_new_checkpoint_owe_it(start: Any, rows_url: str) -> None:
+async def test_a_database_has_the_new_checkpoint_owe_it(start: Any, engine: Any) -> None:
     """Also through a second backfill, before the shard has run."""
     cluster = await ended(start, PublishingRows(), before_acknowledging(*OUTS), log=False)
     assert await all_published(cluster) == [OPEN, OPEN]
@@ -271,6 +266,29 @@ async def test_a_database_has_the_new_checkpoint_owe_it(start: Any, rows_url: st
     await cluster.append(SOURCE, [line(ALPHA, 3, word="third")])
     await cluster.consumer.read_to_heads(SHARD)
     assert await all_published(cluster) == [(["first", "second", "third"], 0)] * 2
+
+
+def test_a_database_owes_what_was_committed_until_its_row_was_locked(engine: Any) -> None:
+    """By an owner that nobody knew to be there, after the claim was made."""
+    shard: Any = OfflineShard(
+        shard_settings(SHARD, SOURCE, log=False), "fqn", lambda: resolved(None)
+    )
+    owner, attempt = SQLStore(Rows.url), SQLStore(Rows.url)
+    try:
+        owner.restore_checkpoint(shard)
+        fence = attempt.held(shard).fence
+        assert attempt.claim(shard, Claim(fence, "token")).checkpoint.ack_intents == {}
+        late = Checkpoint(ack_intents={ONE: b"intent"})
+        owner.start_commit(shard, late, ()).result(10)
+        new = Checkpoint({SOURCE: SourceCheckpoint(5)})
+        attempt.start_commit(shard, new, ()).result(10)
+        assert attempt.held(shard).checkpoint == replace(new, ack_intents={ONE: b"intent"})
+        # Case: and nobody can commit to it any more.
+        with pytest.raises(Fenced):
+            owner.start_commit(shard, late, ()).result(10)
+    finally:
+        owner.destroy()
+        attempt.destroy()
 
 
 async def test_a_state_that_cannot_be_read_is_replaced_only_if_told_so(start: Any) -> None:
