@@ -289,6 +289,7 @@ class BackfillRun:
         )
         claims = claims_of(held, token)
         tasks = await self._records.blocking(self._make_tasks, specs, folded, claims, verified)
+        self._handover.require_whole({task.spec.id: task.checkpoint for task in tasks})
         return folded, tasks
 
     def _make_tasks(

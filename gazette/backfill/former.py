@@ -33,7 +33,7 @@ from gazette.client.client import Client
 from gazette.client.shards import ShardHints
 from gazette.clock import Clock
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, NotFound, Retryable
-from gazette.protocol.checkpoint import Checkpoint
+from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import JournalName, Offset, split_journal_meta
 from gazette.protocol.shard import ShardSpec
@@ -195,3 +195,30 @@ def require_published(
         " (with a run for each shard, where shards of the same source ended at different offsets); or"
         " give --forget-publications, if nobody needs them.",
     )
+
+
+def require_whole(
+    former: Mapping[str, FormerState], new: Mapping[str, Checkpoint], *, publishes: bool
+) -> None:
+    """Require that the former states of shards that publish do not end in the midst of a transaction.
+
+    A shard may commit while it has consumed some of a long transaction of its source, whose end it has
+    not passed then. A history has whole transactions, and no offset ends one there. Raises ``NotAllowed``.
+    """
+    for shard, state in sorted(former.items()):
+        if not publishes and not state.checkpoint.ack_intents:
+            continue
+        for journal, read in state.checkpoint.sources.items():
+            producers = new[shard].sources.get(journal, SourceCheckpoint()).producers
+            for producer, before in read.producers.items():
+                after = producers.get(producer)
+                if after is None or after.begin is None or before.last_ack <= after.last_ack:
+                    continue
+                raise NotAllowed(
+                    f"{shard} publishes, and had ended in the midst of a transaction in {journal}: what it"
+                    " has published of that would be published again",
+                    hint="Enable it until it has read on, disable it, and run this again; or give"
+                    " --forget-publications.",
+                    producer=producer.hex(),
+                    begin=after.begin,
+                )

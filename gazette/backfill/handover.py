@@ -13,12 +13,18 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gazette.backfill.build import Attempt
-from gazette.backfill.former import FormerState, acknowledge, read_former, require_published
+from gazette.backfill.former import (
+    FormerState,
+    acknowledge,
+    read_former,
+    require_published,
+    require_whole,
+)
 from gazette.backfill.job import Backfill
 from gazette.backfill.publish import Publication, Target, is_published
 from gazette.backfill.records import RunRecords
@@ -29,6 +35,7 @@ from gazette.client.shards import ListedShard, ShardClient
 from gazette.clock import Clock
 from gazette.errors import Fenced, NotAllowed, NotFound, Retryable
 from gazette.failpoints import reach
+from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.shard import ShardSpec
 from gazette.stores.claims import Held
@@ -94,12 +101,23 @@ class Handover:
         self._ends = ends
         self._require_published({one.spec.id: one.spec for one in listed}, self._former)
 
+    def require_whole(self, checkpoints: Mapping[str, Checkpoint]) -> None:
+        """Require of new states, which go on at these checkpoints, the same within transactions."""
+        publishes = self._backfill.discard_publications
+        with self._forgiving():
+            require_whole(self._former, checkpoints, publishes=publishes)
+
     def _require_published(
         self, specs: Mapping[str, ShardSpec], former: Mapping[str, FormerState]
     ) -> None:
         publishes = self._backfill.discard_publications
-        try:
+        with self._forgiving():
             require_published(former, specs, self._ends, publishes=publishes)
+
+    @contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        try:
+            yield
         except NotAllowed as error:
             if not self._settings.forget_publications:
                 raise

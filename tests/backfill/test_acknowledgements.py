@@ -24,6 +24,7 @@ from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.framing import framing_of
 from gazette.message.mapping import fixed_mapping
+from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN
 from gazette.message.sequencer import Sequencer
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.hints import FnodeSegments, FSMHints, Segment
@@ -94,6 +95,20 @@ async def read(cluster: Cluster, journal: str) -> bytes:
             content += piece
     assert len(content) == head
     return content
+
+
+def sequenced(journal: str, content: bytes) -> Sequencer[Any]:
+    """A sequencer that has queued some, up to what commits first."""
+    decoder: EnvelopeDecoder[Any] = EnvelopeDecoder(
+        journal, framing_of(CONTENT_JSON_LINES, Word), 0
+    )
+    decoder.feed(content)
+    sequencer: Sequencer[Any] = Sequencer({}, 1 << 12)
+    batch = decoder.decode()
+    index = 0
+    while index < len(batch) and not sequencer.draining:
+        index = sequencer.queue_batch(batch, index)
+    return sequencer
 
 
 async def published(cluster: Cluster, journal: str) -> tuple[list[str], int]:
@@ -185,6 +200,34 @@ async def test_what_it_never_committed_is_rolled_back(start: Any) -> None:
     await cluster.backfill(backfill, overwrite=True, bounds=Bounds({SOURCE: first}), enable=True)
     await cluster.consumer.read_to_heads(SHARD)
     assert await all_published(cluster) == [BOTH, BOTH]
+
+
+def test_a_state_that_ends_in_the_midst_of_a_transaction_is_refused() -> None:
+    """The shard had consumed, and published, the first of two messages when it committed last."""
+    lines = [line(ALPHA, 1, CONTINUE_TXN, "a"), line(ALPHA, 2, CONTINUE_TXN, "b")]
+    content = b"".join([*lines, line(ALPHA, 3, ACK_TXN)])
+    sequencer = sequenced(SOURCE, content)
+    before = Checkpoint(sequencer.checkpoint())
+    assert len(sequencer.dequeue(1)) == 1
+    sequencer.consumed()
+    amidst = Checkpoint(sequencer.checkpoint())
+    end = before.sources[SOURCE].read_through
+    assert amidst.sources[SOURCE].read_through == end == len(b"".join(lines))
+
+    def judge(checkpoint: Checkpoint, *, publishes: bool = True) -> None:
+        shard = shard_settings(SHARD, SOURCE)
+        states = {SHARD: former.FormerState(checkpoint)}
+        former.require_published(states, {SHARD: shard}, {SOURCE: end}, publishes=publishes)
+        former.require_whole(states, {SHARD: before}, publishes=publishes)
+
+    judge(before)
+    judge(amidst, publishes=False)
+    for checkpoint, publishes in (
+        (amidst, True),
+        (replace(amidst, ack_intents={ONE: b"intent"}), False),
+    ):
+        with pytest.raises(NotAllowed, match="in the midst of a transaction in words/part-000"):
+            judge(checkpoint, publishes=publishes)
 
 
 async def test_publications_may_be_given_up(start: Any) -> None:
