@@ -97,7 +97,7 @@ class Resolver:
 
     @property
     def local_shards(self) -> Mapping[str, Shard]:
-        """The shards that this member holds, as primary or standby, by id."""
+        """The shards that this member holds, as primary or standby, by id. Any thread."""
         return {shard_id: held.shard for shard_id, held in self._held.items()}
 
     def shards_with_source(self, journal: str) -> tuple[ShardSpec, ...]:
@@ -268,10 +268,12 @@ class Resolver:
         self._changed = asyncio.Event()
         if self.stopped.is_set():
             return
-        before, self._held = self._held, {}
+        before, now = dict(self._held), {}
         for local in self._state.local_items:
             shard_id: str = local.item.decoded.id
-            self._held[shard_id] = self._updated(before.pop(shard_id, None), local)
+            now[shard_id] = self._updated(before.pop(shard_id, None), local)
+        # At once, and not changed later: metrics are collected by another thread.
+        self._held = now
         for shard_id, held in before.items():
             self._stop(shard_id, held)
 

@@ -48,6 +48,29 @@ async def test_a_local_primary_is_resolved_with_its_store(start: Start) -> None:
     assert resolution.header.etcd.revision > 0
 
 
+async def test_whoever_looks_while_shards_change_sees_all_of_them(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """Metrics are collected by another thread: never of a half, nor of a dictionary that changes."""
+    member = await start(remote())
+    await member.create(shard_spec(SHARD, SOURCE, log=False))
+    resolver = member.service.resolver
+    seen: list[set[str]] = []
+    real = resolver._new_shard
+
+    def new_shard(item: Any, assignment: Any) -> Any:
+        seen.append(set(resolver.local_shards))
+        return real(item, assignment)
+
+    resolver._new_shard = new_shard
+    held = resolver._held
+    before = "shard-before"  # It comes first as the resolver goes through them.
+    await member.create(shard_spec(before, SOURCE, log=False))
+    assert seen == [{SHARD}]
+    assert set(held) == {SHARD}, "what others look at was changed under their eyes"
+    assert set(resolver.local_shards) == {SHARD, before}
+
+
 async def test_a_shard_that_does_not_exist(start: Start) -> None:
     member = await start()
     resolution = await resolve(member)
