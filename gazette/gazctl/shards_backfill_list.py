@@ -18,8 +18,8 @@ from gazette.backfill.runs import (
     staged_orphans,
 )
 from gazette.backfill.scratch import abandoned
-from gazette.backfill.staging import garbage, open_staging
-from gazette.errors import GazetteError
+from gazette.backfill.staging import DirectoryStaging, Staging, garbage, open_staging
+from gazette.errors import GazetteError, NotFound
 from gazette.gazctl.context import Context
 from gazette.gazctl.flags import ShardsBackfillFlags
 from gazette.gazctl.output import Table
@@ -29,9 +29,19 @@ from gazette.tasks import BlockingPool
 _NEVER: Final = "-"
 
 
+def _require_there(staging: Staging, flags: ShardsBackfillFlags) -> None:
+    """A name that is misspelt is not to look like an area that holds nothing. Raises ``NotFound``."""
+    if isinstance(staging, DirectoryStaging) and not staging.directory.exists():
+        raise NotFound(
+            f"there is no staging area at {flags.staging}",
+            hint="The first run of a backfill makes it. Give the same --staging.",
+        )
+
+
 async def list_all(context: Context, flags: ShardsBackfillFlags) -> int:
     """``--list``: every run of the staging area, and everything that none of them needs."""
     staging = open_staging(flags.staging)
+    _require_there(staging, flags)
     consumer = await context.consumer()
     pool = BlockingPool("backfill-list", 1)
     try:
@@ -94,6 +104,7 @@ def _when(seconds: float) -> str:
 async def collect(context: Context, flags: ShardsBackfillFlags) -> int:
     """``--gc``: list what nothing needs any more, and remove it unless this is a dry run."""
     staging = open_staging(flags.staging)
+    _require_there(staging, flags)
     pool = BlockingPool("backfill-gc", 1)
     try:
         now = context.clock.now()

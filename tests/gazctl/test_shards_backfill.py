@@ -74,6 +74,11 @@ async def test_from_a_dry_run_to_a_run_that_is_done_already(scene: Scene) -> Non
     assert told.code == 0
     assert "nothing was changed" in told.err
     assert scene.has_changed_nothing()
+    # Case: of nothing there is nothing to be told.
+    for flag in ("--list", "--gc"):
+        none = await scene.gazctl("shards", "backfill", flag, f"--staging={scene.cluster.staging}")
+        assert none.code == 1
+        assert "there is no staging area at" in none.err
     # Case: verified, published, enabled; as JSON.
     ran = await scene("--run-id=first", "--verify", "--enable", "--format=json")
     assert ran.code == 0, ran
