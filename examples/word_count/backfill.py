@@ -34,6 +34,10 @@ class WordCountBackfill(Backfill):
     fields = "n_gram string, count long"
     order = ("n_gram",)
 
+    def combine(self, rows: Any) -> Any:
+        summed = rows.group_by("n_gram").aggregate([("count", "sum")])
+        return summed.rename_columns(rows.schema.names)
+
     def fold(self, frame: Any) -> Any:
         return frame.groupBy("shard", "n_gram").agg({"count": "sum"})
 

@@ -25,9 +25,6 @@ from gazette.protocol.label_set import LabelSelector
 
 T = TypeVar("T")
 
-PUSHDOWN_VARIABLE: Final = "GAZETTE_SPARK_PUSHDOWN"
-"""Set by `gazette.spark.session` where Spark is configured to push filters down."""
-
 Isolation = Literal["read_committed", "read_uncommitted"]
 Starting = Literal["earliest", "latest"]
 Values = Literal["", "json", "csv", "protobuf", "text", "binary"]
@@ -73,7 +70,7 @@ READ: Final[dict[str, str]] = {
     "gaps": "fail or skip, where fragments may not have been stored yet",
     "run_bytes": "how much of a journal one task reads, at least one fragment",
     "infer_bytes": "how much is read to find out the fields of JSON messages",
-    "pushdown": "true if spark.sql.python.filterPushdown.enabled is set",
+    "pushdown": "true: filters leave out fragments, of a DataFrame that is queried once (docs/spark.md)",
     "planning_threads": "how many runs the driver looks at together",
     "keep": "false: gazette.spark.read keeps no rows of its first pass on the disks of executors",
     "plan": "made by gazette.spark.read",
@@ -345,7 +342,7 @@ class ReadOptions:
             clock_end=None if end_ns is None else clock_at(end_ns),
             run_bytes=given.number("run_bytes", RUN_BYTES, 1),
             infer_bytes=given.number("infer_bytes", 1 << 20, 1),
-            pushdown=given.flag("pushdown", os.environ.get(PUSHDOWN_VARIABLE) == "true"),
+            pushdown=given.flag("pushdown"),
             threads=given.number("planning_threads", min(8, os.cpu_count() or 1), 1),
             keep=given.flag("keep", default=True),
             plan=given.text("plan"),

@@ -10,10 +10,8 @@ from typing import Any, Final
 from gazette.errors import Conflict, Invalid, Unavailable
 from gazette.spark.java import ensure_java
 from gazette.spark.master import require_reachable
-from gazette.spark.options import PUSHDOWN_VARIABLE
 
 DEFAULTS: Final[dict[str, str]] = {
-    "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -35,9 +33,9 @@ def session(
 ) -> Any:
     """A session of Spark (a ``pyspark.sql.SparkSession``), with Java and workers that are there.
 
-    Finds a Java (`gazette.spark.java.ensure_java`), lets workers run this very Python, and has filters
-    pushed down into sources. ``conf`` is further configuration, and wins. Sets ``JAVA_HOME``,
-    ``PYSPARK_PYTHON`` and a few more variables of this process, for what it starts.
+    Finds a Java (`gazette.spark.java.ensure_java`), and lets workers run this very Python. ``conf`` is
+    further configuration, and wins. Sets ``JAVA_HOME``, ``PYSPARK_PYTHON`` and a few more variables of this
+    process, for what it starts.
 
     Raises `Unavailable` if Spark is not installed, has no Java, or a standalone master does not answer;
     `Invalid` for what names no master; `Conflict` if there is a session
@@ -70,9 +68,6 @@ def session(
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         if master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        # The source cannot ask for the configuration, and may not offer what that leaves off.
-        pushdown = settings["spark.sql.python.filterPushdown.enabled"]
-        os.environ[PUSHDOWN_VARIABLE] = pushdown
     builder: Any = SparkSession.builder
     builder = builder.master(master).appName(app_name)
     for name, value in settings.items():

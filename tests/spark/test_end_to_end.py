@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gazette.errors import Conflict
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
-from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, build_uuid, clock_at
+from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, clock_at
 from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSet
 from gazette.spark import read, session
@@ -25,7 +26,7 @@ from tests.backfill.conftest import start as start
 from tests.backfill.replays import Replay, Story
 from tests.backfill.subjects import SUBJECTS
 from tests.backfill.test_drive import expected
-from tests.spark.backfills import FoldedBackfill
+from tests.spark.backfills import CombinedBackfill, FoldedBackfill
 from tests.spark.test_state import LINES, SHARD, options, stored_in_s3
 
 # Starting Java and Python's workers takes seconds on a machine that is free, and minutes on one that is not.
@@ -61,7 +62,7 @@ def table(spark: Any, store: dict[str, str], **options: str) -> Any:
 
 
 def test_tables(spark, store):
-    """Fields are inferred, filters are pushed down, and both passes may be jobs of the executors."""
+    """Fields are inferred, filters apply, and both passes may be jobs of the executors."""
     journals = table(spark, store).load("topic/a,topic/b")
     assert [field.name for field in journals.schema][-2:] == ["word", "n"]
     rows = journals.where("journal = 'topic/b' and offset >= 0").orderBy("n").collect()
@@ -73,20 +74,63 @@ def test_tables(spark, store):
 
 def test_times_are_of_the_zone_of_the_session(spark, store):
     """Of filters that are pushed down; and bounds may be times that no message has."""
-    journals = table(spark, store).load("topic/a,topic/b")
 
     def found(condition: str) -> list[int]:
+        # Loaded for one query, as push-down wants it.
+        journals = table(spark, store, pushdown="true").load("topic/a,topic/b")
         return sorted(row.n for row in journals.where(condition).select("n").collect())
 
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     try:
         assert found("timestamp >= '2023-11-14 17:13:20.000002'") == [1, 11]
         assert found("timestamp = '2023-11-14 17:13:20.000001'") == [0, 10]
         assert found("timestamp < timestamp'2023-11-14 22:13:20.000002Z'") == [0, 10]
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        assert found("timestamp between '1500-01-01' and '5300-12-31'") == [0, 1, 10, 11]
+        assert found("timestamp > '5300-12-31'") == []
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
-    assert found("timestamp between '1500-01-01' and '5300-12-31'") == [0, 1, 10, 11]
-    assert found("timestamp > '5300-12-31'") == []
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_a_table_is_whole_again_behind_a_filter(spark, store):
+    """Spark keeps the partitions of the last filter that it has pushed down, and would give their rows."""
+    journals = table(spark, store).schema("n long, journal string").load("topic/a,topic/b")
+    only = journals.where("journal = 'topic/a'")
+    other = journals.where("journal = 'topic/b'")
+    assert [journals.count(), only.count(), journals.count(), other.count()] == [4, 2, 4, 2]
+    assert only.union(other).count() == 4
+
+
+def test_what_the_first_pass_kept_is_not_read_again(spark, tmp_path):
+    """Also where executors look for it: rows come, though the fragments are gone. Without it they do not."""
+    lines = [
+        json_line({"word": "w", "n": n}, build_uuid(ALPHA, NOON + n * 160, OUTSIDE_TXN))
+        for n in range(9)
+    ]
+    root = {"store": f"file://{tmp_path}/fragments", "journal": "topic/kept", "run_bytes": 1}
+    frames = {}
+    write_journal(tmp_path, STORE, "topic/kept", lines, Codec.ZSTANDARD)
+    for keep in (True, False):
+        frames[keep] = read(spark, schema="n long, offset long", keep=keep, **root)
+    inferred = read(spark, **root)
+    for path in (tmp_path / "fragments").rglob("*.zst"):
+        path.unlink()
+    assert [row.n for row in frames[True].orderBy("n").collect()] == [*range(9)]
+    # Filters apply to it, and columns may be left out.
+    assert frames[True].where(f"offset >= {3 * len(lines[0])}").count() == 6
+    assert {row.word for row in inferred.select("word").collect()} == {"w"}
+    with pytest.raises(Exception, match="it was pruned meanwhile"):
+        frames[False].collect()
+    # Executors may lose what they have kept: then it takes the fragments.
+    write_journal(tmp_path, STORE, "topic/kept", lines, Codec.ZSTANDARD)
+    local = Path(spark.conf.get("spark.local.dir"))
+    kept = list(local.glob("blockmgr-*/gazette/*.arrow"))
+    assert len(kept) >= 18
+    for path in kept:
+        path.unlink()
+    assert frames[True].count() == 9
 
 
 def test_a_bad_option_is_told_with_what_to_do(spark, store):
@@ -205,6 +249,7 @@ async def test_states_are_those_of_the_local_runner(start, spark):
         ("local", WordsBackfill(), None),
         ("tasks", WordsBackfill(), SparkRunner(spark=spark)),
         ("folded", FoldedBackfill(), SparkRunner(spark=spark)),
+        ("combined", CombinedBackfill(), SparkRunner(spark=spark)),
     ]
     states: list[Any] = []
     for kind, backfill, runner in kinds:
@@ -226,6 +271,7 @@ async def test_states_are_those_of_the_local_runner(start, spark):
         assert (await cluster.state(names[2], WordsBackfill()))[0] == []
     assert states[1] == states[0]
     assert states[2] == states[0]
+    assert states[3] == states[0]
     assert len(states[0][1][0]) > 20
 
 
