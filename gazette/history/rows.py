@@ -74,6 +74,8 @@ class RowFormat:
     acks: bool = False
     clock_begin: int = 0
     clock_end: int | None = None
+    unclocked: bool = False
+    """Whether messages without a UUID, whose clock is 0, are before ``clock_end``."""
     offset_begin: Offset = 0
     offset_end: Offset | None = None
 
@@ -184,7 +186,9 @@ class RowMaker:
             wanted = wanted & (columns.uuids.clocks >= np.uint64(format.clock_begin))
         if format.clock_end is not None:
             clocks = columns.uuids.clocks
-            wanted = wanted & (clocks < np.uint64(format.clock_end)) & (clocks != 0)
+            wanted = wanted & (clocks < np.uint64(format.clock_end))
+            if not format.unclocked:
+                wanted &= clocks != 0
         if format.offset_begin:
             wanted = wanted & (columns.begins >= format.offset_begin)
         if format.offset_end is not None:

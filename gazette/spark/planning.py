@@ -28,6 +28,7 @@ from gazette.history.read import resolver, summarise_run
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
 from gazette.history.summary import RunSummary
 from gazette.history.take import take_snapshot
+from gazette.spark.hints import with_hints
 from gazette.spark.options import ReadOptions
 from gazette.spark.schema import common_value, row_format, table_schema
 from gazette.spark.table import check_isolation
@@ -47,6 +48,7 @@ class Plan:
     """How the rows of each run are put together, if they are."""
 
 
+@with_hints()
 def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
     """A DataFrame of journals, as of now, with the first pass made by the executors.
 
@@ -106,6 +108,7 @@ def plan_by_spark(
     return Plan(folded, kept, None if keeping is None else keeping.combine)
 
 
+@with_hints()
 def _summarise(task: tuple[Access, Run, Keeping | None]) -> tuple[RunSummary, str]:
     access, run, keeping = task
     local = os.environ.get(_LOCAL_DIRECTORIES, "").split(",")[0]

@@ -170,6 +170,8 @@ class Bounds:
             offset_end=_least(format.offset_end, self.offset_end),
             clock_begin=max(format.clock_begin, self.clock_begin),
             clock_end=_least(format.clock_end, self.clock_end),
+            # Spark leaves out what has no time, and keeps what has the clock 0.
+            unclocked=format.clock_end is None,
         )
 
     def narrowed(self, filter: Filter, prefix: str) -> Bounds:

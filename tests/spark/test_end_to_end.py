@@ -46,6 +46,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     def line(at: int, flags: int, **fields: object) -> bytes:
         return json_line(fields, build_uuid(ALPHA, NOON + at * 160, flags))
 
+    write_journal(root, STORE, "topic/bad", [b"nonsense\n"])
     for name, codec, first in (("topic/a", Codec.GZIP, 0), ("topic/b", Codec.ZSTANDARD, 10)):
         contents = [
             line(1, CONTINUE_TXN, word="x", n=first) + line(1, CONTINUE_TXN, word="x", n=first),
@@ -140,12 +141,12 @@ def test_a_bad_option_is_told_with_what_to_do(spark, store):
     require_short(raised.value)
 
 
-def require_short(error: BaseException) -> None:
+def require_short(error: BaseException, most: int = 12) -> None:
     """What is wrong is not buried: a few lines, and the last of Python's are the message and the hint."""
     lines = [one for one in str(error).splitlines() if one.strip()]
     (hint,) = (number for number, one in enumerate(lines) if one.startswith("What to do: "))
     assert lines[hint - 1].startswith("gazette.")
-    assert hint <= 12, lines
+    assert hint <= most, lines
     assert len(lines) <= hint + 2, lines
 
 
@@ -157,6 +158,10 @@ def test_errors_of_tasks_are_told_as_short(spark, store):
     with pytest.raises(Exception, match=r"word: .*expected int64") as raised:
         table(spark, store).schema("word long").load("topic/a").collect()
     require_short(raised.value)
+    with pytest.raises(Exception, match=r"malformed.*begin=") as raised:
+        read(spark, **store, journal="topic/bad", fields="n long")
+    # Those of a job have frames of Spark's own worker.
+    require_short(raised.value, 30)
     rows = spark.createDataFrame([("p",)], "word string")
     writer = rows.write.format("gazette").mode("append").option("journal", "topic/a")
     with pytest.raises(Exception, match="not absolute: nonsense") as raised:
