@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from typing import ClassVar, Protocol
+from typing import Final, Protocol
 
 import cramjam
 import zstandard
 
 from gazette.errors import Corrupt, Invalid
+from gazette.zstd_blocks import ZstdBlocks
 
 _NONE, _GZIP, _ZSTANDARD, _SNAPPY, _GZIP_OFFLOAD = range(1, 6)
 
@@ -38,6 +39,11 @@ _ZSTANDARD_LEVEL = 1
 _SNAPPY_BLOCK_BYTES = 1 << 16
 _SNAPPY_STREAM_ID = b"\xff\x06\x00\x00sNaPpY"
 _GZIP_MAGIC = b"\x1f\x8b\x08"
+
+
+_GZIP_SLICE_BYTES: Final = 1 << 12
+"""A slice of a deflate stream may grow 1032 times."""
+_SNAPPY_SLICE_BYTES: Final = 1 << 17
 
 
 class Compressor(Protocol):
@@ -226,12 +232,7 @@ class _NoDecompressor:
 
 
 class _SlicedDecompressor(ABC):
-    """Feeds its input in slices so small that the output of one slice is bounded.
-
-    A slice of a deflate stream may grow 1032 times, one of a zstd stream 32768 times.
-    """
-
-    slice_bytes: ClassVar[int]
+    """Feeds its input in slices so small that the output of one slice is bounded."""
 
     __slots__ = ("_input", "_output")
 
@@ -248,7 +249,7 @@ class _SlicedDecompressor(ABC):
             if not self._output:
                 if not self._input:
                     break
-                piece = self._input[: self.slice_bytes]
+                piece = self._input[: self._slice(self._input)]
                 self._input = self._input[len(piece) :]
                 self._output = memoryview(self._step(piece))
                 continue
@@ -270,6 +271,10 @@ class _SlicedDecompressor(ABC):
         return b""
 
     @abstractmethod
+    def _slice(self, data: memoryview) -> int:
+        """How many of the next bytes make a slice. They are taken next."""
+
+    @abstractmethod
     def _step(self, piece: memoryview) -> bytes:
         """All that comes of one slice."""
 
@@ -281,13 +286,14 @@ class _SlicedDecompressor(ABC):
 class _GzipDecompressor(_SlicedDecompressor):
     """Members one after the other; anything else behind a member is an error."""
 
-    slice_bytes = 1 << 12
-
     __slots__ = ("_member",)
 
     def __init__(self) -> None:
         super().__init__()
         self._member: zlib._Decompress | None = None
+
+    def _slice(self, data: memoryview) -> int:
+        return min(len(data), _GZIP_SLICE_BYTES)
 
     def _step(self, piece: memoryview) -> bytes:
         pieces: list[bytes] = []
@@ -311,13 +317,15 @@ class _GzipDecompressor(_SlicedDecompressor):
 class _ZstandardDecompressor(_SlicedDecompressor):
     """Frames one after the other, skippable ones included."""
 
-    slice_bytes = 1 << 10
-
-    __slots__ = ("_frame",)
+    __slots__ = ("_blocks", "_frame")
 
     def __init__(self) -> None:
         super().__init__()
+        self._blocks = ZstdBlocks()
         self._frame: zstandard.ZstdDecompressionObj | None = None
+
+    def _slice(self, data: memoryview) -> int:
+        return self._blocks.take(data)
 
     def _step(self, piece: memoryview) -> bytes:
         pieces: list[bytes] = []
@@ -342,8 +350,6 @@ class _SnappyDecompressor(_SlicedDecompressor):
     """Cuts the stream into chunks (type, 24-bit length, body) and decodes whole chunks only: the
     library wants a whole stream, so every run of chunks gets a stream identifier of its own."""
 
-    slice_bytes = 1 << 17
-
     __slots__ = ("_identified", "_pending", "_skip")
 
     def __init__(self) -> None:
@@ -351,6 +357,9 @@ class _SnappyDecompressor(_SlicedDecompressor):
         self._pending = b""
         self._skip = 0
         self._identified = False
+
+    def _slice(self, data: memoryview) -> int:
+        return min(len(data), _SNAPPY_SLICE_BYTES)
 
     def _step(self, piece: memoryview) -> bytes:
         data = self._pending + piece if self._pending else bytes(piece)

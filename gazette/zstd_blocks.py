@@ -1,0 +1,104 @@
+"""Where blocks of a zstd stream begin, so that it can be fed to a decompressor some blocks at a time. Pure.
+
+A few bytes may stand for 128 KiB of content, but no block for more (RFC 8878, section 3.1.1.2.4). So who
+feeds whole blocks knows how much may come of it, and need not feed in slices that are small enough for the
+worst.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import Enum
+from typing import Final
+
+BLOCK_BYTES_MAX: Final = 128 << 10
+"""The most content of a block."""
+_BLOCKS: Final = 8
+"""Blocks that are fed at once: a megabyte of content at the most."""
+_LOST_BYTES: Final = 1 << 10
+"""Fed at once where blocks are not seen, as 256 RLE blocks: 32 MiB of content at the most."""
+
+_MAGIC: Final = 0xFD2FB528
+_SKIPPABLE: Final = 0x184D2A50
+_MAGIC_BYTES: Final = 4
+_BLOCK_HEADER_BYTES: Final = 3
+_CHECKSUM_BYTES: Final = 4
+_RLE: Final = 1
+_RESERVED: Final = 3
+_ID_BYTES: Final = (0, 1, 2, 4)
+_SIZE_BYTES: Final = (0, 2, 4, 8)
+
+
+class _Next(Enum):
+    """What begins where the last element has ended."""
+
+    FRAME = "frame"
+    SKIPPABLE = "size of a skippable frame"
+    DESCRIPTOR = "frame header descriptor"
+    BLOCK = "block"
+    LOST = "nobody knows"
+
+
+class ZstdBlocks:
+    """Follows one stream, of any frames one after the other. What it does not understand it calls lost: a
+    decompressor will say what that is."""
+
+    __slots__ = ("_checksum", "_header", "_next", "_skip", "_wanted")
+
+    def __init__(self) -> None:
+        self._next = _Next.FRAME
+        self._wanted = _MAGIC_BYTES
+        self._header = b""
+        """What has been seen of the ``_wanted`` bytes that say how it goes on."""
+        self._skip = 0
+        """Bytes of an element that are still to come, and say nothing."""
+        self._checksum = 0
+
+    def take(self, data: memoryview) -> int:
+        """How many of the next bytes of the stream to feed at once: at least one, if there is any."""
+        at, blocks, size = 0, 0, len(data)
+        while at < size:
+            if self._next is _Next.LOST:
+                return min(size, at + _LOST_BYTES)
+            if self._skip:
+                taken = min(self._skip, size - at)
+                self._skip -= taken
+                at += taken
+                continue
+            if self._next is _Next.BLOCK and not self._header:
+                if blocks == _BLOCKS:
+                    break
+                blocks += 1
+            taken = min(self._wanted - len(self._header), size - at)
+            self._header += data[at : at + taken]
+            at += taken
+            if len(self._header) == self._wanted:
+                header, self._header = self._header, b""
+                self._step(header)
+        return at
+
+    def _step(self, header: bytes) -> None:
+        number = int.from_bytes(header, "little")
+        match self._next:
+            case _Next.FRAME if number == _MAGIC:
+                self._expect(_Next.DESCRIPTOR, 1)
+            case _Next.FRAME if number & ~0xF == _SKIPPABLE:
+                self._expect(_Next.SKIPPABLE, struct.calcsize("<I"))
+            case _Next.SKIPPABLE:
+                self._expect(_Next.FRAME, _MAGIC_BYTES, number)
+            case _Next.DESCRIPTOR:
+                single = number >> 5 & 1
+                self._checksum = _CHECKSUM_BYTES if number & 4 else 0
+                rest = _ID_BYTES[number & 3] + (_SIZE_BYTES[number >> 6] or single) + 1 - single
+                self._expect(_Next.BLOCK, _BLOCK_HEADER_BYTES, rest)
+            case _Next.BLOCK if number >> 1 & 3 != _RESERVED:
+                content = 1 if number >> 1 & 3 == _RLE else number >> 3
+                if number & 1:
+                    self._expect(_Next.FRAME, _MAGIC_BYTES, content + self._checksum)
+                else:
+                    self._expect(_Next.BLOCK, _BLOCK_HEADER_BYTES, content)
+            case _:
+                self._expect(_Next.LOST, 1)
+
+    def _expect(self, what: _Next, size: int, skip: int = 0) -> None:
+        self._next, self._wanted, self._skip = what, size, skip
