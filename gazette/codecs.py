@@ -251,7 +251,10 @@ class _SlicedDecompressor(ABC):
                     break
                 piece = self._input[: self._slice(self._input)]
                 self._input = self._input[len(piece) :]
-                self._output = memoryview(self._step(piece))
+                made = self._step(piece)
+                if not pieces and room // 2 <= len(made) <= room:
+                    return made  # Most of what is wanted, without a copy.
+                self._output = memoryview(made)
                 continue
             taken = self._output[:room]
             self._output = self._output[len(taken) :]

@@ -13,8 +13,8 @@ from typing import Final
 
 BLOCK_BYTES_MAX: Final = 128 << 10
 """The most content of a block."""
-_BLOCKS: Final = 8
-"""Blocks that are fed at once: a megabyte of content at the most."""
+_BLOCKS: Final = 7
+"""Blocks that are fed at once, beside the rest of one: a megabyte of content at the most."""
 _LOST_BYTES: Final = 1 << 10
 """Fed at once where blocks are not seen, as 256 RLE blocks: 32 MiB of content at the most."""
 

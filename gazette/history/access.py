@@ -206,7 +206,7 @@ class OpenAccess:
                 size += len(block)
                 if file.offset == piece.end and piece.end < fragment.end:
                     break
-                if size >= BLOCK_BYTES and file.offset < piece.end:
+                if size >= BLOCK_BYTES // 2 and file.offset < piece.end:
                     yield begin, b"".join(held)
                     held, begin, size = [], file.offset, 0
             if held:

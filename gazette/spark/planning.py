@@ -32,6 +32,7 @@ from gazette.spark.hints import with_hints
 from gazette.spark.options import ReadOptions
 from gazette.spark.schema import common_value, row_format, table_schema
 from gazette.spark.table import check_isolation
+from gazette.spark.worker_process import keep_imports
 
 _LOCAL_DIRECTORIES: Final = "SPARK_LOCAL_DIRS"
 """Where Spark tells its Python workers which directories the executor has. It removes them at its end."""
@@ -114,8 +115,11 @@ def _summarise(task: tuple[Access, Run, Keeping | None]) -> tuple[RunSummary, st
     local = os.environ.get(_LOCAL_DIRECTORIES, "").split(",")[0]
     with access.open() as opened:
         if keeping is None or not local:
-            return summarise_run(opened, run), ""
-        return summarise_keeping(opened, run, keeping, Path(local) / _DIRECTORY)
+            found = summarise_run(opened, run), ""
+        else:
+            found = summarise_keeping(opened, run, keeping, Path(local) / _DIRECTORY)
+    keep_imports()
+    return found
 
 
 def encode_plan(plan: Plan) -> str:

@@ -35,6 +35,7 @@ from gazette.message.message_uuid import clock_at
 from gazette.spark.hints import with_hints
 from gazette.spark.options import ReadOptions
 from gazette.spark.schema import common_value, row_format
+from gazette.spark.worker_process import keep_imports
 
 
 class RunPartition(InputPartition):
@@ -66,6 +67,7 @@ def read_partition(access: Access, partition: InputPartition | None) -> Iterator
             yield from read_keeping(opened, run, keeping, partition.kept)
         else:
             yield from read_rows(opened, run, format)
+    keep_imports()
 
 
 def fold_on_driver(access: OpenAccess, snapshot: Snapshot, options: ReadOptions) -> Folded:
