@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gazette.history.columns import Array64, Columns
 from gazette.history.fold import CommittedRun
-from gazette.history.segments import Clocks, Segment, counted, records, segments, since_of
+from gazette.history.segments import Clocks, Cut, Segment, cut, records
 from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN
 
 T = TypeVar("T")
@@ -55,21 +55,20 @@ class CommitFilter(Generic[T]):
     def __init__(self, run: CommittedRun, *, acks: bool = False) -> None:
         self._run = run
         self._acks = acks
-        self._since = since_of(run.run)
         self._producers: dict[int, _Producer[T]] = {
             number: _Producer(acked, newest) for number, (acked, newest) in run.known.items()
         }
         self._batches: deque[_Batch[T]] = deque()
 
-    def take(self, columns: Columns, payload: T) -> None:
-        """The next messages of the run."""
+    def take(self, columns: Columns, payload: T, pieces: Cut | None = None) -> None:
+        """The next messages of the run; and their ``pieces``, if somebody has cut them already."""
         batch = _Batch(payload, np.zeros(len(columns), np.bool_))
         self._batches.append(batch)
-        rows, unclocked = counted(columns, self._run.run.begin, self._since)
+        found, unclocked = cut(columns, self._run.run) if pieces is None else pieces
         batch.committed[unclocked] = True
         if not self._acks and len(unclocked):
             batch.committed[unclocked[columns.uuids.flags[unclocked] == ACK_TXN]] = False
-        for segment in segments(columns, rows):
+        for segment in found:
             producer = self._producers.get(segment.producer)
             if producer is None:
                 clock = int(segment.clocks[0]) - 1

@@ -36,6 +36,7 @@ from gazette.history.commit_filter import CommitFilter, settled
 from gazette.history.fold import CommittedRun
 from gazette.history.found import FoundBatch, found_batches
 from gazette.history.rows import RowFormat, RowMaker, read_rows
+from gazette.history.segments import Cut, cut
 from gazette.history.snapshot import Run
 from gazette.history.summary import RunSummary, Summariser
 
@@ -66,8 +67,9 @@ def summarise_keeping(
     summariser = Summariser(run)
     with _Writer(run, keeping, directory) as writer:
         for found in found_batches(access, run, keeping.format.scanned):
-            summariser.take(found.columns)
-            writer.take(found)
+            pieces = cut(found.columns, run)
+            summariser.take(found.columns, pieces)
+            writer.take(found, pieces)
         return summariser.summary(), writer.finish()
 
 
@@ -129,14 +131,14 @@ class _Writer:
     ) -> None:
         self._remove()
 
-    def take(self, found: FoundBatch) -> None:
-        """The next messages of the run."""
+    def take(self, found: FoundBatch, pieces: Cut) -> None:
+        """The next messages of the run, cut."""
         if self._file is None:
             return
         if found.arrays is None and len(self._maker.fields):
             self._give_up("its messages are not of the form that is quick to read")
             return
-        self._passes.take(found.columns, found)
+        self._passes.take(found.columns, found, pieces)
         with self._giving_up():
             for ready, mask in self._passes.ready():
                 for batch in self._maker.rows(ready, mask):

@@ -149,6 +149,7 @@ class RowMaker:
         self._meta = dict(format.meta)
         self._skips = run.shape.malformed == "skip"
         self._parse = self._parser()
+        self._journals = pa.array([], pa.string())
 
     def rows(self, found: FoundBatch, wanted: Mask) -> Iterator[pa.RecordBatch]:
         """The rows of those messages that are wanted, and within the bounds of the format."""
@@ -173,12 +174,17 @@ class RowMaker:
             fit, fields = self._parse(found.batch, wanted)
         if not len(fit):
             return (), []
-        arrays = {
-            name: meta_array(key, self._run.journal, columns, fit)
-            for name, key in self._meta.items()
-        }
+        arrays = {name: self._meta_array(key, columns, fit) for name, key in self._meta.items()}
         arrays.update(zip(self.fields.names, fields, strict=True))
         return fit, [arrays[name] for name in self._format.schema.names]
+
+    def _meta_array(self, key: str, columns: Columns, rows: Any) -> pa.Array:
+        if key != "journal":
+            return meta_array(key, self._run.journal, columns, rows)
+        # The same in all rows of the run.
+        if len(self._journals) < len(rows):
+            self._journals = meta_array(key, self._run.journal, columns, rows)
+        return self._journals.slice(0, len(rows))
 
     def _bounded(self, columns: Columns, wanted: Mask) -> Mask:
         format = self._format

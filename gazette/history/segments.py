@@ -38,6 +38,21 @@ class Counted(NamedTuple):
     """Rows without one, which take no part in exactly-once: always committed."""
 
 
+class Cut(NamedTuple):
+    """The messages of a piece of a run, as both passes step through them."""
+
+    segments: tuple[Segment, ...]
+    """Of those that count, of one producer after the other."""
+    unclocked: Array64
+    """Rows without a clock, as of `Counted`."""
+
+
+def cut(columns: Columns, run: Run) -> Cut:
+    """Cut the next messages of a run."""
+    rows, unclocked = counted(columns, run.begin, since_of(run))
+    return Cut(tuple(segments(columns, rows)), unclocked)
+
+
 def counted(columns: Columns, begin: Offset, since: Mapping[int, Offset]) -> Counted:
     """Leave out what is before ``begin``, but for the producers of ``since``."""
     counts = columns.begins >= begin

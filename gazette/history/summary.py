@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gazette.history.columns import Columns
-from gazette.history.segments import Segment, counted, records, segments, since_of
+from gazette.history.segments import Cut, Segment, counted, cut, records, segments, since_of
 from gazette.history.snapshot import Run
 from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN
 from gazette.protocol.ids import Offset
@@ -195,8 +195,8 @@ class Summariser:
     _clock_min: int | None = None
     _clock_max: int = 0
 
-    def take(self, columns: Columns) -> None:
-        """The next messages."""
+    def take(self, columns: Columns, pieces: Cut | None = None) -> None:
+        """The next messages; and their ``pieces``, if somebody has cut them already."""
         if not len(columns):
             return
         self._end = int(columns.ends[-1])
@@ -204,8 +204,7 @@ class Summariser:
         least = int(columns.uuids.clocks.min())
         self._clock_min = least if self._clock_min is None else min(self._clock_min, least)
         self._clock_max = max(self._clock_max, int(columns.uuids.clocks.max()))
-        rows = counted(columns, self.run.begin, since_of(self.run)).sequenced
-        for segment in segments(columns, rows):
+        for segment in (cut(columns, self.run) if pieces is None else pieces).segments:
             producer = self._producers.get(segment.producer)
             if producer is None:
                 first = int(segment.clocks[0])

@@ -21,6 +21,7 @@ from gazette.history.fold import Folded, fold_snapshot
 from gazette.history.kept import Keeping, read_keeping, summarise_keeping
 from gazette.history.read import fold_locally, resolver
 from gazette.history.rows import META, RowFormat, read_rows
+from gazette.history.segments import cut
 from gazette.history.take import Selection, take_snapshot
 from gazette.labels import CONTENT_CSV
 from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
@@ -207,7 +208,7 @@ def test_a_disk_that_fills_up_keeps_nothing(tmp_path):
     ):
         (found,) = kept.found_batches(opened, runs[0], FORMAT.scanned)
         writer._stream = pa.ipc.new_stream(pa.PythonFile(full), SCHEMA)
-        writer.take(found)
+        writer.take(found, cut(found.columns, runs[0]))
         assert writer.finish() == ""
     assert list(subject.directory.iterdir()) == []
 
