@@ -63,12 +63,21 @@ class Scanned(NamedTuple):
 
 @functools.cache
 def kernel() -> ModuleType | None:
-    """The compiled pass; None where it is not installed, or does not work with what else is."""
+    """The compiled pass; None where it is not installed, or cannot be compiled.
+
+    Reading is slower then, and the same. The first one on a machine waits until it is compiled.
+    """
     try:
         from gazette.history import json_kernel
     except ImportError as error:
-        # It is an extra, and Numba lags behind new releases of NumPy: reading is slower then, and the same.
+        # It is an extra, and Numba lags behind new releases of NumPy.
         LOGGER.info("reading JSON without a compiled scanner", extra={"reason": str(error)})
+        return None
+    LOGGER.debug("compiling the scanner of JSON, if that has not been done on this machine")
+    try:
+        json_kernel.compile_ahead()
+    except OSError as error:  # The disk of its cache is full, say.
+        LOGGER.warning("reading JSON without a compiled scanner", extra={"reason": str(error)})
         return None
     return json_kernel
 

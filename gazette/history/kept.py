@@ -45,7 +45,9 @@ LOGGER: Final = logging.getLogger(__name__)
 _UNDECIDED: Final = (("pending", pa.bool_()), ("producer", pa.uint64()), ("clock", pa.uint64()))
 """Columns of what is not decided, before those of rows."""
 _FREE_SHARE: Final = 0.1
-"""Nothing is kept on a disk that has less than this left."""
+"""Nothing is kept on a disk that would have less than this left …"""
+_TAKEN_SHARE: Final = 0.25
+"""… and no more than this of it is taken: then the oldest files go, of whatever pass they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,7 @@ class _Writer:
     def __enter__(self) -> Self:
         with self._giving_up():
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            usage = shutil.disk_usage(self._path.parent)
-            if usage.free - self._run.length < usage.total * _FREE_SHARE:
+            if not _make_room(self._path.parent, self._run.length):
                 self._give_up("the disk is nearly full")
             else:
                 self._file = pa.OSFile(str(self._partial), "wb")
@@ -193,6 +194,31 @@ class _Writer:
             with contextlib.suppress(OSError):
                 file.close()
             self._partial.unlink(missing_ok=True)
+
+
+def _make_room(directory: Path, size: int) -> bool:
+    """Remove the oldest files, if it takes that, for another one; whether there is room for it then.
+
+    Whoever reads one of them goes on to its end, and who has not begun reads the run again. The session that
+    wrote them may be long done with them: nobody tells executors.
+    """
+    usage = shutil.disk_usage(directory)
+    files = []
+    for path in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found = path.stat()
+            files.append((found.st_mtime_ns, found.st_size, path))
+    taken = sum(length for _, length, _ in files)
+    most, free_least = usage.total * _TAKEN_SHARE, usage.total * _FREE_SHARE
+    excess = max(taken + size - most, size + free_least - usage.free)
+    if excess > taken:
+        return False
+    for _, length, path in sorted(files):
+        if excess <= 0:
+            break
+        path.unlink(missing_ok=True)
+        excess -= length
+    return True
 
 
 def _undecided_schema(schema: pa.Schema) -> pa.Schema:

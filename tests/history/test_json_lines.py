@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gazette.history import json_lines
+from gazette.history import json_kernel, json_lines
 from gazette.history.columns import ColumnDecoder, Shape
 from gazette.history.field_arrays import arrow_arrays, scannable
 from gazette.history.json_lines import FIELDS_MAX, Field, LineScanner
@@ -290,6 +292,20 @@ def test_too_many_fields_are_left_to_the_specification():
     assert len(scannable(pa.schema(list(wide)[:FIELDS_MAX]))) == FIELDS_MAX
     with pytest.raises(ValueError, match="too many"):
         LineScanner("uuid", [Field(f"f{at}", "integer") for at in range(FIELDS_MAX + 1)])
+
+
+def test_a_kernel_that_cannot_be_compiled_is_not_needed(monkeypatch, caplog):
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(json_kernel, "compile_ahead", full)
+    json_lines.kernel.cache_clear()
+    try:
+        assert LineScanner("uuid").scan(b"{}\n", 3) is None
+        assert ColumnDecoder(JOURNAL, Shape()).decode(b"{}\n", 0).columns.ends.tolist() == [3]
+    finally:
+        json_lines.kernel.cache_clear()
+    assert "No space left" in caplog.records[0].reason
 
 
 def test_without_the_kernel_the_rest_reads_alike(monkeypatch):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -187,6 +189,32 @@ def test_a_disk_without_room_keeps_nothing(tmp_path, monkeypatch, caplog):
     assert list(subject.directory.iterdir()) == []
     assert "the disk is nearly full" in str([record.reason for record in caplog.records])
     assert subject.second_pass(folded, Keeping(FORMAT), paths) == subject.read_twice(FORMAT)
+
+
+def test_the_oldest_files_go_where_there_is_no_room_for_all(tmp_path, monkeypatch):
+    """And no more of them than it takes; a file that is too large for all of it has none removed."""
+    disk = shutil.disk_usage(tmp_path)._replace(total=1000, free=900)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
+    for at in range(4):
+        path = tmp_path / f"{at}.arrow"
+        path.write_bytes(bytes(50))
+        os.utime(path, ns=(at, at))
+
+    def left() -> list[str]:
+        return sorted(path.name for path in tmp_path.iterdir())
+
+    assert kept._make_room(tmp_path, 50)
+    assert len(left()) == 4
+    assert kept._make_room(tmp_path, 51)
+    assert left() == ["1.arrow", "2.arrow", "3.arrow"]
+    assert not kept._make_room(tmp_path, 251)
+    assert len(left()) == 3
+    # Of a disk that others have filled, too.
+    disk = disk._replace(free=60)
+    assert kept._make_room(tmp_path, 50)
+    assert left() == ["3.arrow"]
+    assert not kept._make_room(tmp_path, 50)
+    assert left() == ["3.arrow"]
 
 
 def test_a_directory_that_cannot_be_written_keeps_nothing(tmp_path):
