@@ -45,7 +45,9 @@ from gazette.dev.bench_backfill import BenchColumns, BenchCombined, BenchRows
 from gazette.dev.bench_cluster import BenchSettings, journal_spec, running
 from gazette.dev.bench_messages import application, shard, shard_spec
 from gazette.history.access import Access
-from gazette.history.read import fold_locally
+from gazette.history.field_arrays import scannable
+from gazette.history.kept import Keeping, summarise_keeping
+from gazette.history.read import fold_locally, read_columns
 from gazette.history.rows import META, RowFormat, read_rows
 from gazette.history.take import Selection, take_snapshot
 from gazette.labels import CONTENT_JSON_LINES
@@ -248,6 +250,8 @@ def works_without_spark(history: History) -> dict[str, Work]:
         (("offset", "offset"), ("uuid", "uuid")),
     )
 
+    runs = history.snapshot.runs(history.run_bytes)
+
     def fold() -> Any:
         return fold_locally(
             history.access, history.snapshot, run_bytes=history.run_bytes, threads=1
@@ -262,7 +266,32 @@ def works_without_spark(history: History) -> dict[str, Work]:
         with history.access.open() as opened:
             return sum(b.num_rows for run in folded.runs for b in read_rows(opened, run, format))
 
+    def decompressed() -> int:
+        with history.access.open() as opened:
+            read = sum(len(d) for run in runs for _, d in opened.chunks(run))
+        assert read == history.snapshot.length
+        return history.messages
+
+    def scanned() -> int:
+        wanted = scannable(format.schema)
+        with history.access.open() as opened:
+            found = sum(len(b.columns) for run in runs for b in read_columns(opened, run, wanted))
+        assert found > history.messages
+        return history.messages
+
+    def kept() -> int:
+        with tempfile.TemporaryDirectory(prefix="kept-", dir=history.root) as name:
+            with history.access.open() as opened:
+                for run in runs:
+                    assert summarise_keeping(opened, run, Keeping(format), Path(name))[1]
+            size = sum(path.stat().st_size for path in Path(name).iterdir())
+            print(f"{size / 1e6:,.0f} MB of rows were kept", flush=True)
+        return history.messages
+
     return {
+        "decompressing, SHA-1": decompressed,
+        "… and finding lines, UUIDs, two fields": scanned,
+        "… and rows of two fields, kept": kept,
         "first pass": first_pass,
         "both passes, two fields": lambda: committed(format),
         "both passes, with offset and UUID": lambda: committed(with_places),
@@ -372,7 +401,7 @@ def shown(taken: dict[str, Taken], length: float, messages: int) -> list[str]:
     heads = ("seconds", "msg/s", "MB/s", "msg/s/core", "x json", "/core", "x consume/core")
     widths = (9, 12, 8, 12, 8, 7, 16)
     head = "".join(f"{text:>{width}}" for text, width in zip(heads, widths, strict=True))
-    lines = [f"{'':36}{head}{'peak MB':>9}{'worker':>8}"]
+    lines = [f"{'':40}{head}{'peak MB':>9}{'worker':>8}"]
     for name, one in taken.items():
         megabytes = length * one.messages / messages / 1e6
         ratios = ["", "", ""]
@@ -382,7 +411,7 @@ def shown(taken: dict[str, Taken], length: float, messages: int) -> list[str]:
         if consumed_ is not None:
             ratios[2] = f"{one.rate_per_core / consumed_.rate_per_core:.2f}"
         lines.append(
-            f"{name:36}{one.seconds:9.2f}{one.rate:12,.0f}{megabytes / one.seconds:8.1f}"
+            f"{name:40}{one.seconds:9.2f}{one.rate:12,.0f}{megabytes / one.seconds:8.1f}"
             f"{one.rate_per_core:12,.0f}{ratios[0]:>8}{ratios[1]:>7}{ratios[2]:>16}"
             f"{one.peak_bytes / 1e6:9,.0f}{one.peak_worker_bytes / 1e6:8,.0f}"
         )

@@ -252,7 +252,7 @@ class _SlicedDecompressor(ABC):
                 piece = self._input[: self._slice(self._input)]
                 self._input = self._input[len(piece) :]
                 made = self._step(piece)
-                if not pieces and room // 2 <= len(made) <= room:
+                if made and not pieces and room // 2 <= len(made) <= room:
                     return made  # Most of what is wanted, without a copy.
                 self._output = memoryview(made)
                 continue

@@ -9,6 +9,9 @@ decline anything, but what it accepts is what they would have given.
 Numba compiles it when it is first called, which takes some seconds, and keeps the machine code beside this
 file or in the user's cache directory, as of the processor. Where it can be kept nowhere, each process
 compiles for itself. ``python -m gazette.history.json_kernel`` compiles ahead: for images, and before tests.
+
+It is one file, however long: what is kept is compiled anew when the file of a function changes, and not when
+that of a function changes which it calls.
 """
 
 from __future__ import annotations
@@ -115,8 +118,8 @@ def _compiled(inline: str = "never") -> Callable[[F], F]:
 
 @_compiled("always")
 def _byte(buffer: Any, at: int) -> int:
-    """A byte of the buffer. An index without a sign is not taken for one that counts from the end, which
-    takes a third of the time."""
+    """A byte of the buffer. An index without a sign is not taken for one that may count from the end: to look
+    for that at every byte takes time."""
     return buffer[np.uintp(at)]  # type: ignore[no-any-return]
 
 

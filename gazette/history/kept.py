@@ -18,6 +18,7 @@ Needs pyarrow.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import shutil
 import uuid
@@ -29,6 +30,7 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 
+from gazette.errors import Broken
 from gazette.history.access import OpenAccess
 from gazette.history.columns import require_uuids
 from gazette.history.combine import Combine, Combiner
@@ -80,14 +82,15 @@ def read_keeping(
 ) -> Iterator[pa.RecordBatch]:
     """The committed rows of a run: from the file at ``path``, or else from its bytes.
 
-    Rows of the file are bounded by the format that they were kept with. Raises what `read_rows` does.
+    Rows of the file are bounded by the format that they were kept with. Raises what `read_rows` and a
+    ``combine`` do; and ``Broken`` if the file cannot be read to its end, which removes it: whoever tries
+    again reads the run's bytes.
     """
     schema = keeping.format.schema
     file = _open(path, schema) if path and run.fresh else None
     if file is not None:
         with file:
-            yield from _decided(file)
-            yield from _undecided(file, schema, run)
+            yield from _whole(path, file, schema, run)
         return
     combiner = Combiner(keeping.combine, schema)
     for batch in read_rows(access, run, keeping.format):
@@ -186,6 +189,8 @@ class _Writer:
             "the rows of a run are not kept: it will be read twice",
             extra={"journal": self._run.journal, "number": self._run.number, "reason": reason},
         )
+        # Nor are they held.
+        self._passes = CommitFilter(CommittedRun(self._run))
         self._remove()
 
     def _remove(self) -> None:
@@ -240,6 +245,26 @@ def _open(path: str, schema: pa.Schema) -> Any:
         file.close()
         return None
     return file
+
+
+def _whole(path: str, file: Any, schema: pa.Schema, run: CommittedRun) -> Iterator[pa.RecordBatch]:
+    streams = itertools.chain(_decided(file), _undecided(file, schema, run))
+    while True:
+        try:
+            batch = next(streams, None)
+        except (OSError, pa.ArrowInvalid) as error:
+            # Some of its rows have been given, which nobody can take back: the attempt fails.
+            Path(path).unlink(missing_ok=True)
+            raise Broken(
+                f"what was kept of a run cannot be read: {error}",
+                hint="Try again: the file was removed, and the run is read from its fragments then."
+                " Look after the disk.",
+                journal=run.run.journal,
+                file=path,
+            ) from error
+        if batch is None:
+            return
+        yield batch
 
 
 def _decided(file: Any) -> Iterator[pa.RecordBatch]:

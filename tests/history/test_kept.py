@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from gazette.errors import Corrupt, Invalid
+from gazette.errors import Broken, Corrupt, Invalid
 from gazette.history import kept
 from gazette.history.access import Access
 from gazette.history.columns import Shape
@@ -189,6 +189,22 @@ def test_a_disk_without_room_keeps_nothing(tmp_path, monkeypatch, caplog):
     assert list(subject.directory.iterdir()) == []
     assert "the disk is nearly full" in str([record.reason for record in caplog.records])
     assert subject.second_pass(folded, Keeping(FORMAT), paths) == subject.read_twice(FORMAT)
+
+
+def test_a_file_that_is_damaged_within_fails_one_attempt(tmp_path):
+    """Rows of it were given already. The next attempt reads the fragments."""
+    subject = Subject(tmp_path, [b"".join(LINES)])
+    folded, paths = subject.first_pass(Keeping(FORMAT))
+    path = Path(paths[0])
+    for cut_at in (path.stat().st_size - 1, path.stat().st_size // 2):
+        path.write_bytes(path.read_bytes()[:cut_at])
+        with pytest.raises(Broken, match="cannot be read") as raised:
+            subject.second_pass(folded, Keeping(FORMAT), paths)
+        assert str(path) in str(raised.value)
+        assert not path.exists()
+        assert subject.second_pass(folded, Keeping(FORMAT), paths) == subject.read_twice(FORMAT)
+        _, again = subject.first_pass(Keeping(FORMAT))
+        Path(again[0]).rename(path)
 
 
 def test_the_oldest_files_go_where_there_is_no_room_for_all(tmp_path, monkeypatch):
