@@ -12,7 +12,7 @@ STAMP := $(BIN)/.gazette-installed
 DEV_STAMP := $(BIN)/.gazette-dev-installed
 WORKERS ?= 2
 
-.PHONY: setup demo test check fmt bench docs bench-spark faults faults-spark soak-stores crash-matrix chaos soak protos clean
+.PHONY: setup demo test test-long check fmt bench docs bench-spark faults faults-spark soak-stores crash-matrix chaos soak protos clean
 
 setup: $(DEV_STAMP)
 
@@ -46,8 +46,12 @@ RERUNS ?= 1
 
 test: $(DEV_STAMP)
 	$(BIN)/python -m gazette.history.json_kernel
-	$(BIN)/python -m pytest -m 'not faults and not spark' -n $(WORKERS) --dist loadfile --reruns $(RERUNS) $(ARGS)
-	$(BIN)/python -m pytest -m 'spark and not faults' tests/spark tests/examples --reruns $(RERUNS) $(ARGS)
+	$(BIN)/python -m pytest -m 'not faults and not spark and not long' -n $(WORKERS) --dist loadfile --reruns $(RERUNS) $(ARGS)
+	$(BIN)/python -m pytest -m 'spark and not faults and not long' tests/spark tests/examples --reruns $(RERUNS) $(ARGS)
+
+# Tests that take more than a few seconds by their nature: at most 25 minutes. CI runs them after `make test`.
+test-long: $(DEV_STAMP)
+	$(BIN)/python -m pytest -m 'long and not faults' -n $(WORKERS) --dist loadfile --reruns $(RERUNS) --timeout 600 $(ARGS)
 
 # Real processes, killed at random moments; prints its seeds. Not part of `make test`.
 faults: $(DEV_STAMP)
