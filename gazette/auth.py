@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Any, Final, Protocol
@@ -29,6 +31,8 @@ ALGORITHMS: Final = ("HS256", "HS384")
 LEEWAY_S: Final = 5.0
 """How far the clocks of signer and verifier may differ."""
 MISSING_TOKEN_LIFETIME_S: Final = 3600.0
+KEY_BYTES_MIN: Final = 32
+"""The least length of a key: that of an HS256 digest (RFC 7518, section 3.2)."""
 _MISSING_IS_OK: Final = b"\x00"
 
 
@@ -117,7 +121,10 @@ class KeyedAuth:
 
     @staticmethod
     def parse(clock: Clock, text: str) -> KeyedAuth:
-        """Keys from base64 text, separated by white space or commas. Raises ``Invalid``."""
+        """Read keys from base64 text, separated by white space or commas.
+
+        Raises ``Invalid`` for text that is not base64, a key under ``KEY_BYTES_MIN``, or no key at all.
+        """
         keys, allow_missing = [], False
         for index, word in enumerate(re.split(r"[\s,]+", text.strip(" \t\r\n,"))):
             try:
@@ -130,6 +137,12 @@ class KeyedAuth:
                 ) from error
             if key == _MISSING_IS_OK:
                 allow_missing = True
+            elif 0 < len(key) < KEY_BYTES_MIN:
+                raise Invalid(
+                    f"key at index {index} has {len(key)} bytes (expected >= {KEY_BYTES_MIN})",
+                    path="auth-keys",
+                    hint="Make a key of full strength: `openssl rand -base64 32`.",
+                )
             elif key:
                 keys.append(key)
         if not keys:
@@ -188,13 +201,20 @@ class KeyedAuth:
         if (not_before := _number(payload, "nbf")) is not None and not_before > now + LEEWAY_S:
             raise NotAllowed("verifying Authorization: token is not valid yet")
         capability = payload.get("cap", 0)
-        if not isinstance(capability, int) or isinstance(capability, bool):
-            raise NotAllowed("verifying Authorization: claim cap is not an integer")
-        return Claims(capability, _selector(payload.get("sel") or {}), expires_at)
+        valid = isinstance(capability, int) and not isinstance(capability, bool)
+        # A negative number has every bit set: it would be a token for everything.
+        if not valid or not 0 <= capability <= Capability.ALL:
+            raise NotAllowed("verifying Authorization: claim cap is not an integer of 32 bits")
+        return Claims(capability, _selector(payload.get("sel")), expires_at)
 
 
 def _selector(value: Any) -> LabelSelector:
-    """The claim ``sel``. One that cannot be read grants nothing."""
+    """Return the selector of the claim ``sel``: everything if there is no such claim, or null.
+
+    Raises ``NotAllowed`` for what cannot be read in full: a misspelled field would grant everything.
+    """
+    if value is None:
+        return EVERYTHING
     if not isinstance(value, dict):
         raise NotAllowed("verifying Authorization: claim sel is not an object")
     try:
@@ -219,9 +239,12 @@ def _number(payload: Mapping[str, Any], claim: str) -> float | None:
     value = payload.get(claim)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise NotAllowed(f"verifying Authorization: claim {claim} is not a number")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        # An integer of any length is valid JSON, and so are, to Python, NaN and Infinity.
+        with suppress(OverflowError):
+            if math.isfinite(seconds := float(value)):
+                return seconds
+    raise NotAllowed(f"verifying Authorization: claim {claim} is not a number")
 
 
 def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:

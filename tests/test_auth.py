@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 
 import jwt
 import pytest
@@ -99,6 +100,25 @@ def test_hs384_is_verified_too_and_nothing_else_is(auth: KeyedAuth, clock: Manua
         ({"cap": 2, "exp": 60, "sel": "everything"}, "claim sel is not an object"),
         ({"cap": 2, "exp": 60, "sel": {"include": {"labels": [{"name": 1}]}}}, "claim sel"),
         ({"cap": 2, "exp": 60, "sel": {"include": {"labels": [{"name": "?"}]}}}, "claim sel"),
+        ({"cap": 2, "exp": 60, "sel": []}, "claim sel is not an object"),
+        ({"cap": 2, "exp": 60, "sel": ""}, "claim sel is not an object"),
+        ({"cap": 2, "exp": 60, "sel": 0}, "claim sel is not an object"),
+        ({"cap": 2, "exp": 60, "sel": False}, "claim sel is not an object"),
+        ({"cap": 2, "exp": 60, "sel": {"includes": {}}}, 'unknown field "includes"'),
+        ({"cap": 2, "exp": 60, "sel": {"Include": {"labels": []}}}, 'unknown field "Include"'),
+        ({"cap": 2, "exp": 60, "sel": {"include": {"label": []}}}, 'unknown field "label"'),
+        ({"cap": 2, "exp": 60, "sel": {"include": []}}, "claim sel"),
+        ({"cap": 2, "exp": 60, "sel": {"include": {"labels": ""}}}, "claim sel"),
+        (
+            {"cap": 2, "exp": 60, "sel": {"exclude": {"labels": [{"name": "nn", "values": "x"}]}}},
+            'unknown field "values"',
+        ),
+        ({"cap": -1, "exp": 60}, "claim cap is not an integer of 32 bits"),
+        ({"cap": 1 << 32, "exp": 60}, "claim cap is not an integer of 32 bits"),
+        ({"cap": 2.0, "exp": 60}, "claim cap is not an integer of 32 bits"),
+        ({"cap": 2, "exp": math.nan}, "claim exp is not a number"),
+        ({"cap": 2, "exp": math.inf}, "claim exp is not a number"),
+        ({"cap": 2, "exp": 60, "nbf": math.nan}, "claim nbf is not a number"),
     ],
 )
 def test_what_is_wrong_with_a_token_is_said(
@@ -109,6 +129,21 @@ def test_what_is_wrong_with_a_token_is_said(
     token = jwt.encode({**claims, **times}, auth.keys[0], algorithm="HS256")
     with pytest.raises(NotAllowed, match=text):
         auth.verify(header(token), Capability.LIST)
+
+
+def test_a_time_too_large_for_any_clock_is_refused(auth: KeyedAuth) -> None:
+    token = jwt.encode({"cap": 2, "exp": 10**400}, auth.keys[0], algorithm="HS256")
+    with pytest.raises(NotAllowed, match="claim exp is not a number"):
+        auth.verify(header(token), Capability.LIST)
+
+
+@pytest.mark.parametrize("sel", [None, {}, {"include": None}, {"include": {"labels": None}}])
+def test_a_token_without_a_selector_covers_everything(
+    auth: KeyedAuth, clock: ManualClock, sel: object
+) -> None:
+    payload = {"cap": 2, "exp": clock.now() + 60, "sel": sel}
+    token = jwt.encode(payload, auth.keys[0], algorithm="HS256")
+    assert auth.verify(header(token), Capability.LIST).selector == EVERYTHING
 
 
 def test_clocks_may_differ_by_the_leeway(auth: KeyedAuth, clock: ManualClock) -> None:
@@ -159,6 +194,8 @@ def test_every_required_capability_must_be_there(auth: KeyedAuth) -> None:
         ("", "at least one key must be provided"),
         ("AA==", "at least one key must be provided"),
         (f"{OLD} not-base64!", "key at index 1 is not valid base64"),
+        (f"{OLD} {base64.b64encode(bytes(31)).decode()}", "key at index 1 has 31 bytes"),
+        ("AAA=", "key at index 0 has 2 bytes"),
     ],
 )
 def test_keys_that_cannot_be_used_are_refused(clock: ManualClock, text: str, message: str) -> None:

@@ -268,7 +268,11 @@ class LabelSelector:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LabelSelector:
-        """Read the form of :meth:`to_json`. Raises :class:`Invalid` for any other."""
+        """Read the form of :meth:`to_json`. Raises :class:`Invalid` for any other.
+
+        An unknown field is refused as well: without it the selector would match more than was meant.
+        """
+        _refuse_unknown("selector", value, ("include", "exclude"))
         return cls(
             _from_json("include", value.get("include")), _from_json("exclude", value.get("exclude"))
         )
@@ -311,19 +315,30 @@ def _to_json(labels: LabelSet) -> dict[str, Any]:
     return {"labels": items or None}
 
 
+def _refuse_unknown(context: str, value: Mapping[Any, Any], known: tuple[str, ...]) -> None:
+    for name in value:
+        if name not in known:
+            raise Invalid(
+                f"unknown field {_quoted(str(name))} (expected {', '.join(known)})", path=context
+            )
+
+
 def _from_json(context: str, value: Any) -> LabelSet:
-    match value:
-        case None | {"labels": None}:
+    if value is None:
+        return EMPTY_LABELS
+    if isinstance(value, Mapping):
+        _refuse_unknown(context, value, ("labels",))
+        items = value.get("labels")
+        if items is None:
             return EMPTY_LABELS
-        case {"labels": [*items]}:
+        if isinstance(items, list):
             return LabelSet(tuple(_label_from_json(context, item) for item in items))
-        case {**rest} if not rest:
-            return EMPTY_LABELS
     raise Invalid("expected an object with a list of labels", path=context)
 
 
 def _label_from_json(context: str, item: Any) -> Label:
     if isinstance(item, dict):
+        _refuse_unknown(context, item, ("name", "value", "prefix"))
         name, value, prefix = item.get("name", ""), item.get("value", ""), item.get("prefix", False)
         if isinstance(name, str) and isinstance(value, str) and isinstance(prefix, bool):
             return Label(name, value, prefix)
