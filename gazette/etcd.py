@@ -46,6 +46,7 @@ from gazette.etcd_wire import (
     txn_to_pb,
 )
 from gazette.etcdpb import rpc_pb2
+from gazette.transport import NETWORK, Transport
 
 __all__ = [
     "Compacted",
@@ -85,13 +86,15 @@ class Etcd:
         self._connection = connection
 
     @classmethod
-    async def connect(cls, settings: EtcdSettings, clock: Clock) -> Self:
+    async def connect(
+        cls, settings: EtcdSettings, clock: Clock, *, transport: Transport = NETWORK
+    ) -> Self:
         """Connect, and return once a member that has a leader answered.
 
         Raises ``Unavailable`` naming the endpoints if none does within ``request_timeout_s``, and
         ``NotAllowed`` if etcd does not take the user and password. Cancellation: nothing is left.
         """
-        client = cls(Connection(settings, clock))
+        client = cls(Connection(settings, clock, transport))
         try:
             await client.status()
         except BaseException:

@@ -19,6 +19,7 @@ from gazette.clock import Clock
 from gazette.errors import Closed, Conflict, GazetteError, Invalid, Unavailable
 from gazette.etcd_failures import AUTH_NOT_ENABLED, Failure, StreamEnded, classify
 from gazette.etcdpb import rpc_pb2, rpc_pb2_grpc
+from gazette.transport import NETWORK, Transport
 
 R = TypeVar("R")
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
@@ -111,9 +112,12 @@ class Connection:
     Loop-bound. Nothing is dialed before the first call.
     """
 
-    def __init__(self, settings: EtcdSettings, clock: Clock) -> None:
+    def __init__(
+        self, settings: EtcdSettings, clock: Clock, transport: Transport = NETWORK
+    ) -> None:
         self.settings = settings
         self.clock = clock
+        self._transport = transport
         self._pem = _pems(settings)
         self._members = self._new_members()
         self._retired: list[grpc.aio.Channel] = []
@@ -133,7 +137,7 @@ class Connection:
 
     def _new_members(self) -> list[Member]:
         return [
-            Member(endpoint, _channel(endpoint, self.settings, self._pem))
+            Member(endpoint, _channel(endpoint, self.settings, self._pem, self._transport))
             for endpoint in self.settings.endpoints
         ]
 
@@ -347,7 +351,9 @@ def _pems(settings: EtcdSettings) -> _Pems:
     )
 
 
-def _channel(endpoint: str, settings: EtcdSettings, pem: _Pems) -> grpc.aio.Channel:
+def _channel(
+    endpoint: str, settings: EtcdSettings, pem: _Pems, transport: Transport
+) -> grpc.aio.Channel:
     target, tls = grpc_target(endpoint)
     keepalive_ms = int(settings.keepalive_s * 1000)
     options = (
@@ -369,10 +375,8 @@ def _channel(endpoint: str, settings: EtcdSettings, pem: _Pems) -> grpc.aio.Chan
         ("grpc.service_config_disable_resolution", 1),
         ("grpc.use_local_subchannel_pool", 1),
     )
-    if not tls:
-        return grpc.aio.insecure_channel(target, options=options)
-    credentials = grpc.ssl_channel_credentials(*pem)
-    return grpc.aio.secure_channel(target, credentials, options=options)
+    credentials = grpc.ssl_channel_credentials(*pem) if tls else None
+    return transport.channel(target, credentials, options)
 
 
 def _pem(path: str, name: str) -> bytes | None:

@@ -9,6 +9,7 @@ from typing import Final
 from gazette.clock import Clock
 from gazette.errors import Unavailable
 from gazette.etcd import Etcd, EtcdSettings
+from gazette.transport import NETWORK, Transport
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +17,9 @@ _ATTEMPT_S: Final = 3.0
 _PAUSE_S: Final = 1.0
 
 
-async def connect_patiently(settings: EtcdSettings, clock: Clock) -> Etcd:
+async def connect_patiently(
+    settings: EtcdSettings, clock: Clock, *, transport: Transport = NETWORK
+) -> Etcd:
     """Connect to etcd; while nobody answers, say so every few seconds and try again, without end.
 
     Starting before etcd does is normal where both are started together. Raises ``Invalid`` and
@@ -26,9 +29,9 @@ async def connect_patiently(settings: EtcdSettings, clock: Clock) -> Etcd:
     began = clock.monotonic()
     while True:
         try:
-            async with await Etcd.connect(probe, clock):
+            async with await Etcd.connect(probe, clock, transport=transport):
                 pass
-            return await Etcd.connect(settings, clock)
+            return await Etcd.connect(settings, clock, transport=transport)
         except Unavailable as error:
             log.warning(
                 "etcd at %(endpoint)s cannot be reached for %(seconds).0f s now, trying again: %(error)s",

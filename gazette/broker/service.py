@@ -54,6 +54,7 @@ from gazette.protocol.process import BrokerSpec
 from gazette.protocol.route import Route
 from gazette.server import Server
 from gazette.tasks import BlockingPool, TaskScope, first_of
+from gazette.transport import NETWORK, Transport
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,8 @@ class BrokerService:
     """A broker in this process. Loop-bound. ``start``, then ``wait``, then ``stop``; or ``crash``.
 
     ``server`` is bound, so that its endpoint can be announced. ``auth`` signs calls to peers and
-    verifies those of callers. ``constructors`` replaces the blob stores, for tests.
+    verifies those of callers. ``constructors`` replaces the blob stores, and ``transport`` the network
+    to peers and etcd, for tests.
     """
 
     def __init__(
@@ -82,8 +84,10 @@ class BrokerService:
         peer_tls: TlsSettings | None = None,
         constructors: Mapping[str, StoreConstructor] | None = None,
         private_diagnostics: bool = False,
+        transport: Transport = NETWORK,
     ) -> None:
         self.settings = settings
+        self._transport = transport
         self.server = server
         self.process_id = ProcessId(settings.zone, settings.id)
         self._clock = clock
@@ -99,7 +103,7 @@ class BrokerService:
             http_endpoint=server.http_endpoint,
         )
         self._spec.validate()
-        self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock)
+        self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock, transport=transport)
         self._pools = Pools(
             BlockingPool("spools", settings.spool_threads),
             BlockingPool("blobs", settings.blob_threads),
@@ -143,7 +147,9 @@ class BrokerService:
         """
         self.server.start_http(self._servers, self._app())
         self._phase = "connecting to etcd"
-        self._etcd = await connect_patiently(self._etcd_settings, self._clock)
+        self._etcd = await connect_patiently(
+            self._etcd_settings, self._clock, transport=self._transport
+        )
         parts = self._parts = self._build(self._etcd)
         context = parts.context
         self._phase = "announcing itself"

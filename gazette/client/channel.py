@@ -23,6 +23,7 @@ from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.pb.consumer_pb2_grpc import ShardStub
 from gazette.protocol.route import Route, grpc_target
 from gazette.tasks import TaskScope
+from gazette.transport import NETWORK, Transport
 
 _GRACE_S: Final = 5.0
 
@@ -100,8 +101,10 @@ class Channels:
         *,
         clock: Clock | None = None,
         settings: ChannelSettings | None = None,
+        transport: Transport = NETWORK,
     ) -> None:
         self.zone = zone
+        self._transport = transport
         self._clock: Clock = SystemClock() if clock is None else clock
         self.credentials = Credentials(signer, self._clock)
         self._tls = TlsSettings() if tls is None else tls
@@ -168,9 +171,8 @@ class Channels:
     def _open(self, endpoint: str) -> grpc.aio.Channel:
         target, tls = grpc_target(endpoint)
         options = self._settings.options()
-        if tls:
-            return grpc.aio.secure_channel(target, self._tls.credentials(), options=options)
-        return grpc.aio.insecure_channel(target, options=options)
+        credentials = self._tls.credentials() if tls else None
+        return self._transport.channel(target, credentials, options)
 
     def _sweep(self, now: float) -> None:
         self._swept = now
