@@ -9,6 +9,7 @@
     │   └── NotYet             the offset, revision or replica does not exist yet
     ├── Fenced             someone newer owns it: stop, do not retry
     ├── Invalid            the call is wrong: fix it
+    │   └── TooLarge           it asks for more bytes than a limit allows
     ├── NotAllowed         the call is right and refused (credentials, read-only, suspended)
     ├── NotFound           the journal, shard or fragment does not exist
     ├── Conflict           a compare-and-set lost: read again, decide again
@@ -92,6 +93,12 @@ class Invalid(GazetteError):
         """The same error, seen from one level further out."""
         path = f"{context}.{self.path}" if self.path else context
         return Invalid(self.message, path=path, hint=self.hint, **self.facts)
+
+
+class TooLarge(Invalid):
+    """A value of the call, or one that would result from it, exceeds a limit of size."""
+
+    default_hint = "Make the named field smaller and call again."
 
 
 class NotAllowed(GazetteError):

@@ -27,10 +27,16 @@ from gazette.broker.append_events import (
     SpoolView,
     SuspendControl,
 )
-from gazette.broker.append_rules import is_dirty, judge_sync, resume_offset, unexpected_answer
-from gazette.errors import Broken, Bug, Conflict, GazetteError, Invalid
+from gazette.broker.append_rules import (
+    check_terms,
+    is_dirty,
+    judge_sync,
+    registers_after,
+    resume_offset,
+    unexpected_answer,
+)
+from gazette.errors import Broken, Bug, Conflict, GazetteError, Invalid, TooLarge
 from gazette.fragment.spool import proposal_of
-from gazette.protocol import label_set
 from gazette.protocol.fragment import ZERO_SUM, Fragment
 from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.journal import JournalSpec, SuspendLevel
@@ -107,6 +113,7 @@ class AppendFSM:
     _opening: bool = False
     _rounds: int = 0
     _registers: LabelSet = EMPTY_LABELS
+    """Of the next synchronization; while content comes in, of the commit."""
     _store_checks: int = 0
     _final_status: Status = Status.OK
     _begin: Offset = 0
@@ -116,6 +123,10 @@ class AppendFSM:
     """What this append ends as, once its roll-back or commit is acknowledged."""
 
     def start(self) -> tuple[Effect, ...]:
+        try:
+            check_terms(self.terms)
+        except TooLarge as error:
+            return self._fail(error)
         return self._resolve()
 
     def step(self, event: Event) -> tuple[Effect, ...]:
@@ -312,9 +323,13 @@ class AppendFSM:
     # Content.
 
     def _begin_stream(self, now: float) -> tuple[Effect, ...]:
-        self.state = State.STREAM_CONTENT
         spool = self._held
-        self._begin, self._registers = spool.fragment.end, spool.registers
+        try:
+            self._registers = registers_after(spool.registers, self.terms)
+        except TooLarge as error:
+            return self._fail(error)
+        self.state = State.STREAM_CONTENT
+        self._begin = spool.fragment.end
         proposal = self._rolled(now)
         if proposal == spool.fragment:
             return _READ
@@ -354,10 +369,7 @@ class AppendFSM:
             return self._roll_back(
                 self._failure(Invalid("register modification requires non-empty Append"))
             )
-        registers = self._held.registers
-        if self._length:
-            kept = label_set.subtract(registers, self.terms.subtract_registers)
-            registers = label_set.union(self.terms.union_registers, kept)
+        registers = self._registers if self._length else self._held.registers
         commit = Fragment(
             journal=event.next.journal,
             begin=self._begin,

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from gazette.broker.append_events import IndexView, PeerAnswer, Resolved
-from gazette.errors import Broken, GazetteError
+from gazette.broker.append_events import AppendTerms, IndexView, PeerAnswer, Resolved
+from gazette.errors import Broken, GazetteError, TooLarge
+from gazette.protocol import label_set
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset, Revision
 from gazette.protocol.journal import JournalSpec
@@ -17,6 +18,8 @@ from gazette.protocol.status import Status
 _SECOND_NS: Final = 1_000_000_000
 _DIRTY_FOR_DEFAULT_S: Final = 24 * 3600
 """How long new content keeps a journal without a flush interval from being suspended."""
+REGISTERS_BYTES_MAX: Final = 1 << 16
+"""Limit of a journal's registers, encoded. Each proposal to a replica carries all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +89,43 @@ def is_dirty(index: IndexView, spec: JournalSpec, now: float) -> bool:
 def resume_offset(spec: JournalSpec) -> Offset:
     """Where a journal that was suspended goes on; 0 if it never was."""
     return 0 if spec.suspend is None else spec.suspend.offset
+
+
+def check_terms(terms: AppendTerms) -> None:
+    """Raise ``TooLarge`` if the registers that a request names exceed the limit of a journal's."""
+    check = terms.check_registers
+    named = {
+        "CheckRegisters": () if check is None else (check.include, check.exclude),
+        "UnionRegisters": (terms.union_registers,),
+        "SubtractRegisters": (terms.subtract_registers,),
+    }
+    for field, sets in named.items():
+        size = sum(labels.encoded_bytes for labels in sets if labels)
+        if size > REGISTERS_BYTES_MAX:
+            raise _too_large("the request names too many registers", field, size)
+
+
+def registers_after(registers: LabelSet, terms: AppendTerms) -> LabelSet:
+    """Return the registers that ``terms`` make of ``registers``: subtract first, then unite.
+
+    Raises ``TooLarge`` if the result exceeds the limit, unless it is no larger than ``registers``.
+    Brokers of older versions had no limit, and what they let grow must be able to shrink.
+    """
+    if not terms.changes_registers:
+        return registers
+    kept = label_set.subtract(registers, terms.subtract_registers)
+    result = label_set.union(terms.union_registers, kept)
+    size = result.encoded_bytes
+    if size > REGISTERS_BYTES_MAX and size > registers.encoded_bytes:
+        raise _too_large("the journal's registers would be too large", "UnionRegisters", size)
+    return result
+
+
+def _too_large(message: str, field: str, size: int) -> TooLarge:
+    return TooLarge(
+        message,
+        path=field,
+        hint="Subtract registers that are not needed, or keep the values in a journal.",
+        bytes=size,
+        limit_bytes=REGISTERS_BYTES_MAX,
+    )

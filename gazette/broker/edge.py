@@ -13,7 +13,7 @@ import grpc.aio
 
 from gazette.auth import Claims, Verifier, authorization_of
 from gazette.clock import Clock
-from gazette.errors import Closed, Corrupt, GazetteError, NotAllowed, Unavailable
+from gazette.errors import Closed, Corrupt, GazetteError, NotAllowed, TooLarge, Unavailable
 from gazette.metrics import JOURNAL_SERVER_COMPLETED, JOURNAL_SERVER_STARTED
 from gazette.protocol.status import Status
 
@@ -42,8 +42,11 @@ def code_of(error: GazetteError) -> grpc.StatusCode:
     """The code of a failed call: UNKNOWN with a text, as the protocol has it for nearly everything.
 
     A broker that stops or cannot reach what it needs is UNAVAILABLE, which makes every client look
-    for another one; data that is not what it claims to be is DATA_LOSS.
+    for another one; data that is not what it claims to be is DATA_LOSS. What exceeds a limit is
+    INVALID_ARGUMENT, so that no client repeats it.
     """
+    if isinstance(error, TooLarge):
+        return grpc.StatusCode.INVALID_ARGUMENT
     if isinstance(error, Unavailable | Closed):
         return grpc.StatusCode.UNAVAILABLE
     if isinstance(error, Corrupt):

@@ -58,6 +58,7 @@ _APPEND_CODES: Final = {
     Status.WRONG_APPEND_OFFSET: 412,
 }
 _GRPC_CODES: Final = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.UNAUTHENTICATED: 401,
     grpc.StatusCode.PERMISSION_DENIED: 403,
     grpc.StatusCode.UNAVAILABLE: 503,

@@ -76,6 +76,11 @@ class LabelSet:
     def __bool__(self) -> bool:
         return bool(self.labels)
 
+    @property
+    def encoded_bytes(self) -> int:
+        """Return the number of bytes of the set as a protobuf message."""
+        return self.to_pb().ByteSize()
+
     def values_of(self, name: str) -> tuple[str, ...]:
         """All values of ``name``, ascending; empty when the set does not have it."""
         begin, end = self._range_of(name)

@@ -15,14 +15,16 @@ import grpc.aio
 import pytest
 
 from gazette.auth import Capability, Claims
+from gazette.broker import append_rules
 from gazette.broker.append_api import AppendApi
 from gazette.broker.append_driver import AppendCall, AppendDriver
 from gazette.broker.append_events import AppendTerms, Ending
 from gazette.broker.pipeline import Pipeline
 from gazette.broker.pulse import NoContent
+from gazette.client.rpc_errors import rpc_error
 from gazette.client.wire import COMMIT, append_content, encode_append
 from gazette.clock import SystemClock
-from gazette.errors import Broken
+from gazette.errors import Broken, Invalid
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.journal import JournalFlag
@@ -190,6 +192,43 @@ async def test_registers(ready: FixedCluster) -> None:
     )
     assert LabelSet.from_pb(third.registers) == LabelSet.of(("author", "me"))
     assert written(ready, "c") == b"xy"
+
+
+def _registers(count: int, value: str = "v" * 1000) -> Any:
+    return LabelSet.of(*((f"register-{index:05d}", value) for index in range(count))).to_pb()
+
+
+async def test_registers_beyond_the_limit_are_refused_and_change_nothing(
+    ready: FixedCluster,
+) -> None:
+    """Three unions of 1.7 MB used to make proposals that no replica could receive."""
+    await append(ready["b"], b"one", union_registers=_registers(50))
+    pipeline = await pipeline_of(ready["b"])
+    for broker, count in (("b", 1_700), ("a", 1_700), ("b", 70), ("a", 70)):
+        one = await Append(ready[broker]).open(union_registers=_registers(count))
+        error = await one.failed()
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "limit_bytes=65536" in (error.details() or "")
+        assert rpc_error(error, "Append").__class__ is Invalid  # which no client repeats
+    assert await pipeline_of(ready["b"]) is pipeline
+    response = await append(ready["b"], b" two")
+    assert response.registers == _registers(50)
+    assert written(ready, "c") == b"one two"
+
+
+async def test_registers_that_an_older_broker_let_grow_can_be_used_and_shrunk(
+    ready: FixedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(append_rules, "REGISTERS_BYTES_MAX", 1 << 30)
+        await append(ready["b"], b"1", union_registers=_registers(1000))
+    assert (await append(ready["b"], b"2")).registers == _registers(1000)
+    grown = await Append(ready["b"]).open(union_registers=LabelSet.of(("more", "x")).to_pb())
+    assert (await grown.failed()).code() is grpc.StatusCode.INVALID_ARGUMENT
+    drop = broker_pb2.LabelSet(labels=_registers(1000).labels[40:80])
+    response = await append(ready["b"], b"3", subtract_registers=drop)
+    assert len(response.registers.labels) == 960
+    assert response.commit.end == 3
 
 
 @pytest.mark.parametrize("name", ["a", "c"])

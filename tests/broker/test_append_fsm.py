@@ -17,8 +17,8 @@ from gazette.broker.append_events import (
     SuspendControl,
 )
 from gazette.broker.append_fsm import STORE_CHECKS_MAX, SYNC_ROUNDS_MAX, AppendFSM, State
-from gazette.broker.append_rules import judge_sync
-from gazette.errors import Broken, Bug, Closed, Unavailable
+from gazette.broker.append_rules import REGISTERS_BYTES_MAX, judge_sync
+from gazette.errors import Broken, Bug, Closed, TooLarge, Unavailable
 from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.journal import (
@@ -609,6 +609,95 @@ def test_registers_are_subtracted_from_and_then_united() -> None:
     assert effects[0] == ev.SendFinal(fragment(4, 10), expected)
     story.tell(ev.AcksGathered(ok()))
     assert story.outcome.registers == expected
+
+
+def sized(size: int, name: str = "rr") -> LabelSet:
+    """Registers whose encoded form has exactly ``size`` bytes."""
+    labels = LabelSet()
+    for index in range(size):
+        label = (f"{name}-{index:06d}", "v" * 900)
+        if labels.with_added(*label).encoded_bytes > size - 64:
+            break
+        labels = labels.with_added(*label)
+    for length in range(1000):
+        if (whole := labels.with_added(f"{name}-last", "v" * length)).encoded_bytes == size:
+            return whole
+    raise AssertionError("no such set")
+
+
+OVER_LIMIT = sized(REGISTERS_BYTES_MAX + 1)
+
+
+@pytest.mark.parametrize(
+    ("terms", "field"),
+    [
+        ({"union_registers": OVER_LIMIT}, "UnionRegisters"),
+        ({"subtract_registers": OVER_LIMIT}, "SubtractRegisters"),
+        ({"check_registers": LabelSelector(OVER_LIMIT)}, "CheckRegisters"),
+        (
+            {"check_registers": LabelSelector(sized(40_000), sized(REGISTERS_BYTES_MAX - 39_999))},
+            "CheckRegisters",
+        ),
+    ],
+)
+def test_an_append_that_names_too_many_registers_is_refused_before_anything(
+    terms: dict[str, Any], field: str
+) -> None:
+    story = Story(AppendTerms(JOURNAL, **terms))
+    assert story.wants == ()
+    error = story.outcome.error
+    assert isinstance(error, TooLarge)
+    assert error.path == field
+    assert error.facts["limit_bytes"] == 65_536
+    assert error.facts["bytes"] > 65_536
+
+
+def test_registers_do_not_grow_beyond_their_limit() -> None:
+    """The refusal comes before content is read, and gives the pipeline back as it was."""
+    held = SpoolView(fragment(4, 9), sized(40_000, "aa"), NOW)
+    union = sized(30_000, "bb")
+    story = Story(AppendTerms(JOURNAL, union_registers=union)).until_ready(held)
+    assert story.tell(ready(-1, 9)) == (ev.GiveBackPipeline(),)
+    error = story.outcome.error
+    assert isinstance(error, TooLarge)
+    assert error.facts == {"bytes": 70_000, "limit_bytes": 65_536}
+    assert story.outcome.uncertain is False
+
+
+def test_registers_may_be_as_large_as_their_limit() -> None:
+    story = Story(AppendTerms(JOURNAL, union_registers=sized(REGISTERS_BYTES_MAX)))
+    story.until_stream(spool(4, 9))
+
+
+@pytest.mark.parametrize(
+    ("terms", "accepted"),
+    [
+        ({}, True),
+        ({"subtract_registers": LabelSet.of(("aa-000003", "v" * 900))}, True),
+        ({"union_registers": LabelSet.of(("aa-000003", "w" * 900))}, True),
+        ({"union_registers": LabelSet.of(("aa-000003", "w" * 901))}, False),
+        ({"union_registers": LabelSet.of(("new", "one"))}, False),
+    ],
+)
+def test_registers_beyond_the_limit_may_change_but_not_grow(
+    terms: dict[str, Any], accepted: bool
+) -> None:
+    """A broker of an older version has let them become so large."""
+    held = SpoolView(fragment(4, 9), sized(3 * REGISTERS_BYTES_MAX, "aa"), NOW)
+    story = Story(AppendTerms(JOURNAL, **terms)).until_ready(held)
+    wanted: tuple[ev.Effect, ...] = (ev.ReadContent(),) if accepted else (ev.GiveBackPipeline(),)
+    assert story.tell(ready(-1, 9)) == wanted
+
+
+def test_a_synchronization_adopts_registers_beyond_the_limit() -> None:
+    """What a peer holds is not ours to refuse: the replicas would never be in step."""
+    held, theirs = spool(4, 9), sized(3 * REGISTERS_BYTES_MAX)
+    story = Story(AppendTerms(JOURNAL))
+    story.tell(resolved(), ev.PipelineTaken(None, None), ev.PipelineBuilt(held, NOW))
+    story.tell(ev.SyncSent(held))
+    answer = PeerAnswer(B, Status.PROPOSAL_MISMATCH, fragment=fragment(4, 20), registers=theirs)
+    story.tell(ev.SyncAnswered((answer,), NOW))
+    assert story.wants == (ev.SendSync(fragment(20, 20), theirs, opening=False),)
 
 
 def test_barrier_is_an_append_without_content() -> None:

@@ -23,11 +23,13 @@ from gazette.broker.http_headers import route_headers, route_token
 from gazette.client.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.clock import SystemClock
+from gazette.errors import Invalid
 from gazette.etcd import Etcd
 from gazette.json_gateway import to_json
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.journal import JournalFlag, Suspend, SuspendLevel
+from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import EMPTY_ROUTE, Route
 from gazette.tasks import TaskScope
@@ -71,6 +73,21 @@ async def test_put_appends_the_body_as_one(broker: BrokerFixture, http: httpx.As
         assert 'suffix:"broker-one"' in response.headers["X-Route-Token"]
     read = await http.get(f"/{JOURNAL}?offset=5")
     assert read.content == body
+
+
+async def test_put_goes_on_where_registers_are_full(
+    broker: BrokerFixture, http: httpx.AsyncClient
+) -> None:
+    """The client that fills them is refused at once, and not repeated for ever."""
+    await broker.create(journal_spec(JOURNAL))
+    full = LabelSet.of(*((f"register-{index:02d}", "v" * 1000) for index in range(60)))
+    await broker.client.append(AppendParams(JOURNAL, union_registers=full), b"one")
+    more = LabelSet.of(*((f"more-{index:02d}", "v" * 1000) for index in range(60)))
+    with pytest.raises(Invalid, match="limit_bytes=65536"):
+        await broker.client.append(AppendParams(JOURNAL, union_registers=more), b"never")
+    response = await http.put(f"/{JOURNAL}", content=b" two")
+    assert response.status_code == 204
+    assert (await http.get(f"/{JOURNAL}")).content == b"one two"
 
 
 async def test_put_of_nothing_commits_nothing(
