@@ -7,7 +7,7 @@ decodes, sequences, calls the application, commits and acknowledges.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -34,7 +34,7 @@ from gazette.consumer.inbox import (
 from gazette.consumer.poison import PoisonPolicy
 from gazette.consumer.poison_control import PoisonControl
 from gazette.consumer.transaction import NANOS, Phases, Policy, Prior, Step, Transaction
-from gazette.errors import Bug, GazetteError
+from gazette.errors import Bug, Fenced, GazetteError
 from gazette.failpoints import hit
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
@@ -142,18 +142,40 @@ class Transactor:
         makes the shard fail.
         """
         application = self._application
+        # Whether or not the last owner got to send them. Until they are in place, nothing commits:
+        # they make what it published visible, or roll back what it had begun.
+        owed: Mapping[str, bytes] = checkpoint.ack_intents
         while True:
             if isinstance(application, MessageProducer):
                 feed = Feed(self._inbox, self._spec_of().read_channel_size or 8192)
                 with application_code("start_reading"):
                     application.start_reading(self._shard, self._store, checkpoint, feed)
-            self._run(checkpoint)
-            self._outside.require_assigned()
-            with application_code("Store.restore_checkpoint"):
-                checkpoint = self._store.restore_checkpoint(self._shard)
+            self._run(checkpoint, owed)
+            checkpoint, owed = self._restore_again(), {}
 
-    def _run(self, checkpoint: Checkpoint) -> None:
-        """Transactions until the input ends."""
+    def _restore_again(self) -> Checkpoint:
+        """Restore the checkpoint after the input ended.
+
+        The input ends when everything is committed and acknowledged, so nothing is owed. Appending the
+        same acknowledgements again would roll back what this publisher publishes next: they do not go
+        through the append service, and arrive late.
+        """
+        self._outside.require_assigned()
+        with application_code("Store.restore_checkpoint"):
+            checkpoint = self._store.restore_checkpoint(self._shard)
+        acknowledged = self._prior.checkpoint.ack_intents
+        for journal, intent in checkpoint.ack_intents.items():
+            if acknowledged.get(journal) != intent:
+                raise Fenced(
+                    "the restored checkpoint owes an acknowledgement that this owner never made:"
+                    " another owner has committed to the store since",
+                    shard=self._shard.id,
+                    journal=journal,
+                )
+        return checkpoint
+
+    def _run(self, checkpoint: Checkpoint, owed: Mapping[str, bytes]) -> None:
+        """Transactions until the input ends. ``owed`` are acknowledgements to append first."""
         self._input_ended = False
         spec = self._spec_of()
         self._sequencer = Sequencer(checkpoint.sources, spec.ring_buffer_size or 8192)
@@ -163,9 +185,7 @@ class Transactor:
             commit=resolved(None),
             recovered=True,
         )
-        # Whether or not the last owner got to send them. Until they are in place, nothing commits:
-        # they make what it published visible, or roll back what it had begun.
-        for journal, intent in checkpoint.ack_intents.items():
+        for journal, intent in owed.items():
             self._prior.acks[journal] = self._outside.append_recovered(journal, intent)
         self._prior.watch(self._inbox.wake)
         while self._run_one():

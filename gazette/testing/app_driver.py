@@ -86,6 +86,15 @@ class _DrivenShard:
         self.published = [one for one in self.published if not one.done()] + [future]
 
 
+@dataclass(frozen=True, slots=True)
+class _Recovered:
+    """An acknowledgement that a checkpoint held, on its way to its journal."""
+
+    journal: str
+    intent: bytes
+    future: OpFuture[Any]
+
+
 @dataclass(slots=True)
 class _Life:
     """One promotion of the shard, until its crash or failure."""
@@ -98,6 +107,8 @@ class _Life:
     transactor: Transactor
     offsets: dict[str, int]
     running: OpFuture[None]
+    recovered: list[_Recovered]
+    """Acknowledgements of its checkpoint that are on their way. Appended to by the thread."""
 
 
 class AppDriver(Generic[StoreT]):
@@ -108,6 +119,10 @@ class AppDriver(Generic[StoreT]):
     ``ShardSpec``. ``commit_wait_s`` is how long ``run`` waits for a store that commits on a thread of
     its own, in seconds of the real clock; after that it returns without. Two drivers on the same
     ``journals`` are two members that both believe to be primary.
+
+    Acknowledgements that a checkpoint held go their own way to their journals, past all other appends.
+    They arrive as late as they can: ``run`` lets them arrive when the shard has nothing else to do. While
+    ``hold_recovered`` is true they do not arrive at all.
 
     The application's callbacks run on the shard's thread, as ever, while ``run`` and others wait.
     """
@@ -139,6 +154,8 @@ class AppDriver(Generic[StoreT]):
         self._policy: PoisonPolicy | None = None
         self.skipped: list[tuple[str, str]] = []
         """(journal, reason) of each message that the shard's poison policy skipped."""
+        self.hold_recovered = False
+        """Keep acknowledgements of the restored checkpoint on their way. A crash drops them."""
         self._directory = directory
         self._content_types = dict(content_types or {})
         self._log = log
@@ -202,7 +219,9 @@ class AppDriver(Generic[StoreT]):
     @property
     def store(self) -> StoreT:
         """The open store; restores it first after a crash."""
-        store: StoreT = self._alive().store
+        life = self._alive()
+        self._settle(life)
+        store: StoreT = life.store
         return store
 
     @property
@@ -266,6 +285,8 @@ class AppDriver(Generic[StoreT]):
                     raise error
                 return
             commit = life.transactor.commit
+            if commit.done() and self._deliver_recovered(life):
+                continue
             if commit.done() or self._is_held(life):
                 return
             # The store commits on a thread of its own. What happens then is done by callbacks, of which
@@ -274,6 +295,16 @@ class AppDriver(Generic[StoreT]):
             commit.add_done_callback(lambda _, called=called: called.set())  # type: ignore[misc]
             if not called.wait(self._commit_wait_s):
                 return
+
+    def _deliver_recovered(self, life: _Life) -> bool:
+        """Append acknowledgements that are on their way; whether there were any."""
+        if self.hold_recovered or not life.recovered:
+            return False
+        arrived, life.recovered[:] = list(life.recovered), ()
+        for one in arrived:
+            self.journals.append(one.journal, one.intent)
+            one.future.set_result(None)
+        return True
 
     def _await_idle(self, life: _Life) -> bool:
         """Whether the thread waits for input or has ended: it may also wait for a commit that is held."""
@@ -298,7 +329,7 @@ class AppDriver(Generic[StoreT]):
     def _alive(self) -> _Life:
         if self._life is None:
             self._life = self._promote()
-            self._settle(self._life)
+            self._await_idle(self._life)
         return self._life
 
     def _promote(self) -> _Life:
@@ -331,6 +362,7 @@ class AppDriver(Generic[StoreT]):
         publisher = Publisher(
             appends, producer=new_producer_id(self._rng), clock=MessageClock(), wall_clock=None
         )
+        recovered: list[_Recovered] = []
         transactor = Transactor(
             self.application,
             shard,
@@ -338,7 +370,7 @@ class AppDriver(Generic[StoreT]):
             publisher,
             appends,  # type: ignore[arg-type]
             inbox,
-            _Outside(self),
+            _Outside(self, recovered),
             self.clock,
             {journal: self._decoder(journal, at) for journal, at in offsets.items()},
             spec_of=lambda: self.spec,
@@ -348,7 +380,7 @@ class AppDriver(Generic[StoreT]):
         shard.waits = transactor.add_wait
         running = thread.submit(partial(transactor.run, checkpoint))
         running.add_done_callback(lambda _: inbox.note_end())
-        return _Life(shard, store, appends, inbox, thread, transactor, offsets, running)
+        return _Life(shard, store, appends, inbox, thread, transactor, offsets, running, recovered)
 
     def _content_type(self, journal: str) -> str:
         return self._content_types.get(journal, CONTENT_JSON_LINES)
@@ -365,13 +397,13 @@ class AppDriver(Generic[StoreT]):
 class _Outside:
     """What the transactor needs beyond its thread, all of it at hand."""
 
-    def __init__(self, driver: AppDriver[Any]) -> None:
+    def __init__(self, driver: AppDriver[Any], recovered: list[_Recovered]) -> None:
         self._driver = driver
+        self._recovered = recovered
 
     def append_recovered(self, journal: str, intent: bytes) -> OpFuture[Any]:
         future: OpFuture[Any] = OpFuture()
-        self._driver.journals.append(journal, intent)
-        future.set_result(None)
+        self._recovered.append(_Recovered(journal, intent, future))
         return future
 
     def replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:

@@ -359,6 +359,28 @@ def test_what_the_next_transaction_publishes_travels_with_the_acknowledgement(
     assert counts(driver) == {"a": 1, "b": 1, "c": 1}
 
 
+def test_nothing_commits_before_recovered_acknowledgements_are_in_place(
+    driver: AppDriver[Any],
+) -> None:
+    driver.publish(SOURCE, *words("a"))
+    driver.journals.holds = at_ack
+    driver.run()
+    driver.crash()
+    driver.journals.release()
+    driver.publish(SOURCE, *words("b"))
+    driver.hold_recovered = True
+    finished = driver.run()
+    log = driver.journals.content(LOG)
+    assert finished == 0
+    assert echoed(driver) == []
+    driver.advance(10.0)
+    assert driver.journals.content(LOG) == log
+    driver.hold_recovered = False
+    assert driver.run() == 1
+    assert echoed(driver) == ["a", "b"]
+    assert counts(driver) == {"a": 1, "b": 1}
+
+
 def test_a_crash_while_the_next_transaction_publishes(driver: AppDriver[Any]) -> None:
     """What it has published is rolled back by the acknowledgements that are appended again."""
     driver.publish(SOURCE, *words("a", "B"))

@@ -13,12 +13,14 @@ import pytest
 from gazette import Envelope, MessageProducer
 from gazette.client.shards import ShardChange
 from gazette.consumer.inbox import Feed, Inbox, Messages
-from gazette.errors import Bug, Closed, GazetteError
+from gazette.errors import Bug, Closed, Fenced, GazetteError
 from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN
+from gazette.protocol.checkpoint import Checkpoint
 from gazette.testing.app_driver import AppDriver
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import shard_spec
 from gazette.testing.instant_clock import eventually
+from gazette.testing.recovery import LOG
 from tests.consumer.apps import CLOCK, PRODUCER, SHARD, Echo, Start, Tally, Word, source_spec
 
 MADE_UP = "made/up"
@@ -73,6 +75,53 @@ def test_a_feed_that_ends_begins_again_from_the_checkpoint(tmp_path: Path) -> No
             driver.crash()
             driver.run()
     assert application.starts[3] == len(words)
+
+
+def test_a_crash_after_each_transaction_of_a_feed_that_ends_loses_nothing(tmp_path: Path) -> None:
+    words = ["a", "b", "a", "c", "b", "a", "d"]
+    for crash_after in range(1, len(words) + 1):
+        messages = [envelope(i, word) for i, word in enumerate(words)]
+        application = Brings(messages[:crash_after], cycle=2)
+        with AppDriver(application, tmp_path / str(crash_after), []) as driver:
+            driver.run()
+            # What is published next is pending when the process dies.
+            driver.journals.holds = lambda journal, content: journal == LOG
+            application.messages = messages
+            application.cycle = 1
+            driver.crash()
+            driver.run()
+            driver.crash()
+            driver.journals.release()
+            driver.run()
+            assert [one.word for one in driver.committed(TARGET, Word)] == words
+            assert sum(driver.store.read().values()) == len(words)
+
+
+class Forgets(Brings):
+    """Its store restores, when the feed has ended, what another owner has committed since."""
+
+    def new_store(self, shard: Any, recorder: Any) -> Any:
+        store = super().new_store(shard, recorder)
+        restore = store.restore_checkpoint
+        restored: list[Checkpoint] = []
+
+        def restore_checkpoint(shard: Any) -> Checkpoint:
+            restored.append(restore(shard))
+            if len(restored) == 1:
+                return restored[0]
+            return Checkpoint(restored[-1].sources, {TARGET: b"of another owner"})
+
+        store.restore_checkpoint = restore_checkpoint
+        return store
+
+
+def test_a_checkpoint_of_another_owner_ends_the_shard(tmp_path: Path) -> None:
+    application = Forgets([envelope(i, "a") for i in range(4)], cycle=2)
+    with (
+        AppDriver(application, tmp_path, []) as driver,
+        pytest.raises(Fenced, match="another owner"),
+    ):
+        driver.run()
 
 
 def test_before_its_store_is_restored_again_the_shard_must_still_be_ours(tmp_path: Path) -> None:
