@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Coroutine
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 from gazette.errors import Broken, Bug, Unavailable
 
@@ -155,6 +155,33 @@ class TaskScope:
             if exc is not None and exc_type is not asyncio.CancelledError:
                 return
             raise self.failure
+
+
+class Pool(Protocol):
+    """Runs blocking calls beside the loop. `BlockingPool` does, in threads.
+
+    The seam for simulations: theirs turn calls into events of a virtual loop. See `PoolFactory`.
+    """
+
+    name: str
+
+    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``fn`` and return its result. Cancellation: a call that has begun goes on."""
+        ...
+
+    def submit(
+        self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> concurrent.futures.Future[T]:
+        """Queue ``fn``. Raises ``RuntimeError`` once the pool is closed. Threads may call it, too."""
+        ...
+
+    def close(self) -> None:
+        """Refuse new calls and drop those that have not begun; does not wait for the others."""
+        ...
+
+
+PoolFactory: TypeAlias = Callable[[str, int], Pool]
+"""Makes a pool: its name, and how many calls run at a time. `BlockingPool` is one."""
 
 
 class BlockingPool:

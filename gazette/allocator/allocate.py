@@ -22,7 +22,7 @@ from gazette.errors import Broken, Conflict, Invalid, NotAllowed, NotFound, Retr
 from gazette.etcd import Etcd
 from gazette.etcd_values import Compare, GetOp, Operation, RangeResult, Target, TxnResult
 from gazette.keyspace.key_space import KeySpace
-from gazette.tasks import BlockingPool
+from gazette.tasks import Pool
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +36,7 @@ _STALE_ROUNDS = 8
 _ITEMS_PER_SLICE = 1_000  # of a round, before others get the loop: a few milliseconds
 
 
-async def allocate(
-    etcd: Etcd, ks: KeySpace, state: State, *, clock: Clock, pool: BlockingPool
-) -> None:
+async def allocate(etcd: Etcd, ks: KeySpace, state: State, *, clock: Clock, pool: Pool) -> None:
     """Run until the local member is exiting and holds no assignment; then return.
 
     ``state.observe`` must be an observer of ``ks``, and ``ks`` be watched by somebody. One thread of
@@ -89,7 +87,7 @@ class _Stale(Conflict):
 class _Leader:
     """What the acting member remembers from one round to the next: the last solution."""
 
-    def __init__(self, etcd: Etcd, state: State, clock: Clock, pool: BlockingPool) -> None:
+    def __init__(self, etcd: Etcd, state: State, clock: Clock, pool: Pool) -> None:
         self._etcd = etcd
         self._state = state
         self._clock = clock

@@ -24,7 +24,7 @@ from gazette.blobs.wrappers import InstrumentedStore, RetryingStore
 from gazette.clock import Clock
 from gazette.errors import GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.protocol.fragment import FragmentStoreUrl
-from gazette.tasks import BlockingPool, TaskScope
+from gazette.tasks import Pool, TaskScope
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class BlobStores:
         self,
         settings: BlobSettings,
         clock: Clock,
-        pool: BlockingPool,
+        pool: Pool,
         *,
         rng: random.Random | None = None,
         constructors: Mapping[str, StoreConstructor] | None = None,

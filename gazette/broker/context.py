@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gazette.auth import Signer, Verifier
 from gazette.broker.settings import BrokerSettings
 from gazette.clock import Clock
-from gazette.tasks import BlockingPool, TaskScope
+from gazette.tasks import Pool, TaskScope
 
 if TYPE_CHECKING:
     from gazette.allocator.state import State
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gazette.broker.resolver import Resolver
     from gazette.client.channel import Channels
     from gazette.etcd import Etcd
+    from gazette.fragment.local_file import Disk
     from gazette.fragment.persister import Persister
     from gazette.keyspace.key_space import KeySpace
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 class Pools:
     """Threads, by what they wait for: ``spools`` for processors, ``blobs`` for stores."""
 
-    spools: BlockingPool
-    blobs: BlockingPool
+    spools: Pool
+    blobs: Pool
 
     def close(self) -> None:
         self.spools.close()
@@ -54,4 +55,6 @@ class BrokerContext:
     signer: Signer
     verifier: Verifier
     pools: Pools
+    disk: Disk
+    """Where spool files are."""
     scope: TaskScope

@@ -74,7 +74,7 @@ class Replica:
             _SpoolEvents(self.index, self.agreement),
             clock=context.clock,
             pool=context.pools.spools,
-            directory=context.settings.spool_dir,
+            disk=context.disk,
         )
         self.spool: Baton[Spool] = Baton(f"spool of {journal}", spool)
         self.pipeline: Baton[Pipeline | None] = Baton(f"pipeline of {journal}", None)

@@ -45,6 +45,7 @@ from gazette.diagnostics import diagnostic_routes
 from gazette.errors import Unavailable
 from gazette.etcd import Etcd, EtcdSettings
 from gazette.etcd_startup import connect_patiently
+from gazette.fragment.local_file import Disk, LocalDisk
 from gazette.fragment.persister import Persister, PersisterSettings
 from gazette.keyspace.key_space import KeySpace
 from gazette.protocol.ids import ProcessId
@@ -53,7 +54,7 @@ from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.process import BrokerSpec
 from gazette.protocol.route import Route
 from gazette.server import Server
-from gazette.tasks import BlockingPool, TaskScope, first_of
+from gazette.tasks import BlockingPool, PoolFactory, TaskScope, first_of
 from gazette.transport import NETWORK, Transport
 
 log = logging.getLogger(__name__)
@@ -68,8 +69,9 @@ class BrokerService:
     """A broker in this process. Loop-bound. ``start``, then ``wait``, then ``stop``; or ``crash``.
 
     ``server`` is bound, so that its endpoint can be announced. ``auth`` signs calls to peers and
-    verifies those of callers. ``constructors`` replaces the blob stores, and ``transport`` the network
-    to peers and etcd, for tests.
+    verifies those of callers. Tests and simulations replace what it reaches out to: ``constructors``
+    make blob stores, ``transport`` is the network to peers and etcd, ``disk`` makes spool files, and
+    ``pools`` makes the threads for blocking calls.
     """
 
     def __init__(
@@ -85,6 +87,8 @@ class BrokerService:
         constructors: Mapping[str, StoreConstructor] | None = None,
         private_diagnostics: bool = False,
         transport: Transport = NETWORK,
+        disk: Disk | None = None,
+        pools: PoolFactory = BlockingPool,
     ) -> None:
         self.settings = settings
         self._transport = transport
@@ -95,6 +99,7 @@ class BrokerService:
         self._etcd_settings = etcd_settings
         self._auth = NoAuth() if auth is None else auth
         self._constructors = constructors
+        self._disk = disk if disk is not None else LocalDisk(settings.spool_dir)
         self._private_diagnostics = private_diagnostics
         self._spec = BrokerSpec(
             self.process_id,
@@ -105,10 +110,10 @@ class BrokerService:
         self._spec.validate()
         self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock, transport=transport)
         self._pools = Pools(
-            BlockingPool("spools", settings.spool_threads),
-            BlockingPool("blobs", settings.blob_threads),
+            pools("spools", settings.spool_threads),
+            pools("blobs", settings.blob_threads),
         )
-        self._solver_pool = BlockingPool("allocator", 1)
+        self._solver_pool = pools("allocator", 1)
         self._servers = TaskScope("broker-servers", on_failure=self.fail)
         self._daemons = TaskScope("broker-daemons", on_failure=self.fail)
         self._replicas = TaskScope("broker-replicas", on_failure=self.fail)
@@ -231,6 +236,7 @@ class BrokerService:
             signer=self._auth,
             verifier=self._auth,
             pools=self._pools,
+            disk=self._disk,
             scope=self._replicas,
         )
         drain = Drain(

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from gazette.errors import GazetteError
 from gazette.fragment.spool import Content, Proposal, SpoolResult
 from gazette.fragment.spool_file import INLINE_BYTES, Spool
-from gazette.tasks import BlockingPool, TaskScope, settled
+from gazette.tasks import Pool, TaskScope, settled
 
 Digest: TypeAlias = Callable[[bytes], None]
 """Takes the same content as the spool, in the same order; called in threads, one at a time."""
@@ -28,9 +28,7 @@ class WriteBehind:
     and one that is being gathered. Nothing else may use the spool before ``settle``.
     """
 
-    def __init__(
-        self, spool: Spool, scope: TaskScope, pool: BlockingPool, *, primary: bool
-    ) -> None:
+    def __init__(self, spool: Spool, scope: TaskScope, pool: Pool, *, primary: bool) -> None:
         self.spool = spool
         self._scope = scope
         self._pool = pool

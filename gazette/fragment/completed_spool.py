@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 from gazette.codecs import Compressor, new_compressor
 from gazette.errors import Corrupt, Unavailable
 from gazette.fragment import metrics
-from gazette.fragment.local_file import LocalFile
+from gazette.fragment.local_file import SpoolFile
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import Offset
 from gazette.protocol.label_set import LabelSet
-from gazette.tasks import BlockingPool
+from gazette.tasks import Pool
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -51,7 +51,7 @@ class CompletedSpool:
     fragment: Fragment
     registers: LabelSet
     first_append_time: float
-    file: LocalFile
+    file: SpoolFile
     compression: SpoolCompression | None
     """None for codec NONE."""
 
@@ -74,7 +74,7 @@ class CompletedSpool:
             return io.BufferedReader(compressed, _READ_BYTES)
         return io.BufferedReader(_CompressedContent(self.file, self.fragment), _READ_BYTES)
 
-    async def cut_to(self, end: Offset, pool: BlockingPool) -> CompletedSpool:
+    async def cut_to(self, end: Offset, pool: Pool) -> CompletedSpool:
         """The same spool without what is at ``end`` and beyond; its digest is made in ``pool``.
 
         ``end`` is within the fragment. Raises ``Corrupt`` or ``Unavailable`` if the file cannot be read,
@@ -110,14 +110,14 @@ class SpoolCompression:
     bytes, and they are compressed as they are persisted.
     """
 
-    def __init__(self, source: LocalFile, codec: Codec, pool: BlockingPool) -> None:
+    def __init__(self, source: SpoolFile, codec: Codec, pool: Pool) -> None:
         self._source = source
         self._pool = pool
         self._target = 0  # Written by the loop alone.
         self._scheduled = False
         self._lock = threading.Lock()  # Held by the thread that compresses; guards what follows.
         self._compressor: Compressor = new_compressor(codec)
-        self._output: LocalFile | None = None
+        self._output: SpoolFile | None = None
         self._through = 0
         self._written = 0
         self._sum = hashlib.sha1(usedforsecurity=False)
@@ -191,7 +191,7 @@ class SpoolCompression:
 
     def _write(self, compressed: bytes) -> None:
         if self._output is None:
-            self._output = LocalFile(self._source.directory)
+            self._output = self._source.sibling()
         self._output.pwrite(compressed, self._written)
         self._written += len(compressed)
 
@@ -199,7 +199,7 @@ class SpoolCompression:
 class _FileContent(io.RawIOBase):
     """The first ``length`` bytes of a local file."""
 
-    def __init__(self, file: LocalFile, length: int) -> None:
+    def __init__(self, file: SpoolFile, length: int) -> None:
         super().__init__()
         self._file = file
         self._length = length
@@ -232,7 +232,7 @@ class _FileContent(io.RawIOBase):
 class _VerifiedContent(_FileContent):
     """The bytes of a spool, hashed on the way. Read from the start, in order."""
 
-    def __init__(self, file: LocalFile, fragment: Fragment) -> None:
+    def __init__(self, file: SpoolFile, fragment: Fragment) -> None:
         super().__init__(file, fragment.length)
         self._fragment = fragment
         self._sum = hashlib.sha1(usedforsecurity=False)
@@ -259,7 +259,7 @@ class _VerifiedContent(_FileContent):
 class _CompressedContent(io.RawIOBase):
     """The bytes of a spool, hashed and compressed on the way."""
 
-    def __init__(self, file: LocalFile, fragment: Fragment) -> None:
+    def __init__(self, file: SpoolFile, fragment: Fragment) -> None:
         super().__init__()
         self._content = _VerifiedContent(file, fragment)
         self._compressor: Compressor | None = new_compressor(fragment.codec)

@@ -15,7 +15,7 @@ from gazette.codecs import new_decompressor
 from gazette.errors import Corrupt, Invalid
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import Offset
-from gazette.tasks import BlockingPool
+from gazette.tasks import Pool
 
 _READ_BYTES: Final = 1 << 18
 _SUM_BYTES: Final = 1 << 20
@@ -40,7 +40,7 @@ class FragmentDecoder:
         start: Offset | None = None,
         transport_decoded: bool = False,
         verify: bool = True,
-        sums: BlockingPool | None = None,
+        sums: Pool | None = None,
     ) -> None:
         self.fragment = fragment
         self.offset = fragment.begin if start is None else start

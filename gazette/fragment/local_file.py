@@ -1,5 +1,9 @@
 """Stage 6 of the byte path: the bytes of one spool, in a local file that has no name.
 
+`Disk` is the seam between a broker and its local disk. A simulation or a test passes its own to
+`BrokerService` (``disk=``), or to a `Spool`: one that is full, slow, or fails. Nothing else in a broker
+opens spool files.
+
 The file is unlinked as soon as it is open: it ends with the process, and nothing is ever left to
 clean up. It is not synced either: a commit is as durable as the brokers that hold it, until the
 fragment is in a blob store.
@@ -12,10 +16,54 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, Self
 
 from gazette.errors import Bug, Corrupt, Unavailable
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset
+
+
+class SpoolFile(Protocol):
+    """A file of a `Disk`. It lives as long as this object; any number of threads may use it.
+
+    Every method blocks for as long as the disk does, and may raise ``Unavailable``.
+    """
+
+    def pwrite(self, content: bytes, position: int) -> None:
+        """Write all of ``content`` at ``position``. After an error, any part of it may be written."""
+        ...
+
+    def pread(self, length: int, position: int) -> bytes:
+        """Read at most ``length`` bytes; fewer at the end of the file."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Free what is behind the first ``length`` bytes."""
+        ...
+
+    def sibling(self) -> SpoolFile:
+        """Create another file on the same disk."""
+        ...
+
+
+class Disk(Protocol):
+    """Where a broker keeps spool files."""
+
+    def create(self) -> SpoolFile:
+        """Create an empty file. Blocks. Raises ``Unavailable`` if that is not possible."""
+        ...
+
+
+class LocalDisk:
+    """Spool files in ``directory`` (default: that of temporary files)."""
+
+    __slots__ = ("directory",)
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.directory = directory if directory is not None else Path(tempfile.gettempdir())
+
+    def create(self) -> LocalFile:
+        return LocalFile(self.directory)
 
 
 class LocalFile:
@@ -66,6 +114,10 @@ class LocalFile:
         except OSError as error:
             raise disk_error("truncate a spool file", self.directory, error) from error
 
+    def sibling(self) -> Self:
+        """Create another file in the same directory."""
+        return type(self)(self.directory)
+
     def __del__(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
@@ -76,7 +128,7 @@ class LocalFragment:
     """A committed fragment whose bytes are in a local file, which may still grow behind it."""
 
     fragment: Fragment
-    file: LocalFile
+    file: SpoolFile
 
     @property
     def begin(self) -> Offset:

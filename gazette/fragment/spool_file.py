@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import hashlib
-import tempfile
-from pathlib import Path
 from typing import Final, Protocol, assert_never
 
 from gazette.blobs.thread_call import ended
@@ -18,7 +16,7 @@ from gazette.clock import Clock
 from gazette.errors import Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
-from gazette.fragment.local_file import LocalFile, LocalFragment
+from gazette.fragment.local_file import Disk, LocalDisk, LocalFragment, SpoolFile
 from gazette.fragment.spool import (
     Committed,
     Completed,
@@ -35,7 +33,7 @@ from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import JournalName
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.status import Status
-from gazette.tasks import BlockingPool
+from gazette.tasks import Pool
 
 INLINE_BYTES: Final = 1 << 19
 """Content up to this long is hashed and written on the loop, where it takes about half a
@@ -61,7 +59,7 @@ class SpoolObserver(Protocol):
 class Spool:
     """The fragment that one replica of a journal writes. Held by one owner at a time (a `Baton`).
 
-    Files are made in ``directory`` (default: that of temporary files) with the first content.
+    Files are made on ``disk`` (default: the directory of temporary files) with the first content.
     Compression, and hashing of long content, run in ``pool``.
     """
 
@@ -71,15 +69,15 @@ class Spool:
         observer: SpoolObserver,
         *,
         clock: Clock,
-        pool: BlockingPool,
-        directory: Path | None = None,
+        pool: Pool,
+        disk: Disk | None = None,
     ) -> None:
         self._state = SpoolState.new(journal)
         self._observer = observer
         self._clock = clock
         self._pool = pool
-        self._directory = directory if directory is not None else Path(tempfile.gettempdir())
-        self._file: LocalFile | None = None
+        self._disk = disk if disk is not None else LocalDisk()
+        self._file: SpoolFile | None = None
         self._compression: SpoolCompression | None = None
         self._sum = hashlib.sha1(usedforsecurity=False)
         """Over what is committed."""
@@ -143,7 +141,7 @@ class Spool:
         content = request.content
         try:
             if self._file is None:
-                self._file = LocalFile(self._directory)
+                self._file = self._disk.create()
             if self._pending_sum is self._sum:
                 self._pending_sum = self._sum.copy()
             if len(content) <= INLINE_BYTES:
@@ -160,7 +158,7 @@ class Spool:
             raise
         self._state.extend(len(content))
 
-    async def _extend_in_thread(self, file: LocalFile, content: bytes, position: int) -> None:
+    async def _extend_in_thread(self, file: SpoolFile, content: bytes, position: int) -> None:
         pending_sum = self._pending_sum
 
         def extend() -> None:
@@ -228,7 +226,7 @@ class Spool:
         metrics.COMPLETED.inc()
         self._observer.spool_complete(spool, primary=primary)
 
-    def _compressed(self, file: LocalFile, codec: Codec) -> SpoolCompression:
+    def _compressed(self, file: SpoolFile, codec: Codec) -> SpoolCompression:
         if self._compression is None:
             self._compression = SpoolCompression(file, codec, self._pool)
         return self._compression

@@ -45,6 +45,7 @@ from gazette.etcd_values import (
     WatchEvent,
     WatchResponse,
 )
+from gazette.fragment.local_file import LocalDisk
 from gazette.fragment.persister import Persister
 from gazette.keyspace.key_space import KeySpace
 from gazette.protocol.ids import ProcessId
@@ -160,6 +161,7 @@ class FixedBroker:
             signer=auth,
             verifier=auth,
             pools=pools,
+            disk=LocalDisk(settings.spool_dir),
             scope=self.scope,
         )
         key_space.observers += [state.observe, self.context.resolver.update]

@@ -28,7 +28,7 @@ from gazette.client.channel import Channels
 from gazette.clock import SystemClock
 from gazette.errors import Broken, Unavailable
 from gazette.fragment.completed_spool import CompletedSpool
-from gazette.fragment.local_file import LocalFragment
+from gazette.fragment.local_file import LocalDisk, LocalFragment
 from gazette.fragment.spool_file import Spool
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import ProcessId
@@ -129,10 +129,15 @@ class Bench:
             signer=NoAuth(),
             verifier=NoAuth(),
             pools=self.pools,
+            disk=absent,
             scope=self.scope,
         )
         self.spool = Spool(
-            JOURNAL, cast("Any", self), clock=clock, pool=self.pools.spools, directory=tmp_path
+            JOURNAL,
+            cast("Any", self),
+            clock=clock,
+            pool=self.pools.spools,
+            disk=LocalDisk(tmp_path),
         )
 
     def spool_commit(self, local: LocalFragment) -> None:

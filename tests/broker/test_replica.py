@@ -19,6 +19,7 @@ from gazette.broker.pulse import Heartbeat, problem_of
 from gazette.broker.unless import Superseded, changed, take_unless
 from gazette.clock import SystemClock
 from gazette.errors import Broken, Closed, Unavailable
+from gazette.fragment.local_file import LocalDisk
 from gazette.protocol import duration
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import JournalSpec, SuspendLevel
@@ -453,15 +454,15 @@ async def test_disk_of_the_primary_is_full(cluster: FixedCluster, tmp_path: Path
     replica = cluster["a"].replica(JOURNAL)
     pipeline = await replica.pipeline.take()
     assert pipeline is not None
-    spool, directory = pipeline.spool, pipeline.spool._directory
+    spool, disk = pipeline.spool, pipeline.spool._disk
     replica.pipeline.give(pipeline)
-    spool._directory = tmp_path / "does" / "not" / "exist"
+    spool._disk = LocalDisk(tmp_path / "does" / "not" / "exist")
     for chunk in (b"small", bytes(1 << 20)):
         outcome = await append(cluster["a"], chunk, b"x")
         assert isinstance(outcome.error, Unavailable)
         assert "create a spool file" in str(outcome.error)
         assert not outcome.uncertain
-    spool._directory = directory
+    spool._disk = disk
     outcome = await append(cluster["a"], b"x")
     assert outcome.commit is not None
     assert outcome.commit.begin == 0

@@ -14,7 +14,7 @@ from gazette.broker.write_behind import WriteBehind
 from gazette.clock import SystemClock
 from gazette.errors import Invalid, Unavailable
 from gazette.fragment.completed_spool import CompletedSpool
-from gazette.fragment.local_file import LocalFragment
+from gazette.fragment.local_file import LocalDisk, LocalFragment
 from gazette.fragment.spool import Proposal
 from gazette.fragment.spool_file import INLINE_BYTES, Spool
 from gazette.protocol.label_set import EMPTY_LABELS
@@ -45,7 +45,7 @@ class Bench:
         self.pool = BlockingPool("spools", 2)
         self.commits = Commits()
         self.spool = Spool(
-            "a/journal", self.commits, clock=SystemClock(), pool=self.pool, directory=tmp_path
+            "a/journal", self.commits, clock=SystemClock(), pool=self.pool, disk=LocalDisk(tmp_path)
         )
         self.local = WriteBehind(self.spool, self.scope, self.pool, primary=True)
 
@@ -129,7 +129,7 @@ async def test_failure_to_write_is_told_by_what_follows(
     bench: Bench, tmp_path: Path, length: int
 ) -> None:
     """Everything pending is rolled back; the next append finds the spool as it was."""
-    bench.spool._directory = tmp_path / "missing"
+    bench.spool._disk.directory = tmp_path / "missing"
     bench.local.begin(None)
     await bench.local.content(bytes(length), 0)
     with pytest.raises(Unavailable, match="create a spool file"):
@@ -138,7 +138,7 @@ async def test_failure_to_write_is_told_by_what_follows(
     await bench.local.content(bytes(length), 0)
     with pytest.raises(Unavailable, match="create a spool file"):
         await bench.local.propose(Proposal(bench.spool.fragment, EMPTY_LABELS))
-    bench.spool._directory = tmp_path
+    bench.spool._disk.directory = tmp_path
     bench.local.begin(None)
     await bench.local.content(b"x", 0)
     await bench.commit()

@@ -13,7 +13,6 @@ import zstandard
 from prometheus_client import REGISTRY
 
 from gazette.errors import Corrupt, Unavailable
-from gazette.fragment import completed_spool
 from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
 from gazette.fragment.local_file import LocalFile
 from gazette.protocol.fragment import Codec, Fragment
@@ -118,7 +117,7 @@ async def test_a_spool_that_is_too_short_is_not_given(tmp_path, pool, codec):
 @pytest.mark.parametrize("room", [0, 3000])
 async def test_without_room_it_is_compressed_while_read(tmp_path, pool, codec, room, monkeypatch):
     """A full disk must not keep us from persisting: that is what will free it."""
-    monkeypatch.setattr(completed_spool, "LocalFile", FullFile)
+    monkeypatch.setattr(LocalFile, "sibling", lambda file: FullFile(file.directory))
     monkeypatch.setattr(FullFile, "room", room)
     before = failures()
     spool = completed(tmp_path, pool, codec)

@@ -20,7 +20,7 @@ from gazette.errors import Bug, Corrupt, Invalid, Unavailable
 from gazette.fragment import spool_file
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
-from gazette.fragment.local_file import LocalFile, LocalFragment
+from gazette.fragment.local_file import LocalDisk, LocalFile, LocalFragment
 from gazette.fragment.spool import Content, Proposal, SpoolResult
 from gazette.fragment.spool_file import Spool
 from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment
@@ -78,7 +78,7 @@ def observer() -> Observer:
 
 @pytest.fixture
 async def spool(clock, pool, observer, tmp_path) -> Spool:
-    return Spool(JOURNAL, observer, clock=clock, pool=pool, directory=tmp_path)
+    return Spool(JOURNAL, observer, clock=clock, pool=pool, disk=LocalDisk(tmp_path))
 
 
 async def append(spool: Spool, *pieces: bytes, primary: bool = True) -> SpoolResult:
@@ -150,7 +150,7 @@ class SpoolMachine(RuleBasedStateMachine):
         self.inline_bytes, spool_file.INLINE_BYTES = spool_file.INLINE_BYTES, 64
         directory = Path(self.directory.name)
         self.spools = [
-            Spool(JOURNAL, observer, clock=ManualClock(), pool=self.pool, directory=directory)
+            Spool(JOURNAL, observer, clock=ManualClock(), pool=self.pool, disk=LocalDisk(directory))
             for observer in self.observers
         ]
 
@@ -254,7 +254,7 @@ async def test_what_an_append_does(spool, observer, clock):
     assert read_all(first) == b"hello, world"
     assert first.pread(7, 3) == b"wor"
     assert first.pread(12, 10) == b""
-    assert list(spool._directory.iterdir()) == []
+    assert list(spool._disk.directory.iterdir()) == []
     with pytest.raises(Bug):
         replace(first, fragment=replace(first.fragment, begin=5)).pread(4, 1)
 
@@ -313,7 +313,7 @@ async def test_commits_do_not_wait_for_compression(clock, observer, tmp_path):
     pool = BlockingPool("busy", 1)
     gate = threading.Event()
     pool.submit(gate.wait, 10)
-    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, directory=tmp_path)
+    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, disk=LocalDisk(tmp_path))
     await roll(spool, Codec.SNAPPY)
     for _ in range(30):
         await append(spool, bytes(200_000))
@@ -331,7 +331,7 @@ async def test_a_cancelled_write_is_waited_for(clock, observer, tmp_path):
     """What its thread still writes cannot get between the bytes of the next append."""
     pool = BlockingPool("slow", 1)
     gate = threading.Event()
-    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, directory=tmp_path)
+    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, disk=LocalDisk(tmp_path))
     await append(spool, b"committed,")
     pool.submit(gate.wait, 10)
     old, new = b"o" * (1 << 20), b"n" * (1 << 20)
@@ -367,7 +367,7 @@ async def test_a_full_disk_fails_the_append_and_nothing_else(spool, observer, le
     os.dup2(full, descriptor)
     with pytest.raises(Unavailable, match="ENOSPC") as raised:
         await spool.apply(Content(bytes(length), 7), primary=True)
-    assert str(spool._directory) in raised.value.hint
+    assert str(spool._disk.directory) in raised.value.hint
     os.dup2(saved, descriptor)
     os.close(saved)
     os.close(full)
@@ -390,6 +390,7 @@ import asyncio, os, resource, tempfile
 from pathlib import Path
 from gazette.clock import SystemClock
 from gazette.errors import Unavailable
+from gazette.fragment.local_file import LocalDisk
 from gazette.fragment.spool import Content, Proposal
 from gazette.fragment.spool_file import Spool
 from gazette.tasks import BlockingPool
@@ -400,7 +401,7 @@ class Observer:
 
 async def main(directory):
     observer, pool = Observer(), BlockingPool("p", 1)
-    spool = Spool("a/journal", observer, clock=SystemClock(), pool=pool, directory=directory)
+    spool = Spool("a/journal", observer, clock=SystemClock(), pool=pool, disk=LocalDisk(directory))
     async def append(content):
         await spool.apply(Content(content, spool.delta), primary=True)
         await spool.apply(Proposal(spool.next(), spool.registers), primary=True)
@@ -431,7 +432,7 @@ with tempfile.TemporaryDirectory() as directory:
 async def test_a_directory_that_is_gone(clock, pool, observer, tmp_path):
     """No file can be made: the append fails, and works again once the directory is back."""
     directory = tmp_path / "spools"
-    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, directory=directory)
+    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, disk=LocalDisk(directory))
     with pytest.raises(Unavailable, match="ENOENT"):
         await append(spool, b"content")
     directory.mkdir()
