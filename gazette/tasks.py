@@ -37,7 +37,8 @@ class TaskScope:
     ) -> None:
         self.name = name
         self.failure: BaseException | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        # Not a set: they are cancelled in the order in which they were spawned.
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._on_failure = on_failure
         self._stopping = False
         self._owner: asyncio.Task[Any] | None = None
@@ -49,7 +50,7 @@ class TaskScope:
             coro.close()
             raise Bug("task scope has stopped", scope=self.name, task=name)
         task = asyncio.get_running_loop().create_task(coro, name=f"{self.name}/{name}")
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._on_done)
         return task
 
@@ -63,7 +64,7 @@ class TaskScope:
         return self.spawn(run(), name=name)
 
     def _on_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if task.cancelled():
             return
         error = task.exception()

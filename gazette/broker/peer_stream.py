@@ -43,7 +43,7 @@ class PeerStream:
         self._ended = False
         self._inbox: deque[broker_pb2.ReplicateResponse] = deque()
         self._to_send: asyncio.Future[None] | None = None
-        self._progress: set[asyncio.Future[None]] = set()
+        self._progress: dict[asyncio.Future[None], None] = {}
         self._sender = scope.spawn(self._send_all(), name=f"send to {peer}")
         self._receiver = scope.spawn(self._receive_all(), name=f"receive from {peer}")
 
@@ -103,7 +103,7 @@ class PeerStream:
     async def _progressed(self, lack: str) -> None:
         """Wait for anything to happen with the call; ``timeout_s`` without is a failure."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._progress.add(waiter)
+        self._progress[waiter] = None
         try:
             async with asyncio.timeout(self._timeout_s):
                 await waiter
@@ -116,7 +116,7 @@ class PeerStream:
             self.cancel(error)
             raise error from None
         finally:
-            self._progress.discard(waiter)
+            self._progress.pop(waiter, None)
 
     def _wake_sender(self) -> None:
         if self._to_send is not None and not self._to_send.done():

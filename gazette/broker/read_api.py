@@ -79,7 +79,7 @@ class _Stream:
 class ReadApi:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
-        self._proxied: set[Any] = set()
+        self._proxied: dict[Any, None] = {}
         self._stopped = False
 
     def stop(self) -> None:
@@ -269,7 +269,7 @@ class ReadApi:
         """Pass on what another broker of the journal answers, without looking into it."""
         timeout_s = expiry.remaining_s
         upstream = self._open_upstream(request, resolution, timeout_s)
-        self._proxied.add(upstream)
+        self._proxied[upstream] = None
         try:
             async for message in upstream:
                 await call.write(message)
@@ -282,7 +282,7 @@ class ReadApi:
             if not self._stopped or (task is not None and task.cancelling()):
                 raise
         finally:
-            self._proxied.discard(upstream)
+            self._proxied.pop(upstream, None)
             upstream.cancel()
 
     def _open_upstream(

@@ -64,7 +64,7 @@ class Index:
         self._first_refresh = asyncio.Event()
         self._closed = False
         self._at_head: list[_Waiter] = []
-        self._in_holes: set[asyncio.Future[None]] = set()
+        self._in_holes: dict[asyncio.Future[None], None] = {}
         self._waits = 0
         self._waiting_at_head: set[asyncio.Future[None]] = set()
         """Those of the heap whose query has not been cancelled."""
@@ -204,11 +204,11 @@ class Index:
         """Wait for a change that may concern ``offset``, which no fragment covers now."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if offset < self.end_offset:
-            self._in_holes.add(waiter)
+            self._in_holes[waiter] = None
             try:
                 await waiter
             finally:
-                self._in_holes.discard(waiter)
+                self._in_holes.pop(waiter, None)
             return
         self._waits += 1
         heapq.heappush(self._at_head, (offset, self._waits, waiter))
