@@ -61,7 +61,10 @@ class TaskScope:
             await coro
             raise Bug("daemon returned", scope=self.name, task=name)
 
-        return self.spawn(run(), name=name)
+        task = self.spawn(run(), name=name)
+        # If it is cancelled before it began, nothing else ends what it was to await.
+        task.add_done_callback(lambda _: coro.close())
+        return task
 
     def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)

@@ -10,7 +10,7 @@ from typing import Any
 
 from gazette.backfill.build import has_state
 from gazette.backfill.job import Backfill
-from gazette.consumer.application import Application
+from gazette.consumer.application import Application, checked_store
 from gazette.errors import Bug, Fenced, Invalid
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.shard import ShardSpec
@@ -32,7 +32,7 @@ def look(
             continue
         application: Application[Any] = backfill.new_application()
         shard = OfflineShard(spec, fqn(spec.id), _no_commit)
-        store = application.new_store(shard, None)
+        store = checked_store(application.new_store(shard, None))
         try:
             held[spec.id] = claimable(store, spec.id).held(shard)
         finally:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from gazette.consumer.application import Application, DeferToNextTransaction
+from gazette.consumer.callbacks import require_none
 from gazette.errors import GazetteError, Invalid, NotAllowed
 from gazette.message.envelope import Envelope
 from gazette.message.mapping import Mapping, PartitionsFunc
@@ -280,14 +281,21 @@ class _Transaction:
 
     def _call(self, messages: Sequence[Envelope[Any]]) -> None:
         if not self._running:
-            self._application.begin_transaction(self._shard, self._store)
+            result: object = self._application.begin_transaction(self._shard, self._store)  # type: ignore[func-returns-value]
             self._running = True
-        self._application.consume_messages(self._shard, self._store, messages, self._publisher)
+            require_none("begin_transaction", result)
+        result = self._application.consume_messages(  # type: ignore[func-returns-value]
+            self._shard, self._store, messages, self._publisher
+        )
+        require_none("consume_messages", result)
         self._consumed += len(messages)
 
     def finalize(self) -> None:
         if self._running:
-            self._application.finalize_transaction(self._shard, self._store, self._publisher)
+            result: object = self._application.finalize_transaction(  # type: ignore[func-returns-value]
+                self._shard, self._store, self._publisher
+            )
+            require_none("finalize_transaction", result)
             self._running = False
             self._consumed = 0
 

@@ -12,7 +12,7 @@ from gazette.backfill.build import OnRead, ShardTask, read_messages
 from gazette.backfill.content import Difference, first_difference
 from gazette.backfill.job import Backfill, replay
 from gazette.backfill.scratch import OPENED, REPLAYS, scratch_directory
-from gazette.consumer.application import Store
+from gazette.consumer.application import Store, checked_store
 from gazette.errors import Corrupt
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.shard import ShardSpec
@@ -71,7 +71,7 @@ def opened_files(
         author = Branch.new(random.SystemRandom()).author
         recorder = Recorder(fsm, author, directory, log, spec.recovery_log, 0, offline=True)
         shard = OfflineShard(spec, fqn, _no_commit)
-        store = backfill.new_application().new_store(shard, recorder)
+        store = checked_store(backfill.new_application().new_store(shard, recorder))
         try:
             yield store, store.restore_checkpoint(shard)
         finally:

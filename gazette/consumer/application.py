@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
+from gazette.consumer.callbacks import require_instance, require_none
 from gazette.consumer.poison import PoisonPolicy
 from gazette.errors import GazetteError, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
@@ -43,6 +44,8 @@ StoreT = TypeVar("StoreT", bound="Store")
 
 class DeferToNextTransaction(GazetteError):
     """Raised by ``consume_message`` to end this transaction and get the same message in the next.
+
+    What ``consume_message`` did before stays in effect: raise it first. See ``consume_messages`` for batches.
 
     Raising it for the first message of a transaction is an error of the application: the transaction
     would be empty and the message deferred for ever.
@@ -228,12 +231,15 @@ class Application(ABC, Generic[StoreT]):
     ) -> None:
         """Handle some committed messages, in order. The default calls ``consume_message`` for each.
 
-        Override it where work per batch is cheaper than per message. ``DeferToNextTransaction`` then
-        defers the whole batch.
+        Override it where work per batch is cheaper than per message. ``DeferToNextTransaction`` undoes
+        what the call did to the store and published uncommitted. The batch is then delivered in halves,
+        until the transaction ends in front of the first message that is deferred on its own. A store
+        without savepoints cannot undo: raise it there before anything was changed.
         """
         consume = self.consume_message
         for envelope in batch:
-            consume(shard, store, envelope, publisher)
+            if (result := consume(shard, store, envelope, publisher)) is not None:
+                require_none("consume_message", result)
 
     def begin_transaction(self, shard: Shard, store: StoreT) -> None:
         """Called before the first message of a transaction; may block."""
@@ -279,6 +285,23 @@ class MessageProducer(ABC):
     ) -> Mapping[str, int]:
         """Which offsets a query waits for that asked for these. Any thread. Default: the same."""
         return offsets
+
+
+def checked_store(store: object) -> Store:
+    """Return what ``new_store`` returned. Raise ``ApplicationFailed`` or ``Invalid`` if it is no store."""
+    methods = ("start_commit", "restore_checkpoint", "savepoint", "destroy")
+    require_instance("new_store", store, Store, methods)
+    assert isinstance(store, Store)
+    return store
+
+
+def checked_view(view: object) -> StateView | None:
+    """Return what ``new_view`` returned. Raise ``ApplicationFailed`` or ``Invalid`` if it is no view."""
+    if view is None:
+        return None
+    require_instance("new_view", view, StateView, ("refresh", "release", "close"))
+    assert isinstance(view, StateView)
+    return view
 
 
 def shard_directory_prefix(shard_id: str) -> str:

@@ -2,31 +2,24 @@
 
 Here is what the application may do instead of consuming a message: defer it to the next transaction,
 or raise an error, which ends the shard or, by its `PoisonPolicy`, sets the message aside. For that, what
-the message had done by then is undone: in the store, by a savepoint, and in the publisher.
+the message had done by then is undone: in the store, by a savepoint, and in the publisher. The same holds
+for a batch that is deferred, since a smaller one is delivered next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from gazette.consumer.application import Application, DeferToNextTransaction, Shard, Store
+from gazette.consumer.callbacks import ApplicationFailed, require_none
 from gazette.consumer.inbox import Inbox
 from gazette.consumer.poison_control import PoisonControl
 from gazette.consumer.replica_status import error_text
 from gazette.errors import GazetteError
 from gazette.message.envelope import Envelope
 from gazette.message.publisher import Publisher
-
-
-class ApplicationFailed(GazetteError):
-    """A callback of the application raised. The shard fails; ``__cause__`` is what it raised."""
-
-    default_hint = (
-        "Correct the application and restart it; nothing of the failed transaction took effect."
-        " `gazctl shards unassign --failed` retries without a restart."
-    )
 
 
 class Deferred(Exception):
@@ -70,10 +63,10 @@ class Delivery:
         deliver = self._deliver_each if self._singly else self._deliver_batch
         done = deliver(delivered)
         if done < len(delivered):
-            raise Deferred(batch.index(delivered[done]))
+            raise Deferred(next(i for i, one in enumerate(batch) if one is delivered[done]))
 
     def _deliver_each(self, batch: Sequence[Envelope[Any]]) -> int:
-        """How many were consumed: fewer than there are if one was deferred."""
+        """Return how many were consumed: fewer than there are if one was deferred."""
         application, shard, store = self._application, self._shard, self._store
         publisher, inbox = self._publisher, self._inbox
         consume, guarded = application.consume_message, self._guarded
@@ -83,104 +76,104 @@ class Delivery:
                 if inbox.stopped:
                     inbox.check()
                 if guarded:
-                    self._consume_guarded(
-                        envelope, lambda one: consume(shard, store, one, publisher)
-                    )
-                else:
-                    consume(shard, store, envelope, publisher)
+                    self._consume_guarded(envelope)
+                    continue
+                result: object = consume(shard, store, envelope, publisher)
+                if result is not None:
+                    require_none("consume_message", result, **_place((envelope,)))
         except DeferToNextTransaction:
             return position
         except GazetteError:
             raise
         except BaseException as error:
-            raise _failed_at("consume_message", error, batch[position : position + 1]) from error
+            place = _place(batch[position : position + 1])
+            raise application_failed("consume_message", error, **place) from error
         return len(batch)
 
-    def _deliver_batch(self, batch: Sequence[Envelope[Any]]) -> int:
-        application, shard, store = self._application, self._shard, self._store
-        publisher = self._publisher
-        self._inbox.check()
-        poison = self._poison
-        try:
-            if poison is None or not self._guarded:
-                application.consume_messages(shard, store, batch, publisher)
-                return len(batch)
-            try:
-                with self._undoing():
-                    application.consume_messages(shard, store, batch, publisher)
-            except BaseException as error:
-                if not poison.policy.is_poison(error):
-                    raise
-            else:
-                return len(batch)
-        except DeferToNextTransaction:
-            return 0
-        except GazetteError:
-            raise
-        except BaseException as error:
-            raise _failed_at("consume_messages", error, batch) from error
-        # Nothing of the batch took effect. Which of its messages is to blame, each tells by itself.
-        return self._deliver_batch_singly(batch)
-
-    def _deliver_batch_singly(self, batch: Sequence[Envelope[Any]]) -> int:
-        application, shard, store = self._application, self._shard, self._store
-        publisher = self._publisher
-        position = 0
-        try:
-            for position, envelope in enumerate(batch):  # noqa: B007
-                self._inbox.check()
-                self._consume_guarded(
-                    envelope,
-                    lambda one: application.consume_messages(shard, store, (one,), publisher),
-                )
-        except DeferToNextTransaction:
-            return position
-        except GazetteError:
-            raise
-        except BaseException as error:
-            raise _failed_at("consume_messages", error, batch[position : position + 1]) from error
-        return len(batch)
-
-    def _consume_guarded(
-        self, envelope: Envelope[Any], consume: Callable[[Envelope[Any]], None]
-    ) -> None:
+    def _consume_guarded(self, envelope: Envelope[Any]) -> None:
         """Consume a message, or skip it if it is poison."""
         poison = self._poison
         assert poison is not None
         try:
-            with self._undoing():
-                consume(envelope)
+            with self._undoing(deferred=False):
+                result: object = self._application.consume_message(
+                    self._shard, self._store, envelope, self._publisher
+                )
+                require_none("consume_message", result, **_place((envelope,)))
         except BaseException as error:
             if not poison.policy.is_poison(error):
                 raise
             poison.skip_message(envelope, error)
 
+    def _deliver_batch(self, batch: Sequence[Envelope[Any]]) -> int:
+        """Return how many were consumed: fewer than there are if one was deferred.
+
+        A batch that is deferred takes no effect, and is halved: the transaction ends in front of the first
+        message that is deferred on its own. A batch that is poison is delivered one by one, to find the
+        message that is to blame.
+        """
+        self._inbox.check()
+        try:
+            self._attempt(batch)
+        except DeferToNextTransaction:
+            if len(batch) == 1:
+                return 0
+            half = len(batch) // 2
+            done = self._deliver_batch(batch[:half])
+            return done if done < half else half + self._deliver_batch(batch[half:])
+        except GazetteError:
+            raise
+        except BaseException as error:
+            poison = self._poison
+            if poison is None or not poison.policy.is_poison(error):
+                raise application_failed("consume_messages", error, **_place(batch)) from error
+            if len(batch) == 1:
+                poison.skip_message(batch[0], error)
+                return 1
+        else:
+            return len(batch)
+        for position in range(len(batch)):
+            if not self._deliver_batch(batch[position : position + 1]):
+                return position
+        return len(batch)
+
+    def _attempt(self, batch: Sequence[Envelope[Any]]) -> None:
+        """Have the application consume a batch. What raises has had no effect."""
+        with self._undoing(deferred=True):
+            result: object = self._application.consume_messages(  # type: ignore[func-returns-value]
+                self._shard, self._store, batch, self._publisher
+            )
+            require_none("consume_messages", result, **_place(batch))
+
     @contextmanager
-    def _undoing(self) -> Iterator[None]:
-        """Undo what the block did, if it raises: in the store, and among what was published."""
-        savepoint = self._store.savepoint()
-        self._publisher.hold()
+    def _undoing(self, *, deferred: bool) -> Iterator[None]:
+        """Undo what the block did, if it raises: in the store, and among what was published.
+
+        ``deferred``: also if it defers. Without a policy, other errors end the shard, and nothing is undone.
+        """
+        savepoint = self._store.savepoint() if self._store.has_savepoints else None
+        self._publisher.hold(strict=self._guarded)
         try:
             yield
-        except DeferToNextTransaction:
-            # As without a policy: what it did before is its own affair.
-            self._publisher.release()
-            savepoint.release()
-            raise
-        except BaseException:
-            self._publisher.roll_back()
-            savepoint.roll_back()
+        except BaseException as error:
+            is_deferral = isinstance(error, DeferToNextTransaction)
+            if is_deferral and not deferred:
+                # As without a policy: what it did before is its own affair.
+                self._publisher.release()
+                if savepoint is not None:
+                    savepoint.release()
+            elif is_deferral or self._guarded:
+                self._publisher.roll_back()
+                if savepoint is not None:
+                    savepoint.roll_back()
             raise
         self._publisher.release()
-        savepoint.release()
+        if savepoint is not None:
+            savepoint.release()
 
 
-def _failed_at(
-    callback: str, error: BaseException, batch: Sequence[Envelope[Any]]
-) -> ApplicationFailed:
-    return application_failed(
-        callback, error, journal=batch[0].journal, begin=batch[0].begin, end=batch[-1].end
-    )
+def _place(batch: Sequence[Envelope[Any]]) -> dict[str, Any]:
+    return {"journal": batch[0].journal, "begin": batch[0].begin, "end": batch[-1].end}
 
 
 class application_code:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from gazette.clock import Clock
 from gazette.consumer.application import Store
+from gazette.consumer.callbacks import require_instance
 from gazette.consumer.poison import POISON_LABEL, DeadLetter, PoisonPolicy
 from gazette.consumer.replica_status import error_text
 from gazette.errors import GazetteError, Invalid
@@ -121,8 +122,8 @@ def checked_policy(policy: Any, store: Store) -> PoisonPolicy | None:
     """What ``Application.poison_policy`` returned. Raises ``Invalid`` if the store cannot do that."""
     if policy is None:
         return None
-    if not isinstance(policy, PoisonPolicy):
-        raise Invalid(f"poison_policy returned {type(policy).__name__}, which is no PoisonPolicy")
+    require_instance("poison_policy", policy, PoisonPolicy)
+    assert isinstance(policy, PoisonPolicy)
     if not policy.malformed_only and not store.has_savepoints:
         raise Invalid(
             f"a {type(store).__name__} cannot undo what a single message did, as skipping it needs",

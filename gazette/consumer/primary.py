@@ -15,8 +15,9 @@ from typing import Any, Final, TypeVar
 
 from gazette.allocator.model import DecodedKV
 from gazette.client.append_service import AppendService
-from gazette.consumer.application import MessageProducer, Shard, Store
-from gazette.consumer.delivery import ApplicationFailed, application_code
+from gazette.consumer.application import MessageProducer, Shard, Store, checked_store
+from gazette.consumer.callbacks import require_instance
+from gazette.consumer.delivery import application_code
 from gazette.consumer.hints_store import store_recorded_hints, store_recovered_hints
 from gazette.consumer.inbox import Call, Inbox
 from gazette.consumer.outside import ShardOutside
@@ -146,10 +147,8 @@ class Primary:
             )
         with application_code("new_store"):
             store = application.new_store(shard, self._recorder)
-        if not isinstance(store, Store):
-            raise ApplicationFailed(f"new_store returned {type(store).__name__}, which is no Store")
-        self.store = store
-        return store
+        self.store = checked_store(store)
+        return self.store
 
     def _restore(self, store: Store) -> Checkpoint:
         """On the shard's thread: restore the checkpoint, by which the store may set a fence."""
@@ -159,8 +158,7 @@ class Primary:
         self._ownership.require_running()
         with application_code("Store.restore_checkpoint"):
             checkpoint = store.restore_checkpoint(shard)
-        if not isinstance(checkpoint, Checkpoint):
-            raise ApplicationFailed("Store.restore_checkpoint did not return a Checkpoint")
+        require_instance("Store.restore_checkpoint", checkpoint, Checkpoint)
         with application_code("poison_policy"):
             self._poison_policy = checked_policy(application.poison_policy(shard), store)
         hit("promotion.opened", shard.id)

@@ -31,6 +31,7 @@ from gazette.client.channel import Channels, TlsSettings
 from gazette.client.client import Client
 from gazette.clock import Clock
 from gazette.consumer.application import Application
+from gazette.consumer.callbacks import initialized, require_callbacks
 from gazette.consumer.debug_shards import debug_routes
 from gazette.consumer.json_gateway import json_routes
 from gazette.consumer.key_space import consumer_decoder, is_consistent
@@ -105,6 +106,7 @@ class ConsumerService:
         config: Mapping[str, Any] | None = None,
         private_diagnostics: bool = False,
     ) -> None:
+        require_callbacks(application)
         self.application = application
         self.clock = clock
         self.server = server
@@ -280,7 +282,7 @@ class ConsumerService:
         """
         self._phase = "initializing the application"
         self._daemons.daemon(self.append_service.run(), name="appends")
-        await self.application.initialize(self)
+        await initialized(self.application, self)
         self.server.start_http(self._servers, self._app())
         self._phase = "connecting to etcd"
         etcd = await connect_patiently(self._etcd_settings, self.clock)

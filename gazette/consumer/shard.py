@@ -24,8 +24,10 @@ from gazette.consumer import metrics
 from gazette.consumer.application import (
     MessageProducer,
     Store,
+    checked_view,
     shard_directory_prefix,
 )
+from gazette.consumer.callbacks import require_instance
 from gazette.consumer.delivery import application_code
 from gazette.consumer.hints_store import (
     read_hints,
@@ -212,6 +214,7 @@ class Shard:
         if isinstance(application, MessageProducer):
             with application_code("read_through"):
                 read_through = application.read_through(self, self.store, read_through)
+            require_instance("read_through", read_through, Mapping)
             sources = set(read_through)
         else:
             sources = {source.journal for source in self.spec.sources}
@@ -341,7 +344,7 @@ class Shard:
             stall_timeout_s=context.stall_timeout_s,
         )
         self._reads = StandbyReads(
-            lambda directory: context.application.new_view(self, directory),
+            lambda directory: checked_view(context.application.new_view(self, directory)),
             self._directory.with_name(self._directory.name + ".view"),
             self._player,
             context.clock,

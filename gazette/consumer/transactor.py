@@ -17,8 +17,14 @@ from gazette.client.appender import AppendParams
 from gazette.clock import Clock
 from gazette.consumer import metrics
 from gazette.consumer.application import Application, MessageProducer, Shard, Store
+from gazette.consumer.callbacks import (
+    ApplicationFailed,
+    require_instance,
+    require_none,
+    require_result,
+)
 from gazette.consumer.committing import Committing, because
-from gazette.consumer.delivery import ApplicationFailed, Deferred, Delivery, application_code
+from gazette.consumer.delivery import Deferred, Delivery, application_code
 from gazette.consumer.host import FinishedTransaction, Outside
 from gazette.consumer.inbox import (
     Call,
@@ -149,7 +155,10 @@ class Transactor:
             if isinstance(application, MessageProducer):
                 feed = Feed(self._inbox, self._spec_of().read_channel_size or 8192)
                 with application_code("start_reading"):
-                    application.start_reading(self._shard, self._store, checkpoint, feed)
+                    result: object = application.start_reading(
+                        self._shard, self._store, checkpoint, feed
+                    )
+                require_none("start_reading", result)
             self._run(checkpoint, owed)
             checkpoint, owed = self._restore_again(), {}
 
@@ -163,6 +172,7 @@ class Transactor:
         self._outside.require_assigned()
         with application_code("Store.restore_checkpoint"):
             checkpoint = self._store.restore_checkpoint(self._shard)
+        require_instance("Store.restore_checkpoint", checkpoint, Checkpoint)
         acknowledged = self._prior.checkpoint.ack_intents
         for journal, intent in checkpoint.ack_intents.items():
             if acknowledged.get(journal) != intent:
@@ -347,7 +357,8 @@ class Transactor:
         application = self._application
         if isinstance(application, MessageProducer):
             with application_code("replay"):
-                yield from application.replay(self._shard, self._store, *wanted)
+                replayed = application.replay(self._shard, self._store, *wanted)
+                yield from require_result("replay", replayed)
         else:
             yield from self._outside.replay(wanted)
 
@@ -416,8 +427,11 @@ class Transactor:
     def _begin(self, transaction: Transaction) -> None:
         hit("transaction.begun", self._shard.id)
         with application_code("begin_transaction"):
-            self._application.begin_transaction(self._shard, self._store)
+            result: object = self._application.begin_transaction(  # type: ignore[func-returns-value]
+                self._shard, self._store
+            )
         self._begun = True
+        require_none("begin_transaction", result)
         # Once a transaction: its messages are of one moment.
         self._publisher.clock.update(int(self._clock.now() * NANOS))
         transaction.begin(self._clock.monotonic())
@@ -428,7 +442,10 @@ class Transactor:
         application, shard, store = self._application, self._shard, self._store
         transaction.prepared_at = self._clock.monotonic()
         with application_code("finalize_transaction"):
-            application.finalize_transaction(shard, store, self._publisher)
+            result: object = application.finalize_transaction(  # type: ignore[func-returns-value]
+                shard, store, self._publisher
+            )
+        require_none("finalize_transaction", result)
         checkpoint = Checkpoint(
             sources=self._sequencer.checkpoint(PRUNE_HORIZON_NS),
             ack_intents=self._publisher.build_ack_intents(),
@@ -463,7 +480,7 @@ class Transactor:
         self._extra_waits.clear()
         with application_code("Store.start_commit"):
             commit = self._store.start_commit(self._shard, checkpoint, waits)
-        if not isinstance(commit, OpFuture):
+        if not isinstance(require_result("Store.start_commit", commit), OpFuture):
             raise ApplicationFailed(
                 f"Store.start_commit returned {type(commit).__name__}, not a future"
             )
@@ -475,7 +492,10 @@ class Transactor:
     def _finished(self, commit: OpFuture[Any]) -> None:
         self._begun = False
         with application_code("finished_transaction"):
-            self._application.finished_transaction(self._shard, self._store, commit)
+            result: object = self._application.finished_transaction(  # type: ignore[func-returns-value]
+                self._shard, self._store, commit
+            )
+        require_none("finished_transaction", result)
 
 
 def _next_limit(limit: int, count: int, elapsed_s: float) -> int:

@@ -392,9 +392,17 @@ def protobuf_codec(message_type: Any) -> MessageCodec[Any]:
 def has_validate(message_type: Any) -> bool:
     """Whether messages of a type have a method ``validate()``, to be called before publishing.
 
-    The class method of that name which pydantic's models inherit is another thing.
+    The class method of that name which pydantic's models inherit is another thing. Raises ``Invalid``
+    if the method is a coroutine or generator function.
     """
-    return inspect.isfunction(inspect.getattr_static(message_type, "validate", None))
+    method = inspect.getattr_static(message_type, "validate", None)
+    if inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):
+        raise Invalid(
+            f"validate() of {message_type.__name__} is a coroutine or generator function, which checks"
+            " nothing when it is called",
+            hint="Define it with a plain `def`.",
+        )
+    return inspect.isfunction(method)
 
 
 def no_uuid(message_type: Any) -> Invalid:

@@ -38,6 +38,8 @@ JOURNAL_BUFFER_BYTES: Final = 256 << 10
 """How much uncommitted content of one journal is gathered before it is appended."""
 BUFFER_BYTES_MAX: Final = 8 << 20
 """How much of all journals."""
+HELD_BYTES_MAX: Final = 32 << 20
+"""How much is kept back by a `Publisher.hold` that is not strict. Beyond, it cannot be undone any more."""
 
 
 class AppendTxn(Protocol):
@@ -119,6 +121,9 @@ class Publisher:
         self._held: dict[_Line, tuple[int, bool]] | None = None
         """While nothing is appended: of each line that got something since, how long it was, and
         whether the transaction had not published to it."""
+        self._strict = True
+        self._passed = ""
+        """Why what was published since a hold that is not strict cannot be undone any more."""
 
     @classmethod
     def standalone(cls, appends: Appends, wall_clock: Clock, entropy: Entropy) -> Publisher:
@@ -198,10 +203,15 @@ class Publisher:
         try:
             with self._lock:
                 if self._held and line in self._held:
-                    raise NotAllowed(
-                        "a committed message cannot follow uncommitted ones that may have to be undone",
-                        journal=line.params.journal,
-                        hint="Publish to this journal either committed or uncommitted.",
+                    if self._strict:
+                        raise NotAllowed(
+                            "a committed message cannot follow uncommitted ones that may have to be"
+                            " undone",
+                            journal=line.params.journal,
+                            hint="Publish to this journal either committed or uncommitted.",
+                        )
+                    self._passed = (
+                        f"a committed message followed it in journal {line.params.journal}"
                     )
                 for message in messages:
                     self._encode(framing, message, OUTSIDE_TXN, buffer)
@@ -239,9 +249,10 @@ class Publisher:
             self._buffered += self._encode(framing, message, CONTINUE_TXN, line.buffer)
             full = len(line.buffer) >= JOURNAL_BUFFER_BYTES
             overfull = self._buffered >= BUFFER_BYTES_MAX
-            held = self._held is not None
-        if held:
-            return
+            if self._held is not None and not self._passed:
+                if self._strict or self._buffered < HELD_BYTES_MAX:
+                    return
+                self._passed = f"it was more than {HELD_BYTES_MAX >> 20} MiB"
         if overfull:
             self.flush()
         elif full:
@@ -263,23 +274,26 @@ class Publisher:
         """Enqueue the appends of all that was published so far.
 
         Raises what ``start_append`` does; what was not enqueued is kept. Between `hold` and `release`
-        this does nothing.
+        this does nothing, as long as what was published can be undone.
         """
         with self._lock:
-            lines = [] if self._held is not None else list(self._transaction)
+            keeps = self._held is not None and not self._passed
+            lines = [] if keeps else list(self._transaction)
         for line in lines:
             self._flush_line(line)
 
-    def hold(self) -> None:
+    def hold(self, *, strict: bool = True) -> None:
         """Keep back what is published uncommitted from here on, until `release` or `roll_back`.
 
         For what may have to be undone. Meanwhile nothing can be published *committed* to a journal that
-        something is kept back for (``NotAllowed``).
+        something is kept back for (``NotAllowed``). Without ``strict`` that is allowed, and so are more
+        than `HELD_BYTES_MAX` bytes: `roll_back` raises afterwards.
         """
         with self._lock:
             if self._held is not None:
                 raise Bug("a publisher is held already")
             self._held = {}
+            self._strict, self._passed = strict, ""
 
     def release(self) -> None:
         """End a `hold`; what was kept back is published like anything else. Raises what `flush` does."""
@@ -294,9 +308,17 @@ class Publisher:
             self._flush_line(line)
 
     def roll_back(self) -> None:
-        """End a `hold`; what was kept back was never published."""
+        """End a `hold`; what was kept back was never published.
+
+        Raises ``NotAllowed`` if some of it was not kept back, which a strict hold rules out.
+        """
         with self._lock:
             held, self._held = self._held, None
+            if self._passed:
+                raise NotAllowed(
+                    f"what was published cannot be undone: {self._passed}",
+                    hint="Raise DeferToNextTransaction before publishing, or consume smaller batches.",
+                )
             for line, (length, is_new) in (held or {}).items():
                 self._buffered -= len(line.buffer) - length
                 del line.buffer[length:]

@@ -28,6 +28,7 @@ from gazette.client.flags import BrokerClientFlags
 from gazette.clock import Clock, SystemClock
 from gazette.config import Loaded, Schema, exit_with
 from gazette.consumer.application import Application
+from gazette.consumer.callbacks import require_callbacks
 from gazette.consumer.service import ConsumerService
 from gazette.diagnostics import diagnostic_routes
 from gazette.errors import GazetteError, Invalid
@@ -123,6 +124,7 @@ def run(application: Application[Any], argv: Sequence[str], environ: Mapping[str
         return 2
     options = schema(application, f"{program} {command}")
     try:
+        require_callbacks(application)
         loaded = options.load(rest, environ)
         if command == "print-config":
             sys.stdout.write(options.render_ini(loaded))

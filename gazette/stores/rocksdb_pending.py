@@ -62,22 +62,25 @@ class Pending:
 
 
 class PendingSavepoint:
-    """Of `RocksDBStore.savepoint`."""
+    """Of `RocksDBStore.savepoint`. Savepoints may be nested: the last one ends first."""
 
     def __init__(self, pending: Iterable[Pending]) -> None:
-        self._pending = list(pending)
-        for one in self._pending:
-            one.undo = []
+        self._marks: list[tuple[Pending, list[Callable[[], object]] | None, int]] = []
+        for one in pending:
+            self._marks.append((one, one.undo, len(one.undo or ())))
+            if one.undo is None:
+                one.undo = []
 
     def release(self) -> None:
-        for one in self._pending:
-            one.undo = None
+        for one, outer, _ in self._marks:
+            one.undo = outer
 
     def roll_back(self) -> None:
-        for one in self._pending:
+        for one, outer, length in self._marks:
             undo, one.undo = one.undo or [], None
-            for step in reversed(undo):
-                step()
+            while len(undo) > length:
+                undo.pop()()
+            one.undo = outer
 
 
 def merged(

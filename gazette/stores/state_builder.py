@@ -21,7 +21,8 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from gazette.consumer.application import Application, Store
+from gazette.consumer.application import Application, Store, checked_store
+from gazette.consumer.callbacks import require_callbacks
 from gazette.errors import Bug, Invalid
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints, decode_hints
@@ -209,9 +210,8 @@ class StateBuilder:
                 self._recorder = offline_recorder(
                     spec.recovery_log, self._branch, files, self._file
                 )
-            store = application.new_store(self.shard, self._recorder)
-            if not isinstance(store, Store):
-                raise Invalid(f"new_store returned {type(store).__name__}, which is no Store")
+            require_callbacks(application)
+            store = checked_store(application.new_store(self.shard, self._recorder))
             self._opened = store
             self.held = self._open(store)
             """What the store held when it was opened: nothing, unless its state is in a database."""

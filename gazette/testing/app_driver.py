@@ -24,7 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
-from gazette.consumer.application import Application, MessageProducer, Store
+from gazette.consumer.application import Application, MessageProducer, Store, checked_store
+from gazette.consumer.callbacks import require_callbacks
 from gazette.consumer.delivery import application_code
 from gazette.consumer.host import FinishedTransaction
 from gazette.consumer.inbox import Chunk
@@ -145,6 +146,7 @@ class AppDriver(Generic[StoreT]):
     ) -> None:
         self.hints = hints
         """By which the next promotion plays the recovery log; None: from its first byte."""
+        require_callbacks(application)
         self.application = application
         self.journals = MemoryJournals() if journals is None else journals
         self.clock = ManualClock() if clock is None else clock
@@ -347,7 +349,7 @@ class AppDriver(Generic[StoreT]):
 
         def open_store() -> tuple[Any, Any, PoisonPolicy | None]:
             with application_code("new_store"):
-                store = self.application.new_store(shard, recorder)
+                store = checked_store(self.application.new_store(shard, recorder))
             checkpoint = store.restore_checkpoint(shard)
             policy = checked_policy(self.application.poison_policy(shard), store)
             return store, checkpoint, policy

@@ -16,6 +16,7 @@ from gazette.client.reader import ReadParams
 from gazette.client.shards import ShardChange, ShardClient
 from gazette.clock import Clock, SystemClock
 from gazette.consumer.application import Application
+from gazette.consumer.callbacks import require_callbacks
 from gazette.consumer.service import ConsumerService
 from gazette.consumer.settings import ConsumerSettings
 from gazette.consumer.shard import Shard
@@ -96,6 +97,7 @@ class ConsumerFixture:
 
         Scratch files are below ``tmp_path``. The member has its own connection to etcd.
         """
+        require_callbacks(application)  # Before a port is taken.
         clock = SystemClock() if clock is None else clock
         scratch = tmp_path / "scratch" / f"{zone}-{id}"
         scratch.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,213 @@
+"""Refuse callbacks of the wrong kind: what a callback returns must not be dropped in silence.
+
+Callbacks are plain functions, called on the shard's thread. Calling a coroutine or generator function
+runs nothing of it: every message would be dropped, and committed past. `require_callbacks` refuses such
+functions when the application starts, and `require_none` what a plain function returned.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from gazette.errors import GazetteError, Invalid
+
+APPLICATION: Final = (
+    "message_type_of",
+    "poison_policy",
+    "new_store",
+    "new_view",
+    "consume_message",
+    "consume_messages",
+    "begin_transaction",
+    "finalize_transaction",
+    "finished_transaction",
+    # Of those that are a `MessageProducer`:
+    "start_reading",
+    "read_through",
+)
+_GENERATORS: Final = ("replay",)
+"""Callbacks that may be generator functions: they return an iterator."""
+_COROUTINES: Final = ("initialize",)
+"""Callbacks that run on the event loop."""
+_LAYERS_MAX: Final = 64
+
+_HINT: Final = (
+    "Define it with a plain `def`. It is called on the shard's own thread and may block. To await"
+    " something there, run it to its end, for example with asyncio.run()."
+)
+
+
+class ApplicationFailed(GazetteError):
+    """A callback of the application raised. The shard fails; ``__cause__`` is what it raised."""
+
+    default_hint = (
+        "Correct the application and restart it; nothing of the failed transaction took effect."
+        " `gazctl shards unassign --failed` retries without a restart."
+    )
+
+
+def require_callbacks(application: Any) -> None:
+    """Raise ``Invalid`` if a callback of an application is not the kind of function that it must be."""
+    for name in APPLICATION:
+        _require(application, name)
+    for name in _GENERATORS:
+        _require(application, name, allowed=("a generator function",))
+    for name in _COROUTINES:
+        _require(application, name, allowed=("a coroutine function",))
+
+
+def require_instance(callback: str, value: object, kind: type, methods: Sequence[str] = ()) -> None:
+    """Raise unless ``callback`` returned a ``kind`` whose methods are plain functions.
+
+    ``ApplicationFailed`` is about the value, ``Invalid`` about a method.
+    """
+    if value is None:
+        raise ApplicationFailed(
+            f"{callback} returned None",
+            hint=f"Return a {kind.__name__}: a return statement may be missing.",
+        )
+    if not isinstance(value, kind):
+        _close(value)
+        raise ApplicationFailed(
+            f"{callback} returned {_kind_name(value)}, which is no {kind.__name__}"
+        )
+    for name in methods:
+        _require(value, name)
+
+
+def require_none(callback: str, result: object, **facts: Any) -> None:
+    """Raise ``ApplicationFailed`` unless ``result``, of a callback that returns nothing, is None.
+
+    A coroutine or generator is closed first, and a future cancelled.
+    """
+    if result is None:
+        return
+    lazy = _is_lazy(result)
+    _close(result)
+    if lazy:
+        raise ApplicationFailed(
+            f"{callback} returned {_kind_name(result)}, which nothing runs",
+            hint=_HINT,
+            **facts,
+        )
+    raise ApplicationFailed(
+        f"{callback} returned {_kind_name(result)}; expected None",
+        hint="Remove the returned value. Use the store and the publisher for what a message does.",
+        **facts,
+    )
+
+
+def require_result(callback: str, result: Any, **facts: Any) -> Any:
+    """Return ``result``. Raise ``ApplicationFailed`` if it is a coroutine or an asynchronous generator."""
+    if inspect.iscoroutine(result) or inspect.isasyncgen(result):
+        require_none(callback, result, **facts)
+    return result
+
+
+def require_plain_method(kind: type, name: str) -> None:
+    """Raise ``Invalid`` if a method of a class is a coroutine or generator function."""
+    _require_kind(getattr(kind, name), f"{kind.__module__}.{kind.__qualname__}.{name}", ())
+
+
+def _require(owner: Any, name: str, allowed: tuple[str, ...] = ()) -> None:
+    if not hasattr(type(owner), name) and not hasattr(owner, name):
+        return
+    kind = type(owner)
+    full_name = f"{kind.__module__}.{kind.__qualname__}.{name}"
+    callback = getattr(owner, name)
+    if not callable(callback):
+        raise Invalid(
+            f"callback {full_name} is {_kind_name(callback)}, which cannot be called",
+            hint="Define it as a method.",
+        )
+    _require_kind(callback, full_name, allowed)
+
+
+def _require_kind(callback: Any, full_name: str, allowed: tuple[str, ...]) -> None:
+    for layer in _layers(callback):
+        found = _function_kind(layer)
+        if found is None or found in allowed:
+            continue
+        behind = "" if layer is callback or _is_method_of(callback, layer) else " behind a wrapper"
+        hint = _HINT
+        if allowed == ("a coroutine function",):
+            hint = "Define it with `async def`, without yield."
+        raise Invalid(
+            f"callback {full_name} is {found}{behind}: calling it would do nothing", hint=hint
+        )
+
+
+def _is_method_of(callback: Any, layer: Any) -> bool:
+    return getattr(callback, "__func__", None) is layer
+
+
+def _function_kind(function: Any) -> str | None:
+    if inspect.iscoroutinefunction(function):
+        return "a coroutine function"
+    if inspect.isasyncgenfunction(function):
+        return "an asynchronous generator function"
+    if inspect.isgeneratorfunction(function):
+        return "a generator function"
+    return None
+
+
+def _layers(callback: Any) -> Iterator[Any]:
+    """Yield a callable, and what it calls: behind partials, methods, decorators and ``__call__``."""
+    waiting, seen = [callback], set[int]()
+    while waiting and len(seen) < _LAYERS_MAX:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        if isinstance(one, functools.partial | functools.partialmethod):
+            waiting.append(one.func)
+        for name in ("__func__", "__wrapped__"):
+            if (inner := getattr(one, name, None)) is not None:
+                waiting.append(inner)
+        if not isinstance(one, type) and not inspect.isroutine(one):
+            waiting.append(inspect.getattr_static(type(one), "__call__", None))
+
+
+def _is_lazy(result: Any) -> bool:
+    return (
+        inspect.isawaitable(result)
+        or inspect.isgenerator(result)
+        or inspect.isasyncgen(result)
+        or isinstance(result, concurrent.futures.Future)
+    )
+
+
+def _close(result: Any) -> None:
+    """Close what nothing is going to run, so that Python does not warn of it later."""
+    if inspect.iscoroutine(result) or inspect.isgenerator(result):
+        result.close()
+    elif isinstance(result, concurrent.futures.Future):
+        result.cancel()
+
+
+def _kind_name(value: object) -> str:
+    if value is None:
+        return "None"
+    if inspect.iscoroutine(value):
+        return "a coroutine"
+    if inspect.isasyncgen(value):
+        return "an asynchronous generator"
+    if inspect.isgenerator(value):
+        return "a generator"
+    return f"an object of type {type(value).__name__}"
+
+
+async def initialized(application: Any, service: Any) -> None:
+    """Await ``Application.initialize``. Raise ``ApplicationFailed`` if it is no coroutine function."""
+    result: object = application.initialize(service)
+    if not inspect.isawaitable(result):
+        raise ApplicationFailed(
+            f"initialize returned {_kind_name(result)}, which cannot be awaited",
+            hint="Define it with `async def`.",
+        )
+    require_result("initialize", await result)

@@ -1,0 +1,280 @@
+"""Callbacks of the wrong kind: refused at start, by name, and never dropped in silence."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gazette import Message, MessageProducer
+from gazette.consumer.callbacks import ApplicationFailed, require_callbacks, require_none
+from gazette.errors import GazetteError, Invalid
+from gazette.message.mapping import fixed_mapping
+from gazette.protocol.label_set import LabelSet
+from gazette.runconsumer import process
+from gazette.stores.sqlite import SQLiteStore
+from gazette.testing.app_driver import AppDriver
+from tests.consumer.apps import SOURCE, Echo, Start, Tally, Word, frame
+
+CALLBACKS = [
+    "message_type_of",
+    "poison_policy",
+    "new_store",
+    "new_view",
+    "consume_message",
+    "consume_messages",
+    "begin_transaction",
+    "finalize_transaction",
+    "finished_transaction",
+]
+OF_PRODUCERS = ["start_reading", "read_through"]
+
+
+async def coroutine(*args: Any) -> None: ...
+
+
+async def async_generator(*args: Any) -> Any:
+    yield
+
+
+def generator(*args: Any) -> Any:
+    yield
+
+
+@functools.wraps(coroutine)
+def decorated(*args: Any) -> Any:
+    return coroutine(*args)
+
+
+class Callable_:
+    async def __call__(self, *args: Any) -> None: ...
+
+
+class Methods:
+    async def method(self, *args: Any) -> None: ...
+
+
+KINDS: dict[str, tuple[Any, str]] = {
+    "async def": (coroutine, "a coroutine function"),
+    "async generator": (async_generator, "an asynchronous generator function"),
+    "generator": (generator, "a generator function"),
+    "partial": (functools.partial(coroutine), "a coroutine function"),
+    "partial of partial": (functools.partial(functools.partial(generator)), "a generator function"),
+    "decorated": (decorated, "a coroutine function behind a wrapper"),
+    "partial of decorated": (functools.partial(decorated), "a coroutine function"),
+    "callable": (Callable_(), "a coroutine function"),
+    "bound": (Methods().method, "a coroutine function"),
+    "static": (staticmethod(coroutine), "a coroutine function"),
+    "partialmethod": (functools.partialmethod(coroutine), "a coroutine function"),
+    "no callable": (7, "cannot be called"),
+}
+
+
+class Brings(Tally, MessageProducer):
+    def start_reading(self, shard: Any, store: Any, checkpoint: Any, feed: Any) -> None: ...
+
+    def replay(self, shard: Any, store: Any, journal: str, begin: int, end: int) -> Any:
+        yield ()
+
+
+def with_callback(name: str, callback: Any, base: type[Any] = Tally) -> Any:
+    return type("Mine", (base,), {name: callback, "__module__": __name__})()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_wrong_function_is_refused(kind: str) -> None:
+    callback, text = KINDS[kind]
+    with pytest.raises(Invalid, match=r"Mine\.consume_message is .*" + text.split()[-1]) as refused:
+        require_callbacks(with_callback("consume_message", callback))
+    assert text in str(refused.value)
+    assert "def" in str(refused.value.hint) or "method" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("name", CALLBACKS + OF_PRODUCERS)
+@pytest.mark.parametrize("callback", [coroutine, async_generator, generator])
+def test_each_callback_is_checked(name: str, callback: Any) -> None:
+    base = Brings if name in OF_PRODUCERS else Tally
+    with pytest.raises(Invalid, match=rf"{__name__}\.Mine\.{name} "):
+        require_callbacks(with_callback(name, callback, base))
+    mine = base()
+    setattr(mine, name, callback)  # On the object, which is what is called.
+    with pytest.raises(Invalid, match=rf"\.{name} "):
+        require_callbacks(mine)
+
+
+def test_a_replay_may_be_a_generator_and_nothing_that_is_awaited() -> None:
+    require_callbacks(Brings())
+    with pytest.raises(Invalid, match="replay is a coroutine function"):
+        require_callbacks(with_callback("replay", coroutine, Brings))
+    with pytest.raises(Invalid, match="initialize is a generator function"):
+        require_callbacks(with_callback("initialize", generator))
+    require_callbacks(with_callback("initialize", coroutine))
+
+
+def test_plain_functions_of_every_kind_are_accepted() -> None:
+    def plain(*args: Any) -> None: ...
+
+    class Called:
+        def __call__(self, *args: Any) -> None: ...
+
+    for callback in (
+        plain,
+        functools.partial(plain),
+        Called(),
+        staticmethod(plain),
+        lambda *a: None,
+    ):
+        require_callbacks(with_callback("consume_message", callback))
+
+
+def test_a_driver_refuses_it_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="consume_message is a coroutine function"):
+        AppDriver(with_callback("consume_message", coroutine), tmp_path, [SOURCE])
+
+
+async def test_a_member_refuses_it_before_it_is_one(start: Start) -> None:
+    with pytest.raises(Invalid, match="consume_message is a coroutine function"):
+        await start(with_callback("consume_message", coroutine))
+
+
+async def test_a_plain_initialize_is_an_error_by_name(start: Start) -> None:
+    with pytest.raises(
+        ApplicationFailed, match="initialize returned None, which cannot be awaited"
+    ):
+        await start(with_callback("initialize", lambda self, service: None))
+
+
+def test_a_process_says_so_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert process.run(with_callback("consume_message", coroutine), ["serve"], {}) == 2
+    said = capsys.readouterr().err
+    assert "Mine.consume_message is a coroutine function" in said
+    assert "plain `def`" in said
+
+
+# --- What a plain function returns
+
+
+def lazily(*args: Any) -> Any:
+    return coroutine()
+
+
+def generates(*args: Any) -> Any:
+    return (one for one in args)
+
+
+def generates_later(*args: Any) -> Any:
+    return async_generator()
+
+
+@pytest.mark.parametrize(
+    ("callback", "text"),
+    [
+        (lazily, "returned a coroutine, which nothing runs"),
+        (generates, "returned a generator, which nothing runs"),
+        (generates_later, "returned an asynchronous generator, which nothing runs"),
+        (lambda *args: 7, "returned an object of type int; expected None"),
+    ],
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "consume_message",
+        "consume_messages",
+        "begin_transaction",
+        "finalize_transaction",
+        "finished_transaction",
+    ],
+)
+def test_a_result_that_would_be_dropped_fails_the_shard(
+    tmp_path: Path, name: str, callback: Callable[..., Any], text: str
+) -> None:
+    application = with_callback(name, callback)
+    with AppDriver(application, tmp_path, [SOURCE]) as driver, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        driver.feed(SOURCE, frame("a"))
+        with pytest.raises(ApplicationFailed, match=f"{name} {text}") as failed:
+            driver.run()
+        gc.collect()
+        if name.startswith("consume"):
+            assert failed.value.facts == {"journal": SOURCE, "begin": 0, "end": len(frame("a"))}
+        assert not driver.transactions
+
+
+def test_a_result_under_a_poison_policy_is_no_poison(tmp_path: Path) -> None:
+    class Mine(Echo):
+        def new_store(self, shard: Any, recorder: Any) -> Any:
+            return SQLiteStore(recorder, "CREATE TABLE IF NOT EXISTS counts (word)")
+
+        def consume_message(self, shard: Any, store: Any, envelope: Any, publisher: Any) -> Any:
+            return coroutine()
+
+    labels = {"consumer.gazette.dev/poison": "skip", "consumer.gazette.dev/dead-letters": "dead"}
+    with AppDriver(
+        Mine("b/target"), tmp_path, [SOURCE], labels=LabelSet.of(*labels.items())
+    ) as driver:
+        driver.feed(SOURCE, frame("a"))
+        with pytest.raises(ApplicationFailed, match="returned a coroutine"):
+            driver.run()
+        assert not driver.skipped
+
+
+def test_a_future_is_cancelled() -> None:
+    future: Future[None] = Future()
+    with pytest.raises(ApplicationFailed, match="returned an object of type Future, which nothing"):
+        require_none("consume_message", future)
+    assert future.cancelled()
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (None, "new_store returned None"),
+        (7, "type int, which is no Store"),
+        (coroutine, "a coroutine"),
+    ],
+)
+def test_new_store_must_return_a_store(tmp_path: Path, result: Any, text: str) -> None:
+    returned = result() if callable(result) else result
+    application = with_callback("new_store", lambda self, shard, recorder: returned)
+    with AppDriver(application, tmp_path, [SOURCE]) as driver:
+        with pytest.raises(ApplicationFailed, match=text) as failed:
+            driver.run()
+        if result is None:
+            assert "return statement" in str(failed.value.hint)
+
+
+def test_a_store_whose_methods_are_coroutines_is_refused(tmp_path: Path) -> None:
+    class Later(SQLiteStore):
+        async def destroy(self) -> None: ...  # type: ignore[override]
+
+    class Mine(Tally):
+        def new_store(self, shard: Any, recorder: Any) -> Any:
+            return Later(recorder, "CREATE TABLE IF NOT EXISTS counts (word)")
+
+    with AppDriver(Mine(), tmp_path, [SOURCE]) as driver:
+        with pytest.raises(Invalid, match=r"Later\.destroy is a coroutine function"):
+            driver.run()
+
+
+def test_a_validation_that_would_check_nothing_is_refused(tmp_path: Path) -> None:
+    class Checked(Message):
+        word: str = ""
+
+        async def validate(self) -> None: ...
+
+    class Mine(Tally):
+        def consume_message(self, shard: Any, store: Any, envelope: Any, publisher: Any) -> None:
+            publisher.publish_uncommitted(
+                fixed_mapping("b/target", "application/x-ndjson"), Checked()
+            )
+
+    with AppDriver(Mine(), tmp_path, [SOURCE]) as driver:
+        driver.publish(SOURCE, Word(word="a"))
+        with pytest.raises(GazetteError, match="Checked is a coroutine"):
+            driver.run()
