@@ -33,7 +33,7 @@ demo: $(STAMP)
 check: $(DEV_STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy gazette examples
+	$(BIN)/mypy gazette examples tools
 	$(BIN)/lint-imports
 
 fmt: $(DEV_STAMP)

@@ -1,0 +1,1 @@
+"""Programs for developers of this repository. Not part of the wheel."""
