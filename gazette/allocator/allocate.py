@@ -127,6 +127,7 @@ class _Leader:
             state.is_consistent,
             state.demand.replication,
             stale,
+            state.progress,
         )
         batch = _Batch(self._etcd, leader)
         for index, step in enumerate(converge(round_, self._desired, state.loads())):

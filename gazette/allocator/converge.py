@@ -17,8 +17,10 @@ from gazette.allocator.model import (
     DecodedKV,
     IsConsistent,
     MemberId,
+    Progress,
     assignment_key,
     item_key,
+    unknown_progress,
 )
 from gazette.etcd_values import Compare, DeleteOp, Op, PutOp
 
@@ -54,6 +56,8 @@ class Round:
     """How many replicas of each item there shall be: fewer than it asks for while members leave."""
     stale: frozenset[str] = frozenset()
     """Items that are left alone, because etcd is known to have something else."""
+    progress: Progress = unknown_progress
+    """Decides who is promoted where no replica is consistent."""
 
 
 def converge(
@@ -240,20 +244,28 @@ class _ItemPlan:
             self.loads.remove(kv.decoded.member_id, kv.decoded.slot)
 
     def _promotee(self, keep: list[DecodedKV]) -> DecodedKV | None:
-        """Who becomes the primary, if none is left: best a consistent and desired replica."""
+        """Who becomes the primary, if none is left.
+
+        A consistent replica; without one, a replica that holds more than the others. A member that has
+        just joined holds nothing, and would have the item go on without what the survivors hold. Load
+        decides between equals only.
+        """
         if not keep or any(kv.decoded.slot == 0 for kv in keep):
             return None
+        best = [kv for kv in keep if kv.key in self.consistent]
+        if not best:
+            most = max(map(self.round.progress, keep))
+            best = [kv for kv in keep if self.round.progress(kv) == most]
 
-        def preference(kv: DecodedKV) -> tuple[bool, bool, float, int]:
+        def preference(kv: DecodedKV) -> tuple[bool, float, int]:
             member = kv.decoded.member_id
             return (
-                kv.key not in self.consistent,
                 member not in self.desired,
                 self.loads.primary_ratio(member),
                 kv.decoded.slot,
             )
 
-        return min(keep, key=preference)
+        return min(best, key=preference)
 
     def _move(self, kv: DecodedKV, slot: int) -> None:
         """Slots are part of the key: delete it and put its value, under its lease, at the new one."""

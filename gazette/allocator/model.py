@@ -103,6 +103,15 @@ class DecodedKV(Protocol):
 IsConsistent = Callable[[DecodedKV, DecodedKV, Sequence[DecodedKV]], bool]
 """``is_consistent(item, assignment, all assignments of the item)``: whether that replica is up to date."""
 
+Progress = Callable[[DecodedKV], tuple[int, ...]]
+"""``progress(assignment)``: sorts higher the more of its item that member is known to hold."""
+
+
+def unknown_progress(assignment: DecodedKV) -> tuple[int, ...]:
+    """A ``Progress`` by which all assignments are equal."""
+    del assignment
+    return ()
+
 
 def item_key(root: str, item_id: str) -> str:
     """Raises ``Invalid`` for an id that would break the order of keys."""

@@ -22,6 +22,8 @@ from gazette.allocator.model import (
     IsConsistent,
     Member,
     MemberId,
+    Progress,
+    unknown_progress,
 )
 
 
@@ -149,11 +151,18 @@ class State:
     ``local_key`` is the key of the member whose process this is; the key may be absent.
     """
 
-    def __init__(self, ks: Mirror, local_key: str, is_consistent: IsConsistent) -> None:
+    def __init__(
+        self,
+        ks: Mirror,
+        local_key: str,
+        is_consistent: IsConsistent,
+        progress: Progress = unknown_progress,
+    ) -> None:
         self.ks = ks
         self.root = ks.root
         self.local_key = local_key
         self.is_consistent = is_consistent
+        self.progress = progress
         self.items: Sequence[DecodedKV] = ()
         self.members: Sequence[DecodedKV] = ()
         self.assignments: Sequence[DecodedKV] = ()

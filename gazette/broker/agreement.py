@@ -1,6 +1,10 @@
 """Stage 6 of the byte path: takes the completed spools of one replica, gives `persister` what may be
 uploaded, and holds back what only this broker is known to have.
 
+A replica that follows leaves an upload to its primary only while that is known to hold the same bytes.
+The proof is a proposal: a primary that proposes exactly our fragment has its bytes. Anything else is
+uploaded at once, at the cost of an object that another broker may upload as well.
+
 A primary commits to its own spool as it proposes to its peers. If it is cut off from them just then, it has
 bytes that the journal may never have: whoever leads it next goes on without them, and gives their offsets
 to other bytes. So a primary uploads what all replicas have acknowledged, the *agreed end*, and no byte
@@ -9,10 +13,12 @@ beyond. Nobody was told that those were appended: an append is answered when all
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Protocol
 
 from gazette.fragment.completed_spool import CompletedSpool
+from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset
 
 log = logging.getLogger(__name__)
@@ -22,21 +28,28 @@ class Uploads(Protocol):
     """The persister, as far as it is used here."""
 
     def spool_complete(
-        self, spool: CompletedSpool, *, primary: bool, end: Offset | None = None
+        self,
+        spool: CompletedSpool,
+        *,
+        reassigned: asyncio.Event | None = None,
+        end: Offset | None = None,
     ) -> None: ...
 
 
 class Agreement:
     """The agreed end of one replica, and the completed spools that wait for it. Loop-bound.
 
-    A replica that follows gives its spools on at once: what it has, its primary has. (If both lose their
-    leases at once, with bytes that a third does not have, the follower does upload them.)
+    A replica that follows gives its spools on at once, and says whether its primary has the same bytes.
+    (If both lose their leases at once, with bytes that a third does not have, the follower does upload
+    them.)
     """
 
     def __init__(self, uploads: Uploads) -> None:
         self._uploads = uploads
         self._end: Offset | None = None
         self._held: list[CompletedSpool] = []
+        self._confirmed: Fragment | None = None
+        self._reassigned: asyncio.Event | None = None
 
     @property
     def end(self) -> Offset | None:
@@ -56,12 +69,22 @@ class Agreement:
         self._end = end
         held, self._held = self._held, []
         for spool in held:
-            self.spool_complete(spool, primary=True)
+            self.spool_complete(spool)
 
-    def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None:
+    def confirm(self, fragment: Fragment, reassigned: asyncio.Event) -> None:
+        """The primary has proposed exactly ``fragment``, which this replica has accepted.
+
+        ``reassigned`` is set once the journal has another primary or other members than it had then.
+        """
+        self._confirmed, self._reassigned = fragment, reassigned
+
+    def spool_complete(self, spool: CompletedSpool) -> None:
         """Give a spool on, or hold it until its end is agreed. Raises as the persister does."""
-        if self._end is None or spool.fragment.end <= self._end:
-            self._uploads.spool_complete(spool, primary=primary)
+        if self._end is None:
+            confirmed = spool.fragment == self._confirmed
+            self._uploads.spool_complete(spool, reassigned=self._reassigned if confirmed else None)
+        elif spool.fragment.end <= self._end:
+            self._uploads.spool_complete(spool)
         else:
             self._held.append(spool)
 
@@ -84,4 +107,4 @@ class Agreement:
             {"journal": fragment.journal, "begin": max(end, fragment.begin), "end": fragment.end},
         )
         if end > fragment.begin:
-            self._uploads.spool_complete(spool, primary=True, end=end)
+            self._uploads.spool_complete(spool, end=end)

@@ -246,6 +246,10 @@ class AppendFSM:
             self.read_through = at.revision + 1
             return self._resolve()
         if len(at.route.members) < at.desired_replication:
+            if self.holds and self._held.fragment.length:
+                # Too few brokers hold these bytes: complete the fragment, so that it is uploaded now.
+                self.roll_to = self._held.fragment.end
+                return self._resync(now=0.0)  # It rolls whatever the time.
             return self._refuse(Status.INSUFFICIENT_JOURNAL_BROKERS)
         if not at.is_primary:
             self.state = State.PROXY

@@ -107,6 +107,17 @@ def route_of(assignments: Sequence[DecodedKV]) -> Route:
     return Route(tuple(members), primary)
 
 
+def progress(assignment: DecodedKV) -> tuple[int, ...]:
+    """Rank brokers of a journal whose replicas are not in step: who holds more of it sorts higher.
+
+    A primary stores the route in every assignment before the first append under it is answered. So an
+    empty value means that the broker holds nothing which was acknowledged. Of the others, the older one
+    holds what was acknowledged for longer.
+    """
+    raw = assignment.raw
+    return (1, -raw.create_revision) if raw.value else (0,)
+
+
 def is_consistent(item: DecodedKV, assignment: DecodedKV, assignments: Sequence[DecodedKV]) -> bool:
     """Whether the primary has synchronised exactly these replicas: all of a journal's, or none."""
     del item, assignment

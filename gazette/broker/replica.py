@@ -48,7 +48,8 @@ class _SpoolEvents:
         self.index.spool_commit(local)
 
     def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None:
-        self.agreement.spool_complete(spool, primary=primary)
+        del primary  # The agreement knows who leads.
+        self.agreement.spool_complete(spool)
 
 
 class Replica:
@@ -156,9 +157,9 @@ class Replica:
 
         Who waits for either gets ``Closed``. A primary's spool is uploaded at once, so that its
         successor can read it, as far as all replicas have acknowledged it: peers are given their time
-        to answer. A replica's is uploaded only if the primary does not. Waits without bound for the
-        present holders: their appends and streams end, as the route has changed. Cancellation: the
-        spool may not have been handed over.
+        to answer. A follower's is uploaded at once, too: the primary may never have had its bytes. Waits
+        without bound for the present holders: their appends and streams end, as the route has changed.
+        Cancellation: the spool may not have been handed over.
         """
         for daemon in self._daemons:
             daemon.cancel()

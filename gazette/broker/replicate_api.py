@@ -9,6 +9,7 @@ nothing happens is cut off.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +17,7 @@ from typing import Any, Final
 import grpc
 
 from gazette.auth import Capability, Claims
+from gazette.broker.agreement import Agreement
 from gazette.broker.append_wire import ReplicateContent, ReplicateMessage
 from gazette.broker.context import BrokerContext
 from gazette.broker.edge import Expired, Expiry, Outcome, authorize, counted, failing
@@ -84,7 +86,7 @@ class ReplicateApi:
         replica, spool = held
         context = self._context
         local = WriteBehind(spool, context.scope, context.pools.spools, primary=False)
-        stream = _Stream(local, requests, call, at.header, expiry)
+        stream = _Stream(local, requests, call, at.header, expiry, replica.agreement, at.reassigned)
         try:
             async with TaskScope(f"replicate {at.journal}") as scope:
                 scope.spawn(self._watch(stream, claims, at, header), name="watch")
@@ -152,6 +154,8 @@ class _Stream:
     header: Header | None
     """Of our resolution; sent with the first answer."""
     expiry: Expiry
+    agreement: Agreement
+    reassigned: asyncio.Event
     messages: int = 0
 
     async def serve(self, proposal: Proposal) -> None:
@@ -176,6 +180,8 @@ class _Stream:
 
     async def _propose(self, proposal: Proposal, *, acknowledge: bool) -> None:
         result = await self.local.propose(proposal)
+        if result.status is Status.OK:
+            self.agreement.confirm(result.fragment, self.reassigned)
         if acknowledge:
             header, self.header = self.header, None
             await self.call.write(_answer(result, header))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from gazette.allocator.model import DecodedKV
@@ -54,6 +54,8 @@ class Resolution:
     replica: Replica | None
     """Our replica, whether or not this request is for us to serve."""
     invalidated: asyncio.Event
+    reassigned: asyncio.Event
+    """Set once a local replica has another primary or other members than these, or has ended."""
     local_id: ProcessId
     desired_replication: int
 
@@ -71,7 +73,10 @@ class _Held:
     is_primary: bool
     assignments: tuple[tuple[str, int], ...]
     stores: tuple[str, ...]
-    invalidated: asyncio.Event
+    invalidated: asyncio.Event = field(default_factory=asyncio.Event)
+    members: frozenset[tuple[str, int]] = frozenset()
+    """The keys of all assignments, each with its creation: who holds what was in step."""
+    reassigned: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +203,7 @@ class Resolver:
             assignments=() if found is None else found.assignments,
             replica=None if held is None else held.replica,
             invalidated=asyncio.Event() if held is None else held.invalidated,
+            reassigned=asyncio.Event() if held is None else held.reassigned,
             local_id=local_id,
             desired_replication=0 if found is None else found.value.desired_replication(),
         )
@@ -247,6 +253,7 @@ class Resolver:
         is_primary = local.assignment.decoded.slot == 0
         create_revision = local.item.raw.create_revision
         assignments = tuple((kv.key, kv.raw.mod_revision) for kv in local.assignments)
+        members = frozenset((kv.key, kv.raw.create_revision) for kv in local.assignments)
         stores: tuple[str, ...] = local.item.decoded.value.spec.fragment.stores
 
         demoted = held is not None and held.is_primary and not is_primary
@@ -259,15 +266,20 @@ class Resolver:
         if held is None:
             replica = self._new_replica(journal)
             replica.start(self._scope)
-            return _Held(replica, create_revision, is_primary, assignments, stores, asyncio.Event())
+            return _Held(replica, create_revision, is_primary, assignments, stores, members=members)
         if held.assignments != assignments or held.stores != stores:
             held.invalidated.set()
             held.invalidated = asyncio.Event()
+        if held.members != members:
+            held.reassigned.set()
+            held.reassigned = asyncio.Event()
         held.is_primary, held.assignments, held.stores = is_primary, assignments, stores
+        held.members = members
         return held
 
     def _tear_down(self, journal: str, held: _Held) -> None:
         held.invalidated.set()
+        held.reassigned.set()
         task = self._scope.spawn(held.replica.shut_down(), name=f"shut-down {journal}")
         self._torn_down[task] = journal
         task.add_done_callback(lambda done: self._torn_down.pop(done, None))

@@ -32,7 +32,7 @@ from gazette.broker.handlers import journal_handler
 from gazette.broker.health_api import HealthApi
 from gazette.broker.http_gateway import HttpGateway, Loopback
 from gazette.broker.json_gateway import json_routes
-from gazette.broker.key_space import broker_decoder, is_consistent
+from gazette.broker.key_space import broker_decoder, is_consistent, progress
 from gazette.broker.list_apply_api import ListApplyApi
 from gazette.broker.read_api import ReadApi
 from gazette.broker.replica import Replica
@@ -194,7 +194,10 @@ class BrokerService:
         decoder = broker_decoder(settings.root, settings.max_replication)
         key_space = KeySpace(settings.root, decoder, apply_delay_s=settings.watch_delay_s)
         state = State(
-            key_space, member_key(settings.root, settings.zone, settings.id), is_consistent
+            key_space,
+            member_key(settings.root, settings.zone, settings.id),
+            is_consistent,
+            progress,
         )
         blob_stores = BlobStores(
             BlobSettings(settings.file_root, settings.file_only),

@@ -109,6 +109,15 @@ def route_of(assignments: Sequence[DecodedKV]) -> Route:
     return Route(tuple(members), primary)
 
 
+def progress(assignment: DecodedKV) -> tuple[int, ...]:
+    """Rank replicas none of which can take over at once: who has played back more sorts higher.
+
+    A replica that failed comes last.
+    """
+    code: ReplicaCode = assignment.decoded.value.code
+    return (-1,) if code is ReplicaCode.FAILED else (code.value,)
+
+
 def is_consistent(item: DecodedKV, assignment: DecodedKV, assignments: Sequence[DecodedKV]) -> bool:
     """Whether a replica can take over at once, or is beyond help like its primary.
 

@@ -34,7 +34,7 @@ from gazette.consumer.application import Application
 from gazette.consumer.callbacks import initialized, require_callbacks
 from gazette.consumer.debug_shards import debug_routes
 from gazette.consumer.json_gateway import json_routes
-from gazette.consumer.key_space import consumer_decoder, is_consistent
+from gazette.consumer.key_space import consumer_decoder, is_consistent, progress
 from gazette.consumer.query import EVERYTHING, Answer, Asking, Question
 from gazette.consumer.resolver import Resolver
 from gazette.consumer.restarts import Restarts
@@ -320,7 +320,7 @@ class ConsumerService:
         decoder = consumer_decoder(settings.root, settings.max_hot_standbys)
         key_space = KeySpace(settings.root, decoder, apply_delay_s=settings.watch_delay_s)
         local_key = member_key(settings.root, settings.zone, settings.id)
-        state = State(key_space, local_key, is_consistent)
+        state = State(key_space, local_key, is_consistent, progress)
         context = ShardContext(
             application=self.application,
             etcd=etcd,

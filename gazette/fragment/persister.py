@@ -41,13 +41,15 @@ _NAMED_MAX: Final = 5
 class PersisterSettings:
     """Times in seconds.
 
-    A replica leaves the upload to the primary, and looks after ``replica_delay_s`` (more by up to
-    half) whether it has happened. A failed attempt is repeated after ``backoff_min_s``, doubling up
-    to ``backoff_max_s`` (``finish_backoff_max_s`` while finishing); while a store is down, all
-    spools that go there share one such schedule.
+    A replica leaves the upload to a primary that holds the same bytes. It looks for the object after
+    ``replica_look_s``, then at intervals that double, and uploads after ``replica_delay_s``; both
+    are longer by up to half. A failed attempt is repeated after ``backoff_min_s``, doubling up to
+    ``backoff_max_s`` (``finish_backoff_max_s`` while finishing). While a store is down, all spools
+    that go there share one such schedule.
     """
 
     parallel: int = 32
+    replica_look_s: float = 10.0
     replica_delay_s: float = 120.0
     put_timeout_s: float = 300.0
     backoff_min_s: float = 1.0
@@ -68,12 +70,13 @@ class _Entry:
     """A spool that is not persisted yet."""
 
     spool: CompletedSpool
-    primary: bool
+    reassigned: asyncio.Event | None
+    """Not set: a living primary holds the same bytes. None: no other upload is waited for."""
     cut: Offset | None = None
     """Where the spool is to be cut before it is uploaded."""
     failures: int = 0
     error: str = "not attempted yet"
-    call: concurrent.futures.Future[None] | None = field(default=None)
+    call: concurrent.futures.Future[bool] | None = field(default=None)
     """A thread that has not ended, of an attempt whose time was up."""
 
     def __str__(self) -> str:
@@ -119,17 +122,23 @@ class Persister:
         return len(self._entries)
 
     def spool_complete(
-        self, spool: CompletedSpool, *, primary: bool, end: Offset | None = None
+        self,
+        spool: CompletedSpool,
+        *,
+        reassigned: asyncio.Event | None = None,
+        end: Offset | None = None,
     ) -> None:
-        """Take over a spool; with an ``end`` within its fragment, what is before that and no more.
+        """Take over a spool and upload it at once.
 
-        Raises ``Closed`` once ``finish`` has returned.
+        With ``reassigned``, a primary is known to hold the very same bytes: the upload is left to it
+        until that event is set, which says that it may be gone. With an ``end`` within the fragment,
+        what is before that is uploaded and no more. Raises ``Closed`` once ``finish`` has returned.
         """
         if self._closed:
             raise Closed("persister has finished", journal=spool.fragment.journal)
         if not spool.fragment.length:
             return
-        entry = _Entry(spool, primary, end)
+        entry = _Entry(spool, reassigned, end)
         self._entries.add(entry)
         self._idle.clear()
         metrics.UNPERSISTED.inc()
@@ -179,19 +188,44 @@ class Persister:
 
     async def _persist(self, entry: _Entry) -> None:
         """Attempt until it succeeds. One task per spool, in the persister's scope."""
-        if not entry.primary and not self._hurry.is_set():
-            delay = self._settings.replica_delay_s * (1 + 0.5 * self._rng.random())
-            await self._sleep(delay)
-        while not await self._attempt_in_turn(entry):
-            await self._sleep(self._backoff(entry.failures))
+        if not await self._left_to_primary(entry):
+            while not await self._attempt_in_turn(entry):
+                await self._sleep(self._backoff(entry.failures))
         self._entries.remove(entry)
         metrics.UNPERSISTED.dec()
         metrics.PERSISTED.inc()
         if not self._entries:
             self._idle.set()
 
-    async def _attempt_in_turn(self, entry: _Entry) -> bool:
-        """Attempt once there is a free slot and the store is not known to be down."""
+    async def _left_to_primary(self, entry: _Entry) -> bool:
+        """Wait for the primary's upload. Return False when this broker has to upload instead.
+
+        The store is looked into meanwhile, so that the spool's file is let go soon.
+        """
+        settings, now = self._settings, self._clock.monotonic
+        spread = 1 + 0.5 * self._rng.random()
+        look_s = settings.replica_look_s * spread
+        due_at = now() + settings.replica_delay_s * spread
+        while self._may_wait(entry) and (remaining_s := due_at - now()) > 0:
+            await self._sleep(min(look_s, remaining_s), entry.reassigned)
+            look_s *= 2
+            waits = self._may_wait(entry) and now() < due_at
+            if waits and await self._attempt_in_turn(entry, look=True):
+                return True
+        return False
+
+    def _may_wait(self, entry: _Entry) -> bool:
+        return (
+            entry.reassigned is not None
+            and not entry.reassigned.is_set()
+            and not self._hurry.is_set()
+        )
+
+    async def _attempt_in_turn(self, entry: _Entry, *, look: bool = False) -> bool:
+        """Attempt once there is a free slot and the store is not known to be down.
+
+        To ``look`` is to upload nothing, and to leave a store alone that is known to be down.
+        """
         while True:
             async with self._slots:
                 spec = self._spec_of(entry.spool.fragment.journal)
@@ -201,7 +235,9 @@ class Persister:
                 outage = self._outages.setdefault(stores[0] if stores else "", _Outage())
                 wait = outage.retry_at - self._clock.monotonic()
                 if wait <= 0:
-                    return await self._attempt(entry, spec, outage)
+                    return await self._attempt(entry, spec, outage, look=look)
+            if look:
+                return False
             await self._sleep(wait)
 
     def _drop(self, entry: _Entry) -> bool:
@@ -212,10 +248,12 @@ class Persister:
         )
         return True
 
-    async def _attempt(self, entry: _Entry, spec: JournalSpec, outage: _Outage) -> bool:
+    async def _attempt(
+        self, entry: _Entry, spec: JournalSpec, outage: _Outage, *, look: bool
+    ) -> bool:
         seen = outage.failures
         try:
-            await self._upload(entry, spec)
+            stored = await self._upload(entry, spec, look=look)
         except GazetteError as error:
             self._on_failure(entry, error)
             # Attempts that ran side by side found the same outage: count it once.
@@ -228,7 +266,7 @@ class Persister:
             return False
         outage.failures = 0
         outage.retry_at = 0.0
-        return True
+        return stored
 
     def _on_failure(self, entry: _Entry, error: Exception) -> None:
         entry.failures += 1
@@ -247,8 +285,8 @@ class Persister:
             exc_info=None if expected else error,
         )
 
-    async def _upload(self, entry: _Entry, spec: JournalSpec) -> None:
-        """Put the fragment into the journal's first store.
+    async def _upload(self, entry: _Entry, spec: JournalSpec, *, look: bool) -> bool:
+        """Put the fragment into the journal's first store. Return whether it is there.
 
         While finishing, a store that refuses us makes way for the next one: it is read as well, and
         there is no later attempt to wait for. Without stores there is nothing to do.
@@ -263,31 +301,32 @@ class Persister:
                 with tracing.span(
                     "persist", journal=fragment.journal, begin=fragment.begin, end=fragment.end
                 ):
-                    await self._upload_to(entry, spec, url)
+                    return await self._upload_to(entry, spec, url, look=look)
             except NotAllowed:
                 if not self._hurry.is_set() or at + 1 == len(stores):
                     raise
-            else:
-                return
+        return True
 
-    async def _upload_to(self, entry: _Entry, spec: JournalSpec, url: str) -> None:
+    async def _upload_to(self, entry: _Entry, spec: JournalSpec, url: str, *, look: bool) -> bool:
         if entry.call is not None:
             await self._outlive(entry, entry.call)
         store = self._blob_stores.get(url).store
-        fragment = _placed(entry.spool, spec, url)
-        entry.call = self._blob_stores.pool.submit(
-            _put, store, fragment.content_path(), entry.spool
-        )
-        await self._outlive(entry, entry.call)
+        path = _placed(entry.spool, spec, url).content_path()
+        pool = self._blob_stores.pool
+        if look:
+            entry.call = pool.submit(store.exists, path)
+        else:
+            entry.call = pool.submit(_put, store, path, entry.spool)
+        return await self._outlive(entry, entry.call)
 
-    async def _outlive(self, entry: _Entry, call: concurrent.futures.Future[None]) -> None:
+    async def _outlive(self, entry: _Entry, call: concurrent.futures.Future[bool]) -> bool:
         """Wait for a thread, and give its outcome. One whose time is up remains the entry's: the
         same object is not written by two threads."""
         timeout_s = self._settings.put_timeout_s
         if not await ended(call, timeout_s):
             raise Unavailable("upload did not end in time", timeout_s=timeout_s)
         entry.call = None
-        call.result()
+        return call.result()
 
     def _backoff(self, failures: int) -> float:
         settings = self._settings
@@ -295,8 +334,8 @@ class Persister:
         backoff = settings.backoff_min_s * 2.0 ** min(max(failures - 1, 0), 30)
         return min(backoff, longest) * (0.75 + 0.5 * self._rng.random())
 
-    async def _sleep(self, seconds: float) -> None:
-        """Sleep; the beginning of ``finish`` wakes who sleeps then."""
+    async def _sleep(self, seconds: float, reassigned: asyncio.Event | None = None) -> None:
+        """Sleep until the time is over, ``finish`` begins, or ``reassigned`` is set."""
         if self._hurry.is_set():
             await self._clock.sleep(seconds)
             return
@@ -305,6 +344,8 @@ class Persister:
                 scope.spawn(self._clock.sleep(seconds), name="time"),
                 scope.spawn(_until(self._hurry), name="hurry"),
             }
+            if reassigned is not None:
+                over.add(scope.spawn(_until(reassigned), name="reassigned"))
             await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
             scope.cancel()
 
@@ -321,12 +362,15 @@ def _placed(spool: CompletedSpool, spec: JournalSpec, url: str) -> Fragment:
     return replace(spool.fragment, backing_store=url, path_postfix=postfix)
 
 
-def _put(store: BlobStore, path: str, spool: CompletedSpool) -> None:
-    """Runs in a thread. As a rule, one of the replicas finds that another was first."""
-    if store.exists(path):
-        return
-    with spool.open() as source:
-        store.put(path, source, content_encoding=spool.content_encoding)
+def _put(store: BlobStore, path: str, spool: CompletedSpool) -> bool:
+    """Return True when the object is there. Runs in a thread.
+
+    As a rule, one of the replicas finds that another was first.
+    """
+    if not store.exists(path):
+        with spool.open() as source:
+            store.put(path, source, content_encoding=spool.content_encoding)
+    return True
 
 
 async def _until(event: asyncio.Event) -> None:

@@ -13,6 +13,7 @@ from gazette.allocator.desired import Question
 from gazette.allocator.model import allocator_decoder, member_key
 from gazette.allocator.solver import ITEMS_PER_NETWORK, solve
 from gazette.allocator.state import State
+from gazette.broker.key_space import progress
 from gazette.errors import Invalid
 from gazette.etcd_values import Compare, DeleteOp, KeyValue, PutOp, Target
 from gazette.keyspace import fold
@@ -60,7 +61,7 @@ def decode_item(item: str, value: bytes) -> PaperItem:
 
 
 def decode_assignment(item: str, zone: str, suffix: str, slot: int, value: bytes) -> str:
-    if value not in (b"", b"consistent"):
+    if value not in (b"", b"earlier", b"consistent"):
         raise Invalid("not an assignment", item=item)
     return value.decode()
 
@@ -77,7 +78,7 @@ class PaperCluster:
 
     Keys are written as in ``"assign/item#zone#member#0"``. A member's value is its limit, and maybe
     `` exiting``; an item's is its replication, and maybe `` least `` and how much of it must stay while
-    members leave; an assignment's is empty or ``consistent``.
+    members leave; an assignment's is empty, ``earlier`` (it was consistent once) or ``consistent``.
     """
 
     root = ROOT
@@ -174,6 +175,7 @@ class PaperCluster:
             members,
             is_consistent,
             state.demand.replication,
+            progress=progress,
         )
         return [step for step in converge(round_, self.desired, state.loads()) if step is not None]
 

@@ -179,6 +179,22 @@ def test_who_is_promoted(paper: Any, assigned: str, desired: str, expect: str) -
     assert step.promoted == 1
 
 
+@pytest.mark.parametrize("survivor", ["a#1", "b#2", "c#3"])
+def test_who_holds_data_is_promoted_before_who_has_just_joined(paper: Any, survivor: str) -> None:
+    """Whatever its load: the survivor of three has another primary, and those that join have none."""
+    joiners = [member for member in ("a#1", "b#2", "c#3") if member != survivor]
+    cluster = cluster_of(paper, 3, f"{joiners[0]}#1=", f"{joiners[1]}#3=")
+    cluster.put(f"assign/x#{survivor}#2", "earlier")
+    cluster.put("items/w", 1)
+    cluster.put(f"assign/w#{survivor}#0", C)
+    step = step_of(cluster, "a#1 b#2 c#3")
+    assert f"put x#{survivor}#0" in operations(step)
+    # Case: of two survivors, the one that has been there for longer.
+    cluster.put(f"assign/x#{joiners[0]}#1", "earlier")
+    step = step_of(cluster, "a#1 b#2 c#3")
+    assert f"put x#{joiners[0]}#0" in operations(step)
+
+
 def test_a_promotion_carries_value_and_lease(paper: Any) -> None:
     cluster = cluster_of(paper, 2, "a#1#1", "b#2#2=")
     before = cluster.kvs["/root/assign/x#a#1#1"]

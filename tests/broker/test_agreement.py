@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import logging
@@ -26,13 +27,17 @@ class Uploads:
     """Takes spools, and says which."""
 
     def __init__(self) -> None:
-        self.spools: list[tuple[CompletedSpool, bool]] = []
+        self.spools: list[tuple[CompletedSpool, asyncio.Event | None]] = []
         self.ends: list[int | None] = []
 
     def spool_complete(
-        self, spool: CompletedSpool, *, primary: bool, end: int | None = None
+        self,
+        spool: CompletedSpool,
+        *,
+        reassigned: asyncio.Event | None = None,
+        end: int | None = None,
     ) -> None:
-        self.spools.append((spool, primary))
+        self.spools.append((spool, reassigned))
         self.ends.append(end)
 
     @property
@@ -77,20 +82,35 @@ def make(tmp_path: Path, pool: BlockingPool):
 async def test_who_follows_gives_everything_on(agreement, uploads, make):
     agreement.agree(3)
     assert agreement.end is None
-    agreement.spool_complete(make(0), primary=False)
+    agreement.spool_complete(make(0))
     agreement.finish()
     assert uploads.ranges == [(0, 7)]
-    assert not uploads.spools[0][1]
+    assert uploads.spools[0][1] is None
+
+
+async def test_who_follows_leaves_the_same_bytes_to_the_primary(agreement, uploads, make):
+    """Not other bytes at the same offsets, and not more or fewer of them."""
+    same, other = make(0), make(0, b"CONTENT")
+    reassigned = asyncio.Event()
+    agreement.confirm(same.fragment, reassigned)
+    agreement.spool_complete(same)
+    agreement.spool_complete(other)
+    agreement.spool_complete(make(0, b"conten"))
+    assert [event for _, event in uploads.spools] == [reassigned, None, None]
+    # Case: another primary has proposed other bytes since.
+    agreement.confirm(other.fragment, asyncio.Event())
+    agreement.spool_complete(same)
+    assert uploads.spools[-1][1] is None
 
 
 async def test_who_leads_gives_on_what_is_agreed(agreement, uploads, make):
     agreement.lead(7)
     agreement.lead(0)  # Of no effect: it leads.
-    agreement.spool_complete(make(0), primary=True)
+    agreement.spool_complete(make(0))
     assert uploads.ranges == [(0, 7)]
     # Case: what is not yet waits, and nothing else waits for it.
-    agreement.spool_complete(make(7), primary=True)
-    agreement.spool_complete(make(14), primary=True)
+    agreement.spool_complete(make(7))
+    agreement.spool_complete(make(14))
     agreement.agree(13)
     assert uploads.ranges == [(0, 7)]
     agreement.agree(14)
@@ -100,14 +120,14 @@ async def test_who_leads_gives_on_what_is_agreed(agreement, uploads, make):
     assert agreement.end == 14
     agreement.agree(21)
     assert uploads.ranges == [(0, 7), (7, 14), (14, 21)]
-    assert all(primary for _, primary in uploads.spools)
+    assert all(event is None for _, event in uploads.spools)
 
 
 async def test_what_never_was_agreed_is_cut_off(agreement, uploads, make, caplog):
     end = 100 + len(CONTENT)
     agreement.lead(0)
-    agreement.spool_complete(make(100, CONTENT), primary=True)
-    agreement.spool_complete(make(end), primary=True)
+    agreement.spool_complete(make(100, CONTENT))
+    agreement.spool_complete(make(end))
     agreement.agree(end - 1)
     with caplog.at_level(logging.WARNING):
         agreement.finish()
@@ -117,7 +137,7 @@ async def test_what_never_was_agreed_is_cut_off(agreement, uploads, make, caplog
     ]
     assert uploads.ranges == [(100, end)]
     assert uploads.ends == [end - 1]
-    assert uploads.spools[0][1]
+    assert uploads.spools[0][1] is None
     # Case: it is over.
     agreement.finish()
     assert len(uploads.spools) == 1

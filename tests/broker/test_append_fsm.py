@@ -198,6 +198,18 @@ def test_too_few_replicas_are_refused(is_primary: bool) -> None:
     assert story.outcome.status is Status.INSUFFICIENT_JOURNAL_BROKERS
 
 
+def test_too_few_replicas_complete_what_they_hold_and_are_refused_then() -> None:
+    story = Story()
+    held = spool(100, 200, ("k", "v"))
+    story.tell(resolved(AB, desired_replication=3), ev.PipelineTaken(AB, held))
+    rolled = replace(held.fragment, begin=200, sum=ZERO_SUM)
+    assert story.wants == (ev.SendSync(rolled, held.registers, opening=False),)
+    story.tell(ev.SyncSent(spool(200, 200, ("k", "v"))))
+    assert story.wants == (ev.GatherSync(),)
+    assert story.tell(ev.SyncAnswered(ok(), NOW)) == (ev.GiveBackPipeline(),)
+    assert story.outcome.status is Status.INSUFFICIENT_JOURNAL_BROKERS
+
+
 def test_wait_for_the_pipeline_ends_with_its_resolution() -> None:
     story = Story()
     story.tell(resolved())

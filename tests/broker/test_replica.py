@@ -68,7 +68,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[FixedCluster]:
 async def timed(tmp_path: Path, clock: ManualClock) -> AsyncIterator[FixedCluster]:
     """The time of the brokers is ``clock``; journals are put to rest after two idle pulses."""
     async with await FixedCluster.start(
-        3, tmp_path, clock=clock, auto_suspend=True, suspend_after_idle_ticks=2
+        5, tmp_path, clock=clock, auto_suspend=True, suspend_after_idle_ticks=2
     ) as cluster:
         yield cluster
 
@@ -302,20 +302,66 @@ async def test_primary_that_is_shut_down_uploads_at_once(
     assert stored(tmp_path) == [name_of(0, b"content")]
 
 
-async def test_replica_that_is_shut_down_leaves_the_upload_to_the_primary(
+async def test_replica_that_is_shut_down_uploads_at_once(
     timed: FixedCluster, clock: ManualClock, tmp_path: Path
 ) -> None:
+    """No time passes here: it cannot know for how long its primary lives."""
     timed.create(journal_spec(JOURNAL, replication=2), "a", "b")
     await append(timed["a"], b"content")
     timed.put_spec(journal_spec(JOURNAL, replication=1))
     timed.assign(JOURNAL, "a")
     await timed["b"].context.resolver.wait_torn_down(10.0)
-    persister = timed["b"].context.persister
-    await until(lambda: stored(tmp_path))
-    assert persister.unpersisted == 1
-    # Case: it looks after it some minutes later.
-    await pass_time(clock, 200, lambda: not persister.unpersisted)
+    await until(lambda: not timed["b"].context.persister.unpersisted)
     assert stored(tmp_path) == [name_of(0, b"content")]
+
+
+async def test_survivor_uploads_at_once_when_its_new_primary_holds_nothing(
+    timed: FixedCluster, tmp_path: Path
+) -> None:
+    """Two of three have died. The primary rolled before that, and the survivor waits for its upload;
+    what it has since is in its open spool. No time passes here."""
+    timed.create(journal_spec(JOURNAL, replication=3), "a", "b", "c")
+    await append(timed["a"], b"first")  # A fragment by itself.
+    await append(timed["a"], b"second")
+    await timed["a"].stop()
+    await timed["b"].stop()
+    timed.forget("a")
+    timed.forget("b")
+    survivor = timed["c"].context.persister
+    assert survivor.unpersisted == 1
+    timed.assign(JOURNAL, "d", "e", "c")
+    await until(lambda: len(stored(tmp_path)) == 2)
+    await until(lambda: not survivor.unpersisted)
+    assert stored(tmp_path) == [name_of(0, b"first"), name_of(5, b"second")]
+
+
+async def test_survivors_that_are_too_few_upload_what_they_hold(
+    timed: FixedCluster, tmp_path: Path
+) -> None:
+    """Nobody appends, and nobody joins: the last holder of these bytes must not wait for either."""
+    timed.create(journal_spec(JOURNAL, replication=3), "a", "b", "c")
+    await append(timed["a"], b"first")
+    await append(timed["a"], b"second")
+    await timed["a"].stop()
+    timed.forget("a")
+    timed.assign(JOURNAL, "c", "b")
+    await until(lambda: len(stored(tmp_path)) == 2)
+    assert stored(tmp_path) == [name_of(0, b"first"), name_of(5, b"second")]
+
+
+async def test_follower_lets_go_of_what_its_primary_has_uploaded(
+    timed: FixedCluster, clock: ManualClock, tmp_path: Path
+) -> None:
+    timed.create(journal_spec(JOURNAL, replication=2), "a", "b")
+    await append(timed["a"], b"first")
+    await append(timed["a"], b"second")
+    await until(lambda: stored(tmp_path) == [name_of(0, b"first")])
+    follower = timed["b"].context.persister
+    assert follower.unpersisted == 1
+    for _ in range(16):
+        clock.advance(1.0)
+        await SystemClock().sleep(0.001)
+    await until(lambda: not follower.unpersisted)
 
 
 async def test_what_is_not_committed_is_not_handed_over(cluster: FixedCluster) -> None:

@@ -164,7 +164,12 @@ async def test_a_journal_outside_of_the_claims_cannot_be_told_from_a_missing_one
         at = await world.resolve(claims=Claims(Capability.READ, selector))
         assert (at.status is Status.OK) is found
         if not found:
-            other = replace(missing, journal=JOURNAL, invalidated=at.invalidated)
+            other = replace(
+                missing,
+                journal=JOURNAL,
+                invalidated=at.invalidated,
+                reassigned=at.reassigned,
+            )
             assert at == replace(other, header=at.header)
             assert at.header.route == EMPTY_ROUTE
 
@@ -361,6 +366,29 @@ async def test_a_resolution_is_invalidated_by_assignments_and_stores_and_by_noth
         assert ((await world.resolve()).invalidated is before) is not invalidates
     assert len(world.replicas) == 1
     assert world.opened == [*SPEC.fragment.stores, "file:///other/"]
+
+
+async def test_who_holds_what_was_in_step_changes_with_members_and_primary_only(
+    world: World,
+) -> None:
+    world.write(item(SPEC), assigned(US, 1), assigned(THEM, 0))
+    at = await world.resolve()
+    # Case: the primary stores its route, the specification changes.
+    world.write(assigned(US, 1, route=BOTH), assigned(THEM, 0, route=BOTH))
+    world.write(item(replace(SPEC, replication=3)))
+    assert not at.reassigned.is_set()
+    # Case: the primary has died, and is back within one step of the key space.
+    world.write_each(gone(assigned(THEM, 0)), assigned(THEM, 0))
+    assert at.reassigned.is_set()
+    # Case: a member is gone.
+    at = await world.resolve()
+    assert not at.reassigned.is_set()
+    world.write(gone(assigned(THEM, 0)))
+    assert at.reassigned.is_set()
+    # Case: we are.
+    at = await world.resolve()
+    world.write(gone(assigned(US, 1)))
+    assert at.reassigned.is_set()
 
 
 async def test_a_changed_specification_is_seen_at_once(world: World) -> None:

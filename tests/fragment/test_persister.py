@@ -130,9 +130,9 @@ async def test_a_primary_uploads_at_once(bench):
     """Under the name of the fragment, with the bytes of its codec."""
     before = metric("gazette_spool_persisted_total")
     waiting = metric("gazette_spool_unpersisted")  # of other brokers in this process
-    bench.persister.spool_complete(bench.spool(), primary=True)
+    bench.persister.spool_complete(bench.spool())
     codec = Codec.GZIP_OFFLOAD_DECOMPRESSION
-    bench.persister.spool_complete(bench.spool(codec=codec), primary=True)
+    bench.persister.spool_complete(bench.spool(codec=codec))
     assert metric("gazette_spool_unpersisted") == waiting + 2
     await bench.until(lambda: bench.persister.unpersisted == 0)
     assert paths(bench.one, "") == [f"a/journal/{NAME}", f"a/journal/{NAME}.raw"]
@@ -143,30 +143,71 @@ async def test_a_primary_uploads_at_once(bench):
     assert metric("gazette_spool_unpersisted") == waiting
     # Case: nothing to persist.
     empty = replace(bench.spool(), fragment=Fragment("a/journal", 7, 7))
-    bench.persister.spool_complete(empty, primary=True)
+    bench.persister.spool_complete(empty)
     assert bench.persister.unpersisted == 0
 
 
 async def test_a_replica_waits_for_the_primary(bench):
-    """Two to three minutes; then it finds the object, or makes it."""
-    bench.persister.spool_complete(bench.spool(), primary=False)
+    """Two to three minutes at most; a spool whose object it finds before that is let go."""
+    bench.persister.spool_complete(bench.spool(), reassigned=asyncio.Event())
     bench.spec("b/journal")
-    bench.persister.spool_complete(bench.spool("b/journal"), primary=False)
+    bench.persister.spool_complete(bench.spool("b/journal"), reassigned=asyncio.Event())
     bench.one.put(f"b/journal/{NAME}.raw", bench.spool().open())
     await bench.settled()
-    bench.clock.advance(119)
+    bench.clock.advance(9)
     await bench.settled()
     assert bench.one.attempts == 0
+    bench.clock.advance(6)
+    await bench.until(lambda: bench.persister.unpersisted == 1)
+    for _ in range(104):
+        bench.clock.advance(1)
+        await bench.settled()
+    assert bench.one.attempts <= 6  # Looks, of which none is much behind the one before.
+    assert bench.one.puts == 1
     bench.clock.advance(61)
     await bench.until(lambda: bench.persister.unpersisted == 0)
-    assert bench.one.attempts == 2
     assert bench.one.puts == 2
     assert len(paths(bench.one, "")) == 2
 
 
+async def test_a_replica_uploads_at_once_when_its_primary_may_be_gone(bench):
+    """No time passes here: what it waited for will not happen."""
+    reassigned = asyncio.Event()
+    bench.persister.spool_complete(bench.spool(), reassigned=reassigned)
+    await bench.settled()
+    reassigned.set()
+    await bench.until(lambda: bench.persister.unpersisted == 0)
+    assert paths(bench.one, "") == [f"a/journal/{NAME}.raw"]
+    # Case: it was gone already.
+    bench.spec("b/journal")
+    bench.persister.spool_complete(bench.spool("b/journal"), reassigned=reassigned)
+    await bench.until(lambda: bench.persister.unpersisted == 0)
+    assert len(paths(bench.one, "")) == 2
+
+
+async def test_a_replica_that_looks_leaves_a_store_alone_that_is_down(bench):
+    """One outage, as for uploads; and the wait for the primary ends when it should."""
+    bench.one.error = Unavailable("down")
+    reassigned = asyncio.Event()
+    for number in range(20):
+        bench.spec(f"journal/{number}")
+        bench.persister.spool_complete(bench.spool(f"journal/{number}"), reassigned=reassigned)
+    await bench.settled()
+    bench.clock.advance(15)
+    await bench.settled()
+    assert bench.one.attempts <= SETTINGS.parallel * 3
+    bench.one.error = None
+    reassigned.set()
+    for _ in range(10):
+        bench.clock.advance(1)
+        await bench.clock.sleep(0)
+    await bench.until(lambda: bench.persister.unpersisted == 0)
+    assert bench.one.puts == 20
+
+
 async def test_the_present_specification_counts(bench):
     """Store and postfix as of now, even if the journal changed while the spool waited."""
-    bench.persister.spool_complete(bench.spool(), primary=False)
+    bench.persister.spool_complete(bench.spool(), reassigned=asyncio.Event())
     await bench.settled()
     template = (
         'region={{ .Spool.Registers.ValueOf "region" }}'
@@ -182,9 +223,9 @@ async def test_the_present_specification_counts(bench):
 async def test_a_journal_that_is_gone(bench, caplog):
     """Is the one reason to drop a spool. One without stores has nothing to be done, either."""
     with caplog.at_level(logging.INFO):
-        bench.persister.spool_complete(bench.spool("gone/journal"), primary=True)
+        bench.persister.spool_complete(bench.spool("gone/journal"))
         bench.spec("b/journal", stores=[])
-        bench.persister.spool_complete(bench.spool("b/journal"), primary=True)
+        bench.persister.spool_complete(bench.spool("b/journal"))
         await bench.until(lambda: bench.persister.unpersisted == 0)
     [record] = caplog.records
     assert "gone/journal" in record.getMessage()
@@ -197,9 +238,9 @@ async def test_a_store_that_is_down(bench, caplog):
     tries = 3  # Each attempt is repeated twice at once, by the store itself.
     for number in range(40):
         bench.spec(f"journal/{number}")
-        bench.persister.spool_complete(bench.spool(f"journal/{number}"), primary=True)
+        bench.persister.spool_complete(bench.spool(f"journal/{number}"))
     bench.spec("b/journal", stores=["s3://two/"])
-    bench.persister.spool_complete(bench.spool("b/journal"), primary=True)
+    bench.persister.spool_complete(bench.spool("b/journal"))
     await bench.settled()
     # Case: another store is not held back.
     assert len(paths(bench.two, "")) == 1
@@ -226,7 +267,7 @@ async def test_failures_side_by_side_are_one_outage(bench):
     bench.one.gate.clear()
     for number in range(SETTINGS.parallel):
         bench.spec(f"journal/{number}")
-        bench.persister.spool_complete(bench.spool(f"journal/{number}"), primary=True)
+        bench.persister.spool_complete(bench.spool(f"journal/{number}"))
     await bench.until(lambda: bench.one.active == SETTINGS.parallel)
     bench.one.error = Unavailable("down")
     bench.one.gate.set()
@@ -239,7 +280,7 @@ async def test_uploads_are_bounded(bench):
     bench.one.gate.clear()
     for number in range(20):
         bench.spec(f"journal/{number}")
-        bench.persister.spool_complete(bench.spool(f"journal/{number}"), primary=True)
+        bench.persister.spool_complete(bench.spool(f"journal/{number}"))
     await bench.until(lambda: bench.one.active == SETTINGS.parallel)
     bench.one.gate.set()
     await bench.until(lambda: bench.persister.unpersisted == 0)
@@ -251,15 +292,15 @@ async def test_finish_waits_for_what_is_under_way(bench):
     """An upload of a primary that is in the middle, and what replicas left to others."""
     bench.one.gate.clear()
     bench.spec("b/journal", stores=["s3://two/"])
-    bench.persister.spool_complete(bench.spool(), primary=True)
-    bench.persister.spool_complete(bench.spool("b/journal"), primary=False)
+    bench.persister.spool_complete(bench.spool())
+    bench.persister.spool_complete(bench.spool("b/journal"), reassigned=asyncio.Event())
     await bench.until(lambda: bench.one.active == 1)
     async with TaskScope("test") as scope:
         finish = scope.spawn(bench.persister.finish(30.0), name="finish")
         await bench.until(lambda: bench.persister.unpersisted == 1)
         # Case: replicas that stop late hand over their spools meanwhile.
         bench.spec("c/journal", stores=["s3://two/"])
-        bench.persister.spool_complete(bench.spool("c/journal"), primary=False)
+        bench.persister.spool_complete(bench.spool("c/journal"), reassigned=asyncio.Event())
         await bench.until(lambda: bench.persister.unpersisted == 1)
         assert not finish.done()
         bench.one.gate.set()
@@ -267,13 +308,13 @@ async def test_finish_waits_for_what_is_under_way(bench):
     assert len(paths(bench.one, "")) == 1
     assert len(paths(bench.two, "")) == 2
     with pytest.raises(Closed):
-        bench.persister.spool_complete(bench.spool(), primary=True)
+        bench.persister.spool_complete(bench.spool())
 
 
 async def test_finish_keeps_trying(bench):
     """With pauses, of which none is long, until the store is back; sleepers are woken at once."""
     bench.one.error = Unavailable("down")
-    bench.persister.spool_complete(bench.spool(), primary=True)
+    bench.persister.spool_complete(bench.spool())
     await bench.settled()
     for _ in range(300):
         bench.clock.advance(1)
@@ -300,7 +341,7 @@ async def test_finish_says_what_is_lost(bench):
     bench.one.error = Unavailable("down")
     for number in range(7):
         bench.spec(f"journal/{number}")
-        bench.persister.spool_complete(bench.spool(f"journal/{number}"), primary=True)
+        bench.persister.spool_complete(bench.spool(f"journal/{number}"))
     with pytest.raises(Unavailable) as raised:
         await bench.persister.finish(0.05)
     text = str(raised.value)
@@ -312,7 +353,7 @@ async def test_finish_says_what_is_lost(bench):
 async def test_a_cancelled_finish_may_be_repeated(bench):
     """Stopping has stages and deadlines of its own."""
     bench.one.gate.clear()
-    bench.persister.spool_complete(bench.spool(), primary=True)
+    bench.persister.spool_complete(bench.spool())
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await bench.persister.finish(30.0)
@@ -325,7 +366,7 @@ async def test_a_store_that_refuses_us_makes_way_at_the_end(bench):
     """Only while finishing, only for want of permission, and only for a store that is read."""
     bench.spec(stores=["s3://one/", "s3://two/"])
     bench.one.error = NotAllowed("access denied")
-    bench.persister.spool_complete(bench.spool(), primary=True)
+    bench.persister.spool_complete(bench.spool())
     await bench.settled()
     assert paths(bench.two, "") == []
     await bench.persister.finish(30.0)
@@ -336,7 +377,7 @@ async def test_an_outage_does_not_divert_at_the_end(bench):
     """It may be over soon; a second store is for reading."""
     bench.spec(stores=["s3://one/", "s3://two/"])
     bench.one.error = Unavailable("down")
-    bench.persister.spool_complete(bench.spool(), primary=True)
+    bench.persister.spool_complete(bench.spool())
     with pytest.raises(Unavailable):
         await bench.persister.finish(0.05)
     assert paths(bench.two, "") == []
@@ -346,7 +387,7 @@ async def test_an_upload_that_hangs_is_not_repeated(clock, tmp_path):
     """Its thread is waited for again and again, and its success counts whenever it comes."""
     bench = Bench(clock, tmp_path, replace(SETTINGS, put_timeout_s=0.01))
     bench.one.gate.clear()
-    bench.persister.spool_complete(bench.spool(), primary=True)
+    bench.persister.spool_complete(bench.spool())
     for _ in range(5):
         await bench.settled()
         clock.advance(200)
@@ -367,7 +408,7 @@ async def test_a_damaged_spool_stays_out_of_the_store(bench, codec, caplog):
     """It is kept, and reported as an error; another replica has the right bytes."""
     spool = bench.spool(codec=codec)
     spool.file.pwrite(b"?", 3)
-    bench.persister.spool_complete(spool, primary=True)
+    bench.persister.spool_complete(spool)
     await bench.settled()
     bench.clock.advance(10)
     await bench.settled()
@@ -376,13 +417,13 @@ async def test_a_damaged_spool_stays_out_of_the_store(bench, codec, caplog):
     assert {record.levelno for record in caplog.records} == {logging.ERROR}
     # Case: others of the same store are not held back by it.
     bench.spec("b/journal")
-    bench.persister.spool_complete(bench.spool("b/journal"), primary=True)
+    bench.persister.spool_complete(bench.spool("b/journal"))
     await bench.until(lambda: bench.persister.unpersisted == 1)
 
 
 async def test_a_spool_is_uploaded_up_to_an_end(bench):
     """What is beyond it is somebody else's."""
-    bench.persister.spool_complete(bench.spool(), primary=True, end=4)
+    bench.persister.spool_complete(bench.spool(), end=4)
     await bench.persister.finish(30.0)
     name = "0000000000000000-0000000000000004-" + hashlib.sha1(b"cont").hexdigest()
     assert paths(bench.one, "") == [f"a/journal/{name}.raw"]
@@ -393,7 +434,7 @@ async def test_a_damaged_spool_that_cannot_be_cut_is_named_at_the_end(bench):
     """Like one that cannot be uploaded: nobody may take the process to have ended well."""
     spool = bench.spool()
     spool.file.pwrite(b"?", 3)
-    bench.persister.spool_complete(spool, primary=True, end=6)
+    bench.persister.spool_complete(spool, end=6)
     with pytest.raises(Unavailable, match=r"a/journal \[0, 6\): .*differ"):
         await bench.persister.finish(0.05)
     assert paths(bench.one, "") == []
@@ -402,7 +443,7 @@ async def test_a_damaged_spool_that_cannot_be_cut_is_named_at_the_end(bench):
 async def test_a_postfix_that_cannot_be_made(bench):
     """Waits for the specification to be corrected."""
     bench.spec(template="../{{ .Name }}")
-    bench.persister.spool_complete(bench.spool(), primary=True)
+    bench.persister.spool_complete(bench.spool())
     await bench.settled()
     assert paths(bench.one, "") == []
     bench.spec(template="corrected=1")
@@ -414,7 +455,7 @@ async def test_a_postfix_that_cannot_be_made(bench):
 async def test_a_defect_of_a_store_costs_nothing(bench, caplog):
     """Whatever a client library throws: it is logged with where it came from, and repeated."""
     bench.one.error = ZeroDivisionError("surprise")
-    bench.persister.spool_complete(bench.spool(), primary=True)
+    bench.persister.spool_complete(bench.spool())
     await bench.settled()
     assert "surprise" in caplog.text
     assert "Traceback" in caplog.text
@@ -428,7 +469,7 @@ async def test_serve_is_a_daemon(bench):
     """It ends with an error, and only when the persister itself is broken."""
     async with TaskScope("test") as scope:
         serve = scope.spawn(bench.persister.serve(), name="serve")
-        bench.persister.spool_complete(bench.spool(), primary=True)
+        bench.persister.spool_complete(bench.spool())
         await bench.until(lambda: bench.persister.unpersisted == 0)
         assert not serve.done()
         serve.cancel()
@@ -437,7 +478,7 @@ async def test_serve_is_a_daemon(bench):
         raise KeyError(journal)
 
     bench.persister._spec_of = broken
-    bench.persister.spool_complete(bench.spool(), primary=True)
+    bench.persister.spool_complete(bench.spool())
     with pytest.raises(Bug):
         await bench.persister.serve()
     with pytest.raises(Bug):
