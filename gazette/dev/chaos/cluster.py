@@ -15,6 +15,7 @@ from gazette.client.client import Client
 from gazette.client.fragment_reader import FragmentAccess
 from gazette.clock import Clock
 from gazette.dev.chaos.network import Gateway, Network
+from gazette.dev.chaos.seams import BROKER_ENV, CONTROL_ENV, Control
 from gazette.dev.processes import ChildProcess, await_ready, python_module
 from gazette.errors import Unavailable
 from gazette.etcd import Etcd, EtcdSettings
@@ -28,6 +29,10 @@ ETCD: Final = "etcd"
 ROOT: Final = "/gazette/cluster"
 STORE: Final = "store"
 """Directory of the blob store, below the file root."""
+OTHER_STORE: Final = "other"
+"""Directory of a second one."""
+LIVES: Final = "lives"
+"""Directory of the stores of journals that are created again: each life has its own."""
 _LISTEN: Final = "127.0.0.1"
 _ADVERTISED: Final = "127.0.0.2"
 """Another address of the same machine: brokers listen there, gateways here, on the same port."""
@@ -77,6 +82,8 @@ class ChaosCluster:
         self.directory = settings.directory.absolute()
         self.file_root = self.directory / "fragments"
         self.store = self.file_root / STORE
+        self.stores = (STORE, OTHER_STORE)
+        self.control = Control(self.directory / "control")
         self.brokers: list[Broker] = []
         self.etcd = EtcdServer(
             self.directory / "etcd", durable=False, arguments=_QUICK, clock=clock
@@ -88,7 +95,9 @@ class ChaosCluster:
         self._client: Etcd | None = None
 
     async def start(self) -> None:
-        self.store.mkdir(parents=True, exist_ok=True)
+        for store in (*self.stores, LIVES):
+            (self.file_root / store).mkdir(parents=True, exist_ok=True)
+        self.control.directory.mkdir(exist_ok=True)
         await asyncio.to_thread(self.etcd.start)
         for index in range(self.settings.brokers):
             await self._add_broker(index)
@@ -116,7 +125,8 @@ class ChaosCluster:
         spools.mkdir(parents=True, exist_ok=True)
         argv = self._argv(name, zone, grpc_port, http_port, spools, etcd)
         log_path = self.directory / "logs" / f"{name}.log"
-        process = ChildProcess(name, argv, log_path, self._environ, self.clock)
+        seams = {CONTROL_ENV: str(self.control.directory), BROKER_ENV: name}
+        process = ChildProcess(name, argv, log_path, {**self._environ, **seams}, self.clock)
         self.brokers.append(Broker(name, zone, grpc_port, http_port, process))
 
     def _argv(
@@ -124,8 +134,7 @@ class ChaosCluster:
     ) -> list[str]:
         settings = self.settings
         return python_module(
-            "gazette.main",
-            "serve",
+            "gazette.dev.chaos.seams",
             f"--broker.id={name}",
             f"--broker.zone={zone}",
             f"--broker.host={_ADVERTISED}",
@@ -183,6 +192,20 @@ class ChaosCluster:
             assignments[0], assignments[0], assignments
         )
         return route_of(assignments), consistent
+
+    def registered(self) -> dict[str, int]:
+        """Brokers that are in etcd, with the revisions as of which they came."""
+        return {
+            kv.key.split("#")[1]: kv.raw.create_revision
+            for kv in self.key_space.prefixed(f"{ROOT}/members/")
+        }
+
+    def created(self, journal: str) -> int:
+        """The revision as of which a journal was created; 0 if there is no such journal."""
+        key = f"{ROOT}/items/{journal}"
+        return next(
+            (kv.raw.create_revision for kv in self.key_space.prefixed(key) if kv.key == key), 0
+        )
 
     def specs(self) -> list[JournalSpec]:
         items: Sequence[DecodedKV] = self.key_space.prefixed(f"{ROOT}/items/")

@@ -1,365 +1,546 @@
-"""Breaks things, one after another, and waits after each until all is as it was before.
+"""Break a cluster as a plan says, several things at a time, and do what stands by it in production.
 
-Two lanes run beside each other: one for processes and what is between them, which waits until every
-journal has all of its replicas again, and everything that a former replica held alone is stored; one for
-the blob store and clients. So never are more brokers lost at once than replication permits.
+``storm`` begins and ends faults; it waits for clocks, and never for a store. ``quiet`` ends all of them and
+waits until every journal serves. ``operate`` restarts brokers that ended, and confirms heads after a
+*declared* loss of all replicas: the history then says which bytes may be gone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
-from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
 
 from gazette.client.appender import AppendParams, append_once
 from gazette.client.client import Client
-from gazette.client.journals import FragmentsParams
 from gazette.client.rpc_errors import status_of
 from gazette.clock import Clock
-from gazette.dev.chaos.cluster import ETCD, Broker, ChaosCluster
-from gazette.dev.chaos.history import FaultEvent, HeadReset, Phase
+from gazette.dev.chaos.cluster import LIVES, Broker, ChaosCluster
+from gazette.dev.chaos.history import Deposed, Ended, FaultEvent, Lost, Phase, Quiet
+from gazette.dev.chaos.lives import Lives
 from gazette.dev.chaos.network import CLIENT, LinkState
 from gazette.dev.chaos.recorder import Recorder
-from gazette.dev.chaos.store import BreakableStore, empty_disk, fill_disk
+from gazette.dev.chaos.schedule import ETCD, Bounds, Effect, Kind, Planned
+from gazette.dev.chaos.store import BreakableStore, empty_disk, fill_disk, stored_spans
 from gazette.dev.heads import write_head
-from gazette.errors import GazetteError, Unavailable
+from gazette.errors import Broken, GazetteError, Unavailable
 from gazette.protocol.status import Status
+from gazette.tasks import TaskScope
 
 SETTLE_S: Final = 240.0
-"""Within which everything must be as it was before a fault."""
-_PROCESS_PAUSE_S: Final = 2.0
-_SURROUNDING_PAUSE_S: Final = 10.0
+"""Within which a broker must leave, and a final reading must end."""
+_TICK_S: Final = 0.2
 _PROBE_S: Final = 10.0
-_WORTH_MENTION_MS: Final = 5_000
 _CUTS: Final = (LinkState.HELD, LinkState.REFUSED)
+_JUMPS_S: Final = (-7200.0, -60.0, 60.0, 7200.0)
+_RECOVERY_S: Final = 5.0
+"""How long survivors need at least until they try a repaired store again."""
 
-Break: TypeAlias = Callable[[random.Random], Awaitable[str]]
+
+@dataclass(slots=True)
+class Active:
+    """A fault that has begun. ``end`` puts right what it broke."""
+
+    kind: Kind
+    target: str
+    resource: str
+    end: Callable[[], Awaitable[None]]
+    begun: float
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A way of breaking things. ``act`` returns what it broke when it is over; ``weight`` says how often it
-    is chosen."""
+@dataclass(slots=True)
+class _Confirmation:
+    """A journal whose head may be confirmed once these processes have ended.
 
-    kind: str
-    act: Break
-    weight: int = 1
+    Its bytes from ``begin`` on may not be those of before, or its registers.
+    """
+
+    processes: set[tuple[str, int]]
+    begin: int
 
 
 class Driver:
-    """``processes`` and ``surroundings`` are the two lanes: daemons, until they are cancelled. ``heal``
-    and ``settle`` then put everything right."""
+    """``operate`` is a daemon that must run beside the others. Loop-bound; ``close`` it."""
 
     def __init__(
-        self, cluster: ChaosCluster, recorder: Recorder, seed: int, *, say: Callable[[str], None]
+        self,
+        cluster: ChaosCluster,
+        recorder: Recorder,
+        bounds: Bounds,
+        replication: dict[str, int],
+        lives: Lives,
+        *,
+        say: Callable[[str], None],
     ) -> None:
+        self.held_back: Counter[str] = Counter()
+        """Faults that did not begin: what they would break was broken, or time was up."""
         self._cluster = cluster
         self._clock: Clock = cluster.clock
         self._recorder = recorder
-        self._seed = seed
+        self._bounds = bounds
+        self._replication = replication
+        self._lives = lives
         self._say = say
-        self._store = BreakableStore(cluster.store)
         self._client: Client = cluster.client()
-        self._full: set[int] = set()
-        self._heads: dict[str, int] = {}
-        """What had been acknowledged when settling began."""
-        self._joined: dict[str, tuple[tuple[tuple[str, int], ...], int]] = {}
-        """By journal, its present replicas, and up to where all that they do not all have must be stored."""
-        lease = cluster.settings.lease_ttl_s
-        self._short_s, self._long_s = lease / 2, lease + 3
+        self._active: dict[str, Active] = {}
+        self._down: set[str] = set()
+        """Brokers that must not be restarted yet."""
+        self._asked: set[int] = set()
+        """Processes that got SIGTERM."""
+        self._killed: set[int] = set()
+        self._seen: dict[str, int] = {}
+        """By broker, the process that was last seen to run."""
+        self._reviving = TaskScope("reviving")
+        self._confirmations: dict[str, _Confirmation] = {}
+        self._impaired_until = 0.0
 
-    @property
-    def process_faults(self) -> list[Fault]:
-        return [
-            Fault("kill", self._kill, 3),
-            Fault("pause beyond the lease", self._pause_long, 2),
-            Fault("pause", self._pause_short),
-            Fault("terminate", self._terminate, 2),
-            Fault("kill etcd", self._kill_etcd),
-            Fault("pause etcd", self._pause_etcd),
-            Fault("pause etcd beyond the lease", self._pause_etcd_long),
-            Fault("cut from etcd beyond the lease", self._cut_etcd_long, 2),
-            Fault("cut from etcd", self._cut_etcd_short),
-            Fault("cut from brokers", self._cut_peers, 2),
-            Fault("cut between two brokers", self._cut_pair),
-        ]
+    # Storms.
 
-    @property
-    def surrounding_faults(self) -> list[Fault]:
-        faults = [
-            Fault("cut from clients", self._cut_clients, 2),
-            Fault("store is missing", self._hide_store),
-            Fault("disk is full", self._fill_disk),
-        ]
-        if self._store.can_protect():
-            faults.append(Fault("store is read-only", self._protect_store))
-        return faults
+    async def storm(self, planned: list[Planned], begin: float, seconds: float) -> None:
+        """Have the faults from ``begin`` of the plan on begin and end, for so many seconds.
 
-    async def processes(self) -> None:
-        """The first lane."""
-        rng = random.Random(f"{self._seed} processes")
-        await self._lane(self.process_faults, rng, _PROCESS_PAUSE_S, settle=True)
+        Those that did not begin are left out of ``planned``, but for those that bounds hold back.
+        """
+        started = self._clock.monotonic()
+        async with TaskScope("storm") as scope:
+            while (passed := self._clock.monotonic() - started) < seconds:
+                held: set[Effect] = set()
+                for one in list(planned):
+                    if one.begin > begin + passed:
+                        break
+                    if one.kind.effect in held:
+                        continue
+                    if not self._may_begin(one):
+                        held.add(one.kind.effect)
+                        continue
+                    planned.remove(one)
+                    await self._begin(one, scope)
+                await self._clock.sleep(_TICK_S)
+            await self.heal()
 
-    async def surroundings(self) -> None:
-        """The second lane."""
-        rng = random.Random(f"{self._seed} surroundings")
-        await self._lane(self.surrounding_faults, rng, _SURROUNDING_PAUSE_S, settle=False)
+    def _may_begin(self, planned: Planned) -> bool:
+        return self._bounds.admits(planned.kind.effect, self._victim(planned).name)
 
-    async def _lane(
-        self, faults: Sequence[Fault], rng: random.Random, pause_s: float, *, settle: bool
-    ) -> None:
-        weights = [fault.weight for fault in faults]
-        # Each kind once, in any order, before the dice decide.
-        first = list(faults)
-        rng.shuffle(first)
-        while True:
-            await self._clock.sleep(rng.uniform(pause_s, 2 * pause_s))
-            fault = first.pop() if first else rng.choices(faults, weights)[0]
-            await self._one(fault, rng, settle=settle)
+    def _victim(self, planned: Planned) -> Broker:
+        return self._cluster.brokers[planned.target % len(self._cluster.brokers)]
 
-    async def _one(self, fault: Fault, rng: random.Random, *, settle: bool) -> None:
-        begun = self._recorder.time
-        self._note(fault.kind, "", "begun")
-        target = await fault.act(rng)
-        self._note(fault.kind, target, "ended")
-        if settle:
-            await self.settle()
-        self._note(fault.kind, target, "settled")
-        self._say(f"{fault.kind} ({target}): over after {self._recorder.time - begun:.1f} s")
+    async def _begin(self, planned: Planned, scope: TaskScope) -> None:
+        kind, broker = planned.kind, self._victim(planned)
+        resource = kind.resource or broker.name
+        free = resource not in self._active
+        serves = broker.process.running and broker.name not in self._down
+        needs_broker = not kind.resource and kind.effect is not Effect.ALL
+        if not free or (needs_broker and not serves):
+            self.held_back[kind.name] += 1
+            return
+        act = getattr(self, "_" + kind.name.replace("-", "_").replace(" ", "_"))
+        self._bounds.begin(kind.effect, broker.name)
+        self._note(kind.name, "", "begun")
+        target, end = await act(planned, broker)
+        active = Active(kind, target, resource, end, self._recorder.time)
+        self._active[resource] = active
+        scope.spawn(self._until_over(active, planned.seconds), name=kind.name)
+
+    async def _until_over(self, active: Active, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await active.over.wait()
+        except TimeoutError:
+            await self._end(active)
+
+    async def _end(self, active: Active) -> None:
+        if self._active.get(active.resource) is not active:
+            return
+        del self._active[active.resource]
+        active.over.set()
+        await active.end()
+        now = self._recorder.time
+        if active.kind.effect is Effect.IMPAIRS:
+            recovery = max(_RECOVERY_S, now - active.begun)
+            self._impaired_until = max(self._impaired_until, now + recovery)
+        self._note(active.kind.name, active.target, "ended")
+        self._say(f"{active.kind.name} ({active.target}): over after {now - active.begun:.1f} s")
 
     def _note(self, kind: str, target: str, phase: Phase) -> None:
         self._recorder.record(FaultEvent(self._recorder.time, kind, target, phase))
 
-    # Settling.
-
     async def heal(self) -> None:
-        """Put right whatever is broken."""
-        self._store.mend()
-        for pid in self._full:
-            empty_disk(pid)
-        self._full.clear()
-        self._cluster.network.heal()
-        for broker in self._cluster.brokers:
-            self._resume(broker)
-        if not self._cluster.etcd.running:
-            await asyncio.to_thread(self._cluster.etcd.start)
-        else:
-            self._cluster.etcd.resume()
+        """End every fault."""
+        for active in list(self._active.values()):
+            await self._end(active)
 
-    async def settle(self) -> None:
-        """Return when all brokers serve, every journal has all of its replicas, and these have stored
-        what they do not hold in common. Raises ``Unavailable`` if that does not come to pass."""
-        deadline = self._clock.monotonic() + SETTLE_S
-        self._heads = defaultdict(int, self._recorder.heads)
-        waits: Counter[str] = Counter()
+    async def quiet(self, timeout_s: float) -> None:
+        """Break nothing until every journal serves. The judge reads from the history what was not so
+        when ``timeout_s`` seconds were over."""
+        recorder = self._recorder
+        recorder.record(Quiet(recorder.time, "begun"))
+        begun = self._clock.monotonic()
+        while (missing := self._missing()) and self._clock.monotonic() - begun < timeout_s:
+            await self._clock.sleep(_TICK_S)
+        waited = self._clock.monotonic() - begun
+        recorder.record(Quiet(recorder.time, "ended"))
+        self._say(f"quiet for {waited:.1f} s: {missing or 'every journal serves'}")
+
+    def _missing(self) -> str:
+        if self._lives.pending:
+            return "journals are being created again"
+        pids = set(self._cluster.pids().items())
+        for journal, confirmation in self._confirmations.items():
+            # One whose processes live lost nothing: they kept their leases.
+            if not confirmation.processes & pids:
+                return f"the head of {journal} is to be confirmed"
+        return self._cluster.has_replicas() or self._recorder.quiet.missing()
+
+    # What stands by a cluster in production.
+
+    async def operate(self) -> None:
+        """Restart brokers that end, confirm heads after declared losses, and keep the bounds. A daemon."""
+        async with TaskScope("operator") as scope:
+            scope.daemon(self._confirm_heads(), name="heads")
+            while True:
+                self._look_after_brokers()
+                self._tick()
+                await self._clock.sleep(_TICK_S)
+
+    def _tick(self) -> None:
+        now = self._recorder.time
+        impaired = now < self._impaired_until or any(
+            one.kind.effect is Effect.IMPAIRS for one in self._active.values()
+        )
+        away = {
+            one.resource for one in self._active.values() if one.kind.effect is Effect.GONE
+        } | self._down
+        if any(one.kind.effect is Effect.ALL for one in self._active.values()):
+            away.add(ETCD)
+        whole = not self._cluster.has_replicas()
+        self._bounds.tick(now, impaired=impaired, whole=whole, away=away)
+
+    def _look_after_brokers(self) -> None:
+        for broker in self._cluster.brokers:
+            process = broker.process
+            if process.running:
+                self._seen[broker.name] = process.pid
+                continue
+            if (pid := self._seen.pop(broker.name, 0)) and pid not in self._killed:
+                self._on_ended(broker, pid)
+            if broker.name not in self._down:
+                self._down.add(broker.name)
+                self._reviving.spawn(self._revive(broker), name=broker.name)
+
+    def _on_ended(self, broker: Broker, pid: int) -> None:
+        asked = pid in self._asked
+        code = broker.process.exit_code
+        error = "" if asked and code == 0 else broker.process.log_tail()[-1000:]
+        time = self._recorder.time
+        self._recorder.record(Ended(time, broker.name, code or 0, asked, error))
+        if broker.name not in self._bounds.gone and not asked:
+            # Its lease is lost, for reasons that were not planned. What it held it has stored.
+            self._bounds.begin(Effect.GONE, broker.name)
+            if self._bounds.exceeded:
+                self._allow_confirmation(self._replication, None)
+
+    async def _revive(self, broker: Broker) -> None:
+        try:
+            await self._cluster.revive(broker)
+        except (Broken, Unavailable) as error:
+            # It is tried again. One that never starts costs the next quiet time.
+            self._say(f"{broker.name} did not start: {str(error)[-300:]}")
+        finally:
+            self._down.discard(broker.name)
+
+    # Losses of all replicas.
+
+    def _allow_confirmation(
+        self, journals: dict[str, int], stored: dict[str, tuple[tuple[int, int], ...]] | None
+    ) -> None:
+        """Take note that all replicas of journals end: each head may be confirmed once they have."""
+        pids = self._cluster.pids()
+        for journal in journals:
+            held = self._recorder.members.get(journal, ())
+            processes = {(name, pids[name]) for name in held if name in pids}
+            begin = self._recorder.heads[journal]
+            if stored is not None:
+                begin = min(begin, _contiguous(stored[journal]))
+            if (former := self._confirmations.get(journal)) is not None:
+                # What happened before is not made good yet, and reaches as far back as it did.
+                begin = min(former.begin, begin)
+            self._confirmations[journal] = _Confirmation(processes, begin)
+
+    async def _declare_loss(self, journals: dict[str, int], brokers: tuple[str, ...]) -> None:
+        """Write down what may be gone: what these brokers, which are dead, alone had of the journals."""
+        stored: dict[str, tuple[tuple[int, int], ...]] = {}
+        for journal in journals:
+            directory = self._cluster.file_root / self._lives.store_of(journal)
+            hidden = self._cluster.file_root / f"{self._lives.store_of(journal)}.hidden"
+            spans = await asyncio.to_thread(stored_spans, directory, journal)
+            spans += await asyncio.to_thread(stored_spans, hidden, journal)
+            stored[journal] = _merged(spans)
+        for journal, held in stored.items():
+            self._recorder.record(Lost(self._recorder.time, journal, brokers, held))
+        self._allow_confirmation(journals, stored)
+
+    async def _confirm_heads(self) -> None:
         while True:
-            begun = self._clock.monotonic()
-            missing = await self._missing()
-            if not missing:
-                break
-            if self._clock.monotonic() > deadline:
-                raise Unavailable(
-                    f"not settled within {SETTLE_S:.0f} s: {missing}",
-                    hint=f"See the logs in {self._cluster.directory / 'logs'}.",
-                )
-            await self._clock.sleep(0.2)
-            waits[missing] += int((self._clock.monotonic() - begun) * 1000)
-        for what, waited_ms in waits.most_common(2):
-            if waited_ms > _WORTH_MENTION_MS:
-                self._say(f"waited {waited_ms / 1000:.1f} s: {what}")
+            await self._clock.sleep(1.0)
+            for journal, confirmation in list(self._confirmations.items()):
+                if confirmation.processes & set(self._cluster.pids().items()):
+                    continue
+                if await self._went_on(journal):
+                    head = await self._head_of(journal)
+                    if head is None:
+                        continue
+                    del self._confirmations[journal]
+                    self._recorder.restart(journal, min(confirmation.begin, head), head)
+                    self._say(f"all replicas of {journal} had ended: it goes on from {head}")
 
-    async def _missing(self) -> str:
-        for broker in self._cluster.brokers:
-            # What stands by a broker in production starts it again, too.
-            if not broker.process.running:
-                await self._cluster.revive(broker)
-        if missing := self._cluster.has_replicas():
-            return missing
-        for spec in self._cluster.specs():
-            missing = await self._refused(spec.name) or await self._unstored(spec.name)
-            if missing:
-                return missing
-        return ""
-
-    async def _refused(self, journal: str) -> str:
-        """Empty if a journal takes appends. If it does not since all its brokers ended, its head is
-        confirmed, as an operator does who knows that."""
+    async def _went_on(self, journal: str) -> bool:
+        """True if a journal takes appends. If it asks for its head to be confirmed, that is done."""
         try:
             async with asyncio.timeout(_PROBE_S):
                 await append_once(self._client, AppendParams(journal), b"")
-        except TimeoutError:
-            return f"an append to {journal} is not answered"
         except GazetteError as error:
-            if status_of(error) == Status.INDEX_HAS_GREATER_OFFSET.name:
-                await self._reset_head(journal)
-            return f"{journal} refuses appends: {status_of(error) or type(error).__name__}"
-        return ""
-
-    async def _reset_head(self, journal: str) -> None:
+            if status_of(error) != Status.INDEX_HAS_GREATER_OFFSET.name:
+                return False
+        except TimeoutError:
+            return False
+        else:
+            return True
+        head = await self._head_of(journal)
         try:
             async with asyncio.timeout(_PROBE_S):
-                head = await write_head(self._client, journal)
-                await append_once(self._client, AppendParams(journal, offset=head), b"")
+                if head is not None:
+                    await append_once(self._client, AppendParams(journal, offset=head), b"")
         except (GazetteError, TimeoutError) as error:
-            self._say(f"the head of {journal} was not reset: {error}")
-            return
-        self._recorder.record(HeadReset(self._recorder.time, journal, head))
-        self._say(f"all brokers of {journal} had ended: its head was reset to {head}")
+            self._say(f"the head of {journal} was not confirmed: {error}")
+        return False
 
-    async def _unstored(self, journal: str) -> str:
-        """Empty if every present replica has what is not stored, as the primary knows.
-
-        What was completed before a replica joined, that one does not have.
-        """
+    async def _head_of(self, journal: str) -> int | None:
         try:
             async with asyncio.timeout(_PROBE_S):
-                listed = await self._client.list_fragments(FragmentsParams(journal))
-        except (GazetteError, TimeoutError) as error:
-            return f"fragments of {journal} cannot be listed: {error}"
-        fragments = [one.fragment for one in listed]
-        known, acknowledged = 0, self._heads[journal]
-        for fragment in fragments:
-            if fragment.begin > known:
-                return f"{journal} is not known from {known} to {fragment.begin}"
-            known = max(known, fragment.end)
-        if known < acknowledged:
-            return f"{journal} is known to {known}, and was acknowledged to {acknowledged}"
-        replicas = self._replicas(journal)
-        held = [fragment.end for fragment in fragments[:-1] if not fragment.mod_time]
-        was, required = self._joined.get(journal, ((), 0))
-        if was != replicas:
-            required = max(held, default=0)
-            self._joined[journal] = (replicas, required)
-        missing = sum(end <= required for end in held)
-        return f"{missing} fragments of {journal} are not stored" if missing else ""
+                return await write_head(self._client, journal)
+        except (GazetteError, TimeoutError):
+            return None
 
-    def _replicas(self, journal: str) -> tuple[tuple[str, int], ...]:
-        """The processes that have a journal."""
-        route, _ = self._cluster.route(journal)
-        pids = self._cluster.pids()
-        return tuple((member.suffix, pids.get(member.suffix, 0)) for member in route.members)
+    def _single(self, broker: Broker) -> dict[str, int]:
+        """Journals that have no replica but at this broker."""
+        return {
+            journal: replication
+            for journal, replication in self._replication.items()
+            if replication == 1
+            and broker.name in (self._recorder.members.get(journal, ()) or (broker.name,))
+        }
 
-    # Faults of processes.
+    # Faults. Each begins, and returns what it broke and how to put that right.
 
-    def _victim(self, rng: random.Random) -> Broker:
-        return rng.choice(self._cluster.brokers)
-
-    async def _kill(self, rng: random.Random) -> str:
-        broker = self._victim(rng)
+    async def _kill(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
+        self._down.add(broker.name)
+        self._killed.add(broker.process.pid)
         await broker.process.kill()
-        await self._clock.sleep(rng.choice((0.0, 1.0, self._long_s)))
-        await self._cluster.revive(broker)
-        return broker.name
+        if single := self._single(broker):
+            await self._declare_loss(single, (broker.name,))
+        return broker.name, self._reviver(broker)
 
-    async def _terminate(self, rng: random.Random) -> str:
-        broker = self._victim(rng)
-        await broker.process.stop(SETTLE_S)
-        await self._cluster.revive(broker)
-        return broker.name
+    async def _kill_all_brokers(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
+        brokers = [one for one in self._cluster.brokers if one.process.running]
+        for one in brokers:
+            self._down.add(one.name)
+            self._killed.add(one.process.pid)
+        await asyncio.gather(*(one.process.kill() for one in brokers))
+        for one in brokers:
+            one.paused = False
+        names = tuple(one.name for one in self._cluster.brokers)
+        await self._declare_loss(self._replication, names)
 
-    async def _pause_short(self, rng: random.Random) -> str:
-        return await self._pause(rng, rng.uniform(0.5, self._short_s))
+        async def end() -> None:
+            for one in brokers:
+                self._reviving.spawn(self._revive(one), name=one.name)
 
-    async def _pause_long(self, rng: random.Random) -> str:
-        return await self._pause(rng, rng.uniform(self._long_s, 2 * self._long_s))
+        return "all", end
 
-    async def _pause(self, rng: random.Random, seconds: float) -> str:
-        broker = self._victim(rng)
-        broker.process.signal(signal.SIGSTOP)
+    def _reviver(self, broker: Broker) -> _End:
+        async def end() -> None:
+            self._reviving.spawn(self._revive(broker), name=broker.name)
+
+        return end
+
+    async def _terminate(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
+        self._asked.add(broker.process.pid)
+        self._allow_confirmation(self._single(broker), None)
+        broker.process.signal(signal.SIGTERM)
+
+        async def end() -> None:
+            """It ends when it has handed over, and is then started again."""
+
+        return broker.name, end
+
+    async def _pause(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
+        process, pid = broker.process, broker.process.pid
+        process.signal(signal.SIGSTOP)
         broker.paused = True
-        await self._clock.sleep(seconds)
-        self._resume(broker)
-        return broker.name
 
-    def _resume(self, broker: Broker) -> None:
-        if broker.paused:
-            broker.process.signal(signal.SIGCONT)
+        async def end() -> None:
             broker.paused = False
+            if process.running and process.pid == pid:
+                if broker.name not in self._cluster.registered():
+                    revision = self._cluster.key_space.header.revision
+                    self._recorder.record(Deposed(self._recorder.time, broker.name, revision))
+                process.signal(signal.SIGCONT)
 
-    async def _kill_etcd(self, rng: random.Random) -> str:
-        await asyncio.to_thread(self._cluster.etcd.kill)
-        await self._clock.sleep(rng.uniform(0.0, self._short_s / 2))
-        await asyncio.to_thread(self._cluster.etcd.start)
-        return ETCD
+        return broker.name, end
 
-    async def _pause_etcd(self, rng: random.Random) -> str:
-        await asyncio.to_thread(self._cluster.etcd.pause)
-        await self._clock.sleep(rng.uniform(0.5, self._short_s / 2))
-        await asyncio.to_thread(self._cluster.etcd.resume)
-        return ETCD
+    async def _pause_beyond_the_lease(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
+        self._allow_confirmation(self._single(broker), None)
+        return await self._pause(planned, broker)
 
-    async def _pause_etcd_long(self, rng: random.Random) -> str:
-        """All brokers end, in good order: nobody knows that it may go on."""
-        del rng
-        await asyncio.to_thread(self._cluster.etcd.pause)
-        await self._clock.sleep(self._long_s)
-        await asyncio.to_thread(self._cluster.etcd.resume)
-        return ETCD
+    async def _kill_etcd(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
+        etcd = self._cluster.etcd
+        await asyncio.to_thread(etcd.kill)
 
-    async def _cut_etcd_short(self, rng: random.Random) -> str:
-        return await self._cut(rng, [(self._victim(rng).name, ETCD)], self._short_s / 2)
+        async def end() -> None:
+            await asyncio.to_thread(etcd.start)
 
-    async def _cut_etcd_long(self, rng: random.Random) -> str:
-        return await self._cut(rng, [(self._victim(rng).name, ETCD)], self._long_s)
+        return ETCD, end
 
-    async def _cut_peers(self, rng: random.Random) -> str:
-        victim = self._victim(rng)
-        others = [one.name for one in self._cluster.brokers if one is not victim]
-        return await self._cut(
-            rng, [(victim.name, name) for name in others], rng.uniform(2.0, 12.0)
-        )
+    async def _pause_etcd(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
+        etcd = self._cluster.etcd
+        await asyncio.to_thread(etcd.pause)
 
-    async def _cut_pair(self, rng: random.Random) -> str:
-        one, other = rng.sample(self._cluster.brokers, 2)
-        return await self._cut(rng, [(one.name, other.name)], rng.uniform(2.0, 12.0))
+        async def end() -> None:
+            await asyncio.to_thread(etcd.resume)
 
-    async def _cut(
-        self, rng: random.Random, pairs: Sequence[tuple[str, str]], seconds: float
-    ) -> str:
-        state = rng.choice(_CUTS)
+        return ETCD, end
+
+    async def _pause_etcd_beyond_the_lease(
+        self, planned: Planned, broker: Broker
+    ) -> tuple[str, _End]:
+        """All brokers end, having stored what they have."""
+        self._allow_confirmation(self._replication, None)
+        return await self._pause_etcd(planned, broker)
+
+    async def _cut_from_etcd(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
+        return self._cut(planned, [(broker.name, ETCD)])
+
+    async def _cut_from_etcd_beyond_the_lease(
+        self, planned: Planned, broker: Broker
+    ) -> tuple[str, _End]:
+        self._allow_confirmation(self._single(broker), None)
+        return self._cut(planned, [(broker.name, ETCD)])
+
+    async def _cut_from_brokers(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
+        others = [one.name for one in self._cluster.brokers if one is not broker]
+        return self._cut(planned, [(broker.name, name) for name in others])
+
+    async def _cut_between_two_brokers(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
+        others = [one.name for one in self._cluster.brokers if one is not broker]
+        pairs = [(broker.name, name) for name in others]
+        return self._cut(planned, pairs[int(planned.dice * len(pairs)) :][:1])
+
+    async def _cut_from_clients(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
+        return self._cut(planned, [(broker.name, CLIENT)])
+
+    def _cut(self, planned: Planned, pairs: list[tuple[str, str]]) -> tuple[str, _End]:
+        state = _CUTS[int(planned.dice * 1000) % len(_CUTS)]
         links = [self._cluster.network.link(one, other) for one, other in pairs]
         for link in links:
             link.set(state)
-        await self._clock.sleep(seconds)
-        for link in links:
-            link.set(LinkState.OPEN)
-        return ", ".join(f"{one} | {other}" for one, other in pairs) + f" {state.value}"
 
-    # Faults of what is around.
+        async def end() -> None:
+            for link in links:
+                link.set(LinkState.OPEN)
 
-    async def _cut_clients(self, rng: random.Random) -> str:
-        return await self._cut(rng, [(self._victim(rng).name, CLIENT)], rng.uniform(2.0, 12.0))
+        return ", ".join(f"{one} | {other}" for one, other in pairs) + f" {state.value}", end
 
-    async def _hide_store(self, rng: random.Random) -> str:
-        self._store.hide()
-        await self._clock.sleep(rng.uniform(2.0, 10.0))
-        self._store.show()
-        return "store"
+    def _store(self, planned: Planned) -> BreakableStore:
+        stores = self._cluster.stores
+        return BreakableStore(
+            self._cluster.file_root / stores[int(planned.dice * len(stores)) % len(stores)]
+        )
 
-    async def _protect_store(self, rng: random.Random) -> str:
-        self._store.protect()
-        await self._clock.sleep(rng.uniform(2.0, 10.0))
-        self._store.unprotect()
-        return "store"
+    async def _store_is_missing(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
+        store = self._store(planned)
+        store.hide()
 
-    async def _fill_disk(self, rng: random.Random) -> str:
-        process = self._victim(rng).process
-        if not process.running:
-            return "nobody"
-        pid = process.pid
-        self._full.add(pid)
+        async def end() -> None:
+            store.show()
+
+        return store.directory.name, end
+
+    async def _store_is_read_only(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
+        store = self._store(planned)
+        await asyncio.to_thread(store.protect)
+
+        async def end() -> None:
+            await asyncio.to_thread(store.unprotect)
+
+        return store.directory.name, end
+
+    async def _store_hangs(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
+        stores = (*self._cluster.stores, LIVES)
+        store = stores[int(planned.dice * len(stores)) % len(stores)]
+        self._cluster.control.hang(store)
+
+        async def end() -> None:
+            self._cluster.control.release(store)
+
+        return store, end
+
+    async def _disk_is_full(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
+        pid = broker.process.pid
         fill_disk(pid)
-        await self._clock.sleep(rng.uniform(1.0, 6.0))
-        empty_disk(pid)
-        self._full.discard(pid)
-        return process.name
+
+        async def end() -> None:
+            empty_disk(pid)
+
+        return broker.name, end
+
+    async def _clock_jumps(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
+        seconds = _JUMPS_S[int(planned.dice * len(_JUMPS_S)) % len(_JUMPS_S)]
+        self._cluster.control.set_clock(broker.name, seconds)
+
+        async def end() -> None:
+            self._cluster.control.set_clock(broker.name, 0.0)
+
+        return f"{broker.name} {seconds:+.0f} s", end
+
+    async def _journals_are_created_again(
+        self, planned: Planned, broker: Broker
+    ) -> tuple[str, _End]:
+        if not self._lives.pending:
+            for journal in self._lives.mortal:
+                self._confirmations.pop(journal, None)
+            self._reviving.spawn(self._lives.again(planned.seconds), name="lives")
+
+        async def end() -> None:
+            """They are created as soon as etcd and brokers allow it."""
+
+        return ", ".join(self._lives.mortal), end
 
     async def close(self) -> None:
+        """Stop. Brokers that are being restarted go on."""
+        await self._reviving.stop()
         await self._client.close()
+
+
+_End = Callable[[], Awaitable[None]]
+
+
+def _merged(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    merged: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    return tuple(merged)
+
+
+def _contiguous(spans: tuple[tuple[int, int], ...]) -> int:
+    """The end of what is there from offset 0 on."""
+    return spans[0][1] if spans and spans[0][0] == 0 else 0
 
 
 async def rolling_restarts(

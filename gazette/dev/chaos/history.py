@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -43,15 +44,21 @@ class Completed(msgspec.Struct, frozen=True, tag="completed", omit_defaults=True
     registers: Labels = ()
     status: str = ""
     error: str = ""
+    members: tuple[str, ...] = ()
+    """Brokers of the answer's route: these held the bytes."""
+    primary: str = ""
+    revision: int = 0
+    """Of the answer's route."""
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened", omit_defaults=True):
-    """A reader began, or began again, at an offset."""
+    """A reader began, or began again, at an offset. ``follows``: it is to follow the head."""
 
     time: float
     reader: str
     journal: str
     offset: int
+    follows: bool = False
 
 
 class Read(msgspec.Struct, frozen=True, tag="read", omit_defaults=True):
@@ -76,7 +83,7 @@ class Jumped(msgspec.Struct, frozen=True, tag="jumped", omit_defaults=True):
 
 
 class FaultEvent(msgspec.Struct, frozen=True, tag="fault", omit_defaults=True):
-    """Something was broken (``begun``), put right (``ended``), or is as it was before (``settled``)."""
+    """A fault began or ended. ``settled``: all was as before it."""
 
     time: float
     kind: str
@@ -84,30 +91,102 @@ class FaultEvent(msgspec.Struct, frozen=True, tag="fault", omit_defaults=True):
     phase: Phase
 
 
+class Created(msgspec.Struct, frozen=True, tag="created", omit_defaults=True):
+    """A journal was created as of ``revision``. ``life`` counts from 1: a name may be deleted and created
+    again."""
+
+    time: float
+    journal: str
+    replication: int
+    revision: int
+    life: int = 1
+
+
+class Lost(msgspec.Struct, frozen=True, tag="lost", omit_defaults=True):
+    """A declared loss of all replicas: ``brokers`` were killed together.
+
+    What they alone held of the journal may be gone, but for the spans in ``stored``.
+    """
+
+    time: float
+    journal: str
+    brokers: tuple[str, ...]
+    stored: tuple[tuple[int, int], ...] = ()
+
+
 class HeadReset(msgspec.Struct, frozen=True, tag="head_reset", omit_defaults=True):
-    """All brokers of a journal had ended, and its head was confirmed as an operator does: what was stored
-    goes on from there, and registers, which are not stored, are gone."""
+    """The journal went on after a declared end of all of its replicas: its head was ``offset`` a moment ago.
+
+    Registers, which are not stored, may be gone from some place of [``begin``, ``offset``] on.
+    """
 
     time: float
     journal: str
     offset: int
+    begin: int
+
+
+class Deposed(msgspec.Struct, frozen=True, tag="deposed", omit_defaults=True):
+    """A broker went on after a pause, and etcd had removed it as of ``revision``."""
+
+    time: float
+    broker: str
+    revision: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended", omit_defaults=True):
+    """A broker's process ended. ``asked``: by SIGTERM. Killed brokers have no such event."""
+
+    time: float
+    broker: str
+    exit_code: int
+    asked: bool
+    error: str = ""
+
+
+class Logged(msgspec.Struct, frozen=True, tag="logged", omit_defaults=True):
+    """A broker logged a defect (a ``Bug`` or a traceback), so many times."""
+
+    broker: str
+    text: str
+    count: int = 1
+
+
+class Quiet(msgspec.Struct, frozen=True, tag="quiet", omit_defaults=True):
+    """A time without faults in which every journal must serve began or ended."""
+
+    time: float
+    phase: Phase
+
+
+class Stopped(msgspec.Struct, frozen=True, tag="stopped", omit_defaults=True):
+    """The run could not be brought to its end."""
+
+    time: float
+    error: str
 
 
 class Final(msgspec.Struct, frozen=True, tag="final", omit_defaults=True):
-    """All that a source had in the end, from offset 0 on."""
+    """All that a source had in the end, from offset 0 on. In ``holes`` there was nothing."""
 
     source: str
     journal: str
     length: int
     sum: str
+    holes: tuple[tuple[int, int], ...] = ()
 
 
 class ClientFailed(msgspec.Struct, frozen=True, tag="client_failed", omit_defaults=True):
-    """An operation that the client library retries failed for its caller nevertheless."""
+    """An operation that the client library retries failed for its caller nevertheless.
+
+    ``damage``: the answer says that data is not what it should be (``DATA_LOSS``, ``Corrupt``).
+    """
 
     time: float
     client: str
     error: str
+    journal: str = ""
+    damage: bool = False
 
 
 class Replicas(msgspec.Struct, frozen=True, tag="replicas", omit_defaults=True):
@@ -128,7 +207,14 @@ Event: TypeAlias = (
     | Read
     | Jumped
     | FaultEvent
+    | Created
+    | Lost
     | HeadReset
+    | Deposed
+    | Ended
+    | Logged
+    | Quiet
+    | Stopped
     | Final
     | ClientFailed
     | Replicas
@@ -141,6 +227,17 @@ _decoder = msgspec.json.Decoder(Event)
 def encode(event: Event) -> bytes:
     """One line."""
     return _encoder.encode(event) + b"\n"
+
+
+class History:
+    """The events of a file, from its beginning each time they are iterated: they need no memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __iter__(self) -> Iterator[Event]:
+        with self._path.open("rb") as lines:
+            yield from decode(lines)
 
 
 def decode(lines: Iterable[bytes]) -> Iterator[Event]:

@@ -1,13 +1,19 @@
-"""Writes the history of a run, and keeps what the run itself needs to know of it."""
+"""Write the history of a run, and keep what the run itself needs to know of it.
+
+What is kept does not grow with the run, but for eight bytes per acknowledgement.
+"""
 
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 from gazette.clock import Clock
-from gazette.dev.chaos.history import Completed, Event, Invoked, encode
+from gazette.dev.chaos.history import Completed, Created, Event, HeadReset, Invoked, encode
+from gazette.dev.chaos.quiet import QuietTimes
 
 
 class Recorder:
@@ -17,9 +23,16 @@ class Recorder:
         self.path = path
         self.heads: dict[str, int] = defaultdict(int)
         """The end of what was acknowledged, by journal."""
-        self.acknowledged: dict[str, list[float]] = defaultdict(list)
+        self.members: dict[str, tuple[str, ...]] = {}
+        """Brokers that held what was acknowledged last, by journal."""
+        self.acknowledged: dict[str, array[float]] = defaultdict(lambda: array("d"))
         """When, by journal."""
+        self.revisions: dict[str, int] = {}
+        """As of which each journal was created."""
+        self.restarted: list[Callable[[str, int], None]] = []
+        """Called with a journal and the offset from which on its bytes may differ from before."""
         self.counts: Counter[str] = Counter()
+        self.quiet = QuietTimes()
         self._clock = clock
         self._begun = clock.monotonic()
         self._file = path.open("wb")
@@ -36,18 +49,39 @@ class Recorder:
 
     def record(self, event: Event) -> None:
         self._file.write(encode(event))
+        self.quiet.enter(event)
         if isinstance(event, Invoked):
             self._journals[event.op] = event.journal
         elif isinstance(event, Completed):
             self.counts[event.outcome] += 1
-            if event.outcome == "ok":
-                journal = self._journals[event.op]
+            journal = self._journals.pop(event.op)
+            if event.outcome == "ok" and event.revision >= self.revisions.get(journal, 0):
                 self.heads[journal] = max(self.heads[journal], event.end)
                 self.acknowledged[journal].append(event.time)
-            if event.outcome != "unknown":
-                self._journals.pop(event.op, None)
+                self.members[journal] = event.members
         else:
             self.counts[type(event).__name__] += 1
+
+    def create(self, created: Created) -> None:
+        """Record the beginning of a journal's life."""
+        self.record(created)
+        self.revisions[created.journal] = created.revision
+        self.heads[created.journal] = 0
+        self.members.pop(created.journal, None)
+        self._tell(created.journal, 0)
+
+    def restart(self, journal: str, begin: int, head: int) -> None:
+        """Record that a journal went on after all of its replicas had ended.
+
+        Its bytes from ``begin`` on may not be those of before. Its head was ``head`` a moment ago.
+        """
+        self.record(HeadReset(self.time, journal, head, begin))
+        self.heads[journal] = head
+        self._tell(journal, begin)
+
+    def _tell(self, journal: str, begin: int) -> None:
+        for call in self.restarted:
+            call(journal, begin)
 
     def close(self) -> None:
         self._file.close()

@@ -12,6 +12,8 @@ from statistics import median
 from gazette.dev.chaos.checker import Verdict
 from gazette.dev.chaos.history import FaultEvent
 
+_TIMELINE_MAX = 120
+
 
 @dataclass(slots=True)
 class Outages:
@@ -33,7 +35,7 @@ def outages(
     for fault in faults:
         if fault.phase == "begun":
             begun[fault.kind] = fault.time
-        elif fault.phase == "settled" and fault.kind in begun:
+        elif fault.kind in begun:
             begin = begun.pop(fault.kind)
             gaps = [_longest_gap(times, begin, fault.time) for times in acknowledged.values()]
             found[fault.kind].seconds.append(max(gaps, default=0.0))
@@ -58,6 +60,13 @@ def table(verdict: Verdict, found: Mapping[str, Outages], seconds: float) -> str
         f"reads     {verdict.reads:,} of {verdict.read_bytes / 1e6:,.0f} MB",
         f"journals  {verdict.content_bytes / 1e6:,.0f} MB in {seconds:.0f} s",
         "",
+        f"{'journal':24} acknowledged refused unknown lost as declared  bytes lives",
+        *(
+            f"{journal:24} {of.acknowledged:12,d} {of.refused:7,d} {of.unknown:7,d}"
+            f" {of.excused:16,d} {of.content_bytes:6,d} {of.lives:5d}"
+            for journal, of in sorted(verdict.journals.items())
+        ),
+        "",
         f"{'fault':32} times  unavailable: median, most",
         *(f"{kind:32} {of}" for kind, of in sorted(found.items())),
         "",
@@ -68,3 +77,18 @@ def table(verdict: Verdict, found: Mapping[str, Outages], seconds: float) -> str
         lines.append(f"verdict   {len(verdict.violations)} VIOLATIONS")
         lines += [f"  {violation}" for violation in verdict.violations[:50]]
     return "\n".join(lines)
+
+
+def timeline(faults: Sequence[FaultEvent]) -> str:
+    """When each fault began and ended, one line for each; of a long run the end."""
+    begun: dict[str, list[float]] = defaultdict(list)
+    lines = []
+    for fault in faults:
+        if fault.phase == "begun":
+            begun[fault.kind].append(fault.time)
+        elif begun[fault.kind]:
+            begin = begun[fault.kind].pop(0)
+            lines.append(
+                (begin, f"  {begin:7.1f} to {fault.time:7.1f} s  {fault.kind} ({fault.target})")
+            )
+    return "\n".join(["faults", *(line for _, line in sorted(lines)[-_TIMELINE_MAX:])])

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from gazette.client.appender import AppendParams
 from gazette.client.client import Client
-from gazette.client.journals import JournalChange
 from gazette.client.reader import OffsetJump, ReadParams
 from gazette.clock import Clock, SystemClock
 from gazette.config import Schema, duration, exit_with, setting
-from gazette.dev.chaos.checker import Verdict, Violation, check
-from gazette.dev.chaos.cluster import STORE, ChaosCluster, ChaosSettings
+from gazette.dev.chaos.checker import STORED, Verdict, check
+from gazette.dev.chaos.cluster import LIVES, OTHER_STORE, STORE, ChaosCluster, ChaosSettings
 from gazette.dev.chaos.driver import SETTLE_S, Driver, rolling_restarts
-from gazette.dev.chaos.history import FaultEvent, Replicas, decode
+from gazette.dev.chaos.history import Ended, FaultEvent, History, Replicas, Stopped
 from gazette.dev.chaos.history import Final as FinalEvent
+from gazette.dev.chaos.lives import Lives
+from gazette.dev.chaos.logs import defects
 from gazette.dev.chaos.payload import digest
+from gazette.dev.chaos.quiet import Violation
 from gazette.dev.chaos.recorder import Recorder
-from gazette.dev.chaos.report import outages, table
+from gazette.dev.chaos.report import outages, table, timeline
+from gazette.dev.chaos.schedule import KINDS, Bounds, kinds_of, plan
 from gazette.dev.chaos.store import read_store
 from gazette.dev.chaos.workload import ATTEMPT_TIMEOUT_S, Workload, WorkloadSettings
 from gazette.dev.heads import write_head
@@ -36,47 +38,67 @@ from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.tasks import TaskScope
 
 STYLES: Final = ("plain", "registers", "offsets")
-_CODECS: Final = {"plain": Codec.SNAPPY, "registers": Codec.GZIP, "offsets": Codec.ZSTANDARD}
+_CODECS: Final = {
+    "plain": Codec.SNAPPY,
+    "registers": Codec.GZIP,
+    "offsets": Codec.ZSTANDARD,
+    LIVES: Codec.NONE,
+}
 _FRAGMENT_BYTES: Final = 1 << 20
 HISTORY: Final = "history.ndjson"
+STORM_S: Final = 80.0
+"""So long things break, until there is a quiet time."""
+STORE_S: Final = 20.0
+"""Within a lease and so many seconds after a broker is gone, others must have stored what they hold."""
+SERVE_S: Final = 60.0
+_READ_S: Final = 20.0
+EXIT_S: Final = 90.0
+"""Within which a broker must end when everything is whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosFlags:
     """Flags of ``gazette chaos``."""
 
-    minutes: float = setting(20.0, "how long to break things")
-    seed: int = setting(1, "of everything that is left to chance")
-    replication: str = setting("2,3", "replication of the journals, one or several: 3, or 2,3")
-    brokers: int = setting(3, "how many brokers to run, over two zones")
-    lease: float = duration("10s", "how long etcd waits for a broker that does not answer")
+    minutes: float = setting(20.0, "minutes for which things break")
+    seed: int = setting(1, "random seed of faults and load; printed with the verdict")
+    replication: str = setting("2,3", "replication of the journals, one or several: 1, or 2,3")
+    brokers: int = setting(3, "number of brokers, over two zones")
+    lease: float = duration("10s", "time to live of brokers' leases")
     rate: float = setting(4.0, "appends per second of each appender")
-    restarts: int = setting(0, "break nothing, but restart each broker in turn, so many times over")
-    dir: Path | None = setting(None, "an empty directory for all state; it is kept")
+    faults: str = setting("", "names of the faults to use, separated by commas; empty: all")
+    restarts: int = setting(0, "break nothing, and restart each broker in turn this many times")
+    dir: Path | None = setting(None, "empty directory for all state; it is kept")
 
 
 def run(argv: Sequence[str]) -> int:
-    """The subcommand. Exit codes: 0 no violation; 1 violations, or something else broke; 2 a mistake in
-    the flags."""
+    """Run the subcommand. Exit codes: 0 no violation; 1 violations; 2 a mistake in the flags."""
     schema = Schema(
         "gazette chaos",
         {"": ChaosFlags},
-        description="Break a cluster under load, and check every byte and register of what came of it.",
+        description="Break a cluster under load, several faults at a time, and check every byte, register,"
+        " reader and log afterwards. Faults: " + ", ".join(KINDS) + ".",
     )
     try:
         flags = schema.load(argv, {}).group(ChaosFlags)
         replications = _replications(flags)
+        kinds_of([name.strip() for name in flags.faults.split(",") if name.strip()])
     except Invalid as error:
         return exit_with(error, sys.stderr)
+    directory = flags.dir or Path(tempfile.mkdtemp(prefix="gazette-chaos-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    kept = flags.dir is not None
     try:
-        with _directory(flags) as directory:
-            trial = Trial(flags, replications, directory, SystemClock(), _print)
-            return 0 if asyncio.run(_run(trial)).ok else 1
+        verdict = asyncio.run(_run(Trial(flags, replications, directory, SystemClock(), _print)))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
-    except GazetteError as error:
-        print(f"gazette chaos: {error}\n  {error.hint}", file=sys.stderr)
-        return 1
+    else:
+        # What a violation left behind is needed to understand it.
+        kept = kept or not verdict.ok
+        return 0 if verdict.ok else 1
+    finally:
+        if not kept:
+            shutil.rmtree(directory)
 
 
 def _replications(flags: ChaosFlags) -> list[int]:
@@ -107,16 +129,6 @@ def _replications(flags: ChaosFlags) -> list[int]:
     return replications
 
 
-@contextmanager
-def _directory(flags: ChaosFlags) -> Iterator[Path]:
-    if flags.dir is not None:
-        flags.dir.mkdir(parents=True, exist_ok=True)
-        yield flags.dir
-        return
-    with tempfile.TemporaryDirectory(prefix="gazette-chaos-") as directory:
-        yield Path(directory)
-
-
 def _print(text: str) -> None:
     print(text, flush=True)
 
@@ -130,7 +142,7 @@ async def _run(trial: Trial) -> Verdict:
 
 
 class Trial:
-    """One run. ``say`` is told of its progress."""
+    """One run. ``say`` is given lines on its progress."""
 
     def __init__(
         self,
@@ -145,25 +157,33 @@ class Trial:
         self._directory = directory
         self._specs = [
             _spec(f"chaos/r{replication}/{style}", replication, style)
-            for replication in replications
-            for style in STYLES
+            for replication in dict.fromkeys(replications)
+            for style in (*STYLES, *(() if flags.restarts else (LIVES,)))
         ]
         settings = ChaosSettings(
             directory, brokers=flags.brokers, zones=min(2, flags.brokers), lease_ttl_s=flags.lease
         )
         if flags.restarts:
-            # Clients have the same few cores as everybody: that one gets none for a second is its bad
-            # luck, and no failure of a restart.
+            # Clients share the cores of all others: a pause of a second is no failure of a restart.
             settings = replace(settings, min_append_rate=0)
         self.cluster = ChaosCluster(settings, clock)
         self.recorder = Recorder(directory / HISTORY, clock)
-        self._told = say
+        self._lives = Lives(self.cluster, self.recorder, self._specs)
+        self._plan = plan(
+            flags.seed,
+            flags.minutes * 60,
+            flags.brokers,
+            flags.lease,
+            kinds_of([name.strip() for name in flags.faults.split(",") if name.strip()]),
+        )
+        self._print = say
         self._assigned: dict[str, int] = {}
+        self._contents: dict[str, bytes] = {}
         self._wrong: list[Violation] = []
 
     def _say(self, text: str) -> None:
         counts = self.recorder.counts
-        self._told(
+        self._print(
             f"[{self.recorder.time:7.1f} s] {counts['ok']} appends acknowledged,"
             f" {counts['fail']} refused, {counts['unknown']} unknown, {counts['Read']} reads"
             f" | {text}"
@@ -174,40 +194,53 @@ class Trial:
         return [spec.name for spec in self._specs]
 
     async def run(self) -> Verdict:
-        """Raises ``Unavailable`` if the cluster did not recover."""
+        """Return the verdict, also if the run could not be brought to its end: that is a violation."""
         flags = self._flags
         what = (
             f"{flags.restarts} rounds of restarts" if flags.restarts else f"{flags.minutes:g} min"
         )
-        self._told(f"gazette chaos: seed {flags.seed}, {what}, in {self._directory}")
+        self._print(f"gazette chaos: seed {flags.seed}, {what}, in {self._directory}")
         driver: Driver | None = None
         try:
             await self.cluster.start()
-            driver = Driver(self.cluster, self.recorder, flags.seed, say=self._say)
-            await self._create()
-            async with TaskScope("chaos") as scope:
-                scope.daemon(self.cluster.watch(), name="watch")
-                await self.cluster.until("assignment", self.cluster.has_replicas, SETTLE_S)
-                self.cluster.key_space.observers.append(self._observe)
-                await self._load(driver)
-                self.cluster.key_space.observers.remove(self._observe)
-                self._say("everything is mended; reading all of it")
-                contents = await self._finals()
-                scope.cancel()
-            await driver.close()
-            await self.cluster.stop()
-        except BaseException:
-            if driver is not None:
-                await asyncio.shield(driver.heal())
-            await asyncio.shield(self.cluster.stop())
-            raise
+            driver = self._driver()
+            await self._break_and_read(driver)
+        except (GazetteError, TimeoutError) as error:
+            self._say(f"the run ends here: {error!r}")
+            self.recorder.record(Stopped(self.recorder.time, str(error) or repr(error)))
         finally:
-            self.recorder.close()
-        return self._judge(contents)
+            await asyncio.shield(self._stop(driver))
+        for broker in self.cluster.brokers:
+            for logged in defects(broker.name, broker.process.log_path):
+                self.recorder.record(logged)
+        self.recorder.close()
+        return self._judge(driver)
 
-    async def _create(self) -> None:
-        async with self.cluster.client() as client:
-            await client.apply_journals([JournalChange(upsert=spec) for spec in self._specs])
+    def _driver(self) -> Driver:
+        replication = {spec.name: spec.replication for spec in self._specs}
+        floor = min((count for count in replication.values() if count > 1), default=1)
+        store_s = self._flags.lease + STORE_S
+        bounds = Bounds(floor, store_s)
+        return Driver(self.cluster, self.recorder, bounds, replication, self._lives, say=self._say)
+
+    async def _break_and_read(self, driver: Driver) -> None:
+        async with TaskScope("chaos") as scope:
+            scope.daemon(self.cluster.watch(), name="watch")
+            await self._lives.create_all()
+            await self.cluster.until("assignment", self.cluster.has_replicas, SETTLE_S)
+            self.cluster.key_space.observers.append(self._observe)
+            await self._load(driver)
+            self.cluster.key_space.observers.remove(self._observe)
+            self._say("everything is mended; reading all of it")
+            await self._read_from_brokers()
+            scope.cancel()
+        await self._end_brokers()
+        await self._read_from_stores()
+
+    async def _stop(self, driver: Driver | None) -> None:
+        if driver is not None:
+            await driver.close()
+        await self.cluster.stop()
 
     async def _load(self, driver: Driver) -> None:
         """Append and read while things break, and until all of them are whole again."""
@@ -219,6 +252,7 @@ class Trial:
             workload.start(load, self.journals)
             if flags.restarts:
                 await rolling_restarts(self.cluster, self.recorder, flags.restarts, say=self._say)
+                await driver.quiet(self._serve_s)
             else:
                 await self._break(driver, flags.minutes * 60)
             workload.stopping.set()
@@ -228,24 +262,22 @@ class Trial:
             # Readers wait for more, which will not come.
             load.cancel()
         await workload.close()
-        await self._recovered()
+
+    @property
+    def _serve_s(self) -> float:
+        """Within so many seconds without faults every journal must serve."""
+        return 4 * self._flags.lease + SERVE_S
 
     async def _break(self, driver: Driver, seconds: float) -> None:
         async with TaskScope("faults") as scope:
-            lanes = [
-                scope.spawn(driver.processes(), name="processes"),
-                scope.spawn(driver.surroundings(), name="surroundings"),
-            ]
-            await asyncio.wait(lanes, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            scope.daemon(driver.operate(), name="operator")
+            begun, planned = self._clock.monotonic(), 0.0
+            while (left := begun + seconds - self._clock.monotonic()) > 0:
+                storm_s = min(STORM_S, left)
+                await driver.storm(self._plan, planned, storm_s)
+                planned += storm_s
+                await driver.quiet(self._serve_s)
             scope.cancel()
-        await driver.heal()
-        await driver.settle()
-
-    async def _recovered(self) -> None:
-        """Every journal takes appends, and all that was acknowledged is known."""
-        async with self.cluster.client() as client, asyncio.timeout(SETTLE_S):
-            for journal in self.journals:
-                await client.append(AppendParams(journal))
 
     def _observe(self) -> None:
         """Write down when a journal's number of replicas changes."""
@@ -262,60 +294,109 @@ class Trial:
 
     # The end.
 
-    async def _finals(self) -> dict[str, bytes]:
-        """What every broker has of every journal, and then, all brokers having left, the store."""
-        contents: dict[str, bytes] = {}
+    async def _read_from_brokers(self) -> None:
         for broker in self.cluster.brokers:
             async with self.cluster.client(broker.url, routes=False) as client:
                 for journal in self.journals:
-                    held = await _read_all(client, journal)
-                    self._record_final(broker.name, journal, held)
-                    contents.setdefault(journal, held)
-        killed = await self.cluster.stop_brokers()
-        if killed:
-            raise Unavailable(f"{', '.join(killed)} did not end by themselves")
+                    await self._read_from(broker.name, client, journal)
+
+    async def _read_from(self, name: str, client: Client, journal: str) -> None:
+        gaps = self.recorder.quiet.gaps.get(journal, [])
+        try:
+            held, holes = await _read_all(client, journal, gaps)
+        except (GazetteError, TimeoutError) as error:
+            text = f"{name} did not give all of {journal}: {error}"
+            self.recorder.record(Stopped(self.recorder.time, text))
+        else:
+            self._record_final(name, journal, held, holes)
+            self._contents.setdefault(journal, held)
+
+    async def _end_brokers(self) -> None:
+        """SIGTERM to all brokers at once. Each must end in good order."""
+        processes = [broker.process for broker in self.cluster.brokers]
+        await asyncio.gather(*(process.stop(EXIT_S) for process in processes))
+        for process in processes:
+            code = process.exit_code or 0
+            error = process.log_tail()[-1000:] if code else ""
+            self.recorder.record(Ended(self.recorder.time, process.name, code, True, error))
+
+    async def _read_from_stores(self) -> None:
         for journal in self.journals:
-            held, wrong = await asyncio.to_thread(
-                read_store, self.cluster.file_root / STORE, journal
-            )
-            self._record_final("fragments", journal, held)
-            self._wrong += [Violation("source", journal, text) for text in wrong]
-        return contents
+            directory = self.cluster.file_root / self._lives.store_of(journal)
+            stored = await asyncio.to_thread(read_store, directory, journal)
+            self._record_final(STORED, journal, stored.content, stored.holes)
+            # Without a broker that gave it, the store is all there is to judge by.
+            self._contents.setdefault(journal, stored.content)
+            self._wrong += [Violation("source", journal, text) for text in stored.wrong]
 
-    def _record_final(self, source: str, journal: str, held: bytes) -> None:
-        self.recorder.record(FinalEvent(source, journal, len(held), digest(held)))
+    def _record_final(
+        self, source: str, journal: str, held: bytes, holes: tuple[tuple[int, int], ...]
+    ) -> None:
+        self.recorder.record(FinalEvent(source, journal, len(held), digest(held), holes))
 
-    def _judge(self, contents: Mapping[str, bytes]) -> Verdict:
-        with (self._directory / HISTORY).open("rb") as lines:
-            events = list(decode(lines))
-        verdict = check(events, contents, restarts_only=self._flags.restarts > 0)
+    def _judge(self, driver: Driver | None) -> Verdict:
+        history = History(self._directory / HISTORY)
+        verdict = check(
+            history,
+            self._contents,
+            restarts_only=self._flags.restarts > 0,
+            lease_s=self._flags.lease,
+        )
         verdict.violations += self._wrong
-        faults = [event for event in events if isinstance(event, FaultEvent)]
+        faults = [event for event in history if isinstance(event, FaultEvent)]
         found = outages(faults, self.recorder.acknowledged)
-        self._told(table(verdict, found, self.recorder.time))
+        self._print(table(verdict, found, self.recorder.time))
+        if driver is not None and driver.held_back:
+            held = ", ".join(f"{n} {kind}" for kind, n in driver.held_back.most_common())
+            self._print(f"not begun, since its target was broken already: {held}")
+        if not verdict.ok:
+            self._print(timeline(faults))
+            self._print(f"seed {self._flags.seed}; history and logs: {self._directory}")
         return verdict
 
 
 def _spec(name: str, replication: int, style: str) -> JournalSpec:
+    store = OTHER_STORE if style == "registers" else STORE
     fragment = FragmentSpec(
         length=_FRAGMENT_BYTES,
         codec=_CODECS[style],
-        stores=(f"file:///{STORE}/",),
+        stores=(f"file:///{LIVES if style == LIVES else store}/",),
         refresh_interval_ns=4 * durations.SECOND,
         flush_interval_ns=2 * durations.MINUTE,
     )
     return JournalSpec(name, replication, fragment=fragment)
 
 
-async def _read_all(client: Client, journal: str) -> bytes:
-    """A journal from offset 0 to its present head; zeros where there is nothing."""
-    async with asyncio.timeout(SETTLE_S):
+async def _read_all(
+    client: Client, journal: str, gaps: Sequence[tuple[int, int]]
+) -> tuple[bytes, tuple[tuple[int, int], ...]]:
+    """Read a journal from offset 0 to its present head. Return zeros where there is nothing, and where
+    that is. Pass over ``gaps``. Raise ``Unavailable`` if nothing comes for a time."""
+    holes: list[tuple[int, int]] = []
+    content = bytearray()
+
+    def skip(to: int) -> None:
+        holes.append((len(content), to))
+        content.extend(bytes(to - len(content)))
+
+    async with asyncio.timeout(_READ_S):
         end = await write_head(client, journal)
-        content = bytearray()
-        async with client.retry_reader(ReadParams(journal, end_offset=end, block=True)) as reader:
-            while len(content) < end:
-                try:
+    if not end:
+        return b"", ()
+    async with client.retry_reader(ReadParams(journal, end_offset=end, block=True)) as reader:
+        while len(content) < end:
+            at = len(content)
+            if gap := next((one for one in gaps if one[0] <= at < one[1]), None):
+                skip(gap[1])
+                reader.seek(gap[1])
+                continue
+            try:
+                async with asyncio.timeout(_READ_S):
                     content += await reader.read()
-                except OffsetJump as jump:
-                    content += bytes(jump.offset - len(content))
-        return bytes(content)
+            except OffsetJump as jump:
+                skip(jump.offset)
+            except TimeoutError:
+                raise Unavailable(
+                    f"nothing came from offset {at} for {_READ_S:.0f} s, and the head is {end}"
+                ) from None
+    return bytes(content), tuple(holes)

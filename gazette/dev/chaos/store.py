@@ -8,6 +8,7 @@ import os
 import resource
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +36,7 @@ class BreakableStore:
     def show(self) -> None:
         if not self._hidden.exists():
             return
-        with contextlib.suppress(OSError):  # Somebody made it anew, and has nothing in it yet.
+        with contextlib.suppress(OSError):  # A broker made it again, and has nothing in it yet.
             self.directory.rmdir()
         self._hidden.rename(self.directory)
 
@@ -100,10 +101,30 @@ def empty_disk(pid: int) -> None:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
 
 
-def read_store(directory: Path, journal: str) -> tuple[bytes, list[str]]:
-    """The bytes of a journal from offset 0, by names and codecs of its files only; and what is wrong
-    with them: gaps, files that differ from their names, and files that differ from each other."""
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a store has of a journal: bytes from offset 0 on, zeros in ``holes``, and what is wrong."""
+
+    content: bytes
+    holes: tuple[tuple[int, int], ...] = ()
+    wrong: tuple[str, ...] = ()
+
+
+def stored_spans(directory: Path, journal: str) -> list[tuple[int, int]]:
+    """Return the offsets of a journal's fragments by the names of its files; none without a directory."""
+    try:
+        names = os.listdir(directory / journal)
+    except FileNotFoundError:
+        return []
+    fragments = [Fragment.parse(journal, name) for name in names if not name.startswith(".")]
+    return sorted((one.begin, one.end) for one in fragments)
+
+
+def read_store(directory: Path, journal: str) -> Stored:
+    """Read a journal by names and codecs of its files only. Wrong are files that differ from their
+    names, and files that differ from each other."""
     content = bytearray()
+    holes: list[tuple[int, int]] = []
     wrong: list[str] = []
     files = sorted((directory / journal).iterdir()) if (directory / journal).is_dir() else []
     for path in files:
@@ -115,13 +136,13 @@ def read_store(directory: Path, journal: str) -> tuple[bytes, list[str]]:
             wrong.append(f"{path.name} does not hold what its name says")
             continue
         if fragment.begin > len(content):
-            wrong.append(f"there is nothing from {len(content)} to {fragment.begin}")
+            holes.append((len(content), fragment.begin))
             content += bytes(fragment.begin - len(content))
         overlap = min(len(content), fragment.end) - fragment.begin
         if content[fragment.begin : fragment.begin + overlap] != held[:overlap]:
             wrong.append(f"{path.name} differs from the files before it")
         content += held[overlap:]
-    return bytes(content), wrong
+    return Stored(bytes(content), tuple(holes), tuple(wrong))
 
 
 def _decoded(fragment: Fragment, path: Path) -> bytes:

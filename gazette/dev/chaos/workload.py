@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from gazette.client.appender import AppendParams, AppendResult, append_once
 from gazette.client.client import Client
-from gazette.client.reader import OffsetJump, ReadParams
+from gazette.client.reader import OffsetJump, Reader, ReadParams
+from gazette.client.retry_reader import RetryReader
 from gazette.client.rpc_errors import status_of
 from gazette.clock import Clock
 from gazette.dev.chaos.cluster import ChaosCluster
@@ -27,7 +29,7 @@ from gazette.dev.chaos.history import (
 from gazette.dev.chaos.payload import LENGTH_MIN, digest, payload
 from gazette.dev.chaos.recorder import Recorder
 from gazette.dev.chaos.registers import REGISTER_MISMATCH, labels_of
-from gazette.errors import GazetteError, NotYet
+from gazette.errors import Closed, Corrupt, GazetteError, NotYet
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.tasks import TaskScope
 
@@ -35,6 +37,9 @@ ATTEMPT_TIMEOUT_S: Final = 15.0
 _ABORTED: Final = "ABORTED_BY_CLIENT"
 _SCAN_BYTES: Final = 1 << 18
 _SCANS_PER_S: Final = 0.3
+_ENDLESS: Final = 1 << 62
+_BARE: Final = "-bare@"
+_DATA_LOSS: Final = "DATA_LOSS"
 
 
 class _Aborted(GazetteError):
@@ -73,6 +78,9 @@ class Workload:
         self._settings = settings
         self._seed = seed
         self._clients: dict[tuple[str, bool, bool], Client] = {}
+        self._following: dict[str, dict[str, tuple[RetryReader | Reader, int]]] = defaultdict(dict)
+        """By journal and name: readers that follow the head, and from where on they must start again."""
+        recorder.restarted.append(self._restart)
 
     def start(self, scope: TaskScope, journals: list[str]) -> None:
         """Start all of them, as children of ``scope``."""
@@ -87,6 +95,7 @@ class Workload:
                     self._plain,
                 ],
                 "offsets": [self._explicit, self._explicit, self._plain],
+                "lives": [self._plain, self._plain],
             }
             for index, kind in enumerate(kinds[style]):
                 name = f"{kind.__name__.strip('_')}-{index}@{journal}"
@@ -98,7 +107,7 @@ class Workload:
         proxy = random.Random(f"{self._seed} {journal}").choice(self._cluster.brokers)
         clients = {
             "local": self._client(),
-            "proxied": self._client(proxy.url, routes=False),
+            "bare": self._client(proxy.url, routes=False),
             "fragments": self._client(fragments=True),
         }
         for source, client in clients.items():
@@ -193,27 +202,54 @@ class Workload:
                 await self._read(name, client, ReadParams(journal, offset), _SCAN_BYTES)
             await self._clock.sleep(rng.expovariate(_SCANS_PER_S))
 
+    def _restart(self, journal: str, begin: int) -> None:
+        """Have readers that are beyond an offset start again there: the journal may differ."""
+        for name, (reader, _) in list(self._following[journal].items()):
+            if reader.offset > begin or begin == 0:
+                self._following[journal][name] = (reader, begin)
+                reader.close()
+
     async def _read(self, name: str, client: Client, params: ReadParams, limit: int | None) -> int:
         """Read until the head, a limit, or an error that is not retried. Returns where it came to."""
-        record, offset = self._recorder.record, params.offset
-        record(Opened(self._recorder.time, name, params.journal, offset))
-        end = None if limit is None else offset + limit
-        async with client.retry_reader(params) as reader:
-            while not self.stopping.is_set() and (end is None or offset < end):
-                try:
-                    piece = await reader.read()
-                except OffsetJump as jump:
-                    record(Jumped(self._recorder.time, name, params.journal, offset, jump.offset))
-                    offset = jump.offset
-                    continue
-                except NotYet:
-                    break
-                except GazetteError as error:
-                    record(ClientFailed(self._recorder.time, name, str(error)))
-                    break
-                time = self._recorder.time
-                record(Read(time, name, params.journal, offset, offset + len(piece), digest(piece)))
-                offset += len(piece)
+        journal, offset = params.journal, params.offset
+        params = replace(params, min_etcd_revision=self._recorder.revisions.get(journal, 0))
+        self._recorder.record(
+            Opened(self._recorder.time, name, journal, offset, follows=limit is None)
+        )
+        end = _ENDLESS if limit is None else offset + limit
+        # One of the sources is read without the retries of the library, so that every answer is seen.
+        reader = Reader(client, params) if _BARE in name else client.retry_reader(params)
+        if limit is None:
+            self._following[journal][name] = (reader, _ENDLESS)
+        async with reader:
+            offset = await self._read_to(name, reader, end)
+        if limit is None:
+            offset = min(offset, self._following[journal].pop(name)[1])
+        return offset
+
+    async def _read_to(self, name: str, reader: RetryReader | Reader, end: int) -> int:
+        record, journal = self._recorder.record, reader.params.journal
+        offset = reader.params.offset
+        while not self.stopping.is_set() and offset < end:
+            try:
+                piece = await reader.read()
+            except OffsetJump as jump:
+                record(Jumped(self._recorder.time, name, journal, offset, jump.offset))
+                offset = jump.offset
+                continue
+            except (NotYet, Closed):
+                break
+            except GazetteError as error:
+                damage = isinstance(error, Corrupt) or error.facts.get("code") == _DATA_LOSS
+                if damage or _BARE not in name:
+                    time = self._recorder.time
+                    record(ClientFailed(time, name, str(error), journal, damage))
+                break
+            if not piece:
+                break  # The broker ended the stream; only a reader without retries says so.
+            time = self._recorder.time
+            record(Read(time, name, journal, offset, offset + len(piece), digest(piece)))
+            offset += len(piece)
         return offset
 
     # What `Appending` needs.
@@ -292,7 +328,7 @@ class Appending:
             if self._workload.patient and status not in (REGISTER_MISMATCH, "WRONG_APPEND_OFFSET"):
                 recorder.record(ClientFailed(recorder.time, self.name, error))
             return None
-        commit = result.commit
+        commit, route = result.commit, result.header.route
         recorder.record(
             Completed(
                 recorder.time,
@@ -303,6 +339,9 @@ class Appending:
                 end=commit.end,
                 sum=commit.sum.hex(),
                 registers=labels_of(result.registers),
+                members=tuple(member.suffix for member in route.members),
+                primary="" if route.primary_id is None else route.primary_id.suffix,
+                revision=result.header.etcd.revision,
             )
         )
         return result

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from gazette.dev.chaos.checker import Verdict, check
+from gazette.dev.chaos.checker import STORED, Verdict, check
 from gazette.dev.chaos.history import (
     ClientFailed,
     Completed,
+    Created,
+    Deposed,
+    Ended,
     Event,
+    FaultEvent,
     Final,
     HeadReset,
+    History,
     Invoked,
     Jumped,
     Labels,
+    Logged,
+    Lost,
     Opened,
+    Quiet,
     Read,
     Replicas,
+    Stopped,
     decode,
     encode,
 )
@@ -32,9 +42,9 @@ JOURNAL = "a/journal"
 
 @dataclass
 class Story:
-    """A history that is written down, and the bytes that it leaves."""
+    """A history that is written down, and the bytes that it leaves. It ends well unless it says otherwise."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[Event] = field(default_factory=lambda: [Created(0.0, JOURNAL, 2, 10)])
     content: bytes = b""
     time: float = 0.0
     ops: int = 0
@@ -67,14 +77,41 @@ class Story:
         self.content += payload(op, self.length(op))
         return begin, len(self.content)
 
-    def acknowledge(self, op: int, begin: int, end: int, registers: Labels = ()) -> None:
+    def acknowledge(
+        self, op: int, begin: int, end: int, registers: Labels = (), **fields: Any
+    ) -> None:
         digest = hashlib.sha1(payload(op, self.length(op))).hexdigest()
-        self.complete(op, "ok", begin=begin, end=end, sum=digest, registers=registers)
+        fields = {"members": ("b1", "b2"), "primary": "b1", "revision": 20, **fields}
+        self.complete(op, "ok", begin=begin, end=end, sum=digest, registers=registers, **fields)
 
     def append(self, registers: Labels = (), **fields: Any) -> int:
         op = self.invoke(**fields)
         self.acknowledge(op, *self.land(op), registers)
         return op
+
+    def held_by(self, *members: str, **fields: Any) -> int:
+        """An append that these members acknowledged."""
+        op = self.invoke()
+        self.acknowledge(op, *self.land(op), members=members, primary=members[0], **fields)
+        return op
+
+    def say(self, event: type[Any], *fields: Any, **named: Any) -> None:
+        self.events.append(event(self.tick(), *fields, **named))
+
+    def close(self) -> None:
+        """Add what a run that comes to its end has beside: a quiet time that was used, and final readings."""
+        if not any(isinstance(one, Quiet) for one in self.events):
+            used = [at for at, one in enumerate(self.events) if _is_acknowledged(one)]
+            if not used:
+                self.append()
+                used = [len(self.events) - 1]
+            self.events.insert(used[0], Quiet(0.5, "begun"))
+            self.events.insert(used[0] + 2, Quiet(self.time + 0.5, "ended"))
+        sources = {one.source for one in self.events if isinstance(one, Final)}
+        if STORED not in sources:
+            self.final(STORED, self.content)
+        if not sources - {STORED}:
+            self.final("b1", self.content)
 
     def refuse(self, status: str, **fields: Any) -> int:
         op = self.invoke(**fields)
@@ -93,7 +130,9 @@ class Story:
         digest = hashlib.sha1(content).hexdigest()
         self.events.append(Final(source, JOURNAL, len(content), digest))
 
-    def verdict(self, **options: Any) -> Verdict:
+    def verdict(self, *, closed: bool = True, **options: Any) -> Verdict:
+        if closed:
+            self.close()
         # By way of lines, as runs have them.
         events = list(decode(encode(one) for one in self.events))
         assert events == self.events
@@ -101,6 +140,10 @@ class Story:
 
     def kinds(self, **options: Any) -> set[str]:
         return {violation.kind for violation in self.verdict(**options).violations}
+
+
+def _is_acknowledged(event: Event) -> bool:
+    return isinstance(event, Completed) and event.outcome == "ok"
 
 
 def good() -> Story:
@@ -163,7 +206,7 @@ def test_lost_and_its_place_given_to_another() -> None:
     story.content = b""
     story.append()
     verdict = story.verdict()
-    assert "lost" in {one.kind for one in verdict.violations}
+    assert {one.kind for one in verdict.violations} == {"lost", "overwritten", "changed"}
     assert f"op {lost} of 100 bytes" in str(verdict.violations[0])
 
 
@@ -343,7 +386,7 @@ def test_registers_that_were_lost() -> None:
 def test_registers_that_went_with_all_brokers() -> None:
     story = Story()
     story.append(registers=(("lock", "a"),), union=(("lock", "a"),))
-    story.events.append(HeadReset(story.tick(), JOURNAL, len(story.content)))
+    story.events.append(HeadReset(story.tick(), JOURNAL, len(story.content), len(story.content)))
     story.append(registers=(("mark", "b"),), check="lock = z", union=(("mark", "b"),))
     assert story.kinds() == set()
     story.refuse("REGISTER_MISMATCH", check="mark = b")
@@ -352,7 +395,7 @@ def test_registers_that_went_with_all_brokers() -> None:
     story = Story()
     story.append()
     story.content = b""
-    story.events.append(HeadReset(story.tick(), JOURNAL, 0))
+    story.events.append(HeadReset(story.tick(), JOURNAL, 0, 0))
     assert story.kinds() == {"lost"}
 
 
@@ -415,20 +458,357 @@ def test_sources_that_differ() -> None:
     assert story.kinds() == {"source"}
 
 
-def test_a_journal_of_which_nothing_is_left() -> None:
-    story = Story()
-    story.append()
-    assert {one.kind for one in check(story.events, {}).violations} == {"lost"}
-
-
 def test_promises_of_a_rolling_restart() -> None:
     failed: Event = ClientFailed(1.0, "client-1", "Unavailable: gone")
     short: Event = Replicas(1.0, JOURNAL, 17, 1, 2, consistent=False)
     enough: Event = Replicas(1.0, JOURNAL, 18, 2, 2, consistent=True)
     for event, kind in ((failed, "client"), (short, "replication")):
-        story = Story([event, enough])
+        story = Story()
+        story.append()
+        story.events += [event, enough]
         assert story.kinds() == set()
         assert story.kinds(restarts_only=True) == {kind}
+
+
+# Losses of all replicas: what was declared is excused, and nothing else.
+
+
+def loss(story: Story, *brokers: str, stored: tuple[tuple[int, int], ...] = ()) -> None:
+    story.say(Lost, JOURNAL, brokers, stored)
+
+
+def test_a_declared_loss_excuses_what_was_not_stored() -> None:
+    story = Story()
+    story.held_by("b1", "b2")
+    story.held_by("b1", "b2")
+    loss(story, "b1", "b2", "b3", stored=((0, 100),))
+    story.content = story.content[:100]
+    story.say(HeadReset, JOURNAL, 100, 100)
+    # Its offsets are given to other bytes.
+    story.held_by("b1", "b3")
+    verdict = story.verdict()
+    assert verdict.violations == []
+    assert verdict.journals[JOURNAL].excused == 1
+
+
+def test_a_declared_loss_does_not_excuse_what_was_stored() -> None:
+    story = Story()
+    story.held_by("b1", "b2")
+    loss(story, "b1", "b2", stored=((0, 100),))
+    story.content = b""
+    assert story.kinds() == {"lost"}
+
+
+def test_a_declared_loss_does_not_excuse_what_others_held() -> None:
+    story = Story()
+    story.held_by("b1", "b2")
+    loss(story, "b1")
+    story.content = b""
+    assert story.kinds() == {"lost"}
+
+
+def test_a_declared_loss_does_not_excuse_what_came_after_it() -> None:
+    story = Story()
+    loss(story, "b1", "b2")
+    story.tick()
+    story.tick()
+    story.held_by("b1", "b2")
+    story.content = b""
+    assert story.kinds() == {"lost"}
+
+
+def test_a_hole_is_excused_only_where_all_replicas_were_lost() -> None:
+    for declared, kinds in ((True, set()), (False, {"source", "lost", "changed", "jump"})):
+        story = Story()
+        for _ in range(3):
+            story.held_by("b1", "b2")
+        if declared:
+            loss(story, "b1", "b2", stored=((0, 100), (200, 300)))
+        story.content = story.content[:100] + bytes(100) + story.content[200:]
+        story.open(0)
+        story.read(0, 100)
+        story.say(Jumped, "r", JOURNAL, 100, 200)
+        story.read(200, 300)
+        digest = hashlib.sha1(story.content).hexdigest()
+        story.events.append(Final(STORED, JOURNAL, 300, digest, ((100, 200),)))
+        assert story.kinds() == kinds
+
+
+def test_bytes_that_were_read_before_they_were_lost() -> None:
+    for late in (False, True):
+        story = Story()
+        story.held_by("b1", "b2")
+        story.open(0)
+        story.read(0, 50)
+        loss(story, "b1", "b2")
+        story.say(HeadReset, JOURNAL, 0, 0)
+        before, story.content = story.content, b""
+        if late:
+            story.time += 60.0
+        story.read(50, 100, before[50:])
+        story.held_by("b1", "b2")
+        # Case: so long afterwards these can only be bytes of a broker that kept what was lost.
+        assert story.kinds() == ({"read"} if late else set())
+
+
+def test_two_histories() -> None:
+    """What a broker acknowledged that had been replaced, and what its successor did."""
+    story = Story()
+    first = story.held_by("b1")
+    story.content = b""
+    second = story.held_by("b2")
+    verdict = story.verdict()
+    assert {one.kind for one in verdict.violations} == {
+        "lost",
+        "overwritten",
+        "changed",
+        "replication",
+    }
+    text = next(one.text for one in verdict.violations if one.kind == "overwritten")
+    assert f"op {first} was acknowledged as [0, 100)" in text
+    assert f"op {second} as [0, 100)" in text
+
+
+def test_a_broker_that_was_removed_and_acknowledged() -> None:
+    for revision, kinds in ((31, set()), (29, {"deposed"})):
+        story = Story()
+        story.held_by("b1", "b2", revision=20)
+        story.say(Deposed, "b1", 30)
+        # Case: the other broker, and the same one when it is back.
+        story.held_by("b2", "b1", revision=25)
+        story.held_by("b1", "b2", revision=revision)
+        assert story.kinds() == kinds
+
+
+def test_too_few_replicas() -> None:
+    story = Story()
+    story.held_by("b1", "b2", "b3")
+    story.held_by("b2")
+    verdict = story.verdict()
+    assert [one.kind for one in verdict.violations] == ["replication"]
+    assert "by b2 only" in verdict.violations[0].text
+
+
+# Journals that are deleted and created again.
+
+
+def second_life(story: Story) -> None:
+    story.time += 100.0
+    story.content = b""
+    story.say(Created, JOURNAL, 2, 50, life=2)
+
+
+def test_a_second_life_begins_empty() -> None:
+    story = Story()
+    story.held_by("b1", "b2", revision=20)
+    story.complete(story.invoke(), "unknown")
+    story.open(0)
+    story.read(0, 100)
+    # Case: the first life's appends whose answers come late.
+    late = story.invoke()
+    second_life(story)
+    story.acknowledge(late, 100, 200, revision=49)
+    story.held_by("b1", "b2", revision=51)
+    story.open(0)
+    story.read(0, 100)
+    verdict = story.verdict()
+    assert verdict.violations == []
+    assert verdict.journals[JOURNAL].lives == 2
+
+
+@pytest.mark.parametrize("outcome", ["ok", "unknown"])
+def test_bytes_of_an_earlier_life(outcome: str) -> None:
+    story = Story()
+    op = story.invoke()
+    if outcome == "ok":
+        story.acknowledge(op, 0, 100, revision=20)
+    else:
+        story.complete(op, outcome)
+    second_life(story)
+    story.held_by("b1", "b2", revision=51)
+    story.land(op)
+    assert "reborn" in story.kinds()
+
+
+def test_what_a_second_life_acknowledged_is_lost() -> None:
+    story = Story()
+    story.held_by("b1", "b2", revision=20)
+    loss(story, "b1", "b2")
+    second_life(story)
+    story.held_by("b1", "b2", revision=51)
+    story.content = b""
+    # Case: a loss of the earlier life excuses nothing of this one.
+    assert story.kinds() == {"lost"}
+
+
+def test_a_reader_of_a_second_life_that_was_given_bytes_of_the_first() -> None:
+    story = Story()
+    story.append()
+    former = story.content
+    second_life(story)
+    story.held_by("b1", "b2", revision=51)
+    story.open(0)
+    story.read(0, 100, former)
+    assert story.kinds() == {"read"}
+
+
+# Quiet times, in which every journal serves.
+
+
+def follower(story: Story, offset: int) -> None:
+    story.say(Opened, "tail", JOURNAL, offset, follows=True)
+
+
+def test_a_reader_that_is_stuck() -> None:
+    story = Story()
+    follower(story, 0)
+    story.append()
+    story.read(0, 60, reader="tail")
+    story.say(Quiet, "begun")
+    story.append()
+    story.say(Quiet, "ended")
+    verdict = story.verdict()
+    assert [one.kind for one in verdict.violations] == ["stuck"]
+    assert "tail is at 60, and the head at 100" in verdict.violations[0].text
+
+
+def test_a_reader_that_gets_to_the_head_in_time() -> None:
+    story = Story()
+    follower(story, 0)
+    story.append()
+    story.say(Quiet, "begun")
+    story.append()
+    story.read(0, 100, reader="tail")
+    # Case: a reader that does not follow may be anywhere.
+    story.open(0)
+    story.say(Quiet, "ended")
+    assert story.kinds() == set()
+
+
+def test_a_reader_that_follows_a_head_which_went_back() -> None:
+    story = Story()
+    follower(story, 0)
+    story.held_by("b1", "b2")
+    loss(story, "b1", "b2")
+    story.say(Quiet, "begun")
+    story.content = b""
+    story.say(HeadReset, JOURNAL, 0, 0)
+    story.held_by("b1", "b2")
+    story.say(Quiet, "ended")
+    assert story.kinds() == set()
+
+
+def test_a_reader_that_waits_where_a_declared_loss_left_nothing() -> None:
+    for stored, kinds in ((((0, 100), (200, 300)), set()), (((0, 300),), {"stuck"})):
+        story = Story()
+        for _ in range(3):
+            story.held_by("b1", "b2")
+        loss(story, "b1", "b2", stored=stored)
+        follower(story, 100)
+        story.say(Quiet, "begun")
+        story.held_by("b1", "b2")
+        story.say(Quiet, "ended")
+        if not kinds:
+            story.content = story.content[:100] + bytes(100) + story.content[200:]
+            digest = hashlib.sha1(story.content).hexdigest()
+            story.events.append(Final(STORED, JOURNAL, 400, digest, ((100, 200),)))
+        assert story.kinds() == kinds
+
+
+def test_a_journal_that_refuses_everything() -> None:
+    story = Story()
+    story.append()
+    story.say(Quiet, "begun")
+    story.refuse("INDEX_HAS_GREATER_OFFSET")
+    story.refuse("INDEX_HAS_GREATER_OFFSET")
+    story.complete(story.invoke(), "unknown", error="no answer within 15 s")
+    story.say(Quiet, "ended")
+    verdict = story.verdict()
+    assert [one.kind for one in verdict.violations] == ["refuses"]
+    text = verdict.violations[0].text
+    assert "2 times INDEX_HAS_GREATER_OFFSET; 1 times no answer within 15 s" in text
+
+
+def test_a_run_in_which_nothing_was_acknowledged() -> None:
+    story = Story()
+    story.refuse("INSUFFICIENT_JOURNAL_BROKERS")
+    story.say(Quiet, "begun")
+    story.say(Quiet, "ended")
+    verdict = story.verdict()
+    assert [str(one) for one in verdict.violations] == [
+        f"refuses: {JOURNAL}: nothing was acknowledged: no answer (quiet from 3.0 to 4.0 s)"
+    ]
+
+
+# What readers, brokers and the run itself say.
+
+
+def test_a_reader_that_was_answered_data_loss() -> None:
+    story = Story()
+    story.append()
+    story.events.append(ClientFailed(3.0, "tail", "Read: sum differs", JOURNAL, damage=True))
+    assert story.kinds() == {"damage"}
+
+
+def test_a_broker_that_logged_a_bug() -> None:
+    story = Story()
+    story.append()
+    story.events.append(Logged("b1", "error gazette.broker: gazette.errors.Bug: oh", 3))
+    verdict = story.verdict()
+    assert [one.kind for one in verdict.violations] == ["bug"]
+    assert "b1, 3 times: error gazette.broker" in verdict.violations[0].text
+
+
+def ending(exit_code: int, *, asked: bool, error: str = "", fault: str = "") -> set[str]:
+    story = Story()
+    story.append()
+    if fault:
+        story.say(FaultEvent, fault, "", "begun")
+        story.say(FaultEvent, fault, "b1", "ended")
+    story.say(Ended, "b1", exit_code, asked, error)
+    return story.kinds()
+
+
+def test_a_broker_that_ended() -> None:
+    lease = "fatal gazette serve: the lease was lost"
+    assert ending(0, asked=True) == set()
+    assert ending(0, asked=False) == {"ended"}
+    assert ending(1, asked=True, error="not persisted in time") == {"ended"}
+    assert ending(1, asked=False, error=lease) == {"ended"}
+    # Case: a fault may have cost it its lease, and that is what it says.
+    assert ending(1, asked=False, error=lease, fault="pause beyond the lease") == set()
+    assert ending(1, asked=False, error="Bug", fault="pause beyond the lease") == {"ended"}
+    assert ending(1, asked=False, error=lease, fault="store is missing") == {"ended"}
+
+
+def test_a_run_without_an_end() -> None:
+    story = Story()
+    story.append()
+    story.say(Stopped, "no etcd")
+    texts = [str(one) for one in story.verdict(closed=False).violations]
+    assert texts == [
+        "unfinished: : after 3.0 s: no etcd",
+        f"unfinished: {JOURNAL}: there was no quiet time",
+        f"unfinished: {JOURNAL}: its store was not read in the end",
+        f"unfinished: {JOURNAL}: no broker was asked for it in the end",
+    ]
+    # Case: a comparison of the store only, of brokers only, and of no journal at all.
+    for source in (STORED, "b1"):
+        story = Story()
+        story.append()
+        story.final(source, story.content)
+        assert story.kinds(closed=False) == {"unfinished"}
+    assert {one.kind for one in check([], {}).violations} == {"unfinished"}
+
+
+def test_a_history_is_read_from_its_file_as_often_as_it_is_asked_for(tmp_path: Path) -> None:
+    story = good()
+    story.close()
+    path = tmp_path / "history.ndjson"
+    path.write_bytes(b"".join(encode(event) for event in story.events))
+    history = History(path)
+    assert list(history) == list(history) == story.events
+    assert check(history, {JOURNAL: story.content}).ok
 
 
 def test_a_line_that_is_no_event() -> None:

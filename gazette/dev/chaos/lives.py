@@ -1,0 +1,102 @@
+"""Journals that are deleted and created again under load. Each life has a store of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from gazette.client.journals import JournalChange
+from gazette.dev.chaos.cluster import LIVES, ChaosCluster
+from gazette.dev.chaos.history import Created
+from gazette.dev.chaos.recorder import Recorder
+from gazette.errors import GazetteError
+from gazette.protocol.journal import JournalSpec
+
+_ATTEMPT_S: Final = 10.0
+_RETRY_S: Final = 0.5
+_ANY: Final = -1
+
+
+class Lives:
+    """The specifications of a run, and those journals of it that live several times."""
+
+    def __init__(
+        self, cluster: ChaosCluster, recorder: Recorder, specs: Sequence[JournalSpec]
+    ) -> None:
+        self.pending = False
+        """A deletion, and the creation after it, are under way."""
+        self._cluster = cluster
+        self._recorder = recorder
+        self._specs = {spec.name: spec for spec in specs}
+        self._life: dict[str, int] = dict.fromkeys(self._specs, 1)
+
+    @property
+    def specs(self) -> list[JournalSpec]:
+        return list(self._specs.values())
+
+    @property
+    def mortal(self) -> list[str]:
+        """Journals that are deleted and created again."""
+        return [spec.name for spec in self.specs if f"/{LIVES}/" in spec.fragment.stores[0]]
+
+    def store_of(self, journal: str) -> str:
+        """The directory of a journal's store, below the file root."""
+        return self._specs[journal].fragment.stores[0].removeprefix("file:///").rstrip("/")
+
+    async def create_all(self) -> None:
+        """Create every journal. Raise what ``apply_journals`` raises."""
+        for journal in self.mortal:
+            self._next_life(journal, 1)
+        async with self._cluster.client() as client:
+            await client.apply_journals([JournalChange(upsert=spec) for spec in self.specs])
+        await self._cluster.until("creation", self._absent, 60.0)
+        for spec in self.specs:
+            self._record(spec)
+
+    async def again(self, gap_s: float) -> None:
+        """Delete the mortal journals; create them again ``gap_s`` seconds later, with empty stores."""
+        self.pending = True
+        former = {name: self._cluster.created(name) for name in self.mortal}
+        for name in former:
+            while self._cluster.created(name) == former[name]:
+                await self._apply(JournalChange(delete=name, expect_mod_revision=_ANY))
+        await self._cluster.clock.sleep(gap_s)
+        for name in former:
+            self._next_life(name, self._life[name] + 1)
+            while not self._cluster.created(name):
+                await self._apply(JournalChange(upsert=self._specs[name]))
+            self._record(self._specs[name])
+        self.pending = False
+
+    def _absent(self) -> str:
+        return ", ".join(name for name in self._specs if not self._cluster.created(name))
+
+    def _next_life(self, name: str, life: int) -> None:
+        directory = f"{LIVES}/{name.replace('/', '-')}-{life}"
+        (self._cluster.file_root / directory).mkdir(parents=True)
+        spec = self._specs[name]
+        fragment = replace(spec.fragment, stores=(f"file:///{directory}/",))
+        self._specs[name] = replace(spec, fragment=fragment)
+        self._life[name] = life
+
+    def _record(self, spec: JournalSpec) -> None:
+        name = spec.name
+        created = Created(
+            self._recorder.time,
+            name,
+            spec.replication,
+            self._cluster.created(name),
+            self._life[name],
+        )
+        self._recorder.create(created)
+
+    async def _apply(self, change: JournalChange) -> None:
+        """Attempt a change. Whether it took place is seen in etcd."""
+        try:
+            async with asyncio.timeout(_ATTEMPT_S), self._cluster.client() as client:
+                await client.apply_journals([change])
+        except (GazetteError, TimeoutError):
+            pass
+        await self._cluster.clock.sleep(_RETRY_S)
