@@ -168,9 +168,11 @@ class ReloadedTls:
 
 
 class HttpServer:
-    """Serves ``app`` on ``sock``, which it owns from now on."""
+    """Serves ``app`` on ``sock``, which it owns from now on, to at most ``limit`` connections."""
 
-    def __init__(self, sock: socket.socket, app: ASGIApp, *, tls: TlsFiles | None) -> None:
+    def __init__(
+        self, sock: socket.socket, app: ASGIApp, *, tls: TlsFiles | None, limit: int
+    ) -> None:
         config = uvicorn.Config(
             app,
             http=Connection,
@@ -184,17 +186,23 @@ class HttpServer:
         if tls is not None:
             config.load()
             config.ssl = ReloadedTls(tls).context()
-        self._server = PatientServer(config)
+        self._config = config
+        self._server: PatientServer | None = None
         self._sock = sock
+        self._limit = limit
         self._task: asyncio.Task[None] | None = None
 
     def start(self, scope: TaskScope) -> None:
         """Serve in a task of ``scope``: should the server end by itself, the scope fails."""
-        self._task = scope.spawn(self._serve(), name="http")
+        self._server = PatientServer(self._config, scope=scope, limit=self._limit)
+        self._task = scope.spawn(self._serve(self._server), name="http")
 
-    async def _serve(self) -> None:
-        await self._server.serve(sockets=[self._sock])
-        if not self._server.stopping.is_set():
+    async def _serve(self, server: PatientServer) -> None:
+        try:
+            await server.serve(sockets=[self._sock])
+        finally:
+            server.close()
+        if not server.stopping.is_set():
             raise Broken("the HTTP server ended by itself")
 
     async def stop(self, grace_s: float) -> None:
@@ -202,8 +210,8 @@ class HttpServer:
 
         How, see `gazette.http_stopping`.
         """
-        self._server.grace_s = grace_s
-        self._server.stopping.set()
-        if self._task is not None:
+        if self._server is not None and self._task is not None:
+            self._server.grace_s = grace_s
+            self._server.stopping.set()
             await asyncio.wait({self._task})
         self._sock.close()

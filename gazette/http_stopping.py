@@ -1,4 +1,4 @@
-"""How an HTTP server ends without leaving a request unanswered.
+"""How an HTTP server bounds its connections, and ends without leaving a request unanswered.
 
 A client that could connect expects an answer, and one whose connection is closed without a word cannot
 know whether its request took effect. So:
@@ -18,22 +18,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import select
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any, Final
-from weakref import WeakSet
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from gazette.http_accept import Acceptor
+from gazette.tasks import TaskScope
+
 log = logging.getLogger(__name__)
 
 FIRST_REQUEST_S: Final = 2.0
 NEXT_REQUEST_S: Final = 0.25
-_ACCEPT_TURNS: Final = 16
-"""Each accepts as many as there are. More are of no use: without a file descriptor, none is accepted."""
+HEAD_S: Final = 10.0
+"""From the connection, or the first byte of a later request, to the end of the request's head."""
+STALL_S: Final = 60.0
+"""A client that takes less than 48 KiB of an answer in this time is cut off."""
+_TOO_LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _CUT_OFF_S: Final = 1.0
 """How long requests that are cancelled may take to end."""
 
@@ -43,62 +47,151 @@ class _State(ServerState):
         super().__init__()
         self.moved = asyncio.Event()
         """Set whenever a connection was used, or lost."""
-        self.unheard: WeakSet[Connection] = WeakSet()
-        """Accepted, and nothing was asked yet. Weak: one whose TLS handshake fails never says so."""
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, which tells its server when it was used, or lost."""
+    """uvicorn's connection with time limits, which tells its server when it was used, or lost.
+
+    ``since`` is the loop's time since when it awaits a request; it means nothing while ``busy``.
+    """
 
     server_state: _State
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, made: Callable[[], None], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.server_state.unheard.add(self)
+        self._made = made
+        self.heard = False
+        """Whether a whole head of a request has come."""
+        self.since = self.loop.time()
+        self._head: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
 
     @property
     def idle(self) -> bool:
         """Whether it was used before, and awaits the next request."""
-        return self not in self.server_state.unheard and self.cycle.response_complete
+        return self.heard and self.cycle.response_complete
 
     @property
     def busy(self) -> bool:
         """Whether a request is being answered."""
-        return self not in self.server_state.unheard and not self.cycle.response_complete
+        return self.heard and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._made()
+        self._expect_head()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.cycle is not None:
             self._moved()
+        if self.busy:
+            self._unset_head()
+        elif self.timeout_keep_alive_task is None:
+            self._expect_head()  # A part of the next head ends the time that it may stay idle.
 
     def on_response_complete(self) -> None:
+        self.since = self.loop.time()
         super().on_response_complete()
         self._moved()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall = self.loop.call_later(STALL_S, self._stalled)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unset_stall()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._unset_head()
+        self._unset_stall()
         self._moved()
 
+    def close_idle(self) -> None:
+        """Close it without an answer: no request was taken."""
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _expect_head(self) -> None:
+        if self._head is None and not self.transport.is_closing():
+            self._head = self.loop.call_later(HEAD_S, self._too_late)
+
+    def _unset_head(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _unset_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _too_late(self) -> None:
+        self._head = None
+        if self.transport.is_closing() or self.busy:
+            return
+        if self.conn.trailing_data[0]:
+            self.transport.write(_TOO_LATE)
+        self.transport.close()
+
+    def _stalled(self) -> None:
+        log.debug("a client takes nothing: its connection is cut off")
+        self.transport.abort()
+
     def _moved(self) -> None:
-        self.server_state.unheard.discard(self)
+        self.heard = self.cycle is not None
         self.server_state.moved.set()
 
 
 class PatientServer(uvicorn.Server):
     """uvicorn that leaves signals to us, does not wake up ten times a second, and ends as described.
 
-    Its ``config`` has `Connection` for ``http``. Set ``grace_s``, then ``stopping``.
+    Its ``config`` has `Connection` for ``http``, and ``sockets`` of ``serve`` are one. It holds at most
+    ``limit`` connections. Set ``grace_s``, then ``stopping``.
     """
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, *, scope: TaskScope, limit: int) -> None:
         super().__init__(config)
         self.stopping = asyncio.Event()
         self.grace_s = 0.0
         self.server_state: _State = _State()
+        self._scope = scope
+        self._limit = limit
+        self._acceptor: Acceptor | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None
+        (listener,) = sockets
+        await self.lifespan.startup()
+        state, config = self.server_state, self.config
+
+        def connect(made: Callable[[], None]) -> Connection:
+            return Connection(
+                config=config, server_state=state, app_state=self.lifespan.state, made=made
+            )
+
+        self._acceptor = Acceptor(
+            listener,
+            self._scope,
+            connect,
+            limit=self._limit,
+            count=lambda: len(state.connections),
+            make_room=self._make_room,
+            tls=config.ssl,
+        )
+        self._acceptor.start()
+        self.started = True
+
+    def close(self) -> None:
+        """Stop listening. May be repeated."""
+        if self._acceptor is not None:
+            self._acceptor.close()
 
     async def main_loop(self) -> None:
         await self.on_tick(0)
@@ -106,23 +199,26 @@ class PatientServer(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        state = self.server_state
+        assert self._acceptor is not None
         try:
             async with asyncio.timeout(self.grace_s):
-                for listener in sockets or []:
-                    await _stop_listening(listener)
-                self._close_servers()
+                await self._acceptor.stop()
                 await self._let_end()
         except TimeoutError:
-            self._close_servers()
             await self._cut_off()
-        assert not state.connections
-        for server in self.servers:
-            await server.wait_closed()
+        finally:
+            self._acceptor.close()
+        assert not self.server_state.connections
 
-    def _close_servers(self) -> None:
-        for server in self.servers:
-            server.close()
+    def _make_room(self) -> bool:
+        """Close the connection that has waited longest for a request; first, for its first one."""
+        waiting = [
+            one for one in self._connections() if not one.busy and not one.transport.is_closing()
+        ]
+        if not waiting:
+            return False
+        min(waiting, key=lambda one: (one.heard, one.since)).close_idle()
+        return True
 
     async def _let_end(self) -> None:
         state = self.server_state
@@ -131,10 +227,10 @@ class PatientServer(uvicorn.Server):
         for connection in self._connections():
             if connection.busy:
                 connection.shutdown()
-        await self._wait(NEXT_REQUEST_S, lambda: not state.unheard and not self._idle())
+        await self._wait(NEXT_REQUEST_S, lambda: not self._unheard() and not self._idle())
         for connection in self._idle():
             connection.shutdown()
-        await self._wait(FIRST_REQUEST_S - NEXT_REQUEST_S, lambda: not state.unheard)
+        await self._wait(FIRST_REQUEST_S - NEXT_REQUEST_S, lambda: not self._unheard())
         for connection in self._connections():
             connection.shutdown()
         await self._wait(None, lambda: not state.connections)
@@ -146,6 +242,9 @@ class PatientServer(uvicorn.Server):
 
     def _idle(self) -> list[Connection]:
         return [one for one in self._connections() if one.idle]
+
+    def _unheard(self) -> list[Connection]:
+        return [one for one in self._connections() if not one.heard]
 
     async def _wait(self, timeout_s: float | None, done: Callable[[], bool]) -> None:
         moved = self.server_state.moved
@@ -167,28 +266,3 @@ class PatientServer(uvicorn.Server):
         for connection in self._connections():
             connection.transport.abort()
         await self._wait(None, lambda: not state.connections)
-
-
-async def _stop_listening(listener: socket.socket) -> None:
-    """Have asyncio's server accept what is there; then refuse the rest."""
-    loop = asyncio.get_running_loop()
-    poll = select.poll()
-    poll.register(listener, select.POLLIN)
-    for _ in range(_ACCEPT_TURNS):
-        if not poll.poll(0):
-            break
-        await _next_turn(loop)
-    loop.remove_reader(listener)
-    with contextlib.suppress(
-        OSError
-    ):  # Some systems refuse; closing it does the same, a bit later.
-        listener.shutdown(socket.SHUT_RDWR)
-    # Its transports are made a turn after connections were accepted, and not by a closed server.
-    await _next_turn(loop)
-
-
-async def _next_turn(loop: asyncio.AbstractEventLoop) -> None:
-    """Return when all callbacks that are due now were called."""
-    turned = asyncio.Event()  # Unlike a future, it may be set when the wait was cancelled.
-    loop.call_soon(turned.set)
-    await turned.wait()

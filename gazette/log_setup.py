@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TextIO
 
 from gazette.errors import GazetteError
+from gazette.log_limit import OncePerMinute
 
 LEVELS: Final = {
     "trace": 5,
@@ -30,8 +31,10 @@ LEVELS: Final = {
 _NAMES: Final = {5: "trace", 10: "debug", 20: "info", 30: "warning", 40: "error", 50: "fatal"}
 _COLORS: Final = {5: "2", 10: "2", 20: "36", 30: "33", 40: "31", 50: "1;31"}
 _GONE: Final = "ExecuteBatchError"
-_OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
-"""What every record has; the rest of a record's fields came as ``extra``."""
+_OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {
+    *("message", "asctime", "color_message", "cause"),
+}
+"""What is no fact of a record: its own fields, and why it may be left out (`gazette.log_limit`)."""
 
 
 def setup(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
@@ -41,6 +44,7 @@ def setup(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
         JsonFormatter() if log_format == "json" else TextFormatter(color=log_format == "color")
     )
     handler.addFilter(_is_news)
+    handler.addFilter(OncePerMinute(handler))
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)

@@ -82,6 +82,13 @@ WRITE_HEAD: Final = Gauge(
     "gazette_write_head", "Write head of the journal, as of its last append here.", ["journal"]
 )
 
+# HTTP servers.
+HTTP_CONNECTIONS_REFUSED: Final = Counter(
+    "gazette_http_connections_refused_total",
+    "HTTP connections that a limit cost: refused (limit), not accepted (descriptors), or idle ones closed.",
+    ["reason"],
+)
+
 # gRPC servers.
 _GRPC: Final = ("grpc_type", "grpc_service", "grpc_method")
 GRPC_SERVER_STARTED: Final = Counter(

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from gazette.clock import Clock
 from gazette.errors import Invalid
+from gazette.file_limit import ConnectionLimits
 from gazette.grpc_metrics import MetricsInterceptor
 from gazette.http_server import (
     UNIX_PREFIX,
@@ -32,6 +33,8 @@ from gazette.tasks import TaskScope
 
 KEEPALIVE_S: Final = 10.0
 KEEPALIVE_TIMEOUT_S: Final = 10.0
+_HANDSHAKE_S: Final = 10.0
+_IDLE_S: Final = 600.0
 STREAM_WINDOW_BYTES: Final = 1 << 22
 """At 1 ms to a client, four gigabytes a second; at 100 ms, 40 megabytes."""
 
@@ -51,6 +54,8 @@ class ServerSettings:
     tls: TlsFiles | None = None
     max_recv_bytes: int = 4_194_304
     graceful_stop_s: float = 15.0
+    limits: ConnectionLimits | None = None
+    """Connections of each port; None: as many as the limit of open files permits."""
 
 
 def _credentials(tls: ReloadedTls) -> grpc.ServerCredentials:
@@ -79,9 +84,16 @@ def _port_number(text: str, setting: str) -> int:
     return int(text)
 
 
-def grpc_options(max_recv_bytes: int) -> list[tuple[str, Any]]:
-    """Options of the gRPC server: pings find peers that are silently gone."""
+def grpc_options(max_recv_bytes: int, connections: int) -> list[tuple[str, Any]]:
+    """Options of the gRPC server: pings find peers that are silently gone.
+
+    Beyond ``connections``, new ones are closed at once. One that does not speak HTTP/2 within
+    ``_HANDSHAKE_S``, or has no call for ``_IDLE_S``, is closed as well.
+    """
     return [
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.server_handshake_timeout_ms", int(_HANDSHAKE_S * 1000)),
+        ("grpc.max_connection_idle_ms", int(_IDLE_S * 1000)),
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", max_recv_bytes),
         ("grpc.max_send_message_length", -1),
@@ -108,8 +120,10 @@ class Server:
 
     def __init__(self, clock: Clock, settings: ServerSettings) -> None:
         self.settings = settings
+        self._limits = settings.limits or ConnectionLimits.of_process()
         self.grpc = grpc.aio.server(
-            options=grpc_options(settings.max_recv_bytes), interceptors=[MetricsInterceptor(clock)]
+            options=grpc_options(settings.max_recv_bytes, self._limits.grpc),
+            interceptors=[MetricsInterceptor(clock)],
         )
         self.endpoint = ""
         """``http(s)://host:port`` or ``unix://host/path`` of the gRPC server."""
@@ -175,6 +189,7 @@ class Server:
             self._http_socket,
             app,
             tls=None if unix else self.settings.tls,
+            limit=self._limits.http,
         )
         self._http.start(scope)
 

@@ -9,10 +9,12 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gazette.errors import Unavailable
+from gazette.log_limit import OncePerMinute
 from gazette.log_setup import LEVELS, setup
 
 ROOT = Path(__file__).parent.parent
@@ -141,7 +143,10 @@ def test_log_calls_name_what_they_are_about() -> None:
             calls += 1
             where = f"{path.relative_to(ROOT)}:{node.lineno}"
             values = node.args[2:] if node.func.attr == "log" else node.args[1:]
-            assert not any(word.arg == "extra" for word in node.keywords), where
+            for word in node.keywords:
+                if word.arg == "extra":  # Facts are in the message; a cause is none.
+                    assert isinstance(word.value, ast.Dict), where
+                    assert [ast.literal_eval(key) for key in word.value.keys if key] == ["cause"]
             if not values:
                 continue
             value = values[0]
@@ -171,3 +176,89 @@ def test_callers_that_are_gone_are_no_news(stream: io.StringIO) -> None:
         logging.getLogger(name).error("raised by %s", name, exc_info=error)
     assert "cygrpc" not in stream.getvalue()
     assert "raised by x" in stream.getvalue()
+
+
+class Timers(list[tuple[float, Any]]):
+    """What was to be called later, and after how many seconds."""
+
+    def __call__(self, delay_s: float, call: Any) -> None:
+        self.append((delay_s, call))
+
+
+class Repeated:
+    """A logger behind the filter, and what it wrote."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str, int]] = []
+        self.timers = Timers()
+        handler = logging.Handler()
+        handler.emit = lambda record: self.written.append(  # type: ignore[method-assign]
+            (record.getMessage(), getattr(record, "left_out", 0))
+        )
+        self._handler = handler
+        handler.addFilter(OncePerMinute(handler, later=self.timers))
+
+    def log(self, at: float, message: str, cause: str = "pulse", name: str = "gazette.x") -> None:
+        record = logging.makeLogRecord({"name": name, "msg": message, "created": at})
+        if cause:
+            record.cause = cause
+        self._handler.handle(record)
+
+    def take(self) -> list[tuple[str, int]]:
+        written, self.written = self.written, []
+        return written
+
+
+def test_one_line_for_each_cause_and_minute_says_how_many_were_left_out() -> None:
+    lines = Repeated()
+    for index in range(308):
+        lines.log(1000.0 + index / 10, f"pulse {index}")
+        if index == 5:
+            lines.log(1000.5, "another", cause="other")
+            lines.log(1000.5, "always", cause="")
+            lines.log(1000.5, "always", cause="")
+    assert lines.take() == [("pulse 0", 0), ("another", 0), ("always", 0), ("always", 0)]
+    ((delay_s, end_of_minute),) = lines.timers
+    assert delay_s == pytest.approx(59.9)
+    end_of_minute()
+    assert lines.take() == [("pulse 307", 306)]
+    # The next minute began with that line.
+    lines.log(1070.0, "pulse 308")
+    assert lines.take() == []
+    lines.timers[1][1]()
+    assert lines.take() == [("pulse 308", 0)]
+    lines.log(1200.0, "much later")
+    assert lines.take() == [("much later", 0)]
+
+
+def test_without_a_timer_the_next_line_says_how_many_were_left_out() -> None:
+    lines = Repeated()
+    for at in (0.0, 1.0, 2.0, 61.0):
+        lines.log(at, f"at {at:g}")
+    assert lines.take() == [("at 0", 0), ("at 61", 2)]
+    lines.log(50.0, "the clock went back")
+    assert lines.take() == [("the clock went back", 0)]
+
+
+def test_what_libraries_repeat_is_one_line() -> None:
+    lines = Repeated()
+    for index in range(5):
+        lines.log(float(index), "Invalid HTTP request received.", "", "uvicorn.error")
+    assert lines.take() == [("Invalid HTTP request received.", 0)]
+
+
+def test_causes_do_not_pile_up() -> None:
+    lines = Repeated()
+    for index in range(3000):
+        lines.log(float(index) / 1000, "x", f"cause {index}")
+    (filter_,) = lines._handler.filters
+    assert isinstance(filter_, OncePerMinute)
+    assert len(filter_._windows) <= 1000
+
+
+def test_a_cause_is_not_written(stream: io.StringIO) -> None:
+    setup("info", "text", stream=stream)
+    for _ in range(2):
+        logging.getLogger("gazette.test").warning("again", extra={"cause": "why"})
+    assert stream.getvalue().endswith("warning gazette.test: again\n")
+    assert stream.getvalue().count("again") == 1

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import os
+import resource
 import shutil
 import socket
 import ssl
@@ -17,13 +21,14 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gazette import http_stopping
+from gazette import http_accept, http_stopping
 from gazette.clock import SystemClock
 from gazette.diagnostics import diagnostic_routes
 from gazette.errors import Invalid, Unavailable
+from gazette.file_limit import ConnectionLimits, file_limit, raise_file_limit, warn_of_few_files
 from gazette.grpc_metrics import MetricsInterceptor
 from gazette.http_server import TlsFiles, bind_tcp
 from gazette.metrics import (
@@ -31,6 +36,7 @@ from gazette.metrics import (
     GRPC_SERVER_RECEIVED,
     GRPC_SERVER_SENT,
     GRPC_SERVER_STARTED,
+    HTTP_CONNECTIONS_REFUSED,
 )
 from gazette.protocol.route import grpc_target
 from gazette.server import Server, ServerSettings
@@ -452,6 +458,175 @@ async def test_a_server_that_never_started_can_be_stopped() -> None:
     port = int(server.http_endpoint.rpartition(":")[2])
     await server.stop(0)
     bind_tcp("127.0.0.1", port).close()
+
+
+# --- Limits
+
+
+def limited(connections: int) -> Server:
+    return bound(limits=ConnectionLimits(grpc=connections, http=connections, debug=connections))
+
+
+async def test_a_new_connection_takes_the_place_of_the_one_that_is_idle_for_longest() -> None:
+    """First goes one that has asked nothing yet, then one that has its answer."""
+    async with Running(limited(3)) as running:
+        used, writer = await connected(running.server)
+        ask(writer, "/used")
+        await answer(used, b"/used")
+        idle = [await connected(running.server) for _ in range(2)]
+        kept = [writer]
+        for number, closed in enumerate((idle[0][0], idle[1][0], used)):
+            reader, writer = await connected(running.server)
+            ask(writer, f"/{number}")
+            await answer(reader, f"/{number}".encode())
+            assert await closed.read() == b""
+            kept.append(writer)
+        for writer in (*kept, *(one for _, one in idle)):
+            writer.close()
+
+
+async def test_a_connection_is_refused_if_all_others_are_busy() -> None:
+    entered, gate = asyncio.Semaphore(0), asyncio.Event()
+
+    async def hang(request: Request) -> Response:
+        entered.release()
+        await gate.wait()
+        return PlainTextResponse("done")
+
+    server = limited(2)
+    scope = TaskScope("test")
+    server.start_http(scope, Starlette(routes=[Route("/hang", hang)]))
+    busy = [await connected(server) for _ in range(2)]
+    for _, writer in busy:
+        ask(writer, "/hang")
+        await entered.acquire()
+    reader, writer = await connected(server)
+    refusal = await reader.read()
+    assert refusal.startswith(b"HTTP/1.1 503 ")
+    assert b"Retry-After: 1\r\n" in refusal
+    assert refusal.endswith(b"\r\n\r\ntoo many connections\n")
+    writer.close()
+    gate.set()
+    for reader, writer in busy:
+        await answer(reader, b"done")
+        writer.close()
+    await server.stop(5.0)
+    await scope.stop()
+
+
+async def test_connections_in_excess_of_the_limit_of_grpc_are_closed_at_once() -> None:
+    async with Running(limited(2)) as running:
+        target, _ = grpc_target(running.server.endpoint)
+        _, _, port = target.rpartition(":")
+        async with grpc.aio.insecure_channel(target) as channel:
+            assert await running.call(channel) == b"hi"
+            _, idle = await asyncio.open_connection("127.0.0.1", int(port))
+            reader, excess = await asyncio.open_connection("127.0.0.1", int(port))
+            with contextlib.suppress(ConnectionResetError):
+                await reader.read()
+            assert await running.call(channel) == b"hi"
+            idle.close()
+            excess.close()
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("part", [b"", b"GET / HTTP/1.1\r\nHost: te"])
+async def test_a_head_that_does_not_come_in_time_is_given_up(
+    used: bool, part: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_stopping, "HEAD_S", 0.05)
+    async with Running(bound()) as running:
+        assert running.server._http is not None
+        running.server._http._config.timeout_keep_alive = 0 if not part else 60
+        reader, writer = await connected(running.server)
+        if used:
+            ask(writer, "/used")
+            await answer(reader, b"/used")
+        writer.write(part)
+        assert await reader.read() == (http_stopping._TOO_LATE if part else b"")
+        writer.close()
+
+
+async def test_a_client_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_stopping, "STALL_S", 0.05)
+    ended = asyncio.Event()
+
+    async def endless(request: Request) -> Response:
+        async def body() -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield bytes(1 << 16)
+                    await SystemClock().sleep(0)
+            finally:
+                ended.set()
+
+        return StreamingResponse(body())
+
+    server = bound()
+    scope = TaskScope("test")
+    server.start_http(scope, Starlette(routes=[Route("/endless", endless)]))
+    sock = socket.create_connection(("127.0.0.1", int(server.http_endpoint.rpartition(":")[2])))
+    sock.send(b"GET /endless HTTP/1.1\r\nHost: test\r\n\r\n")
+    await ended.wait()
+    sock.close()
+    await server.stop(5.0)
+    await scope.stop()
+
+
+async def test_without_descriptors_one_line_is_logged_and_connections_wait(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio's own server logs a traceback for each of its 2,048 attempts, each second."""
+    monkeypatch.setattr(http_accept, "_RETRY_S", 0.01)
+    refused = HTTP_CONNECTIONS_REFUSED.labels("descriptors")._value
+    async with Running(bound()) as running:
+        port = int(running.server.http_endpoint.rpartition(":")[2])
+        clients = [socket.socket() for _ in range(20)]
+        free = os.dup(0)
+        os.close(free)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        before = refused.get()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            for client in clients:
+                client.setblocking(False)
+                client.connect_ex(("127.0.0.1", port))
+            while refused.get() < before + 3:
+                await SystemClock().sleep(0.001)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for number, client in enumerate(clients):
+            reader, writer = await asyncio.open_connection(sock=client)
+            ask(writer, f"/{number}")
+            await answer(reader, f"/{number}".encode())
+            writer.close()
+    lines = [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert {one.name for one in lines} == {"gazette.http_accept"}
+    assert len({one.cause for one in lines}) == 1  # So that one of them is written.
+
+
+@pytest.mark.parametrize("files", [1024, 4096, 20_000, 1 << 20])
+def test_limits_of_connections_leave_half_of_the_files_to_others(files: int) -> None:
+    limits = ConnectionLimits.of_files(files)
+    assert limits.grpc + limits.http + limits.debug <= files // 2
+    assert min(limits.grpc, limits.http, limits.debug) >= 64
+
+
+def test_the_soft_limit_of_files_is_raised_and_few_files_are_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 900), hard))
+    try:
+        files = raise_file_limit()
+        assert files == resource.getrlimit(resource.RLIMIT_NOFILE)[0] == file_limit()
+        assert files in (hard, 1 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    warn_of_few_files(4096, 1024, "--broker.limit")
+    assert not caplog.records
+    warn_of_few_files(4095, 1024, "--broker.limit")
+    assert "4095 files, and --broker.limit 1024 asks for 4096" in caplog.text
 
 
 async def test_what_is_called_is_counted() -> None:

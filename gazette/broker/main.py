@@ -28,6 +28,7 @@ from gazette.clock import Clock, SystemClock
 from gazette.config import Loaded, Schema, exit_with
 from gazette.diagnostics import diagnostic_routes
 from gazette.errors import GazetteError, Invalid
+from gazette.file_limit import ConnectionLimits, raise_file_limit, warn_of_few_files
 from gazette.flags import DebugFlags, EtcdFlags, LogFlags, member_id
 from gazette.http_server import UNIX_PREFIX, HttpServer, bind_tcp, bind_unix
 from gazette.names import two_words
@@ -64,6 +65,7 @@ def serve(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         log_flags = loaded.group(LogFlags)
         log_setup.setup(log_flags.level, log_flags.format)
         supervisor.die_with_parent(environ)
+        files = raise_file_limit()
         debug = loaded.group(DebugFlags)
         if debug.private and not debug.port:
             raise Invalid("--debug.private requires --debug.port", path="debug.private")
@@ -72,6 +74,7 @@ def serve(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             raise Invalid(f"invalid workers ({workers}; expected >= 1)", path="--workers")
         if workers > 1:
             return asyncio.run(_supervise(loaded, argv, environ, workers))
+        warn_of_few_files(files, loaded.group(BrokerFlags).limit, "--broker.limit")
         return asyncio.run(_serve_one(loaded))
     except Invalid as error:
         return exit_with(error, sys.stderr)
@@ -174,6 +177,9 @@ def _start_debug(port: str, service: BrokerService, scope: TaskScope) -> HttpSer
         sock = bind_tcp("", int(port))
     else:
         raise Invalid(f'invalid port "{port}"', path="--debug.port")
-    server = HttpServer(sock, Starlette(routes=diagnostic_routes(service.not_ready)), tls=None)
+    limit = ConnectionLimits.of_process().debug
+    server = HttpServer(
+        sock, Starlette(routes=diagnostic_routes(service.not_ready)), tls=None, limit=limit
+    )
     server.start(scope)
     return server

@@ -75,7 +75,7 @@ async def _unary(request: bytes, _context: Any) -> bytes:
 
 
 async def _serve(port: int) -> None:
-    server = grpc.aio.server(options=grpc_options(16 << 20))
+    server = grpc.aio.server(options=grpc_options(16 << 20, 1024))
     handlers = {
         "Append": grpc.stream_unary_rpc_method_handler(_append),
         "File": grpc.stream_unary_rpc_method_handler(_Filed().append),

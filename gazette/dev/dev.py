@@ -13,6 +13,7 @@ from gazette.clock import Clock, SystemClock
 from gazette.config import Schema, duration, exit_with, setting
 from gazette.dev.cluster import ClusterSettings, LocalCluster
 from gazette.errors import GazetteError, Invalid
+from gazette.file_limit import raise_file_limit
 from gazette.tasks import TaskScope
 
 
@@ -39,6 +40,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         flags = schema.load(argv, {}).group(DevFlags)
         settings = _settings(flags)
+        raise_file_limit()
         return asyncio.run(_serve(settings, flags.ready_file, SystemClock()))
     except Invalid as error:
         return exit_with(error, sys.stderr)

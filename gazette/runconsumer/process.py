@@ -32,6 +32,7 @@ from gazette.consumer.callbacks import require_callbacks
 from gazette.consumer.service import ConsumerService
 from gazette.diagnostics import diagnostic_routes
 from gazette.errors import GazetteError, Invalid
+from gazette.file_limit import ConnectionLimits, raise_file_limit, warn_of_few_files
 from gazette.flags import DebugFlags, EtcdFlags, LogFlags, member_id
 from gazette.http_server import HttpServer, bind_tcp
 from gazette.names import two_words
@@ -132,11 +133,13 @@ def run(application: Application[Any], argv: Sequence[str], environ: Mapping[str
         log_flags = loaded.group(LogFlags)
         log_setup.setup(log_flags.level, log_flags.format)
         supervisor.die_with_parent(environ)
+        files = raise_file_limit()
         workers = loaded.group(ProcessFlags).workers
         if workers < 1:
             raise Invalid(f"invalid workers ({workers}; expected >= 1)", path="--workers")
         if workers > 1:
             return asyncio.run(_supervise(loaded, rest, environ, workers))
+        warn_of_few_files(files, loaded.group(ConsumerFlags).limit, "--consumer.limit")
         return asyncio.run(_serve_one(application, loaded))
     except Invalid as error:
         return exit_with(error, sys.stderr)
@@ -233,7 +236,8 @@ async def _serve_one(application: Application[Any], loaded: Loaded) -> int:
     try:
         if debug_socket is not None:
             routes = [*diagnostic_routes(service.not_ready), *service.debug_routes()]
-            debug = HttpServer(debug_socket, Starlette(routes=routes), tls=None)
+            limit = ConnectionLimits.of_process().debug
+            debug = HttpServer(debug_socket, Starlette(routes=routes), tls=None, limit=limit)
             debug.start(scope)
         await asyncio.wait({starting})
         if not starting.cancelled():

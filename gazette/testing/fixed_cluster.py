@@ -125,7 +125,7 @@ class FixedBroker:
         auth: KeyedAuth | NoAuth,
     ) -> None:
         self.id = ProcessId(settings.zone, name)
-        self.server = grpc.aio.server(options=grpc_options(16 << 20))
+        self.server = grpc.aio.server(options=grpc_options(16 << 20, 1024))
         self.endpoint = f"http://127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         self.scope = TaskScope(f"broker {name}")
         self.lagging: list[WatchResponse] | None = None

@@ -1,0 +1,105 @@
+"""One log line for each cause and minute, with the number of lines that were left out.
+
+A record has a cause if it was logged with ``extra={"cause": …}``; what libraries repeat has its own
+template as cause. The first line of a cause is written at once. Those of the minute after it are counted,
+and the last of them is written at its end, with the fact ``left_out`` for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+INTERVAL_S: Final = 60.0
+_CAUSES_MAX: Final = 1_000
+_REPETITIVE: Final = ("uvicorn", "asyncio", "grpc", "concurrent")
+"""Libraries that log what each of many clients and peers does."""
+
+
+class Later(Protocol):
+    """Call a function after some seconds."""
+
+    def __call__(self, delay_s: float, call: Callable[[], None], /) -> Any: ...
+
+
+@dataclass(slots=True)
+class _Window:
+    began: float
+    """Unix seconds, of the record that opened it."""
+    left_out: int = 0
+    last: logging.LogRecord | None = None
+
+
+class OncePerMinute(logging.Filter):
+    """A filter of ``handler``. Any thread.
+
+    What is left out is written when the minute ends, if an event loop runs where it was logged. Else it
+    is counted with the next line of that cause. ``later`` replaces the loop's timer, for tests.
+    """
+
+    def __init__(self, handler: logging.Handler, *, later: Later | None = None) -> None:
+        super().__init__()
+        self._handler = handler
+        self._later = later
+        self._lock = threading.Lock()
+        self._windows: dict[str, _Window] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        cause = _cause_of(record)
+        if not cause:
+            return True
+        with self._lock:
+            window = self._windows.get(cause)
+            if window is not None and 0.0 <= record.created - window.began < INTERVAL_S:
+                window.left_out += 1
+                window.last = record
+                if window.left_out == 1:
+                    self._close_later(cause, window, record)
+                return False
+            if window is not None and window.left_out:
+                record.left_out = window.left_out
+            self._open(cause, record)
+        return True
+
+    def _open(self, cause: str, record: logging.LogRecord) -> None:
+        self._windows.pop(cause, None)
+        if len(self._windows) >= _CAUSES_MAX:
+            del self._windows[next(iter(self._windows))]  # The one that began first.
+        self._windows[cause] = _Window(record.created)
+
+    def _close_later(self, cause: str, window: _Window, record: logging.LogRecord) -> None:
+        later = self._later
+        if later is None:
+            try:
+                later = asyncio.get_running_loop().call_later
+            except RuntimeError:
+                return
+        delay_s = max(0.0, window.began + INTERVAL_S - record.created)
+        later(delay_s, lambda: self._close(cause, window))
+
+    def _close(self, cause: str, window: _Window) -> None:
+        with self._lock:
+            record, others = window.last, window.left_out - 1
+            if self._windows.get(cause) is not window or record is None:
+                return
+            if others:
+                record.left_out = others
+            self._windows[cause] = _Window(window.began + INTERVAL_S)
+        with self._handler.lock or contextlib.nullcontext():
+            self._handler.emit(record)
+
+
+def _cause_of(record: logging.LogRecord) -> str:
+    """The cause that a record repeats; empty if it is always written."""
+    cause: str = getattr(record, "cause", "")
+    if cause:
+        return f"{record.name} {cause}"
+    if record.name.partition(".")[0] in _REPETITIVE:
+        error = record.exc_info[1] if record.exc_info else None
+        return f"{record.name} {str(record.msg)[:80]} {type(error).__name__}"
+    return ""
