@@ -12,7 +12,7 @@ import json
 import re
 import shutil
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self
@@ -105,8 +105,12 @@ class ShardState:
         offset: Offset = 0,
         time: datetime | None = None,
         owns_directory: bool = False,
+        prepare_connection: Callable[[apsw.Connection], None] | None = None,
     ) -> None:
-        """Open recovered files, after `make_plain`. Raises what that does."""
+        """Open recovered files, after `make_plain`. Raises what that does.
+
+        ``prepare_connection`` adds the functions and collations that a SQLite schema needs.
+        """
         self.directory = directory
         self.log = log
         self.offset = offset
@@ -115,6 +119,7 @@ class ShardState:
         """Names of SQLite databases."""
         self.kind = self._find_kind()
         self._owns_directory = owns_directory
+        self._prepare_connection = prepare_connection
         self._connection: apsw.Connection | None = None
         self._native: Any = None
         self._rocksdb: Any = None
@@ -200,6 +205,8 @@ class ShardState:
                     connection.execute(
                         f'ATTACH ? AS "{schema}"', (_read_only(self.directory / name),)
                     ).fetchall()
+            if self._prepare_connection is not None:
+                self._prepare_connection(connection)
             self._connection = connection
         return self._connection
 

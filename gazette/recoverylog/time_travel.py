@@ -19,6 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+import apsw
+
 from gazette.errors import Corrupt, Invalid, NotFound
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints
@@ -141,8 +143,12 @@ def open_at(
     hints: Sequence[FSMHints],
     directory: Path,
     at: Moment = NOW,
+    *,
+    prepare_connection: Callable[[apsw.Connection], None] | None = None,
 ) -> ShardState:
     """Open a shard's state, read-only, as it was at some moment.
+
+    ``prepare_connection``: as of `ShardState`.
 
     ``hints`` are all that the shard has, the newest first; with none whose files fit, the log is played
     from its first byte, if it still has that. Logs are only read. ``directory`` must be missing or empty;
@@ -163,7 +169,7 @@ def open_at(
     copied = CopiedLogs(source, directory)
     try:
         chosen, position = _choose(copied, hints, directory, at)
-        return _state(copied, chosen, position, directory / _STATE, directory)
+        return _state(copied, chosen, position, directory / _STATE, directory, prepare_connection)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -268,7 +274,12 @@ def _checkpoint_of(
 
 
 def _state(
-    source: LogSource, hints: FSMHints, position: Position, staged: Path, target: Path | None
+    source: LogSource,
+    hints: FSMHints,
+    position: Position,
+    staged: Path,
+    target: Path | None,
+    prepare_connection: Callable[[apsw.Connection], None] | None = None,
 ) -> ShardState:
     """Play up to a position into ``staged``, whose content then moves to ``target``. Without one, files
     go with the state."""
@@ -291,6 +302,7 @@ def _state(
         offset=position.offset,
         time=_datetime(position.time),
         owns_directory=target is None,
+        prepare_connection=prepare_connection,
     )
 
 

@@ -53,6 +53,8 @@ class JSONFileStore(Store, Generic[StateT]):
         self._recorder = recorder
         self._directory = recorder.directory
         self._lock = threading.Lock()
+        self._thread: int | None = threading.get_ident()
+        """The shard's."""
         self._checkpoint = Checkpoint()
         try:
             self._decoder = msgspec.json.Decoder(state_type)
@@ -77,6 +79,7 @@ class JSONFileStore(Store, Generic[StateT]):
         def open_reader(files: PlayedFiles) -> Any:
             store = cls.__new__(cls)
             store._lock = threading.Lock()
+            store._thread = None
             store._decoder = msgspec.json.Decoder(state_type)
             path = files.paths.get(STATE_PATH.lstrip("/"))
             if path is None:
@@ -124,7 +127,13 @@ class JSONFileStore(Store, Generic[StateT]):
         return state
 
     def read(self) -> StateT:
-        """A copy of the state as of the last commit. Any thread."""
+        """Return a copy of the state. Any thread.
+
+        On the shard's thread it is the state of the running transaction, elsewhere that of the last
+        commit. Raises ``Invalid`` for a running state that JSON cannot hold.
+        """
+        if threading.get_ident() == self._thread:
+            return self._decoder.decode(self._encode())
         with self._lock:
             committed = self._committed
         return self._decoder.decode(committed)

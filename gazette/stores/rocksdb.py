@@ -38,7 +38,13 @@ from gazette.stores.rocksdb_options import (
 )
 from gazette.stores.rocksdb_pending import Pending, PendingSavepoint, merged
 from gazette.stores.rocksdb_recording import RocksDBRecording
-from gazette.stores.rocksdb_view import FamilyCopy, FamilySnapshot, FamilyView, RocksDBView
+from gazette.stores.rocksdb_view import (
+    FamilyCopy,
+    FamilySnapshot,
+    FamilyTransaction,
+    FamilyView,
+    RocksDBView,
+)
 from gazette.stores.two_copies import TwoCopies
 from gazette.tasks import OpFuture
 
@@ -56,7 +62,7 @@ class RocksDBStore(Store):
 
     ``get``, ``put``, ``delete``, ``delete_range`` and ``iterate`` belong to the shard's thread and to
     its running transaction, which sees its own writes. They are held in memory until it commits.
-    Other threads read by ``view``, which is of the last local commit.
+    Other threads read by ``view``, which is then of the last local commit.
 
     In the default column family, keys must not be empty nor begin with a zero byte (``Invalid``).
     """
@@ -89,6 +95,8 @@ class RocksDBStore(Store):
         families = named_families(column_families)
         self._batch_bytes = batch_bytes
         self._lock = threading.Lock()
+        self._thread = threading.get_ident()
+        """The shard's: views that it opens hold what the transaction wrote."""
         self._closed = False
         self._copy: FollowedRocksDB | None = None
         """What a hot standby reads."""
@@ -294,9 +302,11 @@ class RocksDBStore(Store):
     # -- reading beside it
 
     def view(self) -> RocksDBView:
-        """A consistent view of the last local commit, for any thread. Use it as a context manager.
+        """Return a consistent view, for any thread. Use it as a context manager.
 
-        Waits while a commit is being written. Raises ``Closed`` when the store was destroyed.
+        Opened on the shard's thread, it holds what the running transaction has written by then; elsewhere,
+        the last local commit. Later writes do not change it. Waits while a commit is being written.
+        Raises ``Closed`` when the store was destroyed.
         """
         with self._lock:
             if self._closed:
@@ -309,8 +319,11 @@ class RocksDBStore(Store):
         native, path = self._native, self._path
         families: dict[str, FamilyView] = {}
         if self._copy is None:
+            ours = threading.get_ident() == self._thread
             for name, family in self._families.items():
                 families[name] = FamilySnapshot(native, family, path)
+                if ours and (pending := self._pending[name]):
+                    families[name] = FamilyTransaction(families[name], pending.copy())
         else:
             for name, followed in self._copy.families.items():
                 families[name] = FamilyCopy(native, followed, path)

@@ -37,6 +37,12 @@ class Pending:
         self.values.clear()
         self.ranges.clear()
 
+    def __bool__(self) -> bool:
+        return bool(self.values or self.ranges)
+
+    def copy(self) -> Pending:
+        return Pending(dict(self.values), list(self.ranges))
+
     def is_deleted(self, key: bytes) -> bool:
         return any(begin <= key < end for begin, end in self.ranges)
 

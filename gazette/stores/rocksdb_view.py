@@ -13,7 +13,7 @@ from gazette.recoverylog.rocksdb_native import DEFAULT, translated
 from gazette.recoverylog.rocksdb_scan import Pinned, Scan, bounds, closed_error, no_family
 from gazette.stores.rocksdb_batch import folded, lookup
 from gazette.stores.rocksdb_follower import FollowedFamily
-from gazette.stores.rocksdb_pending import merged
+from gazette.stores.rocksdb_pending import Pending, merged
 
 
 class FamilyView(Protocol):
@@ -114,6 +114,28 @@ class FamilyCopy:
     def close(self) -> None:
         self._closed = True
         self._pins.close()
+
+
+class FamilyTransaction:
+    """A snapshot, and what a running transaction wrote over it."""
+
+    def __init__(self, below: FamilyView, written: Pending) -> None:
+        self._below = below
+        self._written = written
+
+    def get(self, key: bytes) -> bytes | None:
+        if key in self._written.values:
+            return self._written.values[key]
+        return None if self._written.is_deleted(key) else self._below.get(key)
+
+    def scan(
+        self, low: bytes, high: bytes | None, *, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes]]:
+        ours = self._written.between(low, high, reverse=reverse)
+        return merged(self._below.scan(low, high, reverse=reverse), ours, self._written, reverse)
+
+    def close(self) -> None:
+        self._below.close()
 
 
 class RocksDBView:

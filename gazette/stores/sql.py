@@ -108,6 +108,8 @@ class SQLStore(Store):
         self._running: _Running | None = None
         self._commit: _Commit | None = None
         self._closed = False
+        self._thread = threading.get_ident()
+        """The shard's: its queries see what the transaction wrote."""
 
     # -- the running transaction
 
@@ -121,8 +123,7 @@ class SQLStore(Store):
         if self._running is None:
             if self._closed:
                 raise Closed("the store was destroyed")
-            if self._commit is not None and not self._overlap:
-                self._commit.future.result()
+            self._await_commit()
             with self._translating("begin a transaction"):
                 self._running = _Running(self.engine.connect())
                 if self._session_name:
@@ -130,6 +131,11 @@ class SQLStore(Store):
             if self._claimed is not None:
                 self._require_claimed(self._claimed)
         return self._running.connection
+
+    def _await_commit(self) -> None:
+        """Wait until what the transaction before wrote can be read; raise its failure."""
+        if self._commit is not None and not self._overlap:
+            self._commit.future.result()
 
     def _require_claimed(self, claimed: ClaimedRow) -> None:
         """Before anything else of a backfill's transaction. Raises ``Fenced``; it is over then."""
@@ -175,12 +181,19 @@ class SQLStore(Store):
     # -- queries beside it
 
     def query(self, statement: Statement, parameters: Parameters | None = None) -> list[Any]:
-        """All rows of a reading statement, on a connection of its own. Any thread.
+        """Return all rows of a reading statement. Any thread; the rows stay valid for ever.
 
-        Sees what has been committed, by this shard and others.
+        On the shard's thread it sees what the running transaction wrote; before the first statement of
+        a transaction, what the one before it committed, which is waited for (not with ``overlap``). On
+        another thread it sees what has been committed, by this shard and others.
+        Raises as ``execute`` does. PostgreSQL takes a failed statement for the end of the transaction.
         """
         if isinstance(statement, str):
             statement = sa.text(statement)
+        if threading.get_ident() == self._thread:
+            if self._running is not None:
+                return list(self.execute(statement, parameters).all())
+            self._await_commit()
         with (
             translating(self.engine, "run a query"),
             self.engine.connect().execution_options(**{READING: True}) as connection,

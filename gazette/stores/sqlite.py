@@ -8,6 +8,7 @@ reaches the recovery log as one append.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, Self, cast
@@ -15,13 +16,19 @@ from typing import Any, Final, Literal, Protocol, Self, cast
 import apsw
 
 from gazette.consumer.application import Shard, StateView, Store
-from gazette.errors import Broken, GazetteError, Invalid, NotAllowed
+from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.recoverylog.local_files import damaged_file, disk_error, full_disk
 from gazette.recoverylog.recorder import Recorder
+from gazette.stores.sqlite_connections import (
+    ConnectionSetup,
+    PragmaValue,
+    PrepareConnection,
+    check_pragma,
+)
 from gazette.stores.sqlite_databases import RedoDatabases, check_log
 from gazette.stores.sqlite_migrations import Migration, apply_migrations
-from gazette.stores.sqlite_read_pool import ReadPool
+from gazette.stores.sqlite_read_pool import ReadPool, authorize_reading, only_reads
 from gazette.stores.sqlite_vfs_recording import VfsRecording
 from gazette.stores.sqlite_view import FollowedDatabases
 from gazette.stores.two_copies import TwoCopies
@@ -66,19 +73,6 @@ _OF_THE_DISK: Final = (
     apsw.PermissionsError,
     OSError,
 )
-_REFUSED_PRAGMAS: Final = {
-    "journal_mode": "recording depends on it",
-    "locking_mode": "recording depends on it, and queries could not read",
-    "wal_autocheckpoint": "recording depends on it",
-    "wal_checkpoint": "only the store makes checkpoints, once they are recorded",
-    "page_size": "it is fixed when the database is made; give page_size to SQLiteStore",
-    "query_only": "the store could not commit",
-    "synchronous": "the recovery log makes commits durable, and a disk is not waited for",
-    "temp_store_directory": "it is of the whole process",
-    "data_store_directory": "it is of the whole process",
-    "writable_schema": "a schema that was written by hand may not open on the next owner",
-}
-"""By name, why setting it is refused."""
 
 
 class SQLiteStore(Store):
@@ -96,7 +90,12 @@ class SQLiteStore(Store):
     the first statement begins and the runtime commits: an application never says BEGIN, COMMIT or
     ROLLBACK (``NotAllowed``), and uses SAVEPOINT for what it may want to undo. ATTACH and DETACH are
     refused as well: what would be attached is not recorded.
-    ``query`` may be called from any thread at any time and sees the last local commit.
+    ``query`` may be called from any thread. On the thread that opened the store, which is the shard's, it
+    sees the running transaction; on others, the last local commit.
+
+    ``connection_pragmas`` are settings such as ``{"foreign_keys": True}``. ``prepare_connection`` adds
+    functions and collations to the ``apsw.Connection`` that it is called with. Both are applied to each
+    connection, the writing one and those of queries, before the schema; give the same ones to `view`.
     """
 
     def __init__(
@@ -110,9 +109,13 @@ class SQLiteStore(Store):
         page_size: int = 4096,
         cache_bytes: int = 64 << 20,
         readers: int = 4,
+        connection_pragmas: Mapping[str, PragmaValue] | None = None,
+        prepare_connection: PrepareConnection | None = None,
     ) -> None:
         """Open the played-back database, or a new one, of which ``page_size`` is then the page size.
 
+        ``prepare_connection`` is called on the thread that needs the connection; it registers functions and
+        collations, and must neither write nor replace the connection's authorizer.
         Raises ``Invalid``, among others when the log was recorded in another mode, and ``Corrupt``.
         """
         if recorder is None:
@@ -133,16 +136,26 @@ class SQLiteStore(Store):
             self._recording = VfsRecording(recorder, names=databases, page_size=page_size)
         else:
             raise Invalid(f"unknown recording mode {mode!r}", hint="Use 'redo' or 'vfs'.")
+        self._thread: int | None = threading.get_ident()
+        """The shard's: its queries see what the transaction wrote."""
         self._ours = False
+        self._querying = False
         self._rolled_back = False
-        self._readers = ReadPool(self._recording.path, readers, attached=self._recording.attached)
+        self._destroyed = False
+        setup = ConnectionSetup(connection_pragmas, prepare_connection)
+        self._readers = ReadPool(
+            self._recording.path, readers, setup, attached=self._recording.attached
+        )
         try:
             with self._disk_errors("open the database"):
                 self.connection = self._recording.open()
-            """The writing connection, for what this class does not offer (functions, tracing …)."""
+            """The writing connection, for what this class does not offer (tracing, blobs …)."""
             self.connection.execute(f"PRAGMA cache_size=-{cache_bytes >> 10}").fetchall()
+            setup.set_pragmas(self.connection)
             self.connection.authorizer = self._authorize
-            self.connection.set_rollback_hook(self._on_rollback)
+            # By a name of ours: the application may set one of its own.
+            self.connection.set_rollback_hook(self._on_rollback, id=self)
+            setup.call_prepare(self.connection)
             self._begin()
             self.connection.execute(CHECKPOINT_TABLE).fetchall()
             if schema:
@@ -157,7 +170,14 @@ class SQLiteStore(Store):
     # -- of a hot standby
 
     @classmethod
-    def view(cls, directory: Path, *, readers: int = 4) -> StateView:
+    def view(
+        cls,
+        directory: Path,
+        *,
+        readers: int = 4,
+        connection_pragmas: Mapping[str, PragmaValue] | None = None,
+        prepare_connection: PrepareConnection | None = None,
+    ) -> StateView:
         """What `Application.new_view` returns for shards with this store.
 
         Queries then get an object of this class on which ``__init__`` was not called: methods that
@@ -166,14 +186,16 @@ class SQLiteStore(Store):
         Raises ``Invalid``.
         """
         _check_readers(readers)
+        setup = ConnectionSetup(connection_pragmas, prepare_connection)
         copies = [FollowedDatabases(directory / name) for name in ("one", "two")]
-        return TwoCopies(copies, lambda copy: cls._reading(copy, readers))
+        return TwoCopies(copies, lambda copy: cls._reading(copy, readers, setup))
 
     @classmethod
-    def _reading(cls, copy: FollowedDatabases, readers: int) -> Self:
+    def _reading(cls, copy: FollowedDatabases, readers: int, setup: ConnectionSetup) -> Self:
         store = cls.__new__(cls)
-        store._readers = ReadPool(copy.path, readers, attached=copy.attached, immutable=True)
+        store._readers = ReadPool(copy.path, readers, setup, attached=copy.attached, immutable=True)
         store._directory = copy.path.parent
+        store._thread = None
         store.connection = cast("apsw.Connection", _NoConnection())
         return store
 
@@ -212,13 +234,17 @@ class SQLiteStore(Store):
         )
 
     def _begin(self) -> None:
+        self._require_transaction()
+        self._transaction("BEGIN IMMEDIATE")
+
+    def _require_transaction(self) -> None:
+        """Require that what the running transaction wrote is still there."""
         if self._rolled_back:
             raise GazetteError(
                 "the transaction was rolled back by an error, and what it did before is lost",
                 hint="Do not catch errors of ON CONFLICT ROLLBACK, RAISE(ROLLBACK) or a full disk: let"
                 " them end the shard. Use SAVEPOINT for what may fail.",
             )
-        self._transaction("BEGIN IMMEDIATE")
 
     def _commit(self) -> None:
         if self.connection.in_transaction:
@@ -231,6 +257,8 @@ class SQLiteStore(Store):
         """SQLite asks this of everything that a statement would do, before it does anything."""
         if self._ours:
             return apsw.SQLITE_OK
+        if self._querying:
+            return authorize_reading(action, first, second)
         if action == apsw.SQLITE_TRANSACTION:
             raise NotAllowed(
                 f"a store's transaction is the runtime's: {first} is refused",
@@ -242,10 +270,8 @@ class SQLiteStore(Store):
                 hint="Name the database in SQLiteStore(databases=…), or open another connection to read"
                 " from. For VACUUM, call vacuum().",
             )
-        pragma = (first or "").lower() if action == apsw.SQLITE_PRAGMA else ""
-        reason = _REFUSED_PRAGMAS.get(pragma)
-        if reason is not None and (second is not None or pragma == "wal_checkpoint"):
-            raise NotAllowed(f"PRAGMA {pragma} is refused: {reason}")
+        if action == apsw.SQLITE_PRAGMA:
+            check_pragma(first or "", second)
         return apsw.SQLITE_OK
 
     def execute(self, sql: str, bindings: Bindings = ()) -> apsw.Cursor:
@@ -298,17 +324,38 @@ class SQLiteStore(Store):
     # -- queries beside it
 
     def query(self, sql: str, bindings: Bindings = ()) -> list[tuple[Any, ...]]:
-        """All rows of a reading statement, on a connection of its own. Any thread.
+        """Return all rows of a reading statement. Any thread; the rows stay valid for ever.
 
-        Sees every transaction that was committed here, including one whose append is still on its
-        way. Waits while ``readers`` others run. Raises ``NotAllowed`` for SQL that writes, ``Closed``
-        when the store is or was destroyed.
+        On the shard's thread it sees what the running transaction wrote. On another thread it sees every
+        transaction that was committed here, including one whose append is still on its way, and waits
+        while ``readers`` others run.
+        Raises ``NotAllowed`` for SQL that writes, ``Closed`` when the store is or was destroyed, and
+        ``apsw.Error`` for what SQLite says of the SQL; the transaction goes on.
         """
+        if threading.get_ident() == self._thread:
+            return self._query_transaction(sql, bindings)
         with self._readers.connection() as connection:
             try:
                 return connection.execute(sql, bindings).fetchall()
             except (apsw.CorruptError, apsw.NotADBError) as error:
                 raise self._disk_error("run a query", error) from error
+
+    def _query_transaction(self, sql: str, bindings: Bindings) -> list[tuple[Any, ...]]:
+        if self._destroyed:
+            raise Closed("the store was destroyed", directory=str(self._directory))
+        self._require_transaction()
+        cursor = self.connection.cursor()
+        # Virtual tables prepare statements that write, so the authorizer lets these pass.
+        cursor.exec_trace = _only_if_reading
+        # A function of the application may ask in turn.
+        before, self._querying = self._querying, True
+        try:
+            # Not cached: a statement of execute() would be found, and not be looked at.
+            return cursor.execute(sql, bindings, can_cache=False).fetchall()
+        except _OF_THE_DISK as error:
+            raise self._disk_error("run a query", error) from error
+        finally:
+            self._querying = before
 
     @property
     def live_bytes(self) -> int:
@@ -342,9 +389,16 @@ class SQLiteStore(Store):
 
     def destroy(self) -> None:
         """Ends queries that run (``Closed``); does not wait for them."""
+        self._destroyed = True
         self._readers.close()
         self._ours = True
         self._recording.close()
+
+
+def _only_if_reading(cursor: apsw.Cursor, _sql: str, _bindings: object) -> bool:
+    if not cursor.is_readonly:
+        raise only_reads()
+    return True
 
 
 def _check_readers(readers: int) -> None:

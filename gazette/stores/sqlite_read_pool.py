@@ -12,6 +12,7 @@ from typing import Final
 import apsw
 
 from gazette.errors import Closed, NotAllowed
+from gazette.stores.sqlite_connections import ConnectionSetup, is_reading_pragma
 
 _READING: Final = frozenset(
     {apsw.SQLITE_SELECT, apsw.SQLITE_READ, apsw.SQLITE_FUNCTION, apsw.SQLITE_RECURSIVE}
@@ -21,34 +22,6 @@ _PREPARED_BY_VIRTUAL_TABLES: Final = frozenset(
 )
 """Statements that some virtual tables make ready when they are first looked at. ``query_only`` is what
 keeps any such statement from taking effect."""
-_READING_PRAGMAS: Final = frozenset(
-    {
-        "application_id",
-        "collation_list",
-        "compile_options",
-        "data_version",
-        "database_list",
-        "encoding",
-        "foreign_key_check",
-        "foreign_key_list",
-        "freelist_count",
-        "function_list",
-        "index_info",
-        "index_list",
-        "index_xinfo",
-        "integrity_check",
-        "page_count",
-        "page_size",
-        "quick_check",
-        "schema_version",
-        "table_info",
-        "table_list",
-        "table_xinfo",
-        "user_version",
-    }
-)
-_SETTINGS: Final = frozenset({"application_id", "encoding", "page_size", "user_version"})
-"""Pragmas that read without an argument, and write with one."""
 _PROGRESS_STEPS = 100_000
 """Of SQLite's virtual machine between two looks at whether the store was destroyed: milliseconds."""
 
@@ -63,12 +36,14 @@ class ReadPool:
         self,
         path: Path,
         limit: int,
+        setup: ConnectionSetup,
         *,
         attached: Mapping[str, Path] | None = None,
         immutable: bool = False,
     ) -> None:
         """``attached`` are further databases, by name."""
         self._path = path
+        self._setup = setup
         self._attached = attached or {}
         self._immutable = immutable
         self._slots = threading.BoundedSemaphore(limit)
@@ -86,7 +61,7 @@ class ReadPool:
             except apsw.InterruptError as error:
                 raise self._closed_error() from error
             except apsw.ReadOnlyError as error:
-                raise _only_reads() from error
+                raise only_reads() from error
             finally:
                 with self._lock:
                     self._busy.discard(connection)
@@ -119,14 +94,24 @@ class ReadPool:
             connection = self._open()
         except apsw.CantOpenError as error:
             raise self._closed_error() from error
+        try:
+            self._configure(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _configure(self, connection: apsw.Connection) -> None:
         connection.set_busy_timeout(5_000)
         connection.execute("PRAGMA query_only=ON").fetchall()
         connection.execute("PRAGMA wal_autocheckpoint=0").fetchall()
-        connection.authorizer = _authorize_reading
+        self._setup.set_pragmas(connection)
+        connection.authorizer = authorize_reading
+        self._setup.call_prepare(connection)
+        connection.authorizer = authorize_reading
         # An interrupt ends what runs, and nothing that is about to: a query that begins at the moment
         # of `close` would go on for as long as it likes.
         connection.set_progress_handler(lambda: self._closed, _PROGRESS_STEPS)
-        return connection
 
     def _open(self) -> apsw.Connection:
         flags = apsw.SQLITE_OPEN_READWRITE if not self._immutable else apsw.SQLITE_OPEN_READONLY
@@ -149,15 +134,14 @@ class ReadPool:
                 connection.interrupt()
 
 
-def _authorize_reading(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+def authorize_reading(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    """Allow what only reads, when SQLite asks. Raises ``NotAllowed``."""
     if action in _READING or action in _PREPARED_BY_VIRTUAL_TABLES:
         return apsw.SQLITE_OK
-    if action == apsw.SQLITE_PRAGMA:
-        pragma = (first or "").lower()
-        if pragma in _READING_PRAGMAS and not (second is not None and pragma in _SETTINGS):
-            return apsw.SQLITE_OK
-    raise _only_reads()
+    if action == apsw.SQLITE_PRAGMA and is_reading_pragma(first or "", second):
+        return apsw.SQLITE_OK
+    raise only_reads()
 
 
-def _only_reads() -> NotAllowed:
+def only_reads() -> NotAllowed:
     return NotAllowed("query() only reads", hint="Write from consume_message(), with execute().")

@@ -97,7 +97,7 @@ def test_all_databases_are_queried_and_travelled_to(world: World, mode: Any) -> 
     store = world.open(SCHEMA, databases=NAMES, mode=mode)
     store.execute("INSERT INTO archive.word VALUES ('a', 1)")
     store.execute("INSERT INTO word VALUES ('b', 2)")
-    assert store.query("SELECT count(*) FROM archive.word") == [(0,)]
+    assert store.query("SELECT count(*) FROM archive.word") == [(1,)]
     world.commit()
     both = "SELECT w, n FROM archive.word UNION ALL SELECT w, n FROM word"
     assert store.query(both) == [("a", 1), ("b", 2)]
