@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gazette.consumer.application import Application, Store
+from gazette.consumer.callbacks import ApplicationFailed
 from gazette.errors import Corrupt, Invalid, NotAllowed
 from gazette.protocol import duration
 from gazette.protocol.checkpoint import Checkpoint
@@ -216,7 +217,7 @@ def test_errors(tmp_path: Path) -> None:
     (tmp_path / "full" / "file").touch()
     with pytest.raises(Invalid, match="empty directory"):
         StateBuilder(App(opener), SPEC, tmp_path / "full", rng)
-    with pytest.raises(Invalid, match="no Store"):
+    with pytest.raises(ApplicationFailed, match="new_store returned None"):
         StateBuilder(App(lambda recorder: None), SPEC, tmp_path / "none", rng)
     assert not (tmp_path / "none").exists()
     with pytest.raises(Invalid, match="not the description"):
