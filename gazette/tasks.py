@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Coroutine
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
+from gazette.clock import Clock
 from gazette.errors import Broken, Bug, Unavailable
 
 T = TypeVar("T")
@@ -257,6 +258,18 @@ async def first_of(*events: asyncio.Event) -> None:
         waits = {scope.spawn(event.wait(), name="event") for event in events}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         scope.cancel()
+
+
+async def sleep_unless(clock: Clock, seconds: float, event: asyncio.Event) -> bool:
+    """Sleep; return early, and True, when ``event`` is set."""
+    async with TaskScope("sleep") as scope:
+        over = {
+            scope.spawn(clock.sleep(seconds), name="time"),
+            scope.spawn(event.wait(), name="event"),
+        }
+        await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+        scope.cancel()
+    return event.is_set()
 
 
 OpFuture = concurrent.futures.Future

@@ -160,36 +160,59 @@ class AzureStore(FsspecStore):
 
         Raises ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
         """
+        with self._mapped(path) as files:
+            delegation = None
+            if not self._with_key:
+                with self._signing:
+                    delegation = self._delegated(files, self._clock.now(), ttl_s)
+            return self._signed(files, path, ttl_s, delegation)
+
+    def sign_now(self, path: str, ttl_s: float) -> str | None:
+        """None before the first operation, and while a delegated key is due to be replaced."""
+        files, delegation = self._made, self._delegation
+        if files is None:
+            return None
+        if self._with_key:
+            key = None
+        elif delegation is None or delegation[0] < self._needed_until(self._clock.now(), ttl_s):
+            return None
+        else:
+            key = delegation[1]
+        with self._mapping(path):
+            return self._signed(files, path, ttl_s, key)
+
+    def _signed(self, files: Any, path: str, ttl_s: float, delegation: Any) -> str:
+        from azure.storage.blob import BlobSasPermissions, generate_blob_sas
+
         located = self._locate(path)
         if ttl_s > SIGNATURE_TTL_MAX_S:
             raise Invalid(
                 f"invalid signature TTL ({ttl_s:g} s; expected <= {SIGNATURE_TTL_MAX_S:g} s)",
                 path="signature_ttl",
             )
-        with self._mapped(path) as files:
-            from azure.storage.blob import BlobSasPermissions, generate_blob_sas
+        client = files.service_client
+        now = self._clock.now()
+        if delegation is not None:
+            secret = {"user_delegation_key": delegation}
+        elif key := getattr(client.credential, "account_key", None):
+            secret = {"account_key": key}
+        else:
+            return self.location(located)  # A connection string without the account's key.
+        signature = generate_blob_sas(
+            account_name=client.account_name,
+            container_name=self._container,
+            blob_name=located[len(self._container) + 1 :],
+            permission=BlobSasPermissions(read=True),
+            start=_moment(now - _SKEW_S),
+            expiry=_moment(now + max(1.0, ttl_s)),
+            # Of an emulator, which has no TLS, too.
+            protocol="https" if client.url.startswith("https") else None,
+            **secret,
+        )
+        return f"{self._blob_client(files, located).url}?{signature}"
 
-            client = files.service_client
-            now = self._clock.now()
-            if not self._with_key:
-                with self._signing:
-                    secret = {"user_delegation_key": self._delegated(files, now, ttl_s)}
-            elif key := getattr(client.credential, "account_key", None):
-                secret = {"account_key": key}
-            else:
-                return self.location(located)  # A connection string without the account's key.
-            signature = generate_blob_sas(
-                account_name=client.account_name,
-                container_name=self._container,
-                blob_name=located[len(self._container) + 1 :],
-                permission=BlobSasPermissions(read=True),
-                start=_moment(now - _SKEW_S),
-                expiry=_moment(now + max(1.0, ttl_s)),
-                # Of an emulator, which has no TLS, too.
-                protocol="https" if client.url.startswith("https") else None,
-                **secret,
-            )
-            return f"{self._blob_client(files, located).url}?{signature}"
+    def _needed_until(self, now: float, ttl_s: float) -> float:
+        return now + max(DELEGATION_KEY_RESERVE_S, ttl_s)
 
     def _blob_client(self, files: Any, located: str) -> Any:
         name = located[len(self._container) + 1 :]
@@ -199,8 +222,7 @@ class AzureStore(FsspecStore):
         """A key for signatures, which outlives ``ttl_s``. Reused while an hour is left of it."""
         from fsspec.asyn import sync
 
-        needed = now + max(DELEGATION_KEY_RESERVE_S, ttl_s)
-        if self._delegation is None or self._delegation[0] < needed:
+        if self._delegation is None or self._delegation[0] < self._needed_until(now, ttl_s):
             expires = now + max(DELEGATION_KEY_S, ttl_s + DELEGATION_KEY_RESERVE_S)
             key = sync(
                 files.loop,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, runtime_checkable
 from urllib.parse import parse_qsl
 
 from gazette.errors import Invalid
@@ -74,6 +74,18 @@ class BlobStore(Protocol):
 
         Without credentials for the store, if it can make such URLs; otherwise one that only says
         where the object is.
+        """
+        ...
+
+
+@runtime_checkable
+class LocalSigner(Protocol):
+    """A store that can sign without input and output, most of the time."""
+
+    def sign_now(self, path: str, ttl_s: float) -> str | None:
+        """Return what ``sign_get`` does, by computation alone; None if that is not possible now.
+
+        Called on event loops: it takes no lock that another call may hold for long.
         """
         ...
 

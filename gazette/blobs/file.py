@@ -97,6 +97,9 @@ class FileStore:
         validate_path(path)
         return f"file://{self._path}{self._rewrite.apply(path)}"
 
+    def sign_now(self, path: str, ttl_s: float) -> str:
+        return self.sign_get(path, ttl_s)
+
     def _require_directory(self) -> None:
         if not self.directory.is_dir():
             raise NotAllowed(

@@ -214,11 +214,17 @@ class FsspecStore(ABC):
     @contextmanager
     def _mapped(self, path: str, *, missing_is_refusal: bool = False) -> Iterator[Any]:
         """The file system. Errors in the body become ours."""
-        try:
+        with self._mapping(path, missing_is_refusal=missing_is_refusal):
             with self._making:
                 if self._made is None:
                     self._made = self.make_files()
             yield self._made
+
+    @contextmanager
+    def _mapping(self, path: str, *, missing_is_refusal: bool = False) -> Iterator[None]:
+        """Errors in the body become ours."""
+        try:
+            yield
         except GazetteError:
             raise
         except Exception as error:

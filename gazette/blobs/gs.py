@@ -40,6 +40,8 @@ class GsStore(FsspecStore):
         self._bucket = url.host
         self._emulated = bool(environ.get("STORAGE_EMULATOR_HOST"))
         self._signer: Any = None
+        self._signs_alone = False
+        """Whether the signer has a key of its own, and asks nobody."""
         super().__init__(f"{url.host}{url.path}".rstrip("/"), url.query)
 
     def make_files(self) -> Any:
@@ -110,28 +112,40 @@ class GsStore(FsspecStore):
         """Credentials without a private key, such as those of a host, sign nothing: then this is the
         location, and clients read through brokers. Raises ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
         """
+        with self._mapped(path) as files:
+            return self._signed(self._signing_bucket(files), path, ttl_s)
+
+    def sign_now(self, path: str, ttl_s: float) -> str | None:
+        """None before the first signature, and for credentials that a service signs for."""
+        signer = self._signer
+        if signer is None or (signer and not self._signs_alone):
+            return None
+        with self._mapping(path):
+            return self._signed(signer or None, path, ttl_s)
+
+    def _signed(self, bucket: Any, path: str, ttl_s: float) -> str:
+        """``bucket`` makes signed URLs; it is None if the credentials cannot."""
         located = self._locate(path)
         if ttl_s > SIGNATURE_TTL_MAX_S:
             raise Invalid(
                 f"invalid signature TTL ({ttl_s:g} s; expected <= {SIGNATURE_TTL_MAX_S} s)",
                 path="signature_ttl",
             )
-        with self._mapped(path) as files:
-            bucket = self._signing_bucket(files)
-            if bucket is None:
-                return self.location(located)
-            blob = bucket.blob(located[len(self._bucket) + 1 :])
-            return str(
-                blob.generate_signed_url(
-                    version="v4", expiration=timedelta(seconds=max(1, round(ttl_s))), method="GET"
-                )
+        if bucket is None:
+            return self.location(located)
+        blob = bucket.blob(located[len(self._bucket) + 1 :])
+        return str(
+            blob.generate_signed_url(
+                version="v4", expiration=timedelta(seconds=max(1, round(ttl_s))), method="GET"
             )
+        )
 
     def _signing_bucket(self, files: Any) -> Any:
         """What makes signed URLs; none if the credentials cannot."""
         if self._signer is None:
             import google.auth.credentials
             from google.cloud import storage
+            from google.oauth2 import service_account  # type: ignore[import-untyped,unused-ignore]
 
             credentials = files.credentials.credentials
             if not isinstance(credentials, google.auth.credentials.Signing):
@@ -143,6 +157,7 @@ class GsStore(FsspecStore):
                 )
             else:
                 project = files.project or getattr(credentials, "project_id", None) or "none"
+                self._signs_alone = isinstance(credentials, service_account.Credentials)
                 client = storage.Client(project=project, credentials=credentials)
                 self._signer = client.bucket(self._bucket)
         return self._signer or None

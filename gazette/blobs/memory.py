@@ -54,6 +54,9 @@ class MemoryStore:
         validate_path(path)
         return f"memory:///{quote(path)}?ttl={ttl_s:g}"
 
+    def sign_now(self, path: str, ttl_s: float) -> str:
+        return self.sign_get(path, ttl_s)
+
     def content_encoding(self, path: str) -> str:
         """What ``put`` was told of the object."""
         return self._objects[path][2]

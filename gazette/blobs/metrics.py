@@ -30,3 +30,11 @@ LIST_ITEMS: Final = Histogram(
 HEALTH_CHECKS: Final = Counter(
     "gazette_store_health_check_total", "Health checks of blob stores.", ["store", "status"]
 )
+CALLS: Final = Gauge(
+    "gazette_store_calls", "Calls of a blob store that have begun and not ended.", ["store"]
+)
+HUNG_CALLS: Final = Gauge(
+    "gazette_store_hung_calls",
+    "Calls of a blob store that have waited for it for long without any progress.",
+    ["store"],
+)

@@ -128,7 +128,8 @@ class S3Store:
             if arguments.get(argument)
         }
         self._connecting = threading.Lock()
-        self._connected: Any = None
+        self._connected: tuple[Any, Any] | None = None
+        """The SDK's client, and its credentials."""
 
     def exists(self, path: str) -> bool:
         """Without permission to list the bucket, S3 refuses to say that there is no object:
@@ -238,19 +239,40 @@ class S3Store:
 
         Raises ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
         """
+        with self._client(path) as client:
+            return self._signed(client, path, ttl_s)
+
+    def sign_now(self, path: str, ttl_s: float) -> str | None:
+        """None before the first operation, and while temporary credentials are due to be renewed: the SDK
+        then asks where it has them from."""
+        connected = self._connected
+        if connected is None:
+            return None
+        from gazette.blobs import s3_client
+
+        client, credentials = connected
+        if not s3_client.are_at_hand(credentials):
+            return None
+        try:
+            return self._signed(client, path, ttl_s)
+        except GazetteError:
+            raise
+        except Exception as error:
+            raise s3_client.translated(error, bucket=self.bucket, file=path) from error
+
+    def _signed(self, client: Any, path: str, ttl_s: float) -> str:
         key = self._key(path)
         if ttl_s > SIGNATURE_TTL_MAX_S:
             raise Invalid(
                 f"invalid signature TTL ({ttl_s:g} s; expected <= {SIGNATURE_TTL_MAX_S} s)",
                 path="signature_ttl",
             )
-        with self._client(path) as client:
-            url: str = client.generate_presigned_url(
-                "get_object",
-                Params={"Bucket": self.bucket, "Key": key},
-                ExpiresIn=max(1, math.ceil(ttl_s)),
-            )
-            return url
+        url: str = client.generate_presigned_url(
+            "get_object",
+            Params={"Bucket": self.bucket, "Key": key},
+            ExpiresIn=max(1, math.ceil(ttl_s)),
+        )
+        return url
 
     def _key(self, path: str) -> str:
         validate_path(path)
@@ -268,7 +290,7 @@ class S3Store:
                 if self._connected is None:
                     # Nothing is kept of a failure: credentials may be put right meanwhile.
                     self._connected = s3_client.connect(self._access, self._settings)
-                client = self._connected
+                client, _ = self._connected
             yield client
         except GazetteError:
             raise

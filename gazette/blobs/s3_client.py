@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import boto3.s3.transfer
 import botocore.config
+import botocore.credentials
 import botocore.exceptions
 import botocore.loaders
 import botocore.session
@@ -61,8 +62,10 @@ _CHECK_CREDENTIALS: Final = (
 )
 
 
-def connect(access: S3Access, settings: S3Settings) -> Any:
-    """A client, which any number of threads may use. May ask the network for credentials.
+def connect(access: S3Access, settings: S3Settings) -> tuple[Any, Any]:
+    """Return a client, which any number of threads may use, and the credentials that it signs with.
+
+    May ask the network for credentials.
 
     Raises ``Invalid`` without a region, ``NotAllowed`` without credentials.
     """
@@ -106,12 +109,13 @@ def connect(access: S3Access, settings: S3Settings) -> Any:
         response_checksum_validation="when_required",
     )
     try:
-        return session.create_client(
+        client = session.create_client(
             "s3",
             region_name=region or "us-east-1",
             endpoint_url=access.endpoint or None,
             config=config,
         )
+        return client, credentials
     except ValueError as error:  # An endpoint, as S3Access lets it pass, or a region.
         raise Invalid(f"S3: {error}", path="url") from error
 
@@ -157,6 +161,13 @@ def translated(error: Exception, **facts: Any) -> GazetteError:
     text = str(error) or repr(error)
     hint = "Check that the endpoint can be reached from here; the call is retried."
     return Unavailable(f"S3: {text}", hint=hint, **facts)
+
+
+def are_at_hand(credentials: Any) -> bool:
+    """Whether signing with these asks nobody: they are static, or not due to be renewed yet."""
+    if isinstance(credentials, botocore.credentials.RefreshableCredentials):
+        return not credentials.refresh_needed()
+    return type(credentials) is botocore.credentials.Credentials
 
 
 def blames_credentials(error: Exception) -> bool:

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 
 from gazette.blobs import metrics
-from gazette.blobs.blob_store import BlobInfo, BlobStore
+from gazette.blobs.blob_store import BlobInfo, BlobStore, LocalSigner
+from gazette.blobs.store_calls import off_store, on_store
 from gazette.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class InstrumentedStore:
             for info in self._store.list(prefix):
                 items += 1
                 yield info
+                on_store()
         metrics.LIST_ITEMS.labels(self._name).observe(items)
 
     def remove(self, path: str) -> None:
@@ -61,9 +63,17 @@ class InstrumentedStore:
         with self._observed("signget"):
             return self._store.sign_get(path, ttl_s)
 
+    def sign_now(self, path: str, ttl_s: float) -> str | None:
+        """See ``LocalSigner``; None for a store that is not one."""
+        if not isinstance(self._store, LocalSigner):
+            return None
+        with self._observed("signget"):
+            return self._store.sign_now(path, ttl_s)
+
     @contextmanager
     def _observed(self, operation: str) -> Iterator[None]:
         started = self._monotonic()
+        on_store()
         status = "error"
         try:
             yield
@@ -72,6 +82,8 @@ class InstrumentedStore:
             status = "success"
             raise
         finally:
+            # What was opened is read from the store; after all else its part is done.
+            (on_store if operation == "get" else off_store)()
             metrics.OPERATIONS.labels(self._name, operation, status).inc()
             metrics.OPERATION_SECONDS.labels(self._name, operation, status).observe(
                 self._monotonic() - started
@@ -129,6 +141,12 @@ class RetryingStore:
     def sign_get(self, path: str, ttl_s: float) -> str:
         return self.repeated(lambda: self._store.sign_get(path, ttl_s))
 
+    def sign_now(self, path: str, ttl_s: float) -> str | None:
+        """See ``LocalSigner``; not repeated, and None for a store that is not one."""
+        if not isinstance(self._store, LocalSigner):
+            return None
+        return self._store.sign_now(path, ttl_s)
+
     def repeated(self, operation: Callable[[], T]) -> T:
         """Do something with the store, as often as its own operations are."""
         for attempt in range(1, ATTEMPTS_MAX):
@@ -165,7 +183,9 @@ class _CountedReader(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         view = memoryview(buffer)
+        off_store()
         content = self._source.read(len(view))
+        on_store()
         view[: len(content)] = content
         self._position += len(content)
         self.count = max(self.count, self._position)

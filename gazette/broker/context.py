@@ -24,14 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Threads, by what they wait for: ``spools`` for processors, ``blobs`` for stores."""
+    """Threads that brokers share. Each blob store has its own: see ``BlobStores``."""
 
     spools: Pool
-    blobs: Pool
+    """For processors, and for the local disk."""
 
     def close(self) -> None:
         self.spools.close()
-        self.blobs.close()
 
 
 @dataclass(frozen=True, slots=True)

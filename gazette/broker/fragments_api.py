@@ -80,21 +80,14 @@ class FragmentsApi:
         if not request.HasField("signatureTTL"):
             return [""] * len(page)
         ttl_s = duration.from_pb(request.signatureTTL) / duration.SECOND
-        stores = {
-            one.backing_store: self._context.blob_stores.get(one.backing_store).store
-            for one in page
-            if one.backing_store
-        }
-
-        def sign() -> list[str]:
-            return [
-                stores[one.backing_store].sign_get(one.content_path(), ttl_s)
-                if one.backing_store
-                else ""
-                for one in page
-            ]
-
-        return await self._context.pools.blobs.run(sign)
+        urls = [""] * len(page)
+        for store in sorted({one.backing_store for one in page if one.backing_store}):
+            places = [at for at, one in enumerate(page) if one.backing_store == store]
+            paths = [page[at].content_path() for at in places]
+            signed = await self._context.blob_stores.get(store).sign(paths, ttl_s)
+            for at, url in zip(places, signed, strict=True):
+                urls[at] = url
+        return urls
 
     async def _proxy(
         self, request: broker_pb2.FragmentsRequest, resolution: Resolution, call: Any

@@ -67,7 +67,7 @@ class HealthApi:
         timeout_s = self._context.settings.store_check_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                await self._context.pools.blobs.run(health.probe_delete, active.store, prefix)
+                await active.calls.run(health.probe_delete, active.store, prefix)
         except TimeoutError:
             return f"delete-probe failed: no outcome within {timeout_s:.0f} s"
         except GazetteError as error:

@@ -19,6 +19,7 @@ import grpc.aio
 
 from gazette import tracing
 from gazette.auth import Capability, Claims
+from gazette.blobs.store_calls import StoreCall
 from gazette.broker.context import BrokerContext
 from gazette.broker.edge import Expired, Expiry, Outcome, authorize, counted, failing
 from gazette.broker.replica import Replica
@@ -34,7 +35,6 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_read_request
 from gazette.protocol.status import Status
-from gazette.tasks import settled
 
 METHOD: Final = "/protocol.Journal/Read"
 _OFFSET: Final = b"\x18"  # field 3, varint
@@ -187,12 +187,9 @@ class ReadApi:
             return response
         response.fragment.CopyFrom(fragment.to_pb())
         if fragment.backing_store and fragment.mod_time:
-            store = self._context.blob_stores.get(fragment.backing_store).store
-            response.fragment_url = await self._context.pools.blobs.run(
-                store.sign_get,
-                fragment.content_path(),
-                self._context.settings.signed_url_ttl_s,
-            )
+            active = self._context.blob_stores.get(fragment.backing_store)
+            ttl_s = self._context.settings.signed_url_ttl_s
+            [response.fragment_url] = await active.sign([fragment.content_path()], ttl_s)
         return response
 
     async def _send(self, found: QueryResult, offset: Offset, end: Offset, stream: _Stream) -> None:
@@ -217,8 +214,9 @@ class ReadApi:
         A block is given only after the one behind it was read: so when the file turns out to be
         damaged at its end, its last bytes were not served.
         """
-        pool, block_bytes = self._context.pools.blobs, self._context.settings.remote_block_bytes
-        store = self._context.blob_stores.get(fragment.backing_store).store
+        active = self._context.blob_stores.get(fragment.backing_store)
+        calls, store = active.calls, active.store
+        block_bytes = self._context.settings.remote_block_bytes
 
         def start() -> DecodedFile:
             source = store.open(fragment.content_path())
@@ -233,26 +231,29 @@ class ReadApi:
                 raise
             return file
 
-        opening = pool.submit(start)
+        opening = calls.start(start)
         try:
-            file = await settled(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_close_opened)
+            file = await calls.answer(opening)
+        except BaseException:
+            opening.future.add_done_callback(_close_opened)
             raise
 
-        def submit() -> concurrent.futures.Future[bytes]:
-            return pool.submit(file.read, min(block_bytes, max(1, end - offset)))
+        def read() -> StoreCall[bytes]:
+            return calls.start(file.read, min(block_bytes, max(1, end - offset)))
 
-        ahead = submit()
+        last_call: concurrent.futures.Future[Any] = opening.future
         held = b""
         try:
+            ahead = read()
             while True:
-                block = await settled(ahead)
+                last_call = ahead.future
+                block = await calls.answer(ahead)
                 offset += len(block)
                 # The end of the fragment is known by an empty block, after which it is verified.
                 last = not block or (offset >= end and end < fragment.end)
                 if not last:
-                    ahead = submit()
+                    ahead = read()
+                    last_call = ahead.future
                 if held:
                     yield held
                 held = block
@@ -261,7 +262,8 @@ class ReadApi:
             if held:
                 yield held
         finally:
-            ahead.add_done_callback(lambda _: file.close())
+            # A thread may still be reading.
+            last_call.add_done_callback(lambda _: file.close())
 
     async def _proxy(
         self, request: broker_pb2.ReadRequest, resolution: Resolution, call: Any, expiry: Expiry

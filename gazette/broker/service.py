@@ -109,10 +109,8 @@ class BrokerService:
         )
         self._spec.validate()
         self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock, transport=transport)
-        self._pools = Pools(
-            pools("spools", settings.spool_threads),
-            pools("blobs", settings.blob_threads),
-        )
+        self._make_pool = pools
+        self._pools = Pools(pools("spools", settings.spool_threads))
         self._solver_pool = pools("allocator", 1)
         self._servers = TaskScope("broker-servers", on_failure=self.fail)
         self._daemons = TaskScope("broker-daemons", on_failure=self.fail)
@@ -202,7 +200,9 @@ class BrokerService:
         blob_stores = BlobStores(
             BlobSettings(settings.file_root, settings.file_only),
             clock,
-            self._pools.blobs,
+            threads=settings.blob_threads,
+            pools=self._make_pool,
+            hung_after_s=settings.store_hung_after_s,
             rng=self._rng,
             constructors=self._constructors,
         )

@@ -60,7 +60,12 @@ class BrokerSettings:
     """How long a call waits for the first listing of a journal's stores before it is refused."""
     spool_threads: int = 4
     blob_threads: int = 16
+    """Calls of one blob store at a time."""
+    store_hung_after_s: float = 60.0
+    """A call of a blob store hangs after that long without progress. While all of its threads hang, the
+    store is unhealthy, and new calls fail at once."""
     parallel_persists: int = 32
+    """Spools of one blob store that are uploaded, or wait for a thread, at a time."""
 
     graceful_stop_s: float = 15.0
     """How long accepted calls may take to end once the broker stops."""

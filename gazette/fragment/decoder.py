@@ -11,6 +11,7 @@ import concurrent.futures
 import hashlib
 from typing import Any, BinaryIO, Final, Self
 
+from gazette.blobs.store_calls import on_store
 from gazette.codecs import new_decompressor
 from gazette.errors import Corrupt, Invalid
 from gazette.protocol.fragment import Codec, Fragment
@@ -190,6 +191,7 @@ class DecodedFile:
         trailer = 0
         while not self._finished:
             data = self._source.read(_READ_BYTES) if self._decoder.needs_input else b""
+            on_store()
             if not data and self._decoder.needs_input:
                 self._finished = True
                 return self._decoder.finish()

@@ -33,6 +33,7 @@ from gazette.fragment.cover_set import CoverSet
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName
 from gazette.protocol.journal import JournalSpec
+from gazette.tasks import settled
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +90,11 @@ async def list_fragments(
     cover: CoverSet[Fragment] = CoverSet()
     owner = FragmentOwner(spec.name, spec.fragment.path_postfix_template, nested)
     for url in spec.fragment.stores:
-        store = blob_stores.get(url).store
-        foreign = await blob_stores.pool.run(_list_into, cover, store, url, spec.name, owner)
+        active = blob_stores.get(url)
+        # Waited for, however late it is: the caller does not list again what still is being listed.
+        listing = active.calls.submit(_list_into, cover, active.store, url, spec.name, owner)
+        foreign = await settled(listing)
+        active.worked()
         if foreign.count:
             log.warning(
                 "%(count)d objects in %(store)s below journal %(journal)s are not its fragments, as "

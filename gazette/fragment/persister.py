@@ -49,6 +49,7 @@ class PersisterSettings:
     """
 
     parallel: int = 32
+    """Attempts at a time, of each store."""
     replica_look_s: float = 10.0
     replica_delay_s: float = 120.0
     put_timeout_s: float = 300.0
@@ -86,7 +87,7 @@ class _Entry:
 
 
 class Persister:
-    """Uploads completed spools, in threads of ``blob_stores.pool``. Loop-bound.
+    """Uploads completed spools, in the threads of their stores. Loop-bound.
 
     ``spec_of`` tells where a journal's fragments go *now*: a spool follows changes of its journal's
     stores and path postfix until it is persisted.
@@ -107,7 +108,8 @@ class Persister:
         self._rng = rng if rng is not None else random.Random()
         self._settings = settings if settings is not None else PersisterSettings()
         self._entries: set[_Entry] = set()
-        self._slots = asyncio.Semaphore(self._settings.parallel)
+        self._slots: dict[str, asyncio.Semaphore] = {}
+        """Of each store."""
         self._outages: dict[str, _Outage] = {}
         self._hurry = asyncio.Event()
         self._idle = asyncio.Event()
@@ -222,17 +224,21 @@ class Persister:
         )
 
     async def _attempt_in_turn(self, entry: _Entry, *, look: bool = False) -> bool:
-        """Attempt once there is a free slot and the store is not known to be down.
+        """Attempt once its store has a free slot and is not known to be down.
 
         To ``look`` is to upload nothing, and to leave a store alone that is known to be down.
         """
         while True:
-            async with self._slots:
+            spec = self._spec_of(entry.spool.fragment.journal)
+            if spec is None:
+                return self._drop(entry)
+            store = _first_store(spec)
+            slots = self._slots.setdefault(store, asyncio.Semaphore(self._settings.parallel))
+            async with slots:
                 spec = self._spec_of(entry.spool.fragment.journal)
-                if spec is None:
-                    return self._drop(entry)
-                stores = spec.fragment.stores
-                outage = self._outages.setdefault(stores[0] if stores else "", _Outage())
+                if spec is None or _first_store(spec) != store:
+                    continue  # Changed while we waited for the slot.
+                outage = self._outages.setdefault(store, _Outage())
                 wait = outage.retry_at - self._clock.monotonic()
                 if wait <= 0:
                     return await self._attempt(entry, spec, outage, look=look)
@@ -292,8 +298,10 @@ class Persister:
         there is no later attempt to wait for. Without stores there is nothing to do.
         """
         stores = spec.fragment.stores
-        if entry.cut is not None:
-            entry.spool = await entry.spool.cut_to(entry.cut, self._blob_stores.pool)
+        if entry.cut is not None and stores:
+            entry.spool = await entry.spool.cut_to(
+                entry.cut, self._blob_stores.get(stores[0]).calls
+            )
             entry.cut = None
         fragment = entry.spool.fragment
         for at, url in enumerate(stores):
@@ -310,13 +318,13 @@ class Persister:
     async def _upload_to(self, entry: _Entry, spec: JournalSpec, url: str, *, look: bool) -> bool:
         if entry.call is not None:
             await self._outlive(entry, entry.call)
-        store = self._blob_stores.get(url).store
+        active = self._blob_stores.get(url)
+        calls, store = active.calls, active.store
         path = _placed(entry.spool, spec, url).content_path()
-        pool = self._blob_stores.pool
         if look:
-            entry.call = pool.submit(store.exists, path)
+            entry.call = calls.submit(store.exists, path)
         else:
-            entry.call = pool.submit(_put, store, path, entry.spool)
+            entry.call = calls.submit(_put, store, path, entry.spool)
         return await self._outlive(entry, entry.call)
 
     async def _outlive(self, entry: _Entry, call: concurrent.futures.Future[bool]) -> bool:
@@ -348,6 +356,11 @@ class Persister:
                 over.add(scope.spawn(_until(reassigned), name="reassigned"))
             await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
             scope.cancel()
+
+
+def _first_store(spec: JournalSpec) -> str:
+    """The URL of the store that fragments go to; empty without any."""
+    return spec.fragment.stores[0] if spec.fragment.stores else ""
 
 
 def _placed(spool: CompletedSpool, spec: JournalSpec, url: str) -> Fragment:

@@ -17,7 +17,6 @@ from gazette.gazctl.terminal import ProgressLine
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector
-from gazette.tasks import BlockingPool
 
 
 @dataclass(slots=True)
@@ -36,10 +35,9 @@ class FragmentRemover:
     def __init__(self, context: Context, client: Client) -> None:
         self._context = context
         self._client = client
-        self._pool = BlockingPool("stores", CALLS_MAX)
         file_root = context.loaded.group(BrokerFlags).file_root
         self._stores = BlobStores(
-            BlobSettings(file_root=file_root), context.clock, self._pool, rng=context.rng
+            BlobSettings(file_root=file_root), context.clock, threads=CALLS_MAX, rng=context.rng
         )
 
     async def __aenter__(self) -> Self:
@@ -47,7 +45,6 @@ class FragmentRemover:
 
     async def __aexit__(self, *_: object) -> None:
         self._stores.close()
-        self._pool.close()
 
     async def owner(self, spec: JournalSpec) -> FragmentOwner:
         """Tells fragments of a journal from those of journals whose names begin with its own."""
@@ -68,8 +65,10 @@ class FragmentRemover:
         found: list[Fragment] = []
         for url in spec.fragment.stores:
             try:
-                store = self._stores.get(url).store
-                found += await self._pool.run(_within, store, url, spec.name, owner, removed)
+                active = self._stores.get(url)
+                found += await active.calls.run(
+                    _within, active.store, url, spec.name, owner, removed
+                )
             except GazetteError as error:
                 self._context.terminal.note(f"cannot look for duplicates of {spec.name}: {error}")
         return found
@@ -88,8 +87,8 @@ class FragmentRemover:
         ) as line:
 
             async def one(fragment: Fragment) -> None:
-                store = self._stores.get(fragment.backing_store).store
-                await self._pool.run(store.remove, fragment.content_path())
+                active = self._stores.get(fragment.backing_store)
+                await active.calls.run(active.store.remove, fragment.content_path())
                 result.removed += 1
                 line.update(result.removed, len(fragments))
 

@@ -24,7 +24,7 @@ from gazette.errors import Corrupt, Invalid, NotFound, Unavailable
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.history.snapshot import Piece, Run
 from gazette.protocol.ids import JournalName, Offset
-from gazette.tasks import BlockingPool, LoopThread
+from gazette.tasks import LoopThread
 
 T = TypeVar("T")
 
@@ -99,9 +99,11 @@ class OpenAccess:
         self._lock = threading.Lock()
         self._loop: LoopThread | None = None
         self._client: Client | None = None
-        self._pool = BlockingPool("stores", _LISTING_THREADS)
         self.stores = BlobStores(
-            BlobSettings(file_root=settings.file_root), self.clock, self._pool, rng=random.Random()
+            BlobSettings(file_root=settings.file_root),
+            self.clock,
+            threads=_LISTING_THREADS,
+            rng=random.Random(),
         )
         """The stores, on the loop of `run`; `store` is for other threads."""
 
@@ -121,7 +123,6 @@ class OpenAccess:
                 loop.run(client.close())
             loop.close()
         self.stores.close()
-        self._pool.close()
 
     def run(self, coro: Coroutine[Any, Any, T]) -> T:
         """Run something on the loop that belongs to this."""

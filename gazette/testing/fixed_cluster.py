@@ -131,10 +131,10 @@ class FixedBroker:
         self.lagging: list[WatchResponse] | None = None
         """Set to a list, what the broker's key space would have been told is kept there instead."""
         self._etcd = etcd
-        pools = Pools(BlockingPool("spools", 2), BlockingPool("blobs", 2))
+        pools = Pools(BlockingPool("spools", 2))
         key_space = KeySpace(ROOT, broker_decoder(ROOT, settings.max_replication))
         state = State(key_space, member_key(ROOT, *_parts(self.id)), is_consistent)
-        blob_stores = BlobStores(BlobSettings(file_root=files), clock, pools.blobs)
+        blob_stores = BlobStores(BlobSettings(file_root=files), clock, threads=2)
 
         def spec_of(journal: str) -> JournalSpec | None:
             item = state.item(journal)
@@ -213,6 +213,7 @@ class FixedBroker:
         with suppress(Unavailable):
             await self.context.persister.finish(0)
         await self.context.peers.close()
+        self.context.blob_stores.close()
         self.context.pools.close()
         if self.scope.failure is not None:
             raise self.scope.failure

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from prometheus_client import REGISTRY
@@ -48,17 +48,18 @@ def switch(clock: ManualClock) -> Switch:
 
 
 @pytest.fixture
-def stores(clock: ManualClock, pool: BlockingPool, switch: Switch) -> BlobStores:
+def stores(clock: ManualClock, switch: Switch) -> Iterator[BlobStores]:
     def bucket(url):
         if url.host == "forbidden":
             raise NotAllowed("no credentials", bucket=url.host)
         return switch
 
     stores = BlobStores(
-        BlobSettings(), clock, pool, rng=random.Random(1), constructors={"s3": bucket}
+        BlobSettings(), clock, threads=2, rng=random.Random(1), constructors={"s3": bucket}
     )
     stores.close()  # Repeated calls do not wait in these tests.
-    return stores
+    yield stores
+    stores.close()
 
 
 async def until(condition) -> None:
@@ -101,27 +102,27 @@ async def test_what_cannot_be_made_says_why(stores):
         ("azure-ad://tenant/account/container/", "gazette[azure]"),
     ],
 )
-async def test_a_store_that_is_not_installed_names_its_extra(clock, pool, url, extra):
+async def test_a_store_that_is_not_installed_names_its_extra(clock, url, extra):
     """An operator learns what to install."""
-    stores = BlobStores(BlobSettings(), clock, pool, constructors={})
+    stores = BlobStores(BlobSettings(), clock, constructors={})
     error = stores.get(url).health.error
     assert error is not None
     assert extra in error
 
 
-async def test_file_stores_need_a_root(clock, pool, tmp_path):
+async def test_file_stores_need_a_root(clock, tmp_path):
     """Without one there are no file stores; with one they are below it."""
-    stores = BlobStores(BlobSettings(), clock, pool)
+    stores = BlobStores(BlobSettings(), clock)
     with pytest.raises(Invalid, match=r"--broker\.file-root"):
         _ = stores.get("file:///").store
-    stores = BlobStores(BlobSettings(file_root=tmp_path), clock, pool)
+    stores = BlobStores(BlobSettings(file_root=tmp_path), clock)
     put(stores.get("file:///").store, "a", b"content")
     assert (tmp_path / "a").read_bytes() == b"content"
 
 
-async def test_file_only_keeps_buckets_apart(clock, pool, tmp_path):
+async def test_file_only_keeps_buckets_apart(clock, tmp_path):
     """Histories of one journal in two buckets do not become one."""
-    stores = BlobStores(BlobSettings(file_root=tmp_path, file_only=True), clock, pool)
+    stores = BlobStores(BlobSettings(file_root=tmp_path, file_only=True), clock)
     urls = ["s3://one/", "s3://two/", "s3://one/prefix/?region=x", "gs://one/", "file:///"]
     for url in urls:
         put(stores.get(url).store, "journal/name", url.encode())
@@ -191,6 +192,76 @@ async def test_unused_stores_are_swept(stores, clock):
     assert await unused.wait_health_change() is unused.health
     assert stores.get("s3://used/") is used
     assert stores.get("s3://unused/") is not unused
+
+
+async def test_a_store_whose_calls_hang_is_not_swept(stores, switch):
+    """Made again, it would hang as many threads again, every hour."""
+    switch.gate.clear()
+    active = stores.get("s3://bucket/")
+    call = active.calls.submit(put, active.store, "a", b"content")
+    await until(lambda: switch.puts == 1)
+    for _ in range(3):
+        stores.sweep()
+    assert stores.get("s3://bucket/") is active
+    switch.gate.set()
+    await until(call.done)
+    stores.sweep()
+    assert stores.sweep() == 1
+
+
+async def test_a_store_whose_threads_all_hang_is_unhealthy_until_one_returns(stores, switch, clock):
+    """Whatever its health check says, which has a thread of its own."""
+    async with TaskScope("test") as scope:
+        scope.daemon(stores.run_health(), name="health")
+        active = stores.get("s3://bucket/")
+        assert (await active.wait_health_change()).error is None
+        await until(lambda: clock.sleepers == 2)
+        gate = threading.Event()
+        calls = [active.calls.submit(gate.wait, 10) for _ in range(2)]
+        await until(lambda: clock.sleepers == 3)
+        seen = active.health
+        clock.advance(60.0)
+        assert (await active.wait_health_change(seen)).error == "2 calls have not returned for 60 s"
+        labels = {"store": "s3://bucket/"}
+        assert REGISTRY.get_sample_value("gazette_store_hung_calls", labels) == 2
+        with pytest.raises(Unavailable, match="2 calls have not returned"):
+            active.calls.submit(int)
+
+        # Case: the threads return. It is checked at once, and not when the next check is due.
+        seen = active.health
+        gate.set()
+        await until(lambda: all(call.done() for call in calls))
+        await until(lambda: clock.sleepers == 3)
+        clock.advance(1.0)
+        assert (await active.wait_health_change(seen)).error is None
+        assert REGISTRY.get_sample_value("gazette_store_hung_calls", labels) == 0
+        scope.cancel()
+
+
+async def test_signing_takes_no_thread_where_it_is_computed(stores, switch, clock):
+    """And one that is for nothing else where it is not."""
+    active = stores.get("s3://bucket/")
+    gate = threading.Event()
+    calls = [active.calls.submit(gate.wait, 10) for _ in range(2)]
+    before = threading.active_count()
+    paths = [f"a/{number}" for number in range(100)]
+    urls = await active.sign(paths, 60.0)
+    assert urls == [f"memory:///{path}?ttl=60" for path in paths]
+    assert threading.active_count() == before
+
+    class Asks(Switch):
+        sign_now = None  # type: ignore[assignment]
+
+        def sign_get(self, path, ttl_s):
+            return f"{threading.current_thread().name} {path}"
+
+    asking = BlobStores(BlobSettings(), clock, constructors={"s3": lambda _: Asks(clock.now)})
+    urls = await asking.get("s3://other/").sign(paths[:2], 60.0)
+    assert urls == ["signing s3://other/_0 a/0", "signing s3://other/_0 a/1"]
+    asking.close()
+    gate.set()
+    for call in calls:
+        assert await ended(call)
 
 
 async def test_sweeps_are_hourly(stores, clock):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from datetime import UTC, datetime
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -19,6 +21,7 @@ from urllib3 import HTTPResponse
 from gazette.blobs import extras, health
 from gazette.blobs.blob_store import BlobStore
 from gazette.blobs.s3 import RESUMES_MAX, SIGNATURE_TTL_MAX_S, S3Settings, S3Store
+from gazette.clock import SystemClock
 from gazette.errors import (
     Corrupt,
     GazetteError,
@@ -733,3 +736,32 @@ def test_missing_objects_and_permission_to_list(s3_proxy: FaultProxy, store: S3S
     with pytest.raises(NotAllowed) as raised:
         store.exists("path")
     assert "list the bucket" in raised.value.hint
+
+
+def test_urls_are_signed_at_once_while_credentials_are_at_hand(
+    s3_proxy: FaultProxy, store: S3Store, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a request, and so on an event loop. Credentials that are due to be renewed ask."""
+    put(store, "a", b"content")
+    before = len(s3_proxy.seen)
+    url = store.sign_now("a", 60)
+    assert url is not None
+    assert urlsplit(url).path == urlsplit(store.sign_get("a", 60)).path
+    with pytest.raises(Invalid, match="signature TTL"):
+        store.sign_now("a", SIGNATURE_TTL_MAX_S + 1)
+    # Case: nothing is known of the credentials yet.
+    assert s3_store(s3_proxy).sign_now("a", 60) is None
+    assert len(s3_proxy.seen) == before
+
+    for minutes, at_once in ((60, True), (5, False)):
+        expires = datetime.fromtimestamp(SystemClock().now() + 60 * minutes, UTC).isoformat()
+        answer = {"Version": 1, "AccessKeyId": "A", "SecretAccessKey": "s", "Expiration": expires}
+        program = tmp_path / "program"
+        program.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
+        program.chmod(0o755)
+        file = tmp_path / "config"
+        file.write_text(f"[profile renewed]\ncredential_process = {program}\n")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(file))
+        renewed = s3_store(s3_proxy, Profile="renewed")
+        assert "X-Amz-Signature" in renewed.sign_get("a", 60)
+        assert (renewed.sign_now("a", 60) is not None) == at_once

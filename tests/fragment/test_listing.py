@@ -12,7 +12,6 @@ from gazette.errors import NotAllowed, Unavailable
 from gazette.fragment.listing import FragmentOwner, list_fragments
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import FragmentSpec, JournalSpec
-from gazette.tasks import BlockingPool
 
 DATED = (
     'date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}'
@@ -27,13 +26,12 @@ def buckets(clock) -> dict[str, MemoryStore]:
 
 @pytest.fixture
 async def stores(clock, buckets) -> AsyncIterator[BlobStores]:
-    pool = BlockingPool("blobs", 1)
     stores = BlobStores(
-        BlobSettings(), clock, pool, constructors={"s3": lambda url: buckets[url.host]}
+        BlobSettings(), clock, threads=1, constructors={"s3": lambda url: buckets[url.host]}
     )
-    stores.close()
+    stores.close()  # Repeated calls do not wait in these tests.
     yield stores
-    pool.close()
+    stores.close()
 
 
 def name(begin: int, end: int, digit: str = "a", extension: str = ".gz") -> str:

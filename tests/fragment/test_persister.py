@@ -75,7 +75,7 @@ class Bench:
         self.stores = BlobStores(
             BlobSettings(),
             clock,
-            self.pool,
+            threads=8,
             constructors={"s3": lambda url: {"one": self.one, "two": self.two}[url.host]},
         )
         self.stores.close()
@@ -119,6 +119,7 @@ async def bench(clock: ManualClock, tmp_path: Path) -> AsyncIterator[Bench]:
     bench.one.gate.set()
     bench.two.gate.set()
     await bench.persister._scope.stop()
+    bench.stores.close()
     bench.pool.close()
 
 
@@ -288,6 +289,24 @@ async def test_uploads_are_bounded(bench):
     assert bench.one.puts == 20
 
 
+async def test_a_store_that_hangs_takes_no_slot_of_another(bench):
+    """However many spools wait for it."""
+    bench.one.gate.clear()
+    for number in range(20):
+        bench.spec(f"journal/{number}")
+        bench.persister.spool_complete(bench.spool(f"journal/{number}"))
+    bench.spec("b/journal", stores=["s3://two/"])
+    bench.persister.spool_complete(bench.spool("b/journal"))
+    await bench.until(lambda: bench.persister.unpersisted == 20)
+    assert paths(bench.two, "") == [f"b/journal/{NAME}.raw"]
+
+    # Case: one that waits for a slot goes where its journal's fragments go by then.
+    bench.spec("journal/19", stores=["s3://two/"])
+    bench.one.gate.set()
+    await bench.until(lambda: bench.persister.unpersisted == 0)
+    assert len(paths(bench.two, "")) == 2
+
+
 async def test_finish_waits_for_what_is_under_way(bench):
     """An upload of a primary that is in the middle, and what replicas left to others."""
     bench.one.gate.clear()
@@ -400,6 +419,7 @@ async def test_an_upload_that_hangs_is_not_repeated(clock, tmp_path):
     await bench.until(lambda: bench.persister.unpersisted == 0)
     assert get(bench.one, f"a/journal/{NAME}.raw") == b"content"
     await bench.persister.finish(1.0)
+    bench.stores.close()
     bench.pool.close()
 
 

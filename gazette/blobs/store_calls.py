@@ -1,0 +1,248 @@
+"""Stage 8 of the byte path: calls to one blob store, in threads of its own.
+
+A thread cannot be interrupted, so a store that never answers keeps those that call it. Here it keeps only
+its own: each store has a bounded number of threads, which are started as they are needed. While all of
+them hang, new calls fail at once; they are taken again as soon as one thread has returned.
+
+A call *hangs* if it has waited for its store for ``hung_after_s`` seconds without progress. Stores make
+progress by taking or giving bytes, and with each object of a listing; time that a call spends elsewhere,
+as in compressing what is to be stored, does not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final, Generic, ParamSpec, TypeVar
+
+from gazette.errors import Closed, Unavailable
+from gazette.tasks import Pool
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+HUNG_AFTER_S: Final = 60.0
+"""More than the silences that SDKs allow for by themselves."""
+
+_HINT: Final = (
+    "The store does not answer. Its calls go on as soon as threads return; a restart drops them."
+)
+
+_thread = threading.local()
+
+
+def on_store() -> None:
+    """Say that this thread waits for its store from now on: the call has made progress."""
+    call: StoreCall[Any] | None = getattr(_thread, "call", None)
+    if call is not None:
+        call.since = call.monotonic()
+
+
+def off_store() -> None:
+    """Say that this thread does something else than waiting for its store."""
+    call: StoreCall[Any] | None = getattr(_thread, "call", None)
+    if call is not None:
+        call.since = None
+
+
+class StoreCall(Generic[T]):
+    """One call. ``future`` is done when its thread has ended, however late; or when it was refused."""
+
+    __slots__ = ("fn", "future", "late", "monotonic", "since", "wake")
+
+    def __init__(self, fn: Callable[[], T], monotonic: Callable[[], float]) -> None:
+        self.fn = fn
+        self.monotonic = monotonic
+        self.future: Future[T] = Future()
+        self.since: float | None = None
+        """When it began to wait for its store; None while it does not."""
+        self.late = False
+        """Whether those that waited for it have been sent away."""
+        self.wake: list[Callable[[], None]] = []
+
+    def waited_s(self, now: float) -> float:
+        """For how long it has waited for its store without progress."""
+        since = self.since
+        return 0.0 if since is None else now - since
+
+
+class StoreCalls:
+    """A pool of at most ``threads`` threads for one store. Loop-bound.
+
+    ``on_start`` is called whenever a call is taken: somebody must ``watch`` then, or calls that hang are
+    waited for without bound.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pool: Pool,
+        threads: int,
+        monotonic: Callable[[], float],
+        *,
+        hung_after_s: float = HUNG_AFTER_S,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name = name
+        self._pool = pool
+        self._threads = threads
+        self._monotonic = monotonic
+        self._hung_after_s = hung_after_s
+        self._on_start = on_start
+        self._lock = threading.RLock()
+        self._running: set[StoreCall[Any]] = set()
+        self._queue: deque[StoreCall[Any]] = deque()
+        self._closed = False
+
+    @property
+    def in_progress(self) -> int:
+        """How many calls have begun and not ended."""
+        return len(self._running)
+
+    @property
+    def hung(self) -> int:
+        """How many of them hang."""
+        with self._lock:
+            return len(self._hung())
+
+    @property
+    def trouble(self) -> str:
+        """Why new calls are refused; empty if they are not."""
+        with self._lock:
+            hung = self._hung()
+            if len(hung) < self._threads:
+                return ""
+            least = min(hung)
+        calls = "call has" if len(hung) == 1 else "calls have"
+        return f"{len(hung)} {calls} not returned for {least:.0f} s"
+
+    def start(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> StoreCall[T]:
+        """Begin a call as soon as there is a thread. See ``answer``.
+
+        Raises ``Unavailable`` while all threads hang, and ``Closed``.
+        """
+        call = StoreCall(lambda: fn(*args, **kwargs), self._monotonic)
+        with self._lock:
+            if self._closed:
+                raise Closed("the blob store is closed", store=self.name)
+            if len(self._running) < self._threads:
+                self._begin(call)
+            else:
+                if trouble := self.trouble:
+                    raise self._refusal(trouble)
+                self._queue.append(call)
+        self._on_start()
+        return call
+
+    async def answer(self, call: StoreCall[T]) -> T:
+        """Return or raise what the call does.
+
+        Raises ``Unavailable`` once it hangs. Cancellation: the call goes on, for nobody.
+        """
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not answered.done():
+                answered.set_result(None)
+
+        def ended(_: Future[T]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(wake)
+
+        call.wake.append(wake)
+        if call.late:
+            wake()
+        call.future.add_done_callback(ended)
+        await answered
+        if not call.future.done():
+            raise self._refusal(f"a call has not returned for {self._hung_after_s:.0f} s")
+        return call.future.result()
+
+    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """``start`` a call and return its ``answer``."""
+        return await self.answer(self.start(fn, *args, **kwargs))
+
+    def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """``start`` a call whose end is to be waited for, however late it is."""
+        return self.start(fn, *args, **kwargs).future
+
+    def watch(self) -> str:
+        """Send those away that wait for a call which hangs; return ``trouble``. Call it every second."""
+        with self._lock:
+            now = self._monotonic()
+            late = [
+                call
+                for call in self._running
+                if not call.late and call.waited_s(now) >= self._hung_after_s
+            ]
+            for call in late:
+                call.late = True
+            trouble = self.trouble
+            refused = list(self._queue) if trouble else []
+            if refused:
+                self._queue.clear()
+        for call in late:
+            for wake in call.wake:
+                wake()
+        for call in refused:
+            call.future.set_exception(self._refusal(trouble))
+        return trouble
+
+    def close(self) -> None:
+        """Refuse new calls and those that have not begun; does not wait for the others."""
+        with self._lock:
+            self._closed = True
+            refused = list(self._queue)
+            self._queue.clear()
+        for call in refused:
+            call.future.set_exception(Closed("the blob store is closed", store=self.name))
+        self._pool.close()
+
+    def _begin(self, call: StoreCall[Any]) -> None:
+        call.since = self._monotonic()
+        self._running.add(call)
+        try:
+            work = self._pool.submit(self._work, call)
+        except RuntimeError:
+            self._running.discard(call)
+            call.future.set_exception(Closed("the blob store is closed", store=self.name))
+            return
+        work.add_done_callback(lambda done: self._dropped(call) if done.cancelled() else None)
+
+    def _dropped(self, call: StoreCall[Any]) -> None:
+        """The pool was closed before a thread had taken the call."""
+        with self._lock:
+            self._running.discard(call)
+        call.future.set_exception(Closed("the blob store is closed", store=self.name))
+
+    def _work(self, call: StoreCall[Any]) -> None:
+        """In a thread."""
+        result, failure = None, None
+        _thread.call = call
+        try:
+            result = call.fn()
+        except BaseException as error:  # noqa: BLE001 - it is raised where the call is waited for
+            failure = error
+        finally:
+            _thread.call = None
+        with self._lock:
+            self._running.discard(call)
+            if self._queue:
+                self._begin(self._queue.popleft())
+        if failure is not None:
+            call.future.set_exception(failure)
+        else:
+            call.future.set_result(result)
+
+    def _hung(self) -> list[float]:
+        """For how long each call that hangs has waited, in seconds. Under the lock."""
+        now = self._monotonic()
+        waits = (call.waited_s(now) for call in self._running)
+        return [wait for wait in waits if wait >= self._hung_after_s]
+
+    def _refusal(self, trouble: str) -> Unavailable:
+        return Unavailable(f"blob store does not answer: {trouble}", hint=_HINT, store=self.name)

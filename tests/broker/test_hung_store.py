@@ -1,0 +1,165 @@
+"""A blob store that does not answer, in a real broker beside one that does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from gazette.blobs.blob_store import BlobInfo
+from gazette.blobs.memory import MemoryStore
+from gazette.client.appender import AppendParams
+from gazette.client.journals import FragmentsParams, JournalChange
+from gazette.client.reader import ReadParams
+from gazette.clock import SystemClock
+from gazette.errors import GazetteError
+from gazette.etcd import Etcd
+from gazette.protocol.fragment import FragmentStoreUrl
+from gazette.protocol.journal import JournalSpec
+from gazette.testing.broker import BrokerFixture, journal_spec
+
+HUNG, GOOD = "s3://hung/", "s3://good/"
+
+
+class Hanging(MemoryStore):
+    """A store whose calls return while ``gate`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock().now)
+        self.gate = threading.Event()
+        self.waiting = 0
+        self._count = threading.Lock()
+
+    def pass_gate(self) -> None:
+        with self._count:
+            self.waiting += 1
+        self.gate.wait()
+        with self._count:
+            self.waiting -= 1
+
+    def exists(self, path: str) -> bool:
+        self.pass_gate()
+        return super().exists(path)
+
+    def open(self, path: str) -> BinaryIO:
+        self.pass_gate()
+        return super().open(path)
+
+    def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
+        self.pass_gate()
+        super().put(path, source, content_encoding=content_encoding)
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        self.pass_gate()
+        yield from super().list(prefix)
+
+
+@pytest.fixture
+def stores() -> Iterator[dict[str, Hanging]]:
+    stores = {"hung": Hanging(), "good": Hanging()}
+    stores["good"].gate.set()
+    yield stores
+    stores["hung"].gate.set()
+
+
+async def started(
+    etcd: Etcd, tmp_path: Path, stores: dict[str, Hanging], **settings: object
+) -> BrokerFixture:
+    def constructor(url: FragmentStoreUrl) -> Hanging:
+        return stores[url.host]
+
+    return await BrokerFixture.start(
+        etcd, tmp_path, constructors={"s3": constructor}, persist_timeout_s=0.5, **settings
+    )
+
+
+@pytest.fixture
+async def broker(
+    etcd: Etcd, tmp_path: Path, stores: dict[str, Hanging]
+) -> AsyncIterator[BrokerFixture]:
+    broker = await started(etcd, tmp_path, stores)
+    try:
+        yield broker
+    finally:
+        stores["hung"].gate.set()
+        await broker.stop()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await SystemClock().sleep(0.01)
+
+
+def spec(name: str, store: str) -> JournalSpec:
+    return journal_spec(name, stores=(store,), length=1024)
+
+
+async def append(broker: BrokerFixture, journal: str, content: bytes) -> None:
+    await broker.client.append(AppendParams(journal), content)
+
+
+async def test_a_store_that_hangs_stops_no_other(
+    broker: BrokerFixture, stores: dict[str, Hanging]
+) -> None:
+    """Listing, uploading, reading, signing and health checks of another store go on."""
+    names = [f"hung/{number:02}" for number in range(20)]
+    await broker.create(*(spec(name, HUNG) for name in names))
+    await until(lambda: stores["hung"].waiting >= 16)
+
+    await broker.create(spec("good/one", GOOD))
+    for content in (b"first,", b"second"):
+        await append(broker, "good/one", content)
+    replica = broker.service.context.resolver._held["good/one"].replica
+    await until(lambda: replica.index.fragments()[0].backing_store)
+    reader = broker.client.reader(ReadParams("good/one"))
+    assert await reader.read(100) == b"first,"
+    fragments = await broker.client.list_fragments(
+        FragmentsParams("good/one", signature_ttl_s=60.0)
+    )
+    assert fragments[0].signed_url.startswith("memory:///good/one/")
+    health = await broker.client.fragment_store_health(GOOD)
+    assert not health
+
+
+async def test_a_store_that_hangs_is_unhealthy_with_the_reason_until_it_answers(
+    etcd: Etcd, tmp_path: Path, stores: dict[str, Hanging]
+) -> None:
+    hung = stores["hung"]
+    hung.gate.set()
+    async with await started(
+        etcd, tmp_path, stores, blob_threads=2, store_hung_after_s=0.2, listing_timeout_s=0.5
+    ) as broker:
+        await broker.create(spec("hung/one", HUNG))
+        await append(broker, "hung/one", b"first,")
+        await append(broker, "hung/one", b"second")
+        replica = broker.service.context.resolver._held["hung/one"].replica
+        await until(lambda: replica.index.fragments()[0].backing_store)
+        active = broker.service.context.blob_stores.get(HUNG)
+        try:
+            hung.gate.clear()
+            names = [f"hung/late/{number}" for number in range(10)]
+            changes = [JournalChange(upsert=spec(name, HUNG)) for name in names]
+            await broker.client.apply_journals(changes)
+            await until(lambda: active.health.error)
+            # Two threads for calls; no other is taken by what comes later.
+            assert hung.waiting == 2
+            error = active.health.error
+            assert error is not None
+            assert error.startswith("2 calls have not returned for ")
+            # Case: calls fail at once, with the reason, and not only when they are queued for long.
+            for _ in range(3):
+                with pytest.raises(GazetteError, match="2 calls have not returned for"):
+                    await broker.client.reader(ReadParams("hung/one")).read(100)
+            assert hung.waiting == 2
+            # Case: signing needs none of these threads.
+            assert (await active.sign(["a"], 60.0))[0].startswith("memory:///a")
+        finally:
+            hung.gate.set()
+        # Case: it is used again once it answers.
+        await until(lambda: active.health.error is None)
+        await broker.settled("hung/late/9")
+        await append(broker, "hung/late/9", b"content")
+        assert await broker.client.reader(ReadParams("hung/one")).read(100) == b"first,"
