@@ -38,11 +38,8 @@ CONTENT_BYTES: Final = "application/octet-stream"
 """Not a content type of messages: the bytes of a journal as they come, in pieces."""
 
 Array64 = npt.NDArray[np.int64]
-Malformed = Literal["fail", "skip"]
-
-_NEWLINE: Final = 0x0A
-_TEXT_CHARS: Final = 36
-_DASHES: Final = np.array([8, 13, 18, 23])
+Malformed = Literal["fail", "skip", "null"]
+"""What becomes of a frame that is no message: an error, nothing, or a row of nulls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,8 @@ class Shape:
 
     ``uuid_field`` is the name of a JSON field, with dots where it is within others (``_meta.uuid``).
     ``message`` names the class of protobuf messages as ``module:Class``; without one they are read
-    as having no UUID. ``malformed`` says whether a frame that is no message ends the reading.
+    as having no UUID. ``malformed`` says what becomes of frames that are no messages, or do not fit their
+    columns. With ``null`` a frame that is no message counts as one without a UUID.
     """
 
     content_type: str = CONTENT_JSON_LINES
@@ -127,24 +125,18 @@ class ColumnDecoder:
         self._framing: Framing[Any] | None = None
         if shape.content_type != CONTENT_BYTES:
             self._framing = _framing_of(shape)
-        key = msgspec.json.encode(shape.uuid_field)
-        self._prefix: bytes | None = None
         self._scanner: LineScanner | None = None
         if shape.content_type == CONTENT_JSON_LINES and "." not in shape.uuid_field:
-            self._key = key
-            self._prefix = b"{" + key + b':"'
             self._scanner = LineScanner(shape.uuid_field, fields)
 
     def decode(self, buffer: bytes, base: Offset) -> Decoded:
         """The complete frames of ``buffer``, whose first byte is at offset ``base``.
 
-        Raises `MalformedMessage` at a frame that is no message, unless those are skipped.
+        Raises `MalformedMessage` at a frame that is no message, if ``shape.malformed`` is ``fail``.
         """
         if self._framing is None:
             return _whole(buffer, base)
         if self._scanner is not None and (found := self._scan(self._scanner, buffer, base)):
-            return found
-        if self._prefix is not None and (found := self._decode_lines(buffer, base)) is not None:
             return found
         return self._decode_framed(self._framing, buffer, base)
 
@@ -163,38 +155,6 @@ class ColumnDecoder:
         columns = Columns(begins, np.append(begins[1:], base + stop), scanned.uuids)
         return Decoded(columns, stop, scanned.fields)
 
-    def _decode_lines(self, buffer: bytes, base: Offset) -> Decoded | None:
-        """Lines that begin with their UUID, as those of our publishers do. None if any does not."""
-        stop = buffer.rfind(b"\n") + 1
-        assert self._prefix is not None
-        if not stop or not buffer.startswith(self._prefix):
-            return None if stop else Decoded(_columns([], [], b""), 0)
-        data = np.frombuffer(buffer, np.uint8, stop)
-        ends = np.flatnonzero(data == _NEWLINE) + 1
-        begins = np.concatenate(([0], ends[:-1]))
-        head = len(self._prefix)
-        if int((ends - begins).min()) < head + _TEXT_CHARS + 2:
-            return None
-        # Once on each line: so no line has another one, which might be the one that counts.
-        if buffer.count(self._key, 0, stop) != len(ends):
-            return None
-        # The first bytes of each line, as the rows of a matrix.
-        text = np.lib.stride_tricks.sliding_window_view(data, head + _TEXT_CHARS + 1)[begins]
-        if not (text[:, :head] == np.frombuffer(self._prefix, np.uint8)).all():
-            return None
-        text = text[:, head:]
-        if not (text[:, _DASHES] == ord("-")).all() or not (text[:, _TEXT_CHARS] == ord('"')).all():
-            return None
-        digits = text[:, :_TEXT_CHARS].tobytes().translate(None, b"-")
-        try:
-            uuids = bytes.fromhex(digits.decode("ascii"))
-        except ValueError:
-            return None
-        # Fewer if there were dashes or blanks where digits belong.
-        if len(uuids) != UUID_BYTES * len(ends):
-            return None
-        return Decoded(Columns(begins + base, ends + base, parse_arrays(uuids)), stop)
-
     def _decode_framed(self, framing: Framing[Any], buffer: bytes, base: Offset) -> Decoded:
         begins: list[int] = []
         ends: list[int] = []
@@ -207,6 +167,10 @@ class ColumnDecoder:
             except MalformedMessage as error:
                 if self.shape.malformed == "fail":
                     raise error.of(self.journal) from error.__cause__
+                if self.shape.malformed == "null":
+                    begins.append(error.begin)
+                    ends.append(error.end)
+                    uuids.append(NIL_UUID)
                 at = error.end - base
                 continue
             begins += frames.begins

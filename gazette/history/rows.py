@@ -1,14 +1,15 @@
 """The messages of runs as rows: Arrow record batches, with columns of the messages and of their places.
 
-Needs pyarrow. Fields of plain types are found together with the UUIDs (`json_lines`); else Arrow parses
-whole buffers, where these are JSON of types that it has; else message by message.
+Needs pyarrow. Fields of plain types are found together with the UUIDs (`json_lines`). Otherwise Arrow parses
+whole buffers, if these are JSON of types that it has. What neither takes is read message by message
+(`json_values`), which is the specification.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,12 +17,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.json
+from google.protobuf.message import DecodeError
 
 from gazette.errors import Corrupt, Invalid
 from gazette.history.access import OpenAccess
 from gazette.history.columns import Columns, uuid_bytes
 from gazette.history.fold import CommittedRun
 from gazette.history.found import FoundBatch, found_batches
+from gazette.history.json_values import EncodeVariant, JsonRow
 from gazette.history.protobuf_rows import protobuf_row
 from gazette.history.read import Batch, committed
 from gazette.history.snapshot import Run
@@ -31,6 +34,7 @@ from gazette.protocol.ids import JournalName, Offset
 
 Value = Literal["json", "csv", "protobuf", "text", "binary"]
 Mask = npt.NDArray[np.bool_]
+T = TypeVar("T")
 
 META: Final[dict[str, pa.DataType]] = {
     "journal": pa.string(),
@@ -54,8 +58,8 @@ class Unfit(Corrupt):
     """A message does not fit the columns it is to be read as."""
 
     default_hint = (
-        "Give the field another type, or leave it out; read `value=text` or `binary` to see the message; "
-        "or `malformed=skip` to go on without such messages."
+        "Give the field another type, or leave it out. Read `value=text` to see the message. "
+        "`mode=PERMISSIVE` gives null instead, `mode=DROPMALFORMED` leaves such messages out."
     )
 
 
@@ -78,11 +82,15 @@ class RowFormat:
     """Whether messages without a UUID, whose clock is 0, are before ``clock_end``."""
     offset_begin: Offset = 0
     offset_end: Offset | None = None
+    corrupt: str = ""
+    """Name of the column that holds messages which do not fit, whole and as text; empty if there is none."""
+    encode_variant: EncodeVariant | None = None
+    """Encodes JSON for columns of type VARIANT, which are Spark's."""
 
     @property
     def fields(self) -> pa.Schema:
         """The columns that are fields of messages."""
-        names = dict(self.meta)
+        names = {*dict(self.meta), self.corrupt}
         return pa.schema([field for field in self.schema if field.name not in names])
 
     @property
@@ -96,6 +104,8 @@ class RowFormat:
             kind = self.schema.field(name).type
             if kind != META[key]:
                 raise Invalid(f"column {name} is of type {META[key]}, and not {kind}", path=name)
+        if self.corrupt and self.schema.field(self.corrupt).type != pa.string():
+            raise Invalid("the column of corrupt records must be a string", path=self.corrupt)
         fields = self.fields
         if self.value in ("text", "binary"):
             want = pa.string() if self.value == "text" else pa.binary()
@@ -138,6 +148,26 @@ def read_rows(
         yield from maker.rows(found, every)
 
 
+class _Parsed(NamedTuple):
+    """Messages as arrays: their places in the batch, their fields, and the text of those that do not fit."""
+
+    rows: Any
+    fields: list[pa.Array]
+    corrupt: pa.Array | None = None
+
+
+_ROW_ERRORS: Final = (
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    msgspec.MsgspecError,
+    Invalid,
+    DecodeError,
+    pa.ArrowException,
+)
+"""What reading a message raises if that does not fit its columns."""
+
+
 class RowMaker:
     """Makes rows of one run."""
 
@@ -147,7 +177,7 @@ class RowMaker:
         self.fields = format.fields
         """The columns that are fields of messages."""
         self._meta = dict(format.meta)
-        self._skips = run.shape.malformed == "skip"
+        self._malformed = run.shape.malformed
         self._parse = self._parser()
         self._journals = pa.array([], pa.string())
 
@@ -164,18 +194,23 @@ class RowMaker:
         if not wanted.any():
             return (), []
         if found.arrays is not None:
-            fit = np.flatnonzero(wanted)
             fields = found.arrays
-            if len(fit) < len(wanted):
+            if not wanted.all():
                 mask = pa.array(wanted)
                 fields = [array.filter(mask) for array in fields]
+            parsed = _Parsed(np.flatnonzero(wanted), fields)
         else:
             assert found.batch is not None
-            fit, fields = self._parse(found.batch, wanted)
+            parsed = self._parse(found.batch, wanted)
+        fit = parsed.rows
         if not len(fit):
             return (), []
         arrays = {name: self._meta_array(key, columns, fit) for name, key in self._meta.items()}
-        arrays.update(zip(self.fields.names, fields, strict=True))
+        arrays.update(zip(self.fields.names, parsed.fields, strict=True))
+        if self._format.corrupt:
+            arrays[self._format.corrupt] = (
+                pa.nulls(len(fit), pa.string()) if parsed.corrupt is None else parsed.corrupt
+            )
         return fit, [arrays[name] for name in self._format.schema.names]
 
     def _meta_array(self, key: str, columns: Columns, rows: Any) -> pa.Array:
@@ -201,17 +236,14 @@ class RowMaker:
             wanted = wanted & (columns.begins < format.offset_end)
         return wanted
 
-    def _parser(self) -> Callable[[Batch, Mask], tuple[Any, list[pa.Array]]]:
-        if not len(self.fields):
-            return lambda _batch, wanted: (np.flatnonzero(wanted), [])
+    def _parser(self) -> Callable[[Batch, Mask], _Parsed]:
+        if not len(self.fields) and not self._format.corrupt:
+            return lambda _batch, wanted: _Parsed(np.flatnonzero(wanted), [])
         match self._format.value:
             case "text" | "binary":
                 return self._parse_payloads
-            case "json" if all(_is_plain(field.type) for field in self.fields):
-                return self._parse_json
             case "json":
-                decode = msgspec.json.Decoder(dict[str, Any]).decode
-                return lambda batch, wanted: self._parse_each(batch, wanted, decode, _strict)
+                return self._json_parser()
             case "csv":
                 return lambda batch, wanted: self._parse_each(batch, wanted, self._csv_row, _csv)
             case "protobuf":
@@ -236,17 +268,61 @@ class RowMaker:
                 return _FIXED_HEADER_BYTES, 0
         return 0, 0
 
-    def _parse_payloads(self, batch: Batch, wanted: Mask) -> tuple[Any, list[pa.Array]]:
+    def _parse_payloads(self, batch: Batch, wanted: Mask) -> _Parsed:
         rows = np.flatnonzero(wanted)
         kind = self.fields.field(0).type
         payloads = [self._payload(batch, row) for row in rows.tolist()]
         if kind == pa.string():
             texts = [payload.decode("utf-8", "replace") for payload in payloads]
-            return rows, [pa.array(texts, kind)]
-        return rows, [pa.array(payloads, kind)]
+            return _Parsed(rows, [pa.array(texts, kind)])
+        return _Parsed(rows, [pa.array(payloads, kind)])
 
-    def _parse_json(self, batch: Batch, wanted: Mask) -> tuple[Any, list[pa.Array]]:
-        """All lines of the buffer at once, and then those that are wanted."""
+    def _json_parser(self) -> Callable[[Batch, Mask], _Parsed]:
+        read = JsonRow(self.fields, self._format.encode_variant).read
+        types = [field.type for field in self.fields]
+
+        def parse_each(batch: Batch, wanted: Mask) -> _Parsed:
+            kept = self._kept(batch, wanted, read)
+            places, values, corrupt = zip(*kept, strict=True) if kept else ((), (), ())
+            columns = zip(*values, strict=True) if values else [()] * len(types)
+            arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+            return _Parsed(np.array(places, np.int64), arrays, pa.array(corrupt, pa.string()))
+
+        if not types or not all(map(_is_plain, types)):
+            return parse_each
+
+        def parse(batch: Batch, wanted: Mask) -> _Parsed:
+            found = self._parse_json(batch, wanted)
+            return parse_each(batch, wanted) if found is None else found
+
+        return parse
+
+    def _kept(
+        self, batch: Batch, wanted: Mask, read: Callable[[bytes], tuple[T, list[str]]]
+    ) -> list[tuple[int, T, str | None]]:
+        """The place, the values and the corrupt text of each message that becomes a row.
+
+        Raises `Unfit` at one that does not fit its columns, if such are errors.
+        """
+        kept: list[tuple[int, T, str | None]] = []
+        for row in np.flatnonzero(wanted).tolist():
+            payload = self._payload(batch, row)
+            values, misfits = read(payload)
+            if not misfits:
+                kept.append((row, values, None))
+            elif self._malformed == "null":
+                kept.append((row, values, payload.decode("utf-8", "replace")))
+            elif self._malformed == "fail":
+                raise Unfit(
+                    f"message does not fit its columns: {misfits[0]}",
+                    journal=self._run.journal,
+                    begin=int(batch.columns.begins[row]),
+                    content=payload[:200],
+                )
+        return kept
+
+    def _parse_json(self, batch: Batch, wanted: Mask) -> _Parsed | None:
+        """All lines of the buffer at once, and then those that are wanted. None if Arrow declines one."""
         columns, buffer = batch.columns, batch.buffer
         begin = int(columns.begins[0]) - batch.base
         end = int(columns.ends[-1]) - batch.base
@@ -272,17 +348,16 @@ class RowMaker:
                 ),
             )
         except pa.ArrowInvalid:
-            table = None
-        if table is None or table.num_rows != count:
-            decode = msgspec.json.Decoder(dict[str, Any]).decode
-            return self._parse_each(batch, wanted, decode, _strict)
+            return None
+        if table.num_rows != count:
+            return None
         if contiguous and not wanted.all():
             table = table.filter(pa.array(wanted))
         arrays = [
             column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
             for column in table.columns
         ]
-        return np.flatnonzero(wanted), arrays
+        return _Parsed(np.flatnonzero(wanted), arrays)
 
     def _csv_row(self, payload: bytes) -> dict[str, Any]:
         record = parse_record(payload + b"\n", 0)
@@ -297,70 +372,48 @@ class RowMaker:
         wanted: Mask,
         decode: Callable[[bytes], dict[str, Any]],
         convert: Callable[[Sequence[Any], pa.DataType], pa.Array],
-    ) -> tuple[Any, list[pa.Array]]:
+    ) -> _Parsed:
         rows = np.flatnonzero(wanted).tolist()
         try:
             found = [decode(self._payload(batch, row)) for row in rows]
-            return np.array(rows), self._convert(found, convert)
-        except (
-            ValueError,
-            TypeError,
-            ArithmeticError,
-            msgspec.MsgspecError,
-            Invalid,
-            pa.ArrowException,
-        ):
-            pass
-        # One of them does not fit: which is it?
-        fit: list[int] = []
-        parts: list[list[pa.Array]] = []
-        for row in rows:
-            payload = self._payload(batch, row)
-            try:
-                parts.append(self._convert([decode(payload)], convert))
-                fit.append(row)
-            except (
-                ValueError,
-                TypeError,
-                ArithmeticError,
-                msgspec.MsgspecError,
-                Invalid,
-                pa.ArrowException,
-            ) as error:
-                if not self._skips:
-                    raise Unfit(
-                        f"message does not fit its columns: {str(error).splitlines()[0]}",
-                        journal=self._run.journal,
-                        begin=int(batch.columns.begins[row]),
-                        content=payload[:200],
-                    ) from error
-        arrays = [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
-        return np.array(fit, np.int64), arrays
+            arrays = [
+                convert([one.get(field.name) for one in found], field.type) for field in self.fields
+            ]
+            return _Parsed(np.array(rows), arrays)
+        except _ROW_ERRORS:
+            pass  # One of them does not fit: which is found out below.
 
-    def _convert(
-        self,
-        found: Sequence[dict[str, Any]],
-        convert: Callable[[Sequence[Any], pa.DataType], pa.Array],
-    ) -> list[pa.Array]:
-        arrays = []
-        for field in self.fields:
+        def read(payload: bytes) -> tuple[list[pa.Array], list[str]]:
             try:
-                arrays.append(convert([one.get(field.name) for one in found], field.type))
-            except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as error:
-                raise Invalid(
-                    f"{str(error).splitlines()[0]} (expected {field.type})", path=field.name
-                ) from error
-        return arrays
+                values = decode(payload)
+            except _ROW_ERRORS as error:
+                return [pa.nulls(1, field.type) for field in self.fields], [_reason(error)]
+            misfits: list[str] = []
+            parts: list[pa.Array] = []
+            for field in self.fields:
+                try:
+                    parts.append(convert([values.get(field.name)], field.type))
+                except _ROW_ERRORS as error:
+                    misfits.append(f"{field.name}: {_reason(error)} (expected {field.type})")
+                    parts.append(pa.nulls(1, field.type))
+            return parts, misfits
+
+        kept = self._kept(batch, wanted, read)
+        if not kept:
+            return _Parsed(np.array([], np.int64), [])
+        places, parts, corrupt = zip(*kept, strict=True)
+        arrays = [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
+        return _Parsed(np.array(places, np.int64), arrays, pa.array(corrupt, pa.string()))
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _strict(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values of JSON or protobuf as an array. Texts become times, dates and numbers where needed."""
+    """Values of protobuf as an array. Texts become times, dates and numbers where needed."""
     if _needs_cast(kind) and any(isinstance(value, str) for value in values):
         return pa.array(values, pa.string()).cast(kind)
-    if pa.types.is_binary(kind) and any(isinstance(value, str) for value in values):
-        values = [
-            msgspec.convert(value, bytes) if isinstance(value, str) else value for value in values
-        ]
     if pa.types.is_string(kind):
         values = [
             value
@@ -368,6 +421,9 @@ def _strict(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
             else msgspec.json.encode(value).decode()
             for value in values
         ]
+    if pa.types.is_integer(kind) and any(isinstance(value, float) for value in values):
+        # An array of integers would take floats, and cut them.
+        return pa.array(values, pa.float64()).cast(kind)
     return pa.array(values, kind)
 
 
@@ -383,9 +439,10 @@ def _needs_cast(kind: pa.DataType) -> bool:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Whether Arrow's parser of JSON makes it of what JSON means by it."""
+    """Whether Arrow's parser of JSON takes it as `json_values` does, or declines."""
     if pa.types.is_struct(kind):
-        return all(_is_plain(kind.field(at).type) for at in range(kind.num_fields))
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        return all(_is_plain(field.type) and not field.metadata for field in fields)
     if pa.types.is_list(kind):
         return _is_plain(kind.value_type)
     return bool(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -87,6 +87,27 @@ def take_snapshot(access: OpenAccess, selection: Selection) -> Snapshot:
     """
     selection.validate()
     return access.run(_take(access, selection))
+
+
+def require_stored(
+    snapshot: Snapshot, selection: Selection, known: Collection[JournalName] = ()
+) -> None:
+    """Raise ``NotFound`` for a journal of which the stores that were listed have no fragment at all.
+
+    Its name may be mistyped: a store knows no journals, and lists nothing of what is not there.
+    Journals that are ``known`` were there before, and may have been pruned to their end.
+    """
+    for one in snapshot.journals if selection.stores else ():
+        until = selection.end.get(one.journal, selection.end_all)
+        if not one.end and until is None and one.journal not in known:
+            raise NotFound(
+                "the store has no fragment of the journal",
+                hint="Compare the name of the journal, and its stores (`gazctl journals list "
+                "--format yaml`). If nothing has been stored yet, give broker.address to read what "
+                "brokers hold.",
+                journal=one.journal,
+                stores=", ".join(selection.stores),
+            )
 
 
 async def _take(access: OpenAccess, selection: Selection) -> Snapshot:

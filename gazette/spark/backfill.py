@@ -176,6 +176,8 @@ def _options(backfill: Backfill, access: Access, snapshot: Snapshot) -> dict[str
         "journal": ",".join(one.journal for one in snapshot.journals),
         "direct": str(access.direct).lower(),
         "uuid_field": backfill.uuid_field,
+        # A null in place of what does not fit would get into the state.
+        "mode": "FAILFAST",
     }
     if access.file_root is not None:
         options["file_root"] = str(access.file_root)

@@ -7,7 +7,10 @@ from typing import Final, Self
 
 from gazette.errors import Bug, GazetteError, NotAllowed
 
-_SKIP: Final = "Repair or stop its producer; `malformed=skip` goes on behind it."
+_SKIP: Final = (
+    "Repair or stop its producer. `mode=PERMISSIVE` reads such messages as null, "
+    "`mode=DROPMALFORMED` leaves them out."
+)
 _WHOLE: Final = "Set run_bytes to more than the journal holds, so that one task reads it all."
 _SIGN: Final = "Set the option broker.auth_keys to the brokers' keys, or broker.auth_token."
 

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NoReturn, TypeVar, get_args
 
 from gazette.errors import Invalid
@@ -62,7 +62,8 @@ READ: Final[dict[str, str]] = {
     "uuid_field": "name of the JSON field with the UUID, with dots for one within others",
     "isolation": "read_committed or read_uncommitted",
     "acks": "true: also give acknowledgements, as messages of nothing",
-    "malformed": "fail or skip, at what is no message",
+    "mode": "PERMISSIVE, DROPMALFORMED or FAILFAST: what becomes of messages that do not fit the columns",
+    "columnnameofcorruptrecord": "the column for the text of such messages, if the schema has it",
     "begin": 'offset to begin at; or of each journal: {"journal": offset}',
     "end": 'offset to end at; or of each journal: {"journal": offset}',
     "begin_time": "time of the first messages: ISO 8601, or Unix seconds",
@@ -91,6 +92,14 @@ WRITE: Final[dict[str, str]] = {
     "commit_id": "name of this write in commits: written again, it is the same",
     "checkpointlocation": "of the streaming query: commits are recorded there, if not in commits",
 }
+Mode = Literal["permissive", "dropmalformed", "failfast"]
+Gaps = Literal["fail", "skip"]
+_MALFORMED: Final[dict[Mode, Malformed]] = {
+    "permissive": "null",
+    "dropmalformed": "skip",
+    "failfast": "fail",
+}
+_CORRUPT: Final = "_corrupt_record"
 _UNIX_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _IGNORED: Final = frozenset({"path", "queryname"})
 
@@ -229,7 +238,7 @@ class Options:
             CONTENT_TYPE_OF.get(content_type, CONTENT_JSON_LINES),
             self.text("uuid_field", "uuid"),
             message,
-            self.choice("malformed", Malformed, "fail"),
+            _MALFORMED[self.choice("mode", Mode, "permissive")],
         )
         if message:
             self._require_protobuf(shape)
@@ -282,6 +291,9 @@ class ReadOptions:
     acks: bool
     clock_begin: int
     clock_end: int | None
+    has_mode: bool
+    corrupt: str
+    """Name of the column for messages that do not fit the others."""
     run_bytes: int
     infer_bytes: int
     pushdown: bool
@@ -330,7 +342,7 @@ class ReadOptions:
                 begin_all=begin_all or 0,
                 end_all=end_all,
                 begin_time_s=(begin_ns or 0) / 1e9,
-                skip_gaps=given.choice("gaps", Malformed, "fail") == "skip",
+                skip_gaps=given.choice("gaps", Gaps, "fail") == "skip",
             ),
             value=given.text("value") or ("protobuf" if shape.message else ""),
             fields=given.text("fields"),
@@ -340,6 +352,8 @@ class ReadOptions:
             acks=given.flag("acks"),
             clock_begin=clock_at(begin_ns) if begin_ns else 0,
             clock_end=None if end_ns is None else clock_at(end_ns),
+            has_mode="mode" in given,
+            corrupt=given.text("columnnameofcorruptrecord", _CORRUPT),
             run_bytes=given.number("run_bytes", RUN_BYTES, 1),
             infer_bytes=given.number("infer_bytes", 1 << 20, 1),
             pushdown=given.flag("pushdown"),
@@ -347,6 +361,17 @@ class ReadOptions:
             keep=given.flag("keep", default=True),
             plan=given.text("plan"),
         )
+
+    def inferred(self) -> ReadOptions:
+        """Return the options for a schema that was inferred from some of the messages.
+
+        Unless a mode is given, a message that does not fit is an error then. Spark infers from all
+        messages: the columns would have been others.
+        """
+        if self.has_mode:
+            return self
+        shape = replace(self.selection.shape, malformed="fail")
+        return replace(self, selection=replace(self.selection, shape=shape))
 
 
 @dataclass(frozen=True, slots=True)

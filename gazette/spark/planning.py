@@ -27,7 +27,7 @@ from gazette.history.kept import Keeping, summarise_keeping
 from gazette.history.read import resolver, summarise_run
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
 from gazette.history.summary import RunSummary
-from gazette.history.take import take_snapshot
+from gazette.history.take import require_stored, take_snapshot
 from gazette.spark.hints import with_hints
 from gazette.spark.options import ReadOptions
 from gazette.spark.schema import common_value, row_format, table_schema
@@ -62,14 +62,18 @@ def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
         for name, value in options.items()
     }
     parsed = ReadOptions.parse(given)
-    reader = spark.read.format("gazette").options(**given)
     if parsed.isolation == "read_committed":
         if schema is None:
-            schema = table_schema(parsed)
+            schema, inferred = table_schema(parsed)
+            if inferred and not parsed.has_mode:
+                parsed, given = parsed.inferred(), {**given, "mode": "FAILFAST"}
         elif isinstance(schema, str):
             schema = spark.createDataFrame([], schema).schema
+    reader = spark.read.format("gazette").options(**given)
+    if parsed.isolation == "read_committed":
         with parsed.access.open() as opened:
             snapshot = take_snapshot(opened, parsed.selection)
+            require_stored(snapshot, parsed.selection)
             check_isolation(parsed, snapshot)
         format = row_format(parsed, schema, common_value(parsed, snapshot))
         keeping = Keeping(format) if parsed.keep else None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.json
 from pyspark.sql import types
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
@@ -14,12 +14,13 @@ from gazette.history.access import OpenAccess
 from gazette.history.protobuf_rows import protobuf_schema
 from gazette.history.read import read_columns
 from gazette.history.rows import META, RowFormat
-from gazette.history.snapshot import Run, Snapshot
-from gazette.history.take import take_snapshot
+from gazette.history.snapshot import JournalSnapshot, Run, Snapshot
+from gazette.history.take import require_stored, take_snapshot
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES
 from gazette.message.csv_framing import parse_record
 from gazette.message.message_uuid import ACK_TXN
 from gazette.spark.ddl import parse_columns
+from gazette.spark.infer import infer_json
 from gazette.spark.options import ReadOptions, one_of
 
 _READABLE: Final = (
@@ -31,14 +32,20 @@ _READABLE: Final = (
     types.DateType,
     types.TimestampType,
     types.TimestampNTZType,
+    types.VariantType,
 )
 _INFER_JOURNALS: Final = 16
 """From how many journals messages are looked at, at most."""
+_INFER_PLACES: Final = 4
+"""In how many places of each, beside its first fragment."""
 
 
-def table_schema(options: ReadOptions) -> Any:
-    """The schema of a table whose reader gave none (a ``StructType``). Raises `Invalid` and more."""
-    fields = _fields(options)
+def table_schema(options: ReadOptions) -> tuple[Any, bool]:
+    """Return the ``StructType`` of a table whose reader gave none, and whether it is inferred.
+
+    Raises `Invalid`, and what reading does: columns are inferred from some of the messages.
+    """
+    fields, inferred = _fields(options)
     meta = [pa.field(f"{options.meta_prefix}{name}", kind) for name, kind in META.items()]
     # The UUID of a message is there already, as a column of every table.
     names = {field.name for field in meta} & {options.selection.shape.uuid_field}
@@ -59,7 +66,7 @@ def table_schema(options: ReadOptions) -> Any:
                 path="option columns",
             )
         columns = [by_name[name] for name in options.columns]
-    return from_arrow_schema(pa.schema(columns), prefer_timestamp_ntz=False)
+    return from_arrow_schema(pa.schema(columns), prefer_timestamp_ntz=False), inferred
 
 
 def row_format(options: ReadOptions, schema: Any, snapshot_value: str) -> RowFormat:
@@ -82,6 +89,8 @@ def row_format(options: ReadOptions, schema: Any, snapshot_value: str) -> RowFor
         options.acks,
         options.clock_begin,
         options.clock_end,
+        corrupt=options.corrupt if options.corrupt in arrow.names else "",
+        encode_variant=_encode_variant,
     )
     try:
         format.validate()
@@ -94,6 +103,16 @@ def row_format(options: ReadOptions, schema: Any, snapshot_value: str) -> RowFor
     return format
 
 
+def _encode_variant(text: str) -> dict[str, bytes]:
+    try:
+        found = types.VariantVal.parseJson(text)
+    except (
+        Exception
+    ) as error:  # PySpark's own errors have no class in common: a key twice, too large.
+        raise ValueError(f"not a variant: {error}") from error
+    return {"value": found.value, "metadata": found.metadata}
+
+
 def _require_readable(path: str, kind: types.DataType) -> None:
     """Raises `Invalid` for types that nothing in a message is read as."""
     if isinstance(kind, types.StructType):
@@ -102,7 +121,10 @@ def _require_readable(path: str, kind: types.DataType) -> None:
     elif isinstance(kind, types.ArrayType):
         _require_readable(path, kind.elementType)
     elif isinstance(kind, types.MapType):
-        _require_readable(path, kind.keyType)
+        if not isinstance(kind.keyType, types.StringType):
+            raise Invalid(
+                f"keys of maps are strings, and not {kind.keyType.simpleString()}", path=path
+            )
         _require_readable(path, kind.valueType)
     elif not isinstance(kind, _READABLE):
         raise Invalid(
@@ -146,40 +168,58 @@ def common_value(options: ReadOptions, snapshot: Snapshot) -> str:
     return values.pop() if values else options.value or "json"
 
 
-def _fields(options: ReadOptions) -> pa.Schema:
+def _fields(options: ReadOptions) -> tuple[pa.Schema, bool]:
+    """The columns of messages, and whether they are inferred from some of these."""
     if options.fields:
-        return parse_columns(options.fields)
+        return parse_columns(options.fields), False
     value = options.value
     if value == "protobuf":
-        return protobuf_schema(options.selection.shape.message_type())
+        return protobuf_schema(options.selection.shape.message_type()), False
     if not value or value in ("json", "csv"):
         with options.access.open() as access:
             snapshot = take_snapshot(access, options.selection)
+            require_stored(snapshot, options.selection)
             value = common_value(options, snapshot)
             if value in ("json", "csv"):
-                return _inferred(options, access, snapshot, value)
+                return _inferred(options, access, snapshot, value), True
     kind = pa.string() if value == "text" else pa.binary()
-    return pa.schema([("value", kind)])
+    return pa.schema([("value", kind)]), False
 
 
 def _inferred(
     options: ReadOptions, access: OpenAccess, snapshot: Snapshot, value: str
 ) -> pa.Schema:
-    """The fields of the first messages. Raises `Invalid` if there is none."""
-    schemas: list[pa.Schema] = []
+    """The fields of some messages. Raises `Invalid` if there is none."""
+    lines: list[bytes] = []
     for journal in snapshot.journals[:_INFER_JOURNALS]:
-        if journal.pieces:
-            run = Run(journal.journal, journal.shape, 0, journal.pieces, 0)
-            lines = _first_messages(access, run, options.infer_bytes)
-            if lines:
-                schemas.append(_of_lines(lines, value))
-    if not schemas:
+        lines += _sample(access, journal, options.infer_bytes)
+    if value == "csv" and lines:
+        record = parse_record(lines[0], 0)
+        width = 0 if record is None else len(record.fields)
+        return pa.schema([(f"c{at}", pa.string()) for at in range(1, width)])
+    fields = infer_json(lines)
+    if not fields.names:
         raise Invalid(
             "there is no message to tell the fields from",
             path="option fields",
             hint="Give the fields, as of CREATE TABLE, or give schema() to the reader.",
         )
-    return pa.unify_schemas(schemas, promote_options="permissive")
+    return fields
+
+
+def _sample(access: OpenAccess, journal: JournalSnapshot, bytes_max: int) -> list[bytes]:
+    """Messages of the first fragment, of the last, and of some between them, of about so many bytes."""
+    pieces = journal.pieces
+    places = sorted(
+        {round(at * (len(pieces) - 1) / _INFER_PLACES) for at in range(_INFER_PLACES + 1)}
+    )
+    lines: list[bytes] = []
+    for place in places if pieces else ():
+        # A fragment may begin within a message.
+        shape = replace(journal.shape, malformed="skip")
+        run = Run(journal.journal, shape, 0, pieces[place : place + 1], 0)
+        lines += _first_messages(access, run, bytes_max // len(places) + 1)
+    return lines
 
 
 def _first_messages(access: OpenAccess, run: Run, bytes_max: int) -> list[bytes]:
@@ -195,35 +235,3 @@ def _first_messages(access: OpenAccess, run: Run, bytes_max: int) -> list[bytes]
             if size >= bytes_max:
                 return found
     return found
-
-
-def _of_lines(lines: list[bytes], value: str) -> pa.Schema:
-    if value == "csv":
-        record = parse_record(lines[0], 0)
-        width = 0 if record is None else len(record.fields)
-        return pa.schema([(f"c{at}", pa.string()) for at in range(1, width)])
-    try:
-        text = b"".join(lines)
-        table = pyarrow.json.read_json(
-            pa.BufferReader(text),
-            read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(text) + 1024),
-        )
-    except pa.ArrowInvalid as error:
-        raise Invalid(
-            f"the fields of messages cannot be told: {str(error).splitlines()[0]}",
-            path="option fields",
-            hint="Give the fields, as of CREATE TABLE, or give schema() to the reader.",
-        ) from error
-    return pa.schema([pa.field(field.name, _plain(field.type)) for field in table.schema])
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """What is inferred as little as possible: texts that look like times stay texts."""
-    if pa.types.is_null(kind) or pa.types.is_temporal(kind):
-        return pa.string()
-    if pa.types.is_struct(kind):
-        fields = [kind.field(at) for at in range(kind.num_fields)]
-        return pa.struct([pa.field(field.name, _plain(field.type)) for field in fields])
-    if pa.types.is_list(kind):
-        return pa.list_(_plain(kind.value_type))
-    return kind

@@ -7,6 +7,7 @@ run in processes of their own: they hold options and what these mean, and nothin
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql.datasource import DataSource
@@ -16,6 +17,9 @@ from gazette.spark.hints import with_hints
 
 class GazetteDataSource(DataSource):
     """Journals. See docs/spark.md for the options."""
+
+    _inferred = False
+    """Whether Spark was given columns that follow from some messages. It keeps this object with them."""
 
     @classmethod
     def name(cls) -> str:
@@ -27,7 +31,8 @@ class GazetteDataSource(DataSource):
         from gazette.spark.schema import table_schema
 
         # Whether the table is read at once or as a stream is not known yet.
-        return table_schema(ReadOptions.parse(self.options, STREAM))
+        schema, self._inferred = table_schema(ReadOptions.parse(self.options, STREAM))
+        return schema
 
     @with_hints()
     def reader(self, schema: Any) -> Any:
@@ -35,6 +40,8 @@ class GazetteDataSource(DataSource):
         from gazette.spark.table import GazettePushdownReader, GazetteReader
 
         options = ReadOptions.parse(self.options)
+        if self._inferred:
+            options = options.inferred()
         kind = GazettePushdownReader if options.pushdown else GazetteReader
         return kind(options, schema)
 
@@ -43,7 +50,10 @@ class GazetteDataSource(DataSource):
         from gazette.spark.options import StreamOptions
         from gazette.spark.stream import GazetteStreamReader
 
-        return GazetteStreamReader(StreamOptions.parse(self.options), schema)
+        options = StreamOptions.parse(self.options)
+        if self._inferred:
+            options = replace(options, read=options.read.inferred())
+        return GazetteStreamReader(options, schema)
 
     @with_hints()
     def writer(self, schema: Any, overwrite: bool) -> Any:

@@ -26,7 +26,7 @@ from gazette.history.access import OpenAccess
 from gazette.history.fold import Folded
 from gazette.history.read import read_columns
 from gazette.history.snapshot import JournalSnapshot, Run, Snapshot
-from gazette.history.take import take_snapshot
+from gazette.history.take import require_stored, take_snapshot
 from gazette.message.frames import MalformedMessage
 from gazette.message.message_uuid import PRODUCER_BYTES
 from gazette.protocol.checkpoint import Checkpoint, ProducerState, SourceCheckpoint
@@ -227,6 +227,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         began = access.clock.monotonic()
         while True:
             snapshot = take_snapshot(access, given)
+            require_stored(snapshot, given, known)
             # A snapshot begins at its end, if that is before where it was to begin. A store that has
             # nothing of a journal any more does not know where it ends.
             short = [

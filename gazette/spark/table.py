@@ -30,7 +30,7 @@ from gazette.history.read import resolver, summarise_run
 from gazette.history.rows import RowFormat, read_rows
 from gazette.history.snapshot import Run, Snapshot
 from gazette.history.summary import RunSummary
-from gazette.history.take import take_snapshot
+from gazette.history.take import require_stored, take_snapshot
 from gazette.message.message_uuid import clock_at
 from gazette.spark.hints import with_hints
 from gazette.spark.options import ReadOptions
@@ -106,7 +106,9 @@ class GazetteReader(DataSourceReader):
             plan = decode_plan(options.plan)
             return self._partitions(plan.folded.snapshot, plan.folded.runs, plan.kept, plan.combine)
         with options.access.open() as access:
-            snapshot = self._bounds.selected(take_snapshot(access, options.selection))
+            snapshot = take_snapshot(access, options.selection)
+            require_stored(snapshot, options.selection)
+            snapshot = self._bounds.selected(snapshot)
             check_isolation(options, snapshot)
             if options.isolation == "read_uncommitted":
                 return self._partitions(snapshot, snapshot.runs(options.run_bytes))

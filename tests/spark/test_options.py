@@ -12,7 +12,6 @@ from pyspark.sql.types import (
     NullType,
     StructField,
     StructType,
-    VariantType,
     YearMonthIntervalType,
 )
 
@@ -24,6 +23,7 @@ from gazette.spark.ddl import parse_columns
 from gazette.spark.hints import with_hints
 from gazette.spark.options import ReadOptions, StreamOptions, WriteOptions
 from gazette.spark.source import GazetteDataSource
+from gazette.testing.stored import write_journal
 
 STORE = {"store": "file:///data/fragments", "journal": "topic/a"}
 BROKER = {"broker.address": "http://localhost:8080", "selector": "prefix=topic/"}
@@ -86,7 +86,10 @@ def test_what_options_mean():
         ({**STORE, "message": "nope:Nope"}, "option message: cannot import .* No module named"),
         ({**STORE, "message": "json:loads"}, "option message: is not the class of a protobuf"),
         ({**STORE, "isolation": "dirty"}, "must be one of read_committed, read_uncommitted"),
-        ({**STORE, "malformed": "drop"}, "option malformed: must be one of fail, skip"),
+        (
+            {**STORE, "mode": "drop"},
+            "option mode: must be one of permissive, dropmalformed, failfast",
+        ),
         ({**STORE, "value": "xml"}, "option value: must be one of json, csv, protobuf"),
         ({**STORE, "value": "protobuf"}, "option message: must be given for value=protobuf"),
         ({**STORE, "value": "json", "message": "a:B"}, "option value: must be protobuf"),
@@ -167,7 +170,7 @@ def test_writes():
         (Invalid("wrong", hint="Right it."), "Right it."),
         (
             MalformedMessage("no message", begin=0, end=1, raw=b""),
-            "Repair or stop its producer; `malformed=skip` goes on behind it.",
+            "Repair or stop its producer. `mode=PERMISSIVE` reads such messages as null",
         ),
         (
             TruncatedFrame("in parts", begin=0, end=1, raw=b""),
@@ -208,14 +211,13 @@ def test_a_defect_keeps_what_led_to_it():
 
 
 @pytest.mark.parametrize(
-    "kind", ["interval day to second", "variant", "array<interval year to month>", "void"]
+    "kind", ["interval day to second", "array<interval year to month>", "void"]
 )
 def test_types_that_messages_do_not_have(kind, tmp_path):
-    (tmp_path / "topic").mkdir()
+    write_journal(tmp_path, "file:///", "topic/a", [b"{}\n"])
     given = {"store": f"file://{tmp_path}/", "journal": "topic/a", "isolation": "read_uncommitted"}
     types = {
         "interval day to second": DayTimeIntervalType(),
-        "variant": VariantType(),
         "array<interval year to month>": ArrayType(YearMonthIntervalType()),
         "void": NullType(),
     }

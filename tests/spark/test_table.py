@@ -24,7 +24,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from gazette.auth import KeyedAuth
 from gazette.client.appender import AppendParams
 from gazette.clock import SystemClock
-from gazette.errors import Invalid, NotAllowed
+from gazette.errors import Invalid, NotAllowed, NotFound
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.frames import MalformedMessage
 from gazette.message.message_uuid import (
@@ -209,7 +209,18 @@ def test_what_cannot_be_told_committed(options):
 
 def test_nothing_to_infer_from(options):
     with pytest.raises(Invalid, match="option fields: there is no message to tell the fields from"):
-        GazetteDataSource({**options, "journal": "topic/none"}).schema()
+        GazetteDataSource({**options, "journal": "topic/a", "end": "0"}).schema()
+
+
+def test_a_journal_that_the_store_does_not_have(options):
+    """A name that is mistyped is no empty table."""
+    for name in ("topic/none", "topic/a,topic/none"):
+        given = {**options, "journal": name}
+        with pytest.raises(NotFound, match=r"no fragment of the journal \(journal=topic/none"):
+            GazetteDataSource(given).schema()
+        for isolation in ("read_committed", "read_uncommitted"):
+            with pytest.raises(NotFound, match=r"no fragment of the journal \(journal=topic/none"):
+                read({**given, "isolation": isolation}, "word string")
 
 
 def test_not_a_plan():
@@ -227,10 +238,13 @@ def test_csv_rows_and_a_header(tmp_path):
     found, _ = read({**given, "journal": "topic/csv"}, "word string, n long, uuid string")
     assert [tuple(row.values()) for row in found] == [('a, "b"', 1, uuids[0]), ("", None, uuids[1])]
     assert GazetteDataSource({**given, "journal": "topic/csv"}).schema().names[-2:] == ["c1", "c2"]
+    found, _ = read({**given, "journal": "topic/head"}, "word string, n long")
+    assert [tuple(row.values()) for row in found] == [("word", None), ('a, "b"', 1), ("", None)]
+    failing = {**given, "journal": "topic/head", "mode": "FAILFAST"}
     with pytest.raises(MalformedMessage, match=r"journal=topic/head, begin=0") as raised:
-        read({**given, "journal": "topic/head"}, "word string, n long")
-    assert "malformed=skip" in raised.value.__notes__[0]
-    skipped = {**given, "journal": "topic/head", "malformed": "skip"}
+        read(failing, "word string, n long")
+    assert "mode=DROPMALFORMED" in raised.value.__notes__[0]
+    skipped = {**given, "journal": "topic/head", "mode": "DROPMALFORMED"}
     assert [row["n"] for row in read(skipped, "word string, n long")[0]] == [1, None]
     # Fields have no names: read as what it is not, a field would be another one.
     named = {**given, "journal": "topic/csv", "fields": "word string, n long"}

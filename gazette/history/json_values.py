@@ -1,0 +1,389 @@
+"""Values of JSON as values of columns, as ``spark.read.json`` converts them: `JsonRow`. Needs pyarrow.
+
+This is the specification for JSON. The compiled scanner and Arrow's parser are quicker for plain values. They
+decline all others, and what they accept is the same. `tests/spark/test_json_types.py` compares the three
+with Spark, type by type and value by value.
+
+A value that does not fit its column is null, never another number. So three values differ from Spark, which
+wraps or guesses there: a byte beyond 127, seconds beyond the range of timestamps, and a time without a date.
+"""
+
+from __future__ import annotations
+
+import binascii
+import datetime
+import decimal
+import re
+import zoneinfo
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from gazette.errors import Invalid
+
+Convert = Callable[[bytes, list[str]], Any]
+"""Converts the text of one value. It appends each misfit that left a null behind within the value.
+
+Raises ``ValueError`` if the value as a whole does not fit."""
+
+EncodeVariant = Callable[[str], dict[str, bytes]]
+"""Gives the value and the metadata of a VARIANT for a text of JSON, or raises ``ValueError``."""
+
+_NULL: Final = b"null"
+_INTEGER: Final = re.compile(rb"-?[0-9]+")
+_NUMBER_BEGIN: Final = b"-0123456789"
+_NOT_FINITE: Final = {
+    "NaN": "nan",
+    "+INF": "inf",
+    "+Infinity": "inf",
+    "Infinity": "inf",
+    "-INF": "-inf",
+    "-Infinity": "-inf",
+}
+_DECIMAL: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+_DECIMAL_CONTEXT: Final = decimal.Context(prec=80, rounding=decimal.ROUND_HALF_UP)
+_EXPONENT_MAX: Final = 400
+"""A decimal with a larger exponent is zero, or fits no column: its digits need not be written out."""
+
+_DAY: Final = re.compile(
+    r"([+-]?\d{4,7})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.ASCII | re.DOTALL
+)
+_DAYS: Final = re.compile(r"[+-]?\d{1,10}", re.ASCII)
+_TIME: Final = re.compile(
+    r"([+-]?\d{4,6})(?:-(\d{1,2})(?:-(\d{1,2})"
+    r"(?:[ T](\d{1,2})(?::(\d{1,2})(?::(\d{1,2})(?:\.(\d*))?(.*))?)?)?)?)?",
+    re.ASCII | re.DOTALL,
+)
+_OFFSET: Final = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{2})(?::?(\d{2}))?)?", re.ASCII)
+_SHORT_ZONES: Final = {
+    "EST": "-05:00",
+    "MST": "-07:00",
+    "HST": "-10:00",
+    "PST": "America/Los_Angeles",
+}
+_ZERO_OFFSETS: Final = frozenset({"Z", "UTC", "GMT", "UT"})
+_OFFSET_MAX_S: Final = 18 * 3600
+_DAY_S: Final = 86400
+_MICROS: Final = 1_000_000
+_ERA_YEARS: Final = 400
+_ERA_DAYS: Final = 146_097
+_EPOCH: Final = datetime.date(1970, 1, 1).toordinal()
+_GREGORIAN_BEGIN: Final = datetime.date(1582, 10, 15).toordinal() - _EPOCH
+_INT32: Final = range(-(1 << 31), 1 << 31)
+_INT64: Final = range(-(1 << 63), 1 << 63)
+
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_text = msgspec.json.Decoder(str).decode
+
+
+class JsonRow:
+    """Reads lines of JSON as the fields of a schema. For one thread."""
+
+    def __init__(self, fields: pa.Schema, encode_variant: EncodeVariant | None = None) -> None:
+        """Raises ``Invalid`` for a type that nothing in JSON is read as."""
+        self._fields = [
+            (field.name, _convert(field.name, field.type, encode_variant)) for field in fields
+        ]
+
+    def read(self, line: bytes) -> tuple[list[Any], list[str]]:
+        """Return the values of one line, by the order of the schema, and what did not fit.
+
+        A value that does not fit is None. A line that is no object of JSON has no values at all.
+        """
+        misfits: list[str] = []
+        try:
+            found = _object(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return [None] * len(self._fields), [str(error)]
+        return [
+            _member(found.get(name), convert, misfits, name) for name, convert in self._fields
+        ], misfits
+
+
+def _member(raw: msgspec.Raw | None, convert: Convert, misfits: list[str], name: str) -> Any:
+    """A field of an object: null where it does not fit, and its neighbours stay."""
+    if raw is None:
+        return None
+    try:
+        return convert(bytes(raw), misfits)
+    except (ValueError, OverflowError) as error:
+        misfits.append(f"{name}: {error}")
+        return None
+
+
+def _convert(path: str, kind: pa.DataType, encode_variant: EncodeVariant | None) -> Convert:
+    if _is_variant(kind) and encode_variant is not None:
+        return _variant(encode_variant)  # It has a null of its own.
+    convert = _convert_present(path, kind, encode_variant)
+    return lambda raw, misfits: None if raw == _NULL else convert(raw, misfits)
+
+
+def _convert_present(path: str, kind: pa.DataType, encode_variant: EncodeVariant | None) -> Convert:
+    if pa.types.is_struct(kind):
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        return _struct(
+            [
+                (field.name, _convert(f"{path}.{field.name}", field.type, encode_variant))
+                for field in fields
+            ]
+        )
+    if pa.types.is_list(kind):
+        return _array(_convert(path, kind.value_type, encode_variant))
+    if pa.types.is_map(kind) and pa.types.is_string(kind.key_type):
+        return _map(_convert(path, kind.item_type, encode_variant))
+    if pa.types.is_integer(kind):
+        return _integer(kind.bit_width)
+    if pa.types.is_decimal(kind):
+        return _decimal(kind.precision, kind.scale)
+    if pa.types.is_timestamp(kind):
+        return _instant if kind.tz else _local
+    for matches, convert in _SIMPLE:
+        if matches(kind):
+            return convert
+    raise Invalid(
+        f"nothing in JSON is read as {kind}",
+        path=path,
+        hint="Read it as a string, and convert that afterwards.",
+    )
+
+
+def _is_variant(kind: pa.DataType) -> bool:
+    """Whether Spark means a VARIANT by this struct: it says so in the metadata of a field."""
+    if not pa.types.is_struct(kind) or kind.num_fields != 2:
+        return False
+    return any((kind.field(at).metadata or {}).get(b"variant") == b"true" for at in range(2))
+
+
+def _shown(raw: bytes) -> str:
+    text = raw.decode("utf-8", "replace")
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _misfit(raw: bytes, wanted: str) -> ValueError:
+    return ValueError(f"{_shown(raw)} is not {wanted}")
+
+
+def _is_number(raw: bytes) -> bool:
+    return raw[0] in _NUMBER_BEGIN
+
+
+def _is_text(raw: bytes) -> bool:
+    return raw[0] == 0x22
+
+
+def _boolean(raw: bytes, _: list[str]) -> bool:
+    if raw not in (b"true", b"false"):
+        raise _misfit(raw, "a boolean")
+    return raw == b"true"
+
+
+def _integer(bits: int) -> Convert:
+    fit = range(-(1 << (bits - 1)), 1 << (bits - 1))
+    # Of more digits none fits, and a million digits would take a long time.
+    digits_max = len(str(fit.start))
+
+    def convert(raw: bytes, _: list[str]) -> int:
+        if len(raw) <= digits_max and _INTEGER.fullmatch(raw) and (value := int(raw)) in fit:
+            return value
+        raise _misfit(raw, f"an integer of {bits} bits")
+
+    return convert
+
+
+def _double(raw: bytes, _: list[str]) -> float:
+    if _is_number(raw):
+        # An integer has no negative zero.
+        return 0.0 if raw == b"-0" else float(raw)
+    if _is_text(raw) and (value := _NOT_FINITE.get(_text(raw))):
+        return float(value)
+    raise _misfit(raw, "a number")
+
+
+def _single(raw: bytes, misfits: list[str]) -> float:
+    if not _is_number(raw) or raw == b"-0":
+        return _double(raw, misfits)
+    # Rounded once, from the digits. By way of a double it would be rounded twice.
+    value: float = pa.scalar(raw.decode()).cast(pa.float32()).as_py()
+    return value
+
+
+def _decimal(precision: int, scale: int) -> Convert:
+    unit = decimal.Decimal(1).scaleb(-scale)
+    limit = decimal.Decimal(10) ** (precision - scale)
+
+    def convert(raw: bytes, _: list[str]) -> decimal.Decimal:
+        if _is_number(raw):
+            text = raw.decode()
+        elif _is_text(raw):
+            text = _text(raw).replace(",", "")
+        else:
+            raise _misfit(raw, "a number")
+        if not _DECIMAL.fullmatch(text):
+            raise _misfit(raw, "a number")
+        value = decimal.Decimal(text)
+        exponent = value.adjusted()
+        if not value or exponent < -_EXPONENT_MAX:
+            value = decimal.Decimal(0)
+        elif exponent > precision:
+            raise _misfit(raw, f"a decimal({precision},{scale})")
+        value = value.quantize(unit, context=_DECIMAL_CONTEXT) + 0
+        if abs(value) >= limit:
+            raise _misfit(raw, f"a decimal({precision},{scale})")
+        return value
+
+    return convert
+
+
+def _string(raw: bytes, _: list[str]) -> str:
+    """The text of a string; of any other value its JSON, as it stands in the message."""
+    return _text(raw) if _is_text(raw) else raw.decode()
+
+
+def _binary(raw: bytes, _: list[str]) -> bytes:
+    if not _is_text(raw):
+        raise _misfit(raw, "base64")
+    digits = re.sub(r"[\r\n]", "", _text(raw))
+    try:
+        # Padding may be followed by more: each group of four stands for itself.
+        return b"".join(
+            binascii.a2b_base64(digits[at : at + 4], strict_mode=True)
+            for at in range(0, len(digits), 4)
+        )
+    except (binascii.Error, ValueError) as error:
+        raise _misfit(raw, "base64") from error
+
+
+def _days(year: int, month: int, day: int) -> int:
+    """Days since 1970 in the proleptic Gregorian calendar. Raises ``ValueError`` for no such day."""
+    # The calendar repeats after 400 years, of which Python's knows those from 1 to 9999.
+    eras = (year - 2000) // _ERA_YEARS
+    within = year - eras * _ERA_YEARS
+    return datetime.date(within, month, day).toordinal() - _EPOCH + eras * _ERA_DAYS
+
+
+def _date(raw: bytes, _: list[str]) -> int:
+    if not _is_text(raw):
+        raise _misfit(raw, "a date")
+    text = _text(raw)
+    if found := _DAY.fullmatch(text.strip()):
+        year, month, day = (int(part or 1) for part in found.groups())
+        try:
+            days = _days(year, month, day)
+        except ValueError as error:
+            raise _misfit(raw, "a date") from error
+        if days in _INT32:
+            return days
+    elif _DAYS.fullmatch(text):
+        # Days since 1970. Of those before the Gregorian calendar Spark counts some twice.
+        days = int(text)
+        if days in _INT32 and days >= _GREGORIAN_BEGIN:
+            return days
+    raise _misfit(raw, "a date")
+
+
+def _instant(raw: bytes, _: list[str]) -> int:
+    """Microseconds since 1970. A number is of seconds. A time without a zone is UTC."""
+    if _is_text(raw):
+        return _micros(raw, zoned=True)
+    if len(raw) <= 20 and _INTEGER.fullmatch(raw) and (micros := int(raw) * _MICROS) in _INT64:
+        return micros
+    raise _misfit(raw, "a timestamp")
+
+
+def _local(raw: bytes, _: list[str]) -> int:
+    """Microseconds since 1970 of a time that has no zone."""
+    if not _is_text(raw):
+        raise _misfit(raw, "a timestamp without a zone")
+    return _micros(raw, zoned=False)
+
+
+def _micros(raw: bytes, *, zoned: bool) -> int:
+    found = _TIME.fullmatch(_text(raw).strip())
+    wanted = "a timestamp" if zoned else "a timestamp without a zone"
+    if found is None:
+        raise _misfit(raw, wanted)
+    year, month, day, hour, minute, second = (
+        int(part) if part else default
+        for part, default in zip(found.groups()[:6], (1, 1, 1, 0, 0, 0), strict=True)
+    )
+    fraction, zone = found.group(7) or "", (found.group(8) or "").strip()
+    if hour > 23 or minute > 59 or second > 59 or (zone and not zoned):
+        raise _misfit(raw, wanted)
+    try:
+        seconds = _days(year, month, day) * _DAY_S + hour * 3600 + minute * 60 + second
+        seconds -= _offset_s(zone, seconds) if zone else 0
+    except (ValueError, zoneinfo.ZoneInfoNotFoundError) as error:
+        raise _misfit(raw, wanted) from error
+    # Digits beyond microseconds are cut off.
+    micros = seconds * _MICROS + int(f"{fraction:0<6}"[:6])
+    if micros not in _INT64:
+        raise _misfit(raw, wanted)
+    return micros
+
+
+def _offset_s(zone: str, local_s: int) -> int:
+    """Seconds by which a zone is ahead of UTC, at a local time. Raises ``ValueError`` for no such zone."""
+    if zone in _ZERO_OFFSETS:
+        return 0
+    zone = _SHORT_ZONES.get(zone, zone)
+    if found := _OFFSET.fullmatch(zone):
+        hours, minutes, seconds = (int(part or 0) for part in found.groups()[1:])
+        offset = hours * 3600 + minutes * 60 + seconds
+        if minutes > 59 or seconds > 59 or offset > _OFFSET_MAX_S:
+            raise ValueError(zone)
+        return offset if found.group(1) == "+" else -offset
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9~/._+-]+", zone):
+        raise ValueError(zone)
+    info = zoneinfo.ZoneInfo(zone)
+    # Of a local time that is there twice, the first; one that a clock skips is moved on by the gap.
+    local = datetime.datetime(1970, 1, 1) + datetime.timedelta(seconds=local_s)  # noqa: DTZ001
+    offset_of = local.replace(tzinfo=info).utcoffset()
+    return 0 if offset_of is None else round(offset_of.total_seconds())
+
+
+def _struct(fields: Sequence[tuple[str, Convert]]) -> Convert:
+    def convert(raw: bytes, misfits: list[str]) -> dict[str, Any]:
+        if raw[0] != 0x7B:
+            raise _misfit(raw, "an object")
+        found = _object(raw)
+        return {name: _member(found.get(name), convert, misfits, name) for name, convert in fields}
+
+    return convert
+
+
+def _array(item: Convert) -> Convert:
+    def convert(raw: bytes, misfits: list[str]) -> list[Any]:
+        if raw[0] != 0x5B:
+            raise _misfit(raw, "an array")
+        return [item(bytes(one), misfits) for one in _list(raw)]
+
+    return convert
+
+
+def _map(item: Convert) -> Convert:
+    def convert(raw: bytes, misfits: list[str]) -> list[tuple[str, Any]]:
+        if raw[0] != 0x7B:
+            raise _misfit(raw, "an object")
+        return [(key, item(bytes(one), misfits)) for key, one in _object(raw).items()]
+
+    return convert
+
+
+def _variant(encode: EncodeVariant) -> Convert:
+    def convert(raw: bytes, _: list[str]) -> dict[str, bytes]:
+        return encode(raw.decode())
+
+    return convert
+
+
+_SIMPLE: Final[tuple[tuple[Callable[[pa.DataType], bool], Convert], ...]] = (
+    (pa.types.is_boolean, _boolean),
+    (pa.types.is_float32, _single),
+    (pa.types.is_float64, _double),
+    (pa.types.is_string, _string),
+    (pa.types.is_binary, _binary),
+    (pa.types.is_date32, _date),
+)

@@ -1,0 +1,123 @@
+"""The columns of messages in JSON, inferred as ``spark.read.json`` infers them from the same lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+_LONG_DIGITS: Final = 18
+_DECIMAL_DIGITS_MAX: Final = 38
+_INT64: Final = range(-(1 << 63), 1 << 63)
+
+
+@dataclass(slots=True)
+class _Object:
+    fields: dict[str, _Kind] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _List:
+    item: _Kind = None
+
+
+_Kind: TypeAlias = "pa.DataType | _Object | _List | None"
+"""The kind of the values that were seen so far. None: they were null."""
+
+
+def infer_json(lines: Iterable[bytes]) -> pa.Schema:
+    """Return the fields of some lines, by their first appearance. Lines that are no objects do not count.
+
+    A field whose values are of several kinds gets the type that holds them all: a double for integers and
+    fractions, otherwise a string. One that was always null is a string. One that was always an empty
+    object is left out.
+    """
+    seen = _Object()
+    for line in lines:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            _add(seen, found)
+    struct = _arrow(seen)
+    return pa.schema(list(struct) if struct is not None else [])
+
+
+def _add(seen: _Object, found: Mapping[str, Any]) -> None:
+    for name, value in found.items():
+        kind = _kind_of(value)
+        seen.fields[name] = _widest(seen.fields[name], kind) if name in seen.fields else kind
+
+
+def _kind_of(value: Any) -> _Kind:
+    match value:
+        case None:
+            return None
+        case bool():
+            return pa.bool_()
+        case int() if value in _INT64:
+            return pa.int64()
+        case int():
+            digits = len(str(abs(value))) if abs(value) < 10**_DECIMAL_DIGITS_MAX else 0
+            return pa.decimal128(digits, 0) if digits else pa.float64()
+        case float():
+            return pa.float64()
+        case str():
+            return pa.string()
+        case dict():
+            made = _Object()
+            _add(made, value)
+            return made
+    item: _Kind = None
+    for one in value:
+        item = _widest(item, _kind_of(one))
+    return _List(item)
+
+
+def _widest(one: _Kind, other: _Kind) -> _Kind:
+    if one is None or one == other:
+        return other
+    if other is None:
+        return one
+    if isinstance(one, _Object) and isinstance(other, _Object):
+        fields = dict(one.fields)
+        for name, kind in other.fields.items():
+            fields[name] = _widest(fields[name], kind) if name in fields else kind
+        return _Object(fields)
+    if isinstance(one, _List) and isinstance(other, _List):
+        return _List(_widest(one.item, other.item))
+    if _is_numeric(one) and _is_numeric(other):
+        if pa.float64() in (one, other):
+            return pa.float64()
+        return pa.decimal128(max(_digits(one), _digits(other)), 0)
+    return pa.string()
+
+
+def _is_numeric(kind: _Kind) -> bool:
+    return isinstance(kind, pa.DataType) and (
+        pa.types.is_int64(kind) or pa.types.is_float64(kind) or pa.types.is_decimal(kind)
+    )
+
+
+def _digits(kind: Any) -> int:
+    """How many digits a decimal has that holds the kind."""
+    return _LONG_DIGITS + 2 if pa.types.is_int64(kind) else int(kind.precision)
+
+
+def _arrow(kind: _Kind) -> pa.DataType | None:
+    """The type of a column. None for objects without fields, which no column holds."""
+    match kind:
+        case None:
+            return pa.string()
+        case _Object(fields):
+            columns = [(name, _arrow(one)) for name, one in fields.items()]
+            held = [pa.field(name, one) for name, one in columns if one is not None]
+            return pa.struct(held) if held else None
+        case _List(item):
+            inner = _arrow(item)
+            return None if inner is None else pa.list_(inner)
+    return kind
