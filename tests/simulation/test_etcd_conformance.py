@@ -363,13 +363,17 @@ FUTURE = ("OUT_OF_RANGE", "etcdserver: mvcc: required revision is a future revis
         (Pb.TxnRequest(success=[nested([put(b"b")]), nested([], [put(b"b")])]), DUPLICATE),
         (Pb.TxnRequest(success=[nested([delete(b"b")]), nested([put(b"b")])]), DUPLICATE),
         (Pb.TxnRequest(success=[nested([put(b"b")]), delete(b"b")]), DUPLICATE),
+        (
+            Pb.TxnRequest(success=[put(b"b"), put(b"b")], failure=[put(b"")]),
+            NO_KEY,  # what is wrong with one operation comes before duplicates
+        ),
         (Pb.TxnRequest(success=[Pb.RequestOp()]), UNKNOWN_KEY),
         (Pb.TxnRequest(compare=[Pb.Compare()]), NO_KEY),
         (Pb.TxnRequest(failure=[put(b"")]), NO_KEY),
         (Pb.TxnRequest(compare=[Pb.Compare(key=b"a")] * 129), TOO_MANY),
         (Pb.TxnRequest(success=[get(b"a")] * 60 + [nested([get(b"a")] * 68)]), TOO_MANY),
     ],
-    ids=range(17),
+    ids=range(18),
 )
 async def test_transactions_that_are_refused_change_nothing(
     subject: Subject, request_: Pb.TxnRequest, refused: tuple[str, str]

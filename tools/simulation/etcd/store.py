@@ -72,6 +72,8 @@ class Store:
 
     def txn(self, request: rpc_pb2.TxnRequest) -> rpc_pb2.TxnResponse:
         _check_txn(request, TXN_OPS_MAX)
+        _check_duplicates(request.success)
+        _check_duplicates(request.failure)
         _check_size(request)
         # As in etcd: every compare, also of nested transactions, sees the keys before the first write.
         branch = self._decide(request)
@@ -450,7 +452,6 @@ def _check_txn(request: rpc_pb2.TxnRequest, operations_max: int) -> None:
                     _check_txn(op.request_txn, operations_max - operations)
                 case _:
                     raise errors.key_not_found()
-        _check_duplicates(branch)
 
 
 _Deletes: TypeAlias = "list[tuple[bytes, bytes]]"
