@@ -128,6 +128,9 @@ def test_leases_end_at_the_first_advance_after_their_time(etcd: FakeEtcd, clock:
     start = store.revision
     clock.advance(3.0)
     assert store.revision == start
+    # Case: until then its keys stay, but it cannot be renewed.
+    renewed = store.keep_alive(Pb.LeaseKeepAliveRequest(ID=2), etcd.monotonic())
+    assert renewed.TTL == 0
     etcd.advance()
     # Each at its own revision, the earliest first.
     writes = store.events_from(start + 1, 10)

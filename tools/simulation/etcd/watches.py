@@ -114,7 +114,7 @@ class WatchStream:
                 watch.synced = False
                 continue
             if revision >= watch.next_revision:
-                self._deliver(watch, events, revision)
+                self._deliver(watch, events)
                 watch.next_revision = revision + 1
         self.wake()
 
@@ -227,15 +227,13 @@ class WatchStream:
         writes = store.events_from(watch.next_revision, _CATCH_UP_REVISIONS)
         watch.synced = len(writes) < _CATCH_UP_REVISIONS
         watch.next_revision = store.revision + 1 if watch.synced else writes[-1][0] + 1
-        self._deliver(watch, [event for _, events in writes for event in events], store.revision)
+        self._deliver(watch, [event for _, events in writes for event in events])
 
-    def _deliver(self, watch: _Watch, events: Iterable[Event], revision: int) -> None:
+    def _deliver(self, watch: _Watch, events: Iterable[Event]) -> None:
         wanted = [event for event in events if watch.matches(event)]
         if not wanted:
             return
-        response = rpc_pb2.WatchResponse(
-            header=rpc_pb2.ResponseHeader(revision=revision), watch_id=watch.id, events=wanted
-        )
+        response = rpc_pb2.WatchResponse(header=self._header(), watch_id=watch.id, events=wanted)
         if watch.prev_kv:
             for event in response.events:
                 created = event.kv.create_revision == event.kv.mod_revision
@@ -246,10 +244,8 @@ class WatchStream:
             self._buffer(one)
 
     def _buffer(self, response: rpc_pb2.WatchResponse) -> None:
-        at = self.now() + self.delay_s
-        if self._buffered:
-            at = max(at, self._buffered[-1].at)
-        self._buffered.append(Due(at, response))
+        # In order of writing: what is not delayed waits behind what is.
+        self._buffered.append(Due(self.now() + self.delay_s, response))
 
     def _header(self) -> rpc_pb2.ResponseHeader:
         return self.store.header()
