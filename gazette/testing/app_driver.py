@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from gazette.consumer.application import Application, MessageProducer, Store, checked_store
-from gazette.consumer.callbacks import require_callbacks
+from gazette.consumer.callbacks import initialized, require_callbacks
 from gazette.consumer.delivery import application_code
 from gazette.consumer.host import FinishedTransaction
 from gazette.consumer.inbox import Chunk
@@ -46,11 +46,12 @@ from gazette.message.sequencer import ReplayRange, Sequencer
 from gazette.protocol import duration
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.journal import FragmentSpec, JournalSpec
-from gazette.protocol.label_set import LabelSet
+from gazette.protocol.label_set import EMPTY_LABELS, LabelSet, union
 from gazette.protocol.shard import ShardSource, ShardSpec
-from gazette.recoverylog.recorder import Recorder, fence
-from gazette.tasks import OpFuture
+from gazette.recoverylog.recorder import Recorder
+from gazette.tasks import LoopThread, OpFuture
 from gazette.testing.clock import ManualClock
+from gazette.testing.driven_service import DrivenService
 from gazette.testing.memory_journals import JournalLog, MemoryAppends, MemoryJournals
 from gazette.testing.recovery import LOG, take_over
 from gazette.testing.stepped_inbox import SteppedInbox
@@ -108,6 +109,7 @@ class _Life:
     transactor: Transactor
     offsets: dict[str, int]
     running: OpFuture[None]
+    loop: LoopThread | None
     recovered: list[_Recovered]
     """Acknowledgements of its checkpoint that are on their way. Appended to by the thread."""
 
@@ -116,6 +118,10 @@ class AppDriver(Generic[StoreT]):
     """Drives one shard of an application from a test, synchronously.
 
     ``sources`` are the journals it reads, ``content_types`` those of journals that are not JSON lines.
+    ``journal_labels`` gives journals more labels, as an operator would: sources, and journals that
+    ``service.partitions`` is to find. Each promotion begins with ``Application.initialize``, on an event loop
+    of its own and with a `DrivenService`; ``config`` has the settings of the application by group, and
+    ``initialize=False`` leaves it out.
     ``log=False`` is for stores that are durable by themselves. ``fields`` are further ones of the
     ``ShardSpec``. ``commit_wait_s`` is how long ``run`` waits for a store that commits on a thread of
     its own, in seconds of the real clock; after that it returns without. Two drivers on the same
@@ -142,6 +148,9 @@ class AppDriver(Generic[StoreT]):
         chunk_bytes: int = 1 << 20,
         commit_wait_s: float = 10.0,
         hints: FSMHints | None = None,
+        journal_labels: Mapping[str, Mapping[str, str] | LabelSet] | None = None,
+        config: Mapping[str, Any] | None = None,
+        initialize: bool = True,
         **fields: Any,
     ) -> None:
         self.hints = hints
@@ -160,6 +169,9 @@ class AppDriver(Generic[StoreT]):
         """Keep acknowledgements of the restored checkpoint on their way. A crash drops them."""
         self._directory = directory
         self._content_types = dict(content_types or {})
+        self._journal_labels = dict(journal_labels or {})
+        self._config = config
+        self._initializes = initialize
         self._log = log
         self._rng = random.Random(seed)
         self._chunk_bytes = chunk_bytes
@@ -268,6 +280,8 @@ class AppDriver(Generic[StoreT]):
         self.journals.drop(life.appends)
         life.thread.submit(life.store.destroy).exception(STEP_TIMEOUT_S)
         life.thread.close()
+        if life.loop is not None:
+            life.loop.close()
 
     close = crash
 
@@ -337,15 +351,27 @@ class AppDriver(Generic[StoreT]):
     def _promote(self) -> _Life:
         """What a promotion does: recover, hand over, open, restore."""
         self._lives += 1
-        shard = _DrivenShard(self.spec)
-        appends, inbox, thread = MemoryAppends(self.journals), SteppedInbox(), ShardThread("driven")
+        appends, thread = MemoryAppends(self.journals), ShardThread("driven")
+        initializes = type(self.application).initialize is not Application.initialize
+        loop = LoopThread("driven loop") if initializes and self._initializes else None
+        try:
+            if loop is not None:
+                loop.run(self._initialize(appends))
+            return self._open(appends, thread, loop)
+        except BaseException:
+            thread.close()
+            if loop is not None:
+                loop.close()
+            raise
+
+    def _open(self, appends: MemoryAppends, thread: ShardThread, loop: LoopThread | None) -> _Life:
+        shard, inbox = _DrivenShard(self.spec), SteppedInbox()
         recorder: Recorder | None = None
         if self._log:
             log = JournalLog(appends)
             recorder = take_over(
                 log, self._directory / f"life-{self._lives}", self._rng, hints=self.hints
             )
-            self.journals.set_registers(LOG, fence(recorder.author))
 
         def open_store() -> tuple[Any, Any, PoisonPolicy | None]:
             with application_code("new_store"):
@@ -382,18 +408,38 @@ class AppDriver(Generic[StoreT]):
         shard.waits = transactor.add_wait
         running = thread.submit(partial(transactor.run, checkpoint))
         running.add_done_callback(lambda _: inbox.note_end())
-        return _Life(shard, store, appends, inbox, thread, transactor, offsets, running, recovered)
+        return _Life(
+            shard, store, appends, inbox, thread, transactor, offsets, running, loop, recovered
+        )
 
     def _content_type(self, journal: str) -> str:
-        return self._content_types.get(journal, CONTENT_JSON_LINES)
+        labelled = self._labels(journal).value_of(CONTENT_TYPE)
+        return self._content_types.get(journal, labelled or CONTENT_JSON_LINES)
+
+    def _labels(self, journal: str) -> LabelSet:
+        given = self._journal_labels.get(journal, EMPTY_LABELS)
+        return given if isinstance(given, LabelSet) else LabelSet.of(*given.items())
 
     def _decoder(self, journal: str, offset: int) -> EnvelopeDecoder[Any]:
-        content_type = self._content_type(journal)
-        spec = JournalSpec(
-            journal, 1, LabelSet.of((CONTENT_TYPE, content_type)), FragmentSpec(length=1 << 20)
-        )
+        spec = self._journal_spec(journal)
         message_type = self.application.message_type_of(spec)
-        return EnvelopeDecoder(journal, framing_of(content_type, message_type), offset)
+        return EnvelopeDecoder(
+            journal, framing_of(self._content_type(journal), message_type), offset
+        )
+
+    def _journal_spec(self, journal: str) -> JournalSpec:
+        labels = union(
+            LabelSet.of((CONTENT_TYPE, self._content_type(journal))), self._labels(journal)
+        )
+        return JournalSpec(journal, 1, labels, FragmentSpec(length=1 << 20))
+
+    async def _initialize(self, appends: MemoryAppends) -> None:
+        """Call ``Application.initialize``, as each process does before it takes any shard."""
+        names = {one.journal for one in self.spec.sources}
+        names |= self._content_types.keys() | self._journal_labels.keys()
+        specs = [self._journal_spec(name) for name in sorted(names)]
+        service = DrivenService(self.application, self.clock, specs, appends, self._config)
+        await initialized(self.application, service)
 
 
 class _Outside:

@@ -13,7 +13,8 @@ from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet, subtract, union
 from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header
-from gazette.tasks import OpFuture, first_failure
+from gazette.recoverylog.recorder import fence
+from gazette.tasks import OpFuture, first_failure, resolved
 from gazette.testing.recovery import LOG, MemoryLog
 
 _HEADER: Final = Header(ProcessId("local", "test-member"), EMPTY_ROUTE, EtcdHeader(1, 1, 1, 1))
@@ -41,7 +42,8 @@ class MemoryJournals:
 
     ``holds(journal, content)`` may answer True for an append, which then waits, and what follows in
     its journal with it, until ``release`` or the crash of whoever made it. ``doubles`` may have an
-    append take place twice, as the retry of one whose answer was lost does.
+    append take place twice, as the retry of one whose answer was lost does. ``on_hand_off`` is called
+    before a recovery log is taken over: the former owner may append then, which the new one has not played.
     """
 
     def __init__(self) -> None:
@@ -49,14 +51,20 @@ class MemoryJournals:
         self._journals: dict[str, _Journal] = {}
         self.holds: Callable[[str, bytes], bool] = lambda journal, content: False
         self.doubles: Callable[[str, bytes], bool] = lambda journal, content: False
+        self.on_hand_off: Callable[[str], None] = lambda journal: None
 
     def _of(self, journal: str) -> _Journal:
         return self._journals.setdefault(journal, _Journal())
 
-    def content(self, journal: str) -> bytes:
-        """All of a journal's bytes."""
+    def content(self, journal: str, begin: int = 0, end: int | None = None) -> bytes:
+        """All of a journal's bytes, or a range of them."""
         with self._lock:
-            return bytes(self._of(journal).data)
+            return bytes(self._of(journal).data[begin:end])
+
+    def end(self, journal: str) -> int:
+        """The write head of a journal."""
+        with self._lock:
+            return len(self._of(journal).data)
 
     def append(self, journal: str, content: bytes) -> int:
         """Append at once, whatever waits. Returns the new end."""
@@ -65,10 +73,16 @@ class MemoryJournals:
             data += content
             return len(data)
 
-    def set_registers(self, journal: str, registers: LabelSet) -> None:
-        """Replace a journal's registers, as an append that takes it over does."""
+    def hand_off(self, journal: str, content: bytes, registers: LabelSet) -> AppendResult:
+        """Append at once and set registers with it, as an append that takes a log over does."""
+        self.on_hand_off(journal)
         with self._lock:
-            self._of(journal).registers = registers
+            taken = self._of(journal)
+            begin = len(taken.data)
+            taken.data += content
+            taken.registers = union(registers, taken.registers)
+            commit = Fragment(journal, begin, len(taken.data))
+            return AppendResult(commit, taken.registers, _HEADER)
 
     def release(self) -> None:
         """Hold nothing any more."""
@@ -213,7 +227,7 @@ class JournalLog(MemoryLog):
     """A recovery log that is one of `MemoryJournals`."""
 
     def __init__(self, appends: MemoryAppends) -> None:
-        super().__init__(appends.journals.content(LOG))
+        super().__init__()
         self._appends = appends
 
     def start_append(
@@ -221,8 +235,13 @@ class JournalLog(MemoryLog):
     ) -> Any:
         return self._appends.start_append(params, dependencies)
 
-    def enqueue(self, content: bytes) -> OpFuture[AppendResult]:
-        """The hand-off: it fences the former author, whatever that has in line."""
-        future = super().enqueue(content)
-        self._appends.journals.append(LOG, content)
-        return future
+    def hand_off(self, content: bytes, author: int) -> OpFuture[AppendResult]:
+        """Append the hand-off, which fences the former author, whatever that has in line."""
+        return resolved(self._appends.journals.hand_off(LOG, content, fence(author)))
+
+    @property
+    def end(self) -> int:
+        return self._appends.journals.end(LOG)
+
+    def __getitem__(self, span: slice) -> bytes:
+        return self._appends.journals.content(LOG, span.start, span.stop)

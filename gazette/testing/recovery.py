@@ -76,6 +76,10 @@ class MemoryLog:
             content, future = self._waiting.pop(0)
             self._commit(content, future)
 
+    def hand_off(self, content: bytes, author: int) -> OpFuture[AppendResult]:
+        """Append the operation that makes ``author`` the owner."""
+        return self.enqueue(content)
+
     def enqueue(self, content: bytes) -> OpFuture[AppendResult]:
         future: OpFuture[AppendResult] = OpFuture()
         if self.failure is not None:
@@ -262,6 +266,29 @@ class Replayer:
             piece = bytes(data[begin : min(end, begin + chunk_bytes())])
             self._files.perform(playback.feed(piece))
 
+    def hand_off(self, log: MemoryLog, author: int) -> int:
+        """Play a log to its end and make ``author`` its owner, as a `Player` does.
+
+        Returns the offset behind the hand-off. What another owner appended meanwhile is played, and the
+        hand-off is injected again behind it. Raises ``Corrupt`` as a `Player` does.
+        """
+        playback, fsm = self._playback, self.fsm
+        while True:
+            self.advance(log, log.end, chunk_bytes=lambda: 1 << 20)
+            if fsm.has_hints:
+                raise playback.missing()
+            played, frame = log.end, no_op(fsm, author)
+            commit = log.hand_off(frame, author).result().commit
+            if commit.begin == played:
+                payload = frame[HEADER_LENGTH:]
+                op = decode_op(payload, log=LOG, first_offset=played, frame_end=commit.end)
+                assert fsm.apply(op, payload) is Outcome.APPLIED
+                return commit.end
+            playback.expect_handoff(author)
+            self.advance(log, commit.end, chunk_bytes=lambda: 1 << 20)
+            if playback.handoff_applied:
+                return commit.end
+
     def view(self, call: Callable[[PlayedFiles], Any]) -> Any:
         """Have ``call`` read the files as they are."""
         return self._files.view(self.fsm, call)
@@ -308,18 +335,13 @@ def take_over(
     """Recover a log as its next owner: play it back, hand it off to a new author, and go on."""
     replayer = Replayer(directory, hints=hints)
     try:
-        replayer.advance(log, log.end, chunk_bytes=lambda: 1 << 20)
+        author = rng.randrange(1, 1 << 32)
+        end = replayer.hand_off(log, author)
         fsm = replayer.finish()
     except BaseException:
         replayer.abandon()
         raise
-    author = rng.randrange(1, 1 << 32)
-    first_offset, frame = log.end, no_op(fsm, author)
-    log.enqueue(frame).result()
-    payload = frame[HEADER_LENGTH:]
-    op = decode_op(payload, log=LOG, first_offset=first_offset, frame_end=log.end)
-    assert fsm.apply(op, payload) is Outcome.APPLIED
-    return Recorder(fsm, author, directory, log, LOG, log.end, clock=LogClock(log))
+    return Recorder(fsm, author, directory, log, LOG, end, clock=LogClock(log))
 
 
 def pruned(log: bytes | bytearray, hints: FSMHints) -> bytes:

@@ -485,6 +485,32 @@ def test_of_two_primaries_the_old_one_commits_nothing(tmp_path: Path) -> None:
     new.close()
 
 
+def test_a_log_that_moves_while_it_is_taken_over_is_played_on(tmp_path: Path) -> None:
+    """The former owner commits between the new one's play-back and its hand-off."""
+    journals = MemoryJournals()
+    old = AppDriver(Words(), tmp_path / "old", [SOURCE], journals=journals, seed=1)
+    old.publish(SOURCE, *words("a"))
+    old.run()
+    appended = iter("b")
+
+    def commit_meanwhile(journal: str) -> None:
+        if (word := next(appended, None)) is not None:
+            old.publish(SOURCE, *words(word))
+            old.run()
+
+    new = AppDriver(Words(), tmp_path / "new", [SOURCE], journals=journals, seed=2)
+    journals.on_hand_off = commit_meanwhile
+    new.run()
+    new.publish(SOURCE, *words("c"))
+    new.run()
+    assert counts(new) == {"a": 1, "b": 1, "c": 1}
+    assert echoed(new) == ["a", "b", "c"]
+    with pytest.raises(Fenced, match="commit failed"):
+        old.run()
+    old.close()
+    new.close()
+
+
 def test_a_zombie_may_still_acknowledge_what_it_had_committed(tmp_path: Path) -> None:
     journals = MemoryJournals()
     old = AppDriver(Words(), tmp_path / "old", [SOURCE], journals=journals, seed=1)

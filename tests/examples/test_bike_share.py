@@ -19,7 +19,6 @@ from gazette.errors import Invalid
 from gazette.etcd import Etcd
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.message.envelope_reader import CommittedReader
-from gazette.message.mapping import Partition, Partitions
 from gazette.protocol.label_set import LabelSet
 from gazette.testing.app_driver import AppDriver
 from gazette.testing.broker import BrokerFixture, journal_spec
@@ -111,14 +110,13 @@ def test_what_is_no_ride_is_named_by_its_line(line: str, error: str) -> None:
 def test_cycles_are_found_exactly_once_through_crashes(store: str, tmp_path: Path) -> None:
     flags = BikeShareFlags(store=store, database=f"sqlite:///{tmp_path}/rides.db")
     rides, rng = generated(500, bikes=5), random.Random(3)
-    application = BikeShare(flags)
-    cycles = Partitions([Partition(CYCLES, CONTENT_JSON_LINES)])
-    application.publish_to(lambda: cycles)
     with AppDriver(
-        application,
+        BikeShare(),
         tmp_path,
         [RIDES[0]],
         content_types={RIDES[0]: CONTENT_CSV},
+        journal_labels={CYCLES: {MESSAGE_TYPE: "bike_share.Cycle"}},
+        config={"bikeshare": flags},
         log=flags.store == "sqlite",
     ) as driver:
         for ride in rides:

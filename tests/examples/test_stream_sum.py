@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from gazette.dev.word_count import import_examples
 from gazette.errors import Corrupt
 from gazette.etcd import Etcd
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
-from gazette.message.mapping import Partition, Partitions
 from gazette.protocol.label_set import LabelSet
 from gazette.tasks import TaskScope
 from gazette.testing.app_driver import AppDriver
@@ -37,11 +35,6 @@ SUMS = ("sums/part-000", "sums/part-001")
 RECEIPTS = "receipts/part-000"
 
 
-def partitions(*names: str) -> Callable[[], Partitions]:
-    fixed = Partitions(Partition(name, CONTENT_JSON_LINES) for name in names)
-    return lambda: fixed
-
-
 def needs(store: str) -> None:
     """Skip where the package of a store is not installed."""
     if store in ("rocksdb", "sql"):
@@ -50,11 +43,16 @@ def needs(store: str) -> None:
 
 def driver_of(store: str, tmp_path: Path) -> AppDriver[Any]:
     needs(store)
-    summer = Summer()
-    summer.database = f"sqlite:///{tmp_path}/state.db"
-    summer.publish_to(partitions(*SUMS), partitions(RECEIPTS))
-    labels = LabelSet.of((STORE_LABEL, store))
-    return AppDriver(summer, tmp_path, [CHUNKS], log=store != "sql", labels=labels)
+    types = dict.fromkeys(SUMS, "stream_sum.Sum") | {RECEIPTS: "stream_sum.Receipt"}
+    return AppDriver(
+        Summer(),
+        tmp_path,
+        [CHUNKS],
+        log=store != "sql",
+        labels=LabelSet.of((STORE_LABEL, store)),
+        journal_labels={name: {MESSAGE_TYPE: kind} for name, kind in types.items()},
+        config={"streamsum": StreamSumFlags(database=f"sqlite:///{tmp_path}/state.db")},
+    )
 
 
 def stream(rng: random.Random, verifier: Verifier, chunks: int) -> list[Chunk]:
