@@ -12,9 +12,10 @@ recovery reads, without ever copying the database in one go.
 
 Redo files are read in the order of their index, and hold frames of two kinds: a commit (the size of
 the database, and for each page the ranges that changed), and the news that a group has a new image.
-A frame is either whole or not there: it is written by one operation of the log, and a torn one at the
-very end is ignored. Every file's header says where its predecessor ends, so that a torn end which was
-written over by a later owner can never be read as data.
+A frame is either whole or not there: a commit is one append, and the log is played back to the end of one.
+So a file that ends within a frame is damaged, wherever that is: its length may be what is wrong, with
+commits behind it. Every file's header says where its predecessor ends, so that bytes which a later owner
+wrote over can never be read as data.
 
 Everything here works on files and bytes only; `stores/sqlite_redo_recording` owns the connection. This
 form is our own: the Go original records RocksDB files in its place.
@@ -52,6 +53,11 @@ _IMAGE: Final = struct.Struct("<IIIIII")  # group, serial, first page, pages, cr
 KIND_COMMIT: Final = 1
 KIND_IMAGE: Final = 2
 WHOLE: Final = 0xFFFF
+
+_DAMAGED: Final = (
+    "The file was changed since it was played back, or the log is cut within an append, which brokers never"
+    " do. Check the disk; gazctl shards unassign --failed plays the log back into another directory."
+)
 
 RANGE_GAP: Final = _RANGE.size + 4
 """Ranges closer than this are one: a second range costs four bytes and some time."""
@@ -95,14 +101,13 @@ def encode_header(page_size: int, index: int, previous_end: int) -> bytes:
     return body + struct.pack("<I", zlib.crc32(body))
 
 
-def _decode_header(data: bytes) -> tuple[int, int, int] | None:
-    """(page size, index, end of the predecessor), or None for a header that is not there whole."""
-    if len(data) < HEADER_LENGTH:
-        return None
-    magic, page_size, index, previous_end, crc = _HEADER.unpack_from(data)
-    if magic != _MAGIC or zlib.crc32(data[: HEADER_LENGTH - 4]) != crc:
-        return None
-    return page_size, index, previous_end
+def _decode_header(path: Path, data: bytes) -> tuple[int, int, int]:
+    """(page size, index, end of the predecessor) of the file at ``path``. Raises ``Corrupt``."""
+    if len(data) == HEADER_LENGTH:
+        magic, page_size, index, previous_end, crc = _HEADER.unpack(data)
+        if magic == _MAGIC and zlib.crc32(data[: HEADER_LENGTH - 4]) == crc:
+            return page_size, index, previous_end
+    raise Corrupt("the header of a redo file is damaged", file=path.name, hint=_DAMAGED)
 
 
 def _frame(kind: int, payload: bytes) -> bytes:
@@ -248,8 +253,8 @@ def read_frames(
     """(kind, payload) of a redo file's frames; a payload ends where its frame does.
 
     ``data`` is the file from offset ``base`` on, which is 0 or where a frame ends. ``end`` is where a
-    successor says that this file ends: everything before must be whole. Without a successor the file
-    ends at its first incomplete frame. Raises ``Corrupt``.
+    successor says that this file ends; what is behind that was written over. Without a successor it is the
+    file's own end. The last frame ends exactly there. Raises ``Corrupt``.
     """
     at = max(base, HEADER_LENGTH)
     length_known = base + len(data)
@@ -273,9 +278,13 @@ def read_frames(
             raise Corrupt("redo frame is of an unknown kind", file=name, kind=kind)
         at = begin + length
         yield kind, payload
-    if end is not None and at != end:
+    if at != limit:
         raise Corrupt(
-            "redo file is torn before its successor begins", file=name, offset=at, end=end
+            "a redo file is torn: a frame reaches beyond its end, or is damaged",
+            file=name,
+            offset=at,
+            end=limit,
+            hint=_DAMAGED,
         )
 
 
@@ -304,10 +313,8 @@ def redo_files(paths: Mapping[str, Path], database: str) -> list[RedoFile]:
     for name, path in paths.items():
         if match := pattern.match(name):
             with path.open("rb") as file:
-                header = _decode_header(file.read(HEADER_LENGTH))
-            # A header that is not whole was cut off: the file had not begun to count.
-            if header is not None:
-                found.append((int(match.group(1)), path, header))
+                header = _decode_header(path, file.read(HEADER_LENGTH))
+            found.append((int(match.group(1)), path, header))
     found.sort(key=lambda item: item[0])
     for (before, _, first), (after, path, second) in itertools.pairwise(found):
         if after != before + 1:

@@ -1,4 +1,4 @@
-"""Whether SQLite sees all that a recovered WAL holds.
+"""What SQLite says of a WAL: where it ends, and whether SQLite sees all that a recovered one holds.
 
 After a crash SQLite reads a WAL up to the first frame whose checksum is wrong, and takes what follows for
 the rest of a transaction that was not finished. Of a WAL that was damaged since it was played back, that
@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import apsw
 
-from gazette.errors import Corrupt
+from gazette.errors import Broken, Corrupt
 
 HEADER: Final = struct.Struct(">8I")
 """Magic, version, page size, number of the checkpoint, two salts, two sums."""
@@ -26,8 +27,59 @@ _MAGIC: Final = 0x377F0682
 """Its last bit says that sums are of big-endian words."""
 _FRAME: Final = struct.Struct(">4I")
 """Page, pages of the database after the commit that ends here (or 0), two salts."""
-_INDEX: Final = struct.Struct("=16xI")
-"""How many frames are valid, in the index that SQLite makes of a WAL; native byte order."""
+_INDEX: Final = struct.Struct("=III4xII8x8s8x")
+"""Version, unused, transactions, frames, pages, salts: the index that SQLite makes of a WAL, in native byte
+order. It stands there twice, so that a reader can tell a header that is being written."""
+_INDEX_VERSION: Final = 3_007_000
+_BACKFILLED: Final = struct.Struct("=I")
+
+
+@dataclass(frozen=True, slots=True)
+class WalPosition:
+    """Where SQLite itself takes a WAL to end."""
+
+    commits: int
+    """Transactions that were ever committed to it, modulo 2**32. No checkpoint changes that."""
+    frames: int
+    """How many are valid since the WAL began anew."""
+    backfilled: int
+    """How many of them checkpoints have moved into the database."""
+    salt: bytes
+    """Of this generation of the WAL, as in the headers of its frames."""
+
+
+class WalIndex:
+    """The index of a WAL, read beside the connection that writes it."""
+
+    def __init__(self, database: Path) -> None:
+        """Open it once a connection has read ``database``, and close it after that connection.
+
+        POSIX drops SQLite's locks when any descriptor of the file is closed. Raises ``OSError``.
+        """
+        self._path = database.with_name(database.name + "-shm")
+        self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> WalPosition:
+        """Return where the WAL ends. Call it while no statement runs. Raises ``Broken``."""
+        data = os.pread(self._fd, 2 * _INDEX.size + _BACKFILLED.size, 0)
+        header = data[: _INDEX.size]
+        if len(data) < 2 * _INDEX.size + _BACKFILLED.size or header != data[_INDEX.size : -4]:
+            raise Broken(
+                "the index of a WAL is not whole",
+                path=str(self._path),
+                hint="Something else changes the files of this shard. Give it a directory of its own.",
+            )
+        version, _, commits, frames, _, salt = _INDEX.unpack(header)
+        if version != _INDEX_VERSION:
+            raise Broken(
+                "SQLite writes an index of the WAL in a form that is not known",
+                version=version,
+                hint="Use the version of apsw that this release of Gazette names.",
+            )
+        return WalPosition(commits, frames, _BACKFILLED.unpack_from(data, len(data) - 4)[0], salt)
+
+    def close(self) -> None:
+        os.close(self._fd)
 
 
 def require_whole_wal(connection: apsw.Connection, path: Path, schema: str = "main") -> None:
@@ -57,7 +109,7 @@ def _valid_frames(index: Path) -> int:
             data = file.read(_INDEX.size)
     except FileNotFoundError:
         return 0
-    return int(_INDEX.unpack(data)[0]) if len(data) == _INDEX.size else 0
+    return int(_INDEX.unpack(data)[3]) if len(data) == _INDEX.size else 0
 
 
 def _require_whole(fd: int, wal: Path, valid: int) -> None:

@@ -116,7 +116,10 @@ class RocksDBStore(Store):
             self._pending = {name: Pending() for name in self._families}
             check_recordable(self._recording.options_text(), has_wal=self._recording.has_wal())
             database: Any = self._database
-            self._recording.start(database.latest_sequence_number)
+            self._recording.start(
+                database.latest_sequence_number,
+                lambda: [file["name"].lstrip("/") for file in database.live_files()],
+            )
         except BaseException:
             self.destroy()
             raise

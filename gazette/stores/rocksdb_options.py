@@ -39,6 +39,10 @@ _RECORDABLE: Final = {
 """What recording rests on, as RocksDB writes its options."""
 
 
+_UNRECORDABLE: Final = frozenset({"set_cf_paths", "set_db_paths"})
+"""Calls whose effect is not among the options that RocksDB writes."""
+
+
 @dataclass(frozen=True, slots=True)
 class RocksDBOptions:
     """How a column family is kept. They may be others at each opening.
@@ -182,8 +186,23 @@ def native_options(native: Any, options: RocksDBOptions) -> Any:
         result.set_blob_file_size(options.table_bytes)
         result.set_enable_blob_gc(True)
     if options.tune is not None:
-        options.tune(result)
+        options.tune(_Tuned(result))
     return result
+
+
+class _Tuned:
+    """The options that ``tune`` is called with: RocksDB does not tell afterwards what some have set."""
+
+    def __init__(self, options: Any) -> None:
+        self._options = options
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _UNRECORDABLE:
+            raise Invalid(
+                f"a RocksDB with {name} cannot be recorded: its files would be elsewhere",
+                hint=f"Do not call {name} in RocksDBOptions.tune; give the shard's directory more room.",
+            )
+        return getattr(self._options, name)
 
 
 def _make_recordable(native: Any, database: Any) -> None:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -97,6 +97,7 @@ class RocksDBRecording:
         self._directory = str(recorder.directory)
         self._horizon_slack = horizon_slack
         self._latest: Callable[[], int] = lambda: 0
+        self._live: Callable[[], Iterable[str]] = list
         self._tracked: dict[str, _Tracked] = {}
         self._small: dict[str, bytes] = {}
         self._wals: list[_Tracked] = []
@@ -129,9 +130,14 @@ class RocksDBRecording:
             elif name.endswith(_COPY_SUFFIX):
                 os.unlink(self._local(name))
 
-    def start(self, latest: Callable[[], int]) -> None:
-        """Record the database as it was opened. ``latest`` is its latest sequence number."""
+    def start(self, latest: Callable[[], int], live: Callable[[], Iterable[str]]) -> None:
+        """Record the database as it was opened.
+
+        ``latest`` gives its latest sequence number, ``live`` the names of the tables that it reads.
+        Raises as ``ship`` does.
+        """
         self._latest = latest
+        self._live = live
         self._sync((), everything=True)
         for tracked in self._tracked.values():
             if TABLE.fullmatch(tracked.name):
@@ -160,7 +166,8 @@ class RocksDBRecording:
     def ship(self, wait_for: Collection[OpFuture[Any]] = ()) -> OpFuture[Any]:
         """Record what was written since the last call, as one append after ``wait_for``.
 
-        Blocks neither on the append nor on RocksDB. Raises what the recorder does.
+        Blocks neither on the append nor on RocksDB. Raises what the recorder does, and ``Broken`` for tables
+        that RocksDB keeps elsewhere.
         """
         self._logged = 0
         if self._sample is not None and self._look() == self._sample:
@@ -228,12 +235,21 @@ class RocksDBRecording:
                 manifest = self._hold(manifest_name)
                 self._hold_wals(names)
                 small = self._read_small(names)
+                elsewhere = sorted(set(self._live()).difference(names))
             except FileNotFoundError:
                 continue
             if self._look() == sample:
                 break
         else:
             raise Broken("RocksDB changes its files without end", attempts=SYNC_ATTEMPTS)
+        if elsewhere:
+            raise Broken(
+                f"RocksDB keeps {len(elsewhere)} of its tables outside of the recorded directory",
+                directory=self._directory,
+                tables=", ".join(elsewhere[:5]),
+                hint="Do not set other paths for files in RocksDBOptions.tune. If none is set, something"
+                " removes files of this directory: give the shard one of its own.",
+            )
         latest = self._latest()
         keep = {name for name in names if not MANIFEST.fullmatch(name)} | {manifest_name}
         with self._recorder.group(wait_for) as group:
@@ -410,6 +426,7 @@ class RocksDBRecording:
     def close(self) -> None:
         """Close what is held open, and let go of the database. Nothing is recorded."""
         self._latest = lambda: 0
+        self._live = list
         for tracked in self._tracked.values():
             self._release(tracked)
         if self._copy is not None:

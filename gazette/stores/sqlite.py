@@ -55,7 +55,9 @@ class Recording(Protocol):
 
     def open(self) -> apsw.Connection: ...
 
-    def ship(self, wait_for: Collection[OpFuture[Any]] = ()) -> OpFuture[Any]: ...
+    def ship(
+        self, wait_for: Collection[OpFuture[Any]] = (), *, changed: bool = True
+    ) -> OpFuture[Any]: ...
 
     @property
     def live_bytes(self) -> int: ...
@@ -162,7 +164,9 @@ class SQLiteStore(Store):
                 self.connection.execute(schema).fetchall()
             apply_migrations(self.connection, migrations)
             self._commit()
-            self._recording.ship()
+            self._recording.ship(changed=False)
+            self._committed = self._checkpoint_row()
+            """The checkpoint of the last commit, encoded."""
         except BaseException:
             self.destroy()
             raise
@@ -367,21 +371,35 @@ class SQLiteStore(Store):
     def start_commit(
         self, shard: Shard, checkpoint: Checkpoint, wait_for: Collection[OpFuture[Any]]
     ) -> OpFuture[Any]:
+        # Equality, since each access makes another bound method.
+        if self.connection.authorizer != self._authorize:
+            raise Broken(
+                "the authorizer of the store's connection was replaced",
+                directory=str(self._directory),
+                hint="Leave store.connection.authorizer alone: by it the store keeps its transactions whole.",
+            )
+        data = checkpoint.to_bytes()
         self.execute(
             "INSERT INTO gazette_checkpoint VALUES (0, ?)"
             " ON CONFLICT (rowid) DO UPDATE SET checkpoint = excluded.checkpoint",
-            (checkpoint.to_bytes(),),
+            (data,),
         )
         self._commit()
+        # SQLite writes nothing for a row that is as it was.
+        changed, self._committed = data != self._committed, data
         with self._disk_errors("record a commit"):
-            return self._recording.ship(wait_for)
+            return self._recording.ship(wait_for, changed=changed)
 
     def restore_checkpoint(self, shard: Shard) -> Checkpoint:
         if self.connection.in_transaction:
             self._transaction("ROLLBACK")
         self._rolled_back = False
+        data = self._committed = self._checkpoint_row()
+        return Checkpoint() if data is None else Checkpoint.from_bytes(data)
+
+    def _checkpoint_row(self) -> bytes | None:
         row = self.connection.execute("SELECT checkpoint FROM gazette_checkpoint").fetchall()
-        return Checkpoint.from_bytes(cast("bytes", row[0][0])) if row else Checkpoint()
+        return cast("bytes", row[0][0]) if row else None
 
     def close_reading(self) -> None:
         """End queries, of a store that a hot standby reads with."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import apsw
 
-from gazette.errors import Invalid
+from gazette.errors import Broken, Invalid
 from gazette.recoverylog.local_files import check_kind
 from gazette.recoverylog.recorder import Recorder
 from gazette.recoverylog.shard_state import PRIMARY_DATABASE
@@ -32,6 +32,15 @@ _DATABASE_FILE: Final = re.compile(r"/([A-Za-z_][A-Za-z0-9_]*)\.db(?:\.(?:redo|i
 def check_log(recorder: Recorder) -> None:
     """Refuse the log of another kind of store. Raises ``Invalid``."""
     check_kind(recorder, "SQLite database", lambda path: bool(_SQLITE_FILE.fullmatch(path)))
+
+
+def no_frames(path: Path) -> Broken:
+    """The error of a commit that changed the database, and of which nothing can be recorded."""
+    return Broken(
+        "a commit left nothing to record: SQLite did not write it to the shard's database",
+        path=str(path),
+        hint="Use store.connection for reading and for blobs only; do not change how it keeps its file.",
+    )
 
 
 def database_names(given: Iterable[str], links: Iterable[str]) -> list[str]:
@@ -102,10 +111,13 @@ class RedoDatabases:
             one.note_commit(frames)
         return apsw.SQLITE_OK
 
-    def ship(self, wait_for: Collection[OpFuture[Any]] = ()) -> OpFuture[Any]:
+    def ship(
+        self, wait_for: Collection[OpFuture[Any]] = (), *, changed: bool = True
+    ) -> OpFuture[Any]:
         """Record what was committed since the last call, as one append after ``wait_for``.
 
-        Does not block on the append. Raises ``Corrupt`` when a WAL is not what SQLite said.
+        ``changed``: the commit changed the primary database. Does not block on the append. Raises ``Broken``
+        for a change that left no frame, and as `RedoRecording.collect` does.
         Of an offline log nothing is recorded before its end.
         """
         if self._recorder.offline:
@@ -113,6 +125,8 @@ class RedoDatabases:
                 one.shorten()
             return self._recorder.barrier(wait_for)
         collected = [(one, one.collect()) for one in self._all]
+        if changed and collected[0][1] is None:
+            raise no_frames(self.path)
         if all(changes is None for _, changes in collected):
             return self._recorder.barrier(wait_for)
         with self._recorder.group(wait_for) as group:
@@ -161,4 +175,4 @@ class RedoDatabases:
             one.close()
 
 
-__all__ = ["RedoDatabases", "check_log", "database_names"]
+__all__ = ["RedoDatabases", "check_log", "database_names", "no_frames"]

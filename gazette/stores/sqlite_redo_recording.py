@@ -6,8 +6,11 @@ held before, and only the difference is recorded (the form is `sqlite_redo`'s).
 
 Rules that keep this exact, each found by cutting logs at every byte:
 
-- frames are read only up to what the WAL hook reported: a transaction that spilled its cache and was
-  rolled back leaves frames behind that never were committed;
+- frames are read only up to where SQLite's own index of the WAL ends: a transaction that spilled its cache
+  and was rolled back leaves frames behind that never were committed;
+- nothing is taken on trust: the index counts the transactions that were committed, and each commit must find
+  as many among the new frames, none of them moved by a checkpoint, and the WAL hook called for the last.
+  So whatever the application does to the connection, no commit goes on that was not recorded whole;
 - the old content of a page is the newest frame that was recorded before, else the database file, and
   unknown beyond the recorded size of the database (a shrunk database may have left bytes there);
 - the database is checkpointed only by us, and only when all its frames are recorded;
@@ -42,6 +45,7 @@ from gazette.recoverylog.sqlite_redo import (
     materialize,
     redo_name,
 )
+from gazette.recoverylog.sqlite_wal import WalIndex, WalPosition
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +98,10 @@ class RedoRecording:
         self._connection: apsw.Connection | None = None
         self._main_fd = -1
         self._wal_fd = -1
-        self._hooked = 0
-        self._lost = False
+        self._index: WalIndex | None = None
+        self._hooked = -1
+        """Frames that the WAL hook was called with last, since the last commit was recorded."""
+        self._commits = 0
         self._shipped = 0
         self._salt = b""
         self._wal_pages: dict[int, int] = {}
@@ -135,6 +141,10 @@ class RedoRecording:
         self._connection = connection
         connection.set_busy_timeout(BUSY_MS)
         self._configure(connection)
+        # By reading it SQLite makes the index of the WAL, which is empty.
+        connection.execute(f"PRAGMA {self.schema}.schema_version").fetchall()
+        self._index = WalIndex(self.path)
+        self._commits = self._index.read().commits
         self._begin_redo()
         self._assume_groups()
         if self.recorder.offline:
@@ -197,18 +207,14 @@ class RedoRecording:
 
     def note_commit(self, frames: int) -> None:
         """SQLite committed, and has ``frames`` in the WAL now."""
-        # Frames are counted from the beginning of the WAL. If it began anew before they were recorded,
-        # somebody else made a checkpoint, and they are gone.
-        self._lost = self._lost or frames <= self._hooked
         self._hooked = frames
 
     # -- commits
 
     def shorten(self) -> None:
         """Keep the WAL short, of an offline log, of which nothing is recorded before its end."""
-        if self._hooked >= self._checkpoint_frames:
+        if self._position().frames >= self._checkpoint_frames:
             self._checkpoint()
-            self._hooked = 0
 
     def _record_images(self) -> None:
         """Record the database as images of all its groups: at the end of an offline log."""
@@ -219,7 +225,6 @@ class RedoRecording:
                 path=str(self.path),
                 hint="Read cursors to their end, and close connections, before the build returns.",
             )
-        self._hooked = 0
         self._resize(os.fstat(self._main_fd).st_size // self._state.page_size)
         for number in range(self._group_count()):
             self._reimage(number)
@@ -227,28 +232,33 @@ class RedoRecording:
     def collect(self) -> list[PageChange] | None:
         """What was committed since the last call; None: nothing was.
 
-        Raises ``Corrupt`` when the WAL is not what SQLite said.
+        Raises ``Broken`` when the application keeps SQLite from telling, and ``Corrupt`` when the WAL is not
+        what SQLite says, or a checkpoint has moved changes that were not recorded.
         """
-        if self._hooked == 0:
+        assert self._connection is not None
+        check_file(self._connection, self.schema, self.path)
+        position = self._position()
+        commits = (position.commits - self._commits) & 0xFFFFFFFF
+        if not commits:
             return None
-        if self._lost:
-            raise Corrupt(
-                "a checkpoint was made that the recording did not make: changes are missing in the log",
-                path=str(self.path),
-                hint="Do not call wal_checkpoint() on the store's connections.",
-            )
-        self._open_wal()
-        header = os.pread(self._wal_fd, WAL_HEADER, 0)
-        if header[16:24] != self._salt:
+        if position.salt != self._salt:
             # The WAL began anew, which SQLite does only when all of it is in the database file.
-            self._salt = header[16:24]
+            self._salt = position.salt
             self._shipped = 0
             self._wal_pages.clear()
-        hooked = self._hooked
-        self._hooked = 0
-        if hooked <= self._shipped:
-            return None
-        newest, pages = self._scan_frames(self._shipped, hooked)
+        if position.backfilled > self._shipped:
+            raise self._moved(f"{position.backfilled - self._shipped} frames")
+        self._open_wal()
+        newest, pages, found = self._scan_frames(self._shipped, position.frames)
+        if found != commits:
+            raise self._moved(f"{commits - found} of {commits} transactions")
+        hooked, self._hooked = self._hooked, -1
+        if hooked != position.frames:
+            raise Broken(
+                "the WAL hook of the store's connection was replaced",
+                path=str(self.path),
+                hint="Do not call set_wal_hook() or wal_autocheckpoint() on store.connection.",
+            )
         changes: list[PageChange] = []
         for page in sorted(newest):
             if page > pages:
@@ -258,20 +268,32 @@ class RedoRecording:
             if change is not None:
                 changes.append(change)
         self._wal_pages.update(newest)
-        self._shipped = hooked
+        self._shipped = position.frames
+        self._commits = position.commits
         self._resize(pages)
         return changes
+
+    def _position(self) -> WalPosition:
+        assert self._index is not None
+        return self._index.read()
+
+    def _moved(self, what: str) -> Corrupt:
+        return Corrupt(
+            f"a checkpoint was made that the recording did not make: {what} are missing in the log",
+            path=str(self.path),
+            hint="Do not call wal_checkpoint() nor wal_autocheckpoint() on the store's connections.",
+        )
 
     def _open_wal(self) -> None:
         path = f"{self.path}-wal"
         if self._wal_fd < 0:
             self._wal_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def _scan_frames(self, begin: int, end: int) -> tuple[dict[int, int], int]:
-        """(offset in the WAL of each page's newest frame, pages of the database after them)."""
+    def _scan_frames(self, begin: int, end: int) -> tuple[dict[int, int], int, int]:
+        """(offset in the WAL of each page's newest frame, pages of the database after them, commits)."""
         stride = self._state.page_size + FRAME_HEADER
         newest: dict[int, int] = {}
-        pages = 0
+        pages = commits = 0
         per_read = max(1, READ_BYTES // stride)
         for first in range(begin, end, per_read):
             count = min(per_read, end - first)
@@ -280,12 +302,13 @@ class RedoRecording:
                 raise Corrupt("the WAL is shorter than its commits", path=str(self.path))
             for number in range(count):
                 page, pages = struct.unpack_from(">II", data, number * stride)
+                commits += pages > 0
                 if data[number * stride + 8 : number * stride + 16] != self._salt:
                     raise Corrupt("a WAL frame is of another generation", path=str(self.path))
                 newest[page] = WAL_HEADER + (first + number) * stride + FRAME_HEADER
-        if pages == 0:
+        if newest and pages == 0:
             raise Corrupt("the WAL does not end in a commit", path=str(self.path))
-        return newest, pages
+        return newest, pages, commits
 
     def _read_main(self, page: int, count: int = 1) -> bytes:
         size = self._state.page_size
@@ -418,10 +441,25 @@ class RedoRecording:
     def close(self) -> None:
         """Close descriptors, after the connection was closed. Nothing is recorded."""
         self._connection = None
+        if self._index is not None:
+            self._index.close()
+            self._index = None
         for descriptor in (self._wal_fd, self._main_fd):
             if descriptor >= 0:
                 os.close(descriptor)
         self._wal_fd = self._main_fd = -1
+
+
+def check_file(connection: apsw.Connection, schema: str, path: Path) -> None:
+    """Require that ``connection`` still has the recorded database as ``schema``. Raises ``Broken``."""
+    actual = connection.db_filename(schema)
+    if actual != str(path):
+        raise Broken(
+            f"the connection has another database as {schema} than the recorded one",
+            path=str(path),
+            actual=actual,
+            hint="Do not call deserialize() on store.connection, nor attach over a database.",
+        )
 
 
 def checkpoint(connection: apsw.Connection, patience_ms: int, schema: str = "main") -> bool:

@@ -23,8 +23,8 @@ from gazette.recoverylog.recorder import Recorder
 from gazette.recoverylog.shard_state import PRIMARY_DATABASE
 from gazette.recoverylog.sqlite_redo import is_recorded
 from gazette.recoverylog.sqlite_wal import require_whole_wal
-from gazette.stores.sqlite_databases import database_names
-from gazette.stores.sqlite_redo_recording import BUSY_MS, checkpoint
+from gazette.stores.sqlite_databases import database_names, no_frames
+from gazette.stores.sqlite_redo_recording import BUSY_MS, check_file, checkpoint
 from gazette.tasks import OpFuture
 
 RECORDED_KINDS: Final = (
@@ -198,9 +198,19 @@ class VfsRecording:
             return
         self._noted.append(_Written(path, offset, bytearray(data)))
 
-    def ship(self, wait_for: Collection[OpFuture[Any]] = ()) -> OpFuture[Any]:
-        """Record everything that SQLite wrote since the last call, as one append after ``wait_for``."""
+    def ship(
+        self, wait_for: Collection[OpFuture[Any]] = (), *, changed: bool = True
+    ) -> OpFuture[Any]:
+        """Record everything that SQLite wrote since the last call, as one append after ``wait_for``.
+
+        ``changed``: the commit changed the primary database. Raises ``Broken`` if nothing was written.
+        """
         noted, self._noted = self._noted, []
+        assert self._connection is not None
+        for schema, file in {"main": self.path, **self.attached}.items():
+            check_file(self._connection, schema, file)
+        if changed and not noted:
+            raise no_frames(self.path)
         with self.recorder.group(wait_for) as group:
             for event in noted:
                 match event:

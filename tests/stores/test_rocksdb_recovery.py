@@ -444,7 +444,7 @@ def test_a_new_file_with_the_name_of_a_recorded_one(scratch: Path) -> None:
     for name in ("999999.sst", "999998.log"):
         (directory / name).unlink()
         (directory / name).write_bytes(b"new")
-    recording.start(lambda: 0)
+    recording.start(lambda: 0, list)
     recording.close()
     replay(bytes(log.data), scratch / "third")
     for name in ("999999.sst", "999998.log"):
