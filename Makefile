@@ -12,7 +12,7 @@ STAMP := $(BIN)/.gazette-installed
 DEV_STAMP := $(BIN)/.gazette-dev-installed
 WORKERS ?= 2
 
-.PHONY: setup demo test test-long check fmt bench docs bench-spark faults faults-spark soak-stores crash-matrix chaos soak protos clean
+.PHONY: setup demo test test-long check fmt bench docs bench-spark faults faults-spark soak-stores crash-matrix chaos soak sim protos clean
 
 setup: $(DEV_STAMP)
 
@@ -80,6 +80,12 @@ chaos: $(STAMP)
 MINUTES ?= 30
 soak: $(DEV_STAMP)
 	$(BIN)/gazette soak --minutes $(MINUTES) $(ARGS)
+
+# The shipped brokers and clients on a virtual loop, network, disk and store, with faults: ARGS="--first 1000 --workers 2".
+# Prints seeds per second; a seed that violates an invariant with its trace, and how to replay it.
+SEEDS ?= 1000
+sim: $(DEV_STAMP)
+	$(BIN)/python -m tools.simulation --seeds $(SEEDS) $(ARGS)
 
 bench: $(DEV_STAMP)
 	$(BIN)/gazette bench $(ARGS)

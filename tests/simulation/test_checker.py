@@ -1,0 +1,167 @@
+"""The judge of simulations: each kind of violation is planted, and found."""
+
+from __future__ import annotations
+
+from tools.simulation.checker import check
+from tools.simulation.history import Append, Fault, History, Jump, Life, Piece, Stored
+
+J = "a/journal"
+
+
+class Told:
+    """A history of one journal, told step by step."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.history.lives.append(Life(J, 5, "bucket"))
+
+    def append(self, payload: bytes, begin: int | None, time: float = 1.0, **fields) -> Append:
+        append = Append(len(self.history.appends) + 1, "client", J, payload, time, time)
+        append.begin, append.revision = begin, 10
+        append.holders, append.primary = (("a",), ("b",)), ("a",)
+        for name, value in fields.items():
+            setattr(append, name, value)
+        self.history.appends.append(append)
+        return append
+
+    def read(self, content: bytes, offset: int, *, final: bool = True, time: float = 9.0) -> None:
+        self.history.pieces.append(Piece("reader", time, J, 10, offset, content, final))
+
+    def stored(self, content: bytes, begin: int, time: float = 2.0) -> None:
+        end = begin + len(content)
+        self.history.stored.append(Stored(time, "bucket", J, begin, end, content, "path"))
+
+    def found(self) -> str:
+        return "; ".join(check(self.history))
+
+
+def test_what_is_right_is_no_violation():
+    told = Told()
+    told.append(b"aaaa", 0)
+    told.append(b"bb", 4)
+    told.append(b"", 6)
+    told.read(b"aaa", 0)
+    told.read(b"abb", 3)
+    told.stored(b"aaaabb", 0)
+    told.history.stopped = True
+    assert told.found() == ""
+
+
+def test_overlapping_acknowledgements():
+    told = Told()
+    told.append(b"aaaa", 0)
+    told.append(b"bb", 3)
+    assert "overlap" in told.found()
+
+
+def test_other_bytes_in_a_reader():
+    told = Told()
+    told.append(b"aaaa", 0)
+    told.read(b"aaxa", 0, final=False)
+    assert "other bytes" in told.found()
+
+
+def test_other_bytes_in_a_fragment():
+    told = Told()
+    told.append(b"aaaa", 0)
+    told.stored(b"aaxa", 0)
+    assert "fragment path has other bytes" in told.found()
+
+
+def test_a_reader_without_an_acknowledged_append():
+    told = Told()
+    told.append(b"aaaa", 0)
+    told.append(b"bb", 4)
+    told.read(b"aaaa", 0)
+    assert "does not have append 2" in told.found()
+
+
+def test_a_reader_that_was_sent_over_an_acknowledged_append():
+    told = Told()
+    told.append(b"aaaa", 0)
+    told.history.jumps.append(Jump("reader", 3.0, J, 10, 0, 4))
+    assert "jumped" in told.found()
+
+
+def test_a_store_without_an_acknowledged_append_after_all_have_left():
+    told = Told()
+    told.append(b"aaaa", 0)
+    assert told.found() == ""
+    told.history.stopped = True
+    assert "the store does not have append 1" in told.found()
+
+
+def test_a_refused_append_that_is_there():
+    told = Told()
+    told.append(b"aaaa", 0)
+    told.append(b"bb", None, refused=True)
+    told.read(b"aaaabb", 0)
+    assert "was refused" in told.found()
+
+
+def test_a_failed_append_is_there_as_a_whole_or_not_at_all():
+    told = Told()
+    told.append(b"aaaa", 0)
+    told.append(b"bbb", None)
+    told.read(b"aaaabbb", 0)
+    assert told.found() == ""
+    told = Told()
+    told.append(b"aaaa", 0)
+    told.append(b"bbb", None)
+    told.read(b"aaaabb", 0)
+    assert "no whole append" in told.found()
+
+
+def test_an_acknowledgement_of_who_has_lost_its_lease():
+    told = Told()
+    told.append(b"aaaa", 0, time=30.0)
+    told.history.evicted["a"] = 25.0
+    assert "had lost its lease" in told.found()
+
+
+def test_registers_that_were_not_as_required():
+    told = Told()
+    told.append(b"aa", 0, tag=1)
+    told.append(b"bb", 2, tag=2, expected_tag=1)
+    assert told.found() == ""
+    told.append(b"cc", 4, tag=3, expected_tag=1)
+    assert "required 1, and the register was 2" in told.found()
+
+
+def test_the_loss_of_all_replicas_at_once_is_permitted():
+    told = Told()
+    told.append(b"aaaa", 0)
+    told.read(b"zz", 0)
+    told.append(b"zz", 0, time=60.0)
+    told.history.lost_brokers |= {"a": 10.0, "b": 40.0}
+    assert told.found() == ""
+
+
+def test_the_loss_of_all_replicas_is_not_if_it_had_been_stored():
+    told = Told()
+    told.append(b"aaaa", 0)
+    told.stored(b"aaaa", 0, time=5.0)
+    told.read(b"zz", 0)
+    told.append(b"zz", 0, time=60.0)
+    told.history.lost_brokers |= {"a": 10.0, "b": 40.0}
+    assert "overlap" in told.found()
+
+
+def test_nor_if_there_was_time_to_store_it_between_the_deaths():
+    told = Told()
+    told.append(b"aaaa", 0)
+    told.history.lost_brokers |= {"a": 10.0, "b": 140.0}
+    told.history.faults += [Fault(10.0, 35.0, "crash"), Fault(140.0, 165.0, "crash")]
+    told.read(b"zz", 0)
+    told.append(b"zz", 0, time=160.0)
+    assert "overlap" in told.found()
+
+
+def test_bytes_of_another_life_are_not_compared():
+    told = Told()
+    life = told.history.lives[0]
+    life.deleted = 12
+    told.append(b"aaaa", 0)
+    told.history.lives.append(Life(J, 15, "other"))
+    told.append(b"bbbb", 0, revision=16)
+    assert told.found() == ""

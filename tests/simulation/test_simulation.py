@@ -1,0 +1,38 @@
+"""A simulation is a function of its seed, and its judge finds what is planted."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def simulate(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tools.simulation", *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("seed", ["4", "11"])
+def test_a_seed_is_reproduced_by_another_process(seed):
+    runs = [simulate("--seed", seed, "--trace") for _ in range(2)]
+    digests = [re.search(r"digest ([0-9a-f]{16})", run.stdout) for run in runs]
+    assert digests[0] is not None, runs[0].stderr
+    assert runs[0].stdout == runs[1].stdout
+    assert len(runs[0].stdout.splitlines()) > 100
+
+
+def test_seeds_differ():
+    digests = {simulate("--seed", seed).stdout.split()[-1] for seed in ("1", "2", "3")}
+    assert len(digests) == 3

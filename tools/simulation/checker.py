@@ -1,0 +1,277 @@
+"""The judge of a simulation: a pure function from its history to what was violated.
+
+An acknowledged append has its bytes at its offsets: in every reader of its journal's life, in every
+fragment of that life's store, and, while the journal lives, after everything was healed. No other append
+is acknowledged at any of its offsets. An append that was refused is not there at all; one whose outcome is
+not known is there as a whole or not at all. Registers change as if appends were made one after another.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeAlias
+
+from tools.simulation.history import Append, History, Life, Piece, Stored
+
+LifeKey: TypeAlias = "tuple[str, int]"
+
+UPLOAD_S: Final = 60.0
+"""How long brokers may take to upload what a lost replica had, while nothing is wrong."""
+
+
+def check(history: History) -> list[str]:
+    """Return what is wrong, one sentence each; nothing if all invariants hold."""
+    found = list(history.violations)
+    appends: dict[LifeKey, list[Append]] = defaultdict(list)
+    pieces: dict[LifeKey, list[Piece]] = defaultdict(list)
+    for append in history.appends:
+        if append.acknowledged:
+            life = history.life_of(append.journal, append.revision)
+            if life is None:
+                found.append(f"{_name(append)} was acknowledged at a revision without the journal")
+            else:
+                appends[life.journal, life.created].append(append)
+    for piece in history.pieces:
+        life = history.life_of(piece.journal, piece.revision)
+        if life is not None:
+            pieces[life.journal, life.created].append(piece)
+    for life in history.lives:
+        key = (life.journal, life.created)
+        stored = [one for one in history.stored if one.bucket == life.bucket]
+        found += _check_life(history, life, appends[key], pieces[key], stored)
+    return found
+
+
+def _check_life(
+    history: History,
+    life: Life,
+    appends: list[Append],
+    pieces: list[Piece],
+    stored: list[Stored],
+) -> Iterator[str]:
+    appends.sort(key=lambda one: (one.begin or 0, one.end))
+    lost = {one.number for one in appends if is_lost(history, one, stored)}
+    kept = [one for one in appends if one.number not in lost]
+    gone = [one for one in appends if one.number in lost]
+    yield from _overlaps(kept)
+    yield from _evicted(history, appends)
+    yield from _skipped(history, life, kept)
+    for piece in pieces:
+        known = [one for one in kept if one.begun <= piece.time]
+        yield from _mismatches(
+            f"reader {piece.reader}", piece.offset, piece.content, piece.time, known, gone
+        )
+    for fragment in stored:
+        yield from _mismatches(
+            f"fragment {fragment.path}", fragment.begin, fragment.content, None, kept, ()
+        )
+    yield from _registers(history, kept)
+    finals = [piece for piece in pieces if piece.final]
+    if life.deleted is None and finals:
+        yield from _missing(kept, finals)
+        yield from _strangers(history, life, kept, finals)
+    if life.deleted is None and history.stopped:
+        yield from _not_stored(kept, stored)
+
+
+def _overlaps(appends: list[Append]) -> Iterator[str]:
+    before: Append | None = None
+    for append in appends:
+        if not append.payload:
+            continue
+        assert append.begin is not None
+        if before is not None and append.begin < before.end:
+            yield f"two acknowledged appends overlap: {_name(before)} and {_name(append)}"
+        if before is None or append.end > before.end:
+            before = append
+
+
+def _evicted(history: History, appends: list[Append]) -> Iterator[str]:
+    """Appends that were begun and acknowledged when their primary was no member any more."""
+    for append in appends:
+        gone = [history.evicted.get(name) for name in append.primary]
+        if gone and all(time is not None and time < append.begun for time in gone):
+            yield f"{_name(append)} was acknowledged by {append.primary}, which had lost its lease"
+
+
+def _skipped(history: History, life: Life, appends: list[Append]) -> Iterator[str]:
+    """Appends that a reader was told are not there."""
+    for jump in history.jumps:
+        if jump.journal != life.journal or not life.has(jump.revision):
+            continue
+        for append in appends:
+            assert append.begin is not None
+            if append.payload and append.begin < jump.end and append.end > jump.begin:
+                yield f"reader {jump.reader} jumped at {jump.time:.3f} s over {_name(append)}"
+                break
+
+
+def _mismatches(
+    where: str,
+    offset: int,
+    content: bytes,
+    time: float | None,
+    appends: list[Append],
+    gone: Iterable[Append],
+) -> Iterator[str]:
+    """Acknowledged appends of which ``content`` has other bytes; those of ``gone`` may be there."""
+    end = offset + len(content)
+    for append in appends:
+        assert append.begin is not None
+        begin, until = max(offset, append.begin), min(end, append.end)
+        if begin >= until or _same(append, begin, content[begin - offset : until - offset]):
+            continue
+        if not any(_same(one, begin, content[begin - offset : until - offset]) for one in gone):
+            seen = "" if time is None else f" at {time:.3f} s"
+            yield f"{where} has other bytes{seen} in [{begin}, {until}) than {_name(append)}"
+            return
+
+
+def _same(append: Append, begin: int, content: bytes) -> bool:
+    """Whether an append has these bytes at ``begin``, as far as it reaches."""
+    assert append.begin is not None
+    at = begin - append.begin
+    if not 0 <= at < len(append.payload):
+        return False
+    mine = append.payload[at : at + len(content)]
+    return content[: len(mine)] == mine
+
+
+def _missing(appends: list[Append], finals: list[Piece]) -> Iterator[str]:
+    """Acknowledged appends that a reader of the whole journal did not get."""
+    readers: dict[str, list[Piece]] = defaultdict(list)
+    for piece in finals:
+        readers[piece.reader].append(piece)
+    for reader, pieces in readers.items():
+        spans = _joined((piece.offset, piece.end) for piece in pieces)
+        for append in appends:
+            assert append.begin is not None
+            if append.payload and not any(
+                begin <= append.begin and append.end <= end for begin, end in spans
+            ):
+                yield f"{reader} does not have {_name(append)}"
+                break
+
+
+def _not_stored(appends: list[Append], stored: list[Stored]) -> Iterator[str]:
+    """Acknowledged appends that no fragment has, after every broker has left in good order."""
+    spans = _joined((one.begin, one.end) for one in stored)
+    for append in appends:
+        assert append.begin is not None
+        if append.payload and not any(
+            begin <= append.begin and append.end <= end for begin, end in spans
+        ):
+            yield f"the store does not have {_name(append)}"
+            return
+
+
+def _strangers(
+    history: History, life: Life, appends: list[Append], finals: list[Piece]
+) -> Iterator[str]:
+    """Bytes of the journal that are of no append, of a refused one, or of a part of one."""
+    by_begin = {one.begin: one for one in appends if one.payload}
+    mine = {one.number for one in appends}
+    others = [
+        one
+        for one in history.appends
+        if one.journal == life.journal and one.payload and (one.number not in mine or one.repeated)
+    ]
+    whole = _assembled(finals)
+    for begin, content in whole:
+        at = 0
+        while at < len(content):
+            known = by_begin.get(begin + at)
+            if known is not None:
+                at += len(known.payload)
+                continue
+            match = next((one for one in others if content.startswith(one.payload, at)), None)
+            if match is None:
+                yield (
+                    f"{life.journal} has bytes at {begin + at} that are no whole append: "
+                    f"{content[at : at + 40]!r}"
+                )
+                return
+            if match.refused:
+                yield f"{life.journal} has {_name(match)} at {begin + at}, which was refused"
+            at += len(match.payload)
+
+
+def _assembled(pieces: Iterable[Piece]) -> list[tuple[int, bytes]]:
+    """The bytes of the reader that has most, as contiguous runs."""
+    readers: dict[str, list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        readers[piece.reader].append(piece)
+    best = max(readers.values(), key=lambda ones: sum(len(one.content) for one in ones))
+    runs: list[tuple[int, bytearray]] = []
+    for piece in sorted(best, key=lambda one: one.offset):
+        if runs and runs[-1][0] + len(runs[-1][1]) == piece.offset:
+            runs[-1][1].extend(piece.content)
+        else:
+            runs.append((piece.offset, bytearray(piece.content)))
+    return [(begin, bytes(content)) for begin, content in runs]
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def _registers(history: History, appends: list[Append]) -> Iterator[str]:
+    """Whoever required a value of the register found that of the last append before it that set one."""
+    tag: int | None = None
+    mine = {one.number for one in appends}
+    unknown = {one.tag for one in history.appends if one.number not in mine}
+    for append in appends:
+        expected = append.expected_tag
+        if expected is not None and tag is not None and expected != tag and expected not in unknown:
+            yield f"{_name(append)} required {append.expected_tag}, and the register was {tag}"
+        if append.tag is not None and append.payload:
+            tag = append.tag
+
+
+def is_lost(history: History, append: Append, stored: list[Stored]) -> bool:
+    """Whether an append may be gone: all its replicas ended, or lost their leases, before it was stored.
+
+    Not if everything worked for long enough in between: what is left of the replicas uploads it then.
+    """
+    ends = replicas_ended(history, append)
+    if ends is None:
+        return False
+    assert append.begin is not None
+    spans = _joined((one.begin, one.end) for one in stored if one.time <= max(ends))
+    if any(begin <= append.begin and append.end <= end for begin, end in spans):
+        return False
+    return _quiet(history, min(ends), max(ends)) < UPLOAD_S
+
+
+def replicas_ended(history: History, append: Append) -> list[float] | None:
+    """When each replica of an acknowledged append ended or lost its lease; None unless all did."""
+    ends: list[float] = []
+    for candidates in append.holders:
+        ended = [history.lost_brokers.get(name) for name in candidates]
+        if not ended or any(end is None for end in ended):
+            return None
+        ends.append(max(end for end in ended if end is not None))
+    return ends or None
+
+
+def _quiet(history: History, begin: float, end: float) -> float:
+    """The longest time between two moments in which nothing was wrong."""
+    longest, at = 0.0, begin
+    for fault in sorted(history.faults, key=lambda one: one.begin):
+        if fault.begin >= end:
+            break
+        longest = max(longest, fault.begin - at)
+        at = max(at, fault.end)
+    return max(longest, end - at)
+
+
+def _name(append: Append) -> str:
+    place = f" at [{append.begin}, {append.end})" if append.acknowledged else ""
+    return f"append {append.number} of {append.client} to {append.journal}{place}"

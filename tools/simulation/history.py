@@ -1,0 +1,145 @@
+"""What happened in a simulation, as far as its invariants are about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Append:
+    """One append of a client. ``revision`` (of etcd) says in which life of the journal it was answered."""
+
+    number: int
+    client: str
+    journal: str
+    payload: bytes
+    begun: float
+    ended: float | None = None
+    begin: int | None = None
+    """Where it is; None unless it was acknowledged."""
+    revision: int = 0
+    holders: tuple[tuple[str, ...], ...] = ()
+    """Its replicas: for each the broker processes, one of which it was."""
+    primary: tuple[str, ...] = ()
+    """The broker processes one of which was its primary."""
+    offset: int = 0
+    """The offset that was asked for; 0 for none."""
+    repeated: bool = False
+    """Whether it may be in the journal more than once."""
+    shared: bool = False
+    """Whether it was acknowledged as a part of something, at an offset that is not known."""
+    error: str = ""
+    refused: bool = False
+    """Whether it was answered that nothing was appended."""
+    tag: int | None = None
+    """The value of the journal's register that this append has set."""
+    expected_tag: int | None = None
+    """The value that it required."""
+
+    @property
+    def acknowledged(self) -> bool:
+        return self.begin is not None
+
+    @property
+    def end(self) -> int:
+        assert self.begin is not None
+        return self.begin + len(self.payload)
+
+
+@dataclass(slots=True)
+class Life:
+    """From the creation of a journal to its deletion, in revisions of etcd and in time."""
+
+    journal: str
+    created: int
+    bucket: str
+    deleted: int | None = None
+    deleted_at: float | None = None
+
+    def has(self, revision: int) -> bool:
+        return self.created <= revision and (self.deleted is None or revision < self.deleted)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes that a reader was given, in one RPC that began at ``revision``."""
+
+    reader: str
+    time: float
+    journal: str
+    revision: int
+    offset: int
+    content: bytes
+    final: bool = False
+    """Read after everything was healed: what the journal has for good."""
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.content)
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """A reader was sent from one offset to a greater one."""
+
+    reader: str
+    time: float
+    journal: str
+    revision: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something was wrong from ``begin`` to ``end``."""
+
+    begin: float
+    end: float
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A fragment that a bucket got, with its content as it was before compression."""
+
+    time: float
+    bucket: str
+    journal: str
+    begin: int
+    end: int
+    content: bytes
+    path: str
+
+
+@dataclass(slots=True)
+class History:
+    """Everything, in the order in which it happened."""
+
+    appends: list[Append] = field(default_factory=list)
+    lives: list[Life] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    stored: list[Stored] = field(default_factory=list)
+    jumps: list[Jump] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    evicted: dict[str, float] = field(default_factory=dict)
+    """Processes whose member key was deleted from etcd, and when."""
+    stopped: bool = False
+    """Whether all brokers were stopped in good order at the end."""
+    lost_brokers: dict[str, float] = field(default_factory=dict)
+    """Processes that ended without uploading what they had, or lost their lease, and when."""
+    violations: list[str] = field(default_factory=list)
+    """What was seen to be wrong as it happened."""
+
+    def life_of(self, journal: str, revision: int) -> Life | None:
+        for life in self.lives:
+            if life.journal == journal and life.has(revision):
+                return life
+        return None
+
+    def last_life(self, journal: str) -> Life | None:
+        found = None
+        for life in self.lives:
+            if life.journal == journal:
+                found = life
+        return found

@@ -1,0 +1,269 @@
+"""An event loop without real IO: ready callbacks run in order, and time jumps to the next timer.
+
+Callbacks and timers belong to a node (a simulated process) by the context that they were made in. A node
+can be held, as by SIGSTOP, or killed; then its callbacks are kept back, or forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import traceback
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from heapq import heappop, heappush
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+_NODE: Final[contextvars.ContextVar[Node | None]] = contextvars.ContextVar("node", default=None)
+_STEPS_PER_INSTANT_MAX: Final = 200_000
+"""Callbacks without time going on: more of them are a loop that never waits."""
+_TASKS_KEPT: Final = 512
+
+
+class Livelock(Exception):
+    """Callbacks follow each other without end, and time stands still."""
+
+
+class Node:
+    """A simulated process: what runs in ``context`` is part of it."""
+
+    __slots__ = (
+        "_backlog",
+        "_holds",
+        "alive",
+        "blocked",
+        "context",
+        "held_since",
+        "loop",
+        "name",
+        "tasks",
+        "tasks_kept",
+    )
+
+    def __init__(self, loop: VirtualLoop, name: str) -> None:
+        self.loop = loop
+        self.name = name
+        self.alive = True
+        self.blocked = False
+        """Whether callbacks are kept back: the node is held, or dead."""
+        self.held_since: float | None = None
+        self._holds = 0
+        self._backlog: list[asyncio.Handle] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.tasks_kept = _TASKS_KEPT
+        """At how many tasks those that are done are forgotten."""
+        self.context = contextvars.copy_context()
+        self.context.run(_NODE.set, self)
+
+    def spawn(self, coro: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Start a task of this node."""
+        task = self.loop.create_task(coro, name=name, context=self.context.copy())
+        task.add_done_callback(self._on_done)
+        return task
+
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            frames = traceback.extract_tb(error.__traceback__)[-3:]
+            at = ", ".join(f"{frame.name}:{frame.lineno}" for frame in frames)
+            self.loop.call_exception_handler(
+                {"message": f"{task.get_name()} at {self.name} ended ({at})", "exception": error}
+            )
+
+    def hold(self, seconds: float) -> None:
+        """Keep back everything of this node for a while, as SIGSTOP does. Holds add up."""
+        if not self.alive:
+            return
+        self._holds += 1
+        if self.held_since is None:
+            self.held_since = self.loop.now
+        self.blocked = True
+        self.loop.at(self.loop.now + seconds, self._release)
+
+    def _release(self) -> None:
+        self._holds -= 1
+        if self._holds or not self.alive:
+            return
+        self.blocked, self.held_since = False, None
+        backlog, self._backlog = self._backlog, []
+        self.loop.ready.extend(backlog)
+
+    def kill(self) -> None:
+        """End the node as SIGKILL does: none of its code runs again, not even cancellation."""
+        self.alive, self.blocked = False, True
+        self.held_since = self.loop.now
+
+    def keep(self, handle: asyncio.Handle) -> None:
+        """Take a callback that must not run now. A dead node keeps it, so that nothing is collected."""
+        self._backlog.append(handle)
+
+    def pending_tasks(self) -> list[asyncio.Task[Any]]:
+        return [task for task in self.tasks if not task.done()]
+
+
+_Loop: Any = asyncio.AbstractEventLoop  # Its stubs demand what no part of a broker uses.
+
+
+class VirtualLoop(_Loop):  # type: ignore[misc]
+    """Runs everything in this thread, in an order that depends on nothing outside."""
+
+    def __init__(self, on_error: Callable[[str], None]) -> None:
+        self.now = 0.0
+        self.ready: deque[asyncio.Handle] = deque()
+        self.digest = 0
+        """Changes with every timer that fired and every event noted: equal runs have equal digests."""
+        self.steps = 0
+        self._timers: list[tuple[float, int, asyncio.Handle]] = []
+        self._count = 0
+        self._on_error = on_error
+        self._stopped = False
+        self._closed = False
+        self._running = False
+
+    def run(self, until: float) -> bool:
+        """Run until ``stop`` or that time. False if nothing is left to wait for before: a deadlock."""
+        asyncio._set_running_loop(self)
+        self._running, self._stopped = True, False
+        ready: deque[Any] = self.ready  # The stubs do not know of a handle's context.
+        timers, node_of = self._timers, _NODE
+        instant = 0
+        try:
+            while not self._stopped:
+                if ready:
+                    handle = ready.popleft()
+                    if handle._cancelled:
+                        continue
+                    node = handle._context.get(node_of)
+                    if node is not None and node.blocked:
+                        node.keep(handle)
+                        continue
+                    instant += 1
+                    if instant > _STEPS_PER_INSTANT_MAX:
+                        raise Livelock(f"{handle!r}")
+                    handle._run()
+                    continue
+                self.steps += instant
+                instant = 0
+                while timers and timers[0][2]._cancelled:
+                    heappop(timers)
+                if not timers:
+                    return False
+                if timers[0][0] > until:
+                    self.now = until
+                    return True
+                self.now, _, handle = heappop(timers)
+                self.digest = hash((self.digest, self.now))
+                ready.append(handle)
+            return True
+        finally:
+            self.steps += instant
+            self._running = False
+            asyncio._set_running_loop(None)
+
+    def at(self, when: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        """Call something that belongs to no node: the world outside."""
+        return self.call_at(when, callback, *args, context=_OUTSIDE)
+
+    def note(self, *event: object) -> None:
+        """Make an event part of the digest."""
+        self.digest = hash((self.digest, *event))
+
+    def abandon(self) -> None:
+        """Forget everything that is scheduled, after the end of a run."""
+        self._on_error = lambda message: None
+        self.ready.clear()
+        self._timers.clear()
+
+    # What asyncio asks of a loop.
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self.ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._count += 1
+        heappush(self._timers, (max(when, self.now), self._count, handle))
+        return handle
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], **options: Any
+    ) -> asyncio.Task[T]:
+        task: asyncio.Task[T] = asyncio.Task(coro, loop=self, **options)
+        context = options.get("context")
+        node = _NODE.get() if context is None else context.get(_NODE)
+        if node is not None:
+            tasks = node.tasks
+            tasks.append(task)
+            if len(tasks) >= node.tasks_kept:
+                node.tasks = node.pending_tasks()
+                node.tasks_kept = 2 * len(node.tasks) + _TASKS_KEPT
+        return task
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        self._closed = True
+
+    def get_debug(self) -> bool:
+        return False
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        pass
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self._on_error(f"{context.get('message')}: {error!r}")
+
+
+_OUTSIDE: Final = contextvars.copy_context()
+
+
+class NodeClock:
+    """Time as one node sees it: the virtual loop's, and a wall clock that may be wrong."""
+
+    __slots__ = ("_loop", "offset_s")
+
+    EPOCH_S: Final = 1_700_000_000.0
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+        self.offset_s = 0.0
+
+    def now(self) -> float:
+        return self.EPOCH_S + self._loop.now + self.offset_s
+
+    def monotonic(self) -> float:
+        return self._loop.now
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)  # noqa: TID251 - a clock is where this belongs

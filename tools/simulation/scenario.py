@@ -1,0 +1,753 @@
+"""What one seed does: a cluster, clients that append and read, and faults that overlap."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from gazette.client.append_service import AppendService
+from gazette.client.appender import (
+    Appender,
+    AppendParams,
+    AppendResult,
+    SuspendControl,
+    append_once,
+)
+from gazette.client.client import Client
+from gazette.client.journals import JournalChange, apply_journals
+from gazette.client.reader import OffsetJump, Reader, ReadParams
+from gazette.client.rpc_errors import status_of
+from gazette.errors import Bug, GazetteError
+from gazette.protocol import duration
+from gazette.protocol.fragment import Codec
+from gazette.protocol.journal import FragmentSpec, JournalSpec
+from gazette.protocol.label_set import LabelSelector, LabelSet
+from gazette.protocol.status import Status
+from gazette.tasks import TaskScope, settled
+from tools.simulation.checker import replicas_ended
+from tools.simulation.history import Append, Fault, Jump, Piece
+from tools.simulation.loop import Node, NodeClock
+from tools.simulation.storage import Threads
+from tools.simulation.world import ETCD, BrokerProcess, World
+
+LEASE_S: Final = 20.0
+_HEAL_S: Final = 420.0
+"""After the last fault: how long until every journal takes appends and gives all it has."""
+_STOP_S: Final = 420.0
+_CALL_S: Final = 45.0
+_BACKOFF_S: Final = 150.0
+"""How long a broker keeps away from a store that was down."""
+_REGISTER: Final = "tag"
+_INDEX_GREATER: Final = Status.INDEX_HAS_GREATER_OFFSET.name
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a seed has chosen."""
+
+    hosts: list[str]
+    journals: dict[str, JournalSpec]
+    until: float
+    """When the last fault is over."""
+
+
+class Scenario:
+    """One run. ``run`` returns when it is over; the history is in ``world``."""
+
+    def __init__(self, seed: int, *, trace: bool = False) -> None:
+        self.world = world = World(seed, trace=trace)
+        self.rng = random.Random(world.rng.getrandbits(64))
+        self.plan = self._plan()
+        self.node = Node(world.loop, "op")
+        self.clock = NodeClock(world.loop)
+        self.lives: dict[str, int] = dict.fromkeys(self.plan.journals, 0)
+        """How often each journal was created."""
+        self.heads: dict[str, int] = {}
+        """The end of the last acknowledged append."""
+        self.tags: dict[str, int | None] = {}
+        self.writing = True
+        self.done = False
+        self._numbers = 0
+        self._writers: list[asyncio.Task[None]] = []
+        self._down: dict[str, Callable[[], None]] = {}
+        self._client: Client | None = None
+        world.on_exited = self._on_exited
+
+    # Choosing.
+
+    def _plan(self) -> Plan:
+        rng, world = self.rng, self.world
+        count = rng.choice((2, 3, 3, 3, 4, 5))
+        hosts = [f"broker-{number}" for number in range(count)]
+        world.network.delay_s = rng.choice((0.0003, 0.001, 0.005))
+        world.network.window = rng.choice((1 << 12, 1 << 16, 1 << 22))
+        world.settings = {
+            "lease_ttl_s": LEASE_S,
+            "watch_delay_s": rng.choice((0.0, 0.03, 0.03)),
+            "auto_suspend": rng.random() < 0.15,
+            "suspend_after_idle_ticks": 2,
+        }
+        journals = {}
+        for number in range(rng.choice((1, 1, 2, 3))):
+            name = f"journal-{number}"
+            journals[name] = JournalSpec(
+                name,
+                replication=min(rng.choice((1, 2, 3, 3)), count),
+                fragment=FragmentSpec(
+                    length=rng.choice((1 << 10, 1 << 12, 1 << 16, 1 << 24)),
+                    codec=rng.choice((Codec.NONE, Codec.NONE, Codec.GZIP, Codec.ZSTANDARD)),
+                    refresh_interval_ns=rng.choice((5, 30, 300)) * duration.SECOND,
+                    flush_interval_ns=rng.choice((0, 0, 60, 120)) * duration.SECOND,
+                ),
+            )
+        return Plan(hosts, journals, 0.0)
+
+    def _spec(self, journal: str) -> JournalSpec:
+        """The journal's specification in its next life, with a store of its own."""
+        spec = self.plan.journals[journal]
+        self.lives[journal] += 1
+        store = f"s3://{journal}-{self.lives[journal]}/"
+        return replace(spec, fragment=replace(spec.fragment, stores=(store,)))
+
+    # Running.
+
+    def run(self) -> None:
+        world = self.world
+        main = self.node.spawn(self._main(), "scenario")
+        ended = world.loop.run(until=36_000.0)
+        if not main.done():
+            world.violated("nothing is left to wait for" if not ended else "the run does not end")
+        elif not main.cancelled() and (error := main.exception()) is not None:
+            raise error
+
+    async def _main(self) -> None:
+        world, rng, plan = self.world, self.rng, self.plan
+        for host in plan.hosts:
+            world.start_broker(host)
+        self._client = client = self._new_client(self.node)
+        async with TaskScope("scenario") as scope:
+            for journal in plan.journals:
+                await self._create(client, journal)
+            for number, journal in enumerate(plan.journals):
+                for _ in range(rng.choice((1, 1, 2))):
+                    self._spawn_writer(f"w{number}", journal)
+                self._spawn_reader(f"r{number}", journal)
+            await self._break(scope)
+            await self._heal()
+            scope.cancel()
+        await self._end_writing()
+        await self._judge()
+        self.done = True
+        world.loop.stop()
+
+    def _new_client(self, node: Node) -> Client:
+        hosts = list(self.plan.hosts)
+        self.rng.shuffle(hosts)
+        return self.world.client(node, *hosts)
+
+    async def _create(self, client: Client, journal: str) -> None:
+        change = JournalChange(upsert=self._spec(journal))
+        while True:
+            try:
+                async with asyncio.timeout(_CALL_S):
+                    await apply_journals(client, [change])
+                break
+            except (GazetteError, TimeoutError):
+                if self.world.history.last_life(journal) is not None:
+                    break
+                await self.clock.sleep(1.0)
+        self.heads[journal] = 0
+        self.tags[journal] = None
+
+    # Faults.
+
+    async def _break(self, scope: TaskScope) -> None:
+        """Let faults happen, at random times; return when the last is over."""
+        rng = self.rng
+        await self.clock.sleep(rng.uniform(1.0, 20.0))
+        faults = self._faults()
+        for _ in range(rng.choice((1, 2, 2, 3, 4))):
+            for _ in range(rng.choice((1, 2, 2, 3, 4))):
+                chosen = rng.choice(faults)
+                scope.spawn(self._delayed(rng.expovariate(1 / 8.0), chosen), name="fault")
+            # Some waves overlap; after some, everything has time to be stored.
+            await self.clock.sleep(rng.choice((5.0, 30.0, 100.0, 150.0)) * rng.uniform(0.8, 1.2))
+
+    async def _delayed(self, seconds: float, fault: Callable[[], Any]) -> None:
+        await self.clock.sleep(seconds)
+        await fault()
+
+    def _faults(self) -> list[Callable[[], Any]]:
+        common = [self._crash, self._crash, self._pause, self._partition, self._partition_etcd]
+        rare = [
+            self._crash_pair,
+            self._terminate,
+            self._slow_link,
+            self._cut_connections,
+            self._store_errors,
+            self._store_hangs,
+            self._disk,
+            self._slow_disk,
+            self._lagging_watch,
+            self._pause_etcd,
+            self._clock_jump,
+            self._recreate,
+            self._part_client,
+        ]
+        return common * 2 + rare
+
+    def _fault(
+        self, what: str, seconds: float, *hosts: str, lease: bool = False, after_s: float = 0.0
+    ) -> None:
+        """Note a fault. ``lease``: the brokers of these hosts may lose their leases by it. ``after_s``:
+        how long after it brokers may still keep away from what it was about."""
+        world = self.world
+        now = world.loop.now
+        world.say("fault", what, f"for {seconds:.1f} s", *hosts)
+        world.history.faults.append(Fault(now, now + seconds + after_s, what))
+        self.plan.until = max(self.plan.until, now + seconds)
+        if lease:
+            for host in hosts:
+                until = now + seconds + LEASE_S + 10.0
+                world.excused_until[host] = max(world.excused_until.get(host, 0.0), until)
+
+    def _host(self) -> str:
+        return self.rng.choice(self.plan.hosts)
+
+    async def _crash(self) -> None:
+        self._kill(self._host())
+
+    async def _crash_pair(self) -> None:
+        hosts = self.rng.sample(self.plan.hosts, 2)
+        self._kill(hosts[0])
+        await self.clock.sleep(self.rng.choice((0.0, 0.5, 2.0, 25.0)))
+        self._kill(hosts[1])
+
+    def _kill(self, host: str) -> None:
+        process = self.world.brokers[host]
+        if process.ended:
+            return
+        self._fault("crash", LEASE_S + 5.0, host)
+        self.world.crash(host, silent=self.rng.random() < 0.3)
+        self._restart_later(host)
+
+    def _restart_later(self, host: str) -> None:
+        rng, world = self.rng, self.world
+        delay = rng.choice((0.2, 2.0, 10.0, 40.0)) * rng.uniform(0.5, 1.5)
+        id = None
+        if rng.random() < 0.3:
+            world.identities += 1
+            id = f"{host}-{world.identities}"
+
+        def restart() -> None:
+            if world.brokers[host].ended and not self.done:
+                world.start_broker(host, id)
+
+        world.loop.at(world.loop.now + delay, restart)
+
+    def _on_exited(self, process: BrokerProcess) -> None:
+        if not self.done and self.writing:
+            self._fault("exit", LEASE_S, process.host)
+            self._restart_later(process.host)
+
+    async def _terminate(self) -> None:
+        host = self._host()
+        process = self.world.brokers[host]
+        hurried = self.rng.random() < 0.5
+        self._fault("terminate" + (" hurriedly" if hurried else ""), 10.0, host)
+        process.terminate(hurried=hurried)
+
+    async def _pause(self) -> None:
+        host, seconds = self._host(), self.rng.choice((2.0, 15.0, 25.0, 60.0))
+        seconds *= self.rng.uniform(0.7, 1.3)
+        self._fault("pause", seconds, host, lease=seconds > 5.0)
+        node = self.world.brokers[host].node
+        node.hold(seconds)
+        self.world.network.held(node)
+
+    async def _pause_etcd(self) -> None:
+        seconds = self.rng.choice((1.0, 10.0, 25.0)) * self.rng.uniform(0.7, 1.3)
+        self._fault("pause etcd", seconds, *self.plan.hosts, lease=seconds > 3.0)
+        self.world.etcd_node.hold(seconds)
+        self.world.network.held(self.world.etcd_node)
+
+    async def _part(self, one: str, other: str, what: str, lease_of: str | None = None) -> None:
+        rng, network = self.rng, self.world.network
+        seconds = rng.choice((2.0, 15.0, 30.0, 60.0)) * rng.uniform(0.7, 1.3)
+        links = [(one, other), (other, one)]
+        if rng.random() < 0.3:
+            links = [rng.choice(links)]
+        hosts = [lease_of] if lease_of else []
+        self._fault(f"{what} {links}", seconds, *hosts, lease=bool(lease_of) and seconds > 3.0)
+        for link in links:
+            network.block(*link)
+        await self.clock.sleep(seconds)
+        for link in links:
+            network.unblock(*link)
+
+    async def _partition(self) -> None:
+        one, other = self.rng.sample(self.plan.hosts, 2)
+        await self._part(one, other, "partition")
+
+    async def _partition_etcd(self) -> None:
+        host = self._host()
+        await self._part(host, ETCD, "partition", lease_of=host)
+
+    async def _part_client(self) -> None:
+        number = self.rng.randrange(len(self.plan.journals))
+        await self._part(f"w{number}", self._host(), "partition of a client")
+
+    async def _slow_link(self) -> None:
+        rng, network = self.rng, self.world.network
+        one = self._host()
+        other = rng.choice([ETCD, *(host for host in self.plan.hosts if host != one)])
+        seconds, delay = rng.uniform(5.0, 60.0), rng.choice((0.05, 0.5, 3.0, 8.0))
+        late = other == ETCD and delay > 1.0
+        self._fault(f"slow link by {delay} s", seconds, one, lease=late)
+        for link in ((one, other), (other, one)):
+            if rng.random() < 0.7:
+                network.slow(*link, delay)
+        await self.clock.sleep(seconds)
+        network.slow(one, other, 0.0)
+        network.slow(other, one, 0.0)
+
+    async def _cut_connections(self) -> None:
+        host = self.rng.choice([ETCD, *self.plan.hosts])
+        self._fault("cut connections", 0.0, host)
+        node = self.world.etcd_node if host == ETCD else self.world.brokers[host].node
+        self.world.network.break_connections(node, self.rng.choice((0.3, 1.0)))
+
+    def _bucket(self) -> Any:
+        names = [name for name in self.world.buckets if self.world.buckets[name].trouble_free]
+        return self.world.buckets[self.rng.choice(names)] if names else None
+
+    async def _store_errors(self) -> None:
+        bucket, rng = self._bucket(), self.rng
+        if bucket is None:
+            return
+        seconds = rng.uniform(5.0, 90.0)
+        self._fault(f"errors of store {bucket.name}", seconds, after_s=_BACKOFF_S)
+        trouble = bucket.trouble
+        trouble.error_chance = rng.choice((0.0, 0.3, 1.0))
+        trouble.lost_answer_chance = rng.choice((0.0, 0.5))
+        trouble.delay_s = rng.choice((0.0, 1.0, 10.0))
+        await self.clock.sleep(seconds)
+        bucket.heal()
+
+    async def _store_hangs(self) -> None:
+        bucket, rng = self._bucket(), self.rng
+        if bucket is None:
+            return
+        seconds = rng.uniform(5.0, 150.0)
+        self._fault(f"store {bucket.name} hangs", seconds, after_s=_BACKOFF_S)
+        bucket.trouble.hangs_until = self.world.loop.now + seconds
+        await self.clock.sleep(seconds)
+        bucket.heal()
+
+    async def _disk(self) -> None:
+        host, rng = self._host(), self.rng
+        seconds = rng.uniform(5.0, 60.0)
+        disk = self.world.brokers[host].disk
+        full = rng.random() < 0.6
+        self._fault("disk full" if full else "disk errors", seconds, host)
+        disk.full, disk.broken = full, not full
+        await self.clock.sleep(seconds)
+        disk.full = disk.broken = False
+
+    async def _slow_disk(self) -> None:
+        host, rng = self._host(), self.rng
+        seconds = rng.uniform(20.0, 60.0)
+        disk = self.world.brokers[host].disk
+        self._fault("slow disk", seconds, host)
+        disk.write_s = rng.choice((0.01, 0.5, 3.0))
+        await self.clock.sleep(seconds)
+        disk.write_s = 0.0
+
+    async def _lagging_watch(self) -> None:
+        host, seconds = self._host(), self.rng.uniform(1.0, 40.0)
+        self._fault("lagging watch", seconds, host)
+        held = [one for one in self.world.etcd.streams if one.peer == f"sim:{host}"]
+        for stream in held:
+            stream.hold()
+        await self.clock.sleep(seconds)
+        for stream in held:
+            stream.release()
+
+    async def _clock_jump(self) -> None:
+        host = self._host()
+        jump = self.rng.choice((-3600.0, -5.0, 5.0, 3600.0, 86_400.0))
+        self._fault(f"clock jumps by {jump} s", 0.0, host)
+        self.world.clock_offsets[host] = jump
+        self.world.brokers[host].clock.offset_s = jump
+
+    async def _recreate(self) -> None:
+        journal = self.rng.choice(list(self.plan.journals))
+        client = self._client
+        assert client is not None
+        self._fault(f"re-creation of {journal}", 10.0)
+        life = self.world.history.last_life(journal)
+        delete = JournalChange(delete=journal, expect_mod_revision=-1)
+        try:
+            async with asyncio.timeout(_CALL_S):
+                await apply_journals(client, [delete])
+        except (GazetteError, TimeoutError):
+            pass
+        if life is None or life.deleted is None:
+            return
+        await self.clock.sleep(self.rng.choice((0.0, 0.0, 0.1, 5.0)))
+        await self._create(client, journal)
+
+    async def _heal(self) -> None:
+        """Wait until faults are over, and every broker runs."""
+        world = self.world
+        while True:
+            down = any(process.ended or process.stopping for process in world.brokers.values())
+            if self.plan.until < world.loop.now and not down:
+                break
+            await self.clock.sleep(5.0)
+        world.say("fault", "all are over")
+
+    async def _end_writing(self) -> None:
+        """Let the appends under way end."""
+        self.writing = False
+        while any(not writer.done() for writer in self._writers):
+            await self.clock.sleep(1.0)
+
+    # Appends.
+
+    def pool(self, node: Node) -> Any:
+        """Threads for a client."""
+        threads = Threads(node, random.Random(self.rng.getrandbits(64)))
+        return threads.pool("spill", 2)
+
+    def _spawn_writer(self, name: str, journal: str) -> None:
+        node = Node(self.world.loop, name)
+        rng = random.Random(self.rng.getrandbits(64))
+        writer = Writer(self, node, journal, rng, self._new_client(node))
+        self._writers.append(node.spawn(writer.run(), f"write {journal}"))
+
+    def _spawn_reader(self, name: str, journal: str) -> None:
+        node = Node(self.world.loop, name)
+        rng = random.Random(self.rng.getrandbits(64))
+        node.spawn(self._tail(node, journal, rng), f"read {journal}")
+
+    def new_append(self, client: str, journal: str, length: int) -> Append:
+        self._numbers += 1
+        head = f"<{self._numbers}:{journal}:{length}>".encode()
+        payload = (head * (length // len(head) + 1))[:length] if length else b""
+        append = Append(self._numbers, client, journal, payload, self.world.loop.now)
+        self.world.history.appends.append(append)
+        return append
+
+    def answered(self, append: Append, result: AppendResult, at: int | None = None) -> None:
+        """An append was acknowledged; ``at`` if it is a part of what was committed."""
+        world = self.world
+        append.ended = world.loop.now
+        append.begin = result.commit.begin if at is None else at
+        append.revision = result.header.etcd.revision
+        append.holders = tuple(
+            world.holder(member.suffix, append.begun) for member in result.header.route.members
+        )
+        primary = result.header.process_id
+        append.primary = () if primary is None else world.holder(primary.suffix, append.begun)
+        world.say(append.client, f"append {append.number} is at {append.begin}", append.holders)
+        if at is None and result.commit.end - result.commit.begin != len(append.payload):
+            world.violated(
+                f"append {append.number} of {len(append.payload)} bytes was answered with "
+                f"[{result.commit.begin}, {result.commit.end})"
+            )
+        self.heads[append.journal] = append.end
+
+    def failed(self, append: Append, error: BaseException, *, refused: bool = False) -> None:
+        append.ended = self.world.loop.now
+        append.error = str(error)
+        append.refused = refused or (bool(status_of(error)) and not append.repeated)
+        if isinstance(error, Bug):
+            self.world.violated(f"append {append.number} raised {error!r}")
+        self.world.say(append.client, f"append {append.number} failed", append.refused, error)
+
+    def may_reset(self, journal: str) -> bool:
+        """Whether all replicas of a journal came to be replaced, so that its head must be confirmed."""
+        history = self.world.history
+        life = history.last_life(journal)
+        if life is None:
+            return False
+        return any(
+            replicas_ended(history, one) is not None
+            for one in history.appends
+            if one.journal == journal and one.acknowledged and life.has(one.revision)
+        )
+
+    async def reset_head(self, client: Client, journal: str) -> None:
+        """As ``gazctl journals reset-head``."""
+        async with asyncio.timeout(_CALL_S):
+            reader = Reader(client, ReadParams(journal, offset=-1, metadata_only=True))
+            with suppress(GazetteError):
+                await reader.open()
+            head = reader.write_head
+            reader.close()
+            self.world.say("op", f"resets the head of {journal} to {head}")
+            if head:
+                await client.append(AppendParams(journal, offset=head, suspend=SuspendControl.KEEP))
+
+    # Reads.
+
+    async def _tail(self, node: Node, journal: str, rng: random.Random) -> None:
+        client = self._new_client(node)
+        clock = NodeClock(self.world.loop)
+        offset, created = 0, 0
+        while not self.done:
+            params = ReadParams(journal, offset, block=True)
+            try:
+                async with Reader(client, params) as reader:
+                    async with asyncio.timeout(rng.choice((30.0, 120.0))):
+                        await reader.open()
+                        revision = 0 if reader.header is None else reader.header.etcd.revision
+                        life = self.world.history.life_of(journal, revision)
+                        if life is not None and life.created != created:
+                            created = life.created
+                            if offset:
+                                offset = 0
+                                continue
+                        while True:
+                            content = await reader.read()
+                            if not content:
+                                break
+                            self._got(node.name, journal, reader, revision, content)
+                            offset = reader.offset
+                            if rng.random() < 0.02:
+                                await clock.sleep(rng.uniform(0.0, 20.0))
+            except OffsetJump as jump:
+                self._jumped(node.name, journal, reader, jump)
+                offset = jump.offset
+            except TimeoutError:
+                life = self.world.history.last_life(journal)
+                if life is not None and life.created != created and created:
+                    offset = 0
+            except GazetteError as error:
+                if isinstance(error, Bug):
+                    self.world.violated(f"reader {node.name} raised {error!r}")
+                await clock.sleep(rng.uniform(0.1, 3.0))
+
+    def _got(
+        self,
+        name: str,
+        journal: str,
+        reader: Reader,
+        revision: int,
+        content: bytes,
+        *,
+        final: bool = False,
+    ) -> None:
+        begin = reader.offset - len(content)
+        self.world.loop.note(name, begin, len(content))
+        self.world.history.pieces.append(
+            Piece(name, self.world.loop.now, journal, revision, begin, content, final)
+        )
+
+    def _jumped(self, name: str, journal: str, reader: Reader, jump: OffsetJump) -> None:
+        revision = 0 if reader.header is None else reader.header.etcd.revision
+        self.world.say(name, f"jumps from {jump.expected} to {jump.offset}")
+        self.world.history.jumps.append(
+            Jump(name, self.world.loop.now, journal, revision, jump.expected, jump.offset)
+        )
+
+    # After the faults.
+
+    async def _judge(self) -> None:
+        """Everything works again: journals take appends, all brokers give the same bytes, and stop."""
+        world = self.world
+        for journal in self.plan.journals:
+            await self._judge_append(journal)
+        for journal in self.plan.journals:
+            for host in self.plan.hosts:
+                await self._judge_read(journal, host)
+        self.done = True
+        for host in self.plan.hosts:
+            process = world.brokers[host]
+            world.say("op", f"stops {host}")
+            process.terminate(hurried=False)
+            deadline = world.loop.now + _STOP_S
+            while not process.ended:
+                if world.loop.now > deadline:
+                    tasks = sorted(task.get_name() for task in process.node.pending_tasks())
+                    world.violated(f"{host} does not stop within {_STOP_S} s: {tasks}")
+                    return
+                await self.clock.sleep(1.0)
+            if process.error is not None:
+                world.violated(f"{host} could not stop in good order: {process.error!r}")
+        world.history.stopped = True
+
+    async def _judge_append(self, journal: str) -> None:
+        world, client = self.world, self._client
+        assert client is not None
+        deadline = world.loop.now + _HEAL_S
+        error: BaseException | None = None
+        while world.loop.now < deadline:
+            append = self.new_append("op", journal, 40)
+            try:
+                async with asyncio.timeout(_CALL_S):
+                    result = await append_once(client, AppendParams(journal), append.payload)
+                self.answered(append, result)
+                return
+            except (GazetteError, TimeoutError) as caught:
+                error = caught
+                self.failed(append, error)
+                if status_of(error) == _INDEX_GREATER and self.may_reset(journal):
+                    try:
+                        await self.reset_head(client, journal)
+                    except (GazetteError, TimeoutError) as caught:
+                        error = caught
+            await self.clock.sleep(2.0)
+        world.violated(f"{journal} takes no appends {_HEAL_S:g} s after the last fault: {error!r}")
+
+    async def _judge_read(self, journal: str, host: str) -> None:
+        """Read everything through one broker."""
+        world = self.world
+        client = world.client(self.node, host)
+        head, offset = self.heads[journal], 0
+        name = f"the last reader of {journal} at {host}"
+        deadline = world.loop.now + _HEAL_S
+        error: BaseException | None = None
+        while offset < head and world.loop.now < deadline:
+            params = ReadParams(journal, offset, block=True, end_offset=head)
+            reader = Reader(client, params)
+            try:
+                async with asyncio.timeout(_CALL_S):
+                    while content := await reader.read():
+                        assert reader.header is not None
+                        revision = reader.header.etcd.revision
+                        self._got(name, journal, reader, revision, content, final=True)
+                        offset = reader.offset
+            except OffsetJump as jump:
+                self._jumped(name, journal, reader, jump)
+                offset = jump.offset
+            except (GazetteError, TimeoutError) as caught:
+                error = caught
+                if isinstance(error, TimeoutError) and self.may_reset(journal):
+                    break  # A hole of what was lost.
+                await self.clock.sleep(2.0)
+            finally:
+                reader.close()
+        if offset < head and not self.may_reset(journal):
+            world.violated(f"{name} is stuck at {offset} of {head}: {error!r}")
+        await client.close()
+
+
+class Writer:
+    """A client that appends to one journal, in several ways."""
+
+    def __init__(
+        self, scenario: Scenario, node: Node, journal: str, rng: random.Random, client: Client
+    ) -> None:
+        self._scenario = scenario
+        self._world = scenario.world
+        self._name = node.name
+        self._journal = journal
+        self._rng = rng
+        self._client = client
+        self._clock = NodeClock(scenario.world.loop)
+        self._think_s = rng.choice((2.0, 6.0, 15.0))
+        self._left = 40
+        self._sizes = rng.choice(((0, 30, 100), (30, 700, 5000), (100, 1000, 1000, 1000, 300_000)))
+        self._uses_registers = rng.random() < 0.3
+        self._service: AppendService | None = None
+        if rng.random() < 0.3:
+            self._service = AppendService(client, pool=scenario.pool(node))
+
+    async def run(self) -> None:
+        async with TaskScope(f"writer {self._name}") as scope:
+            while self._scenario.writing and self._left:
+                self._left -= 1
+                await self._clock.sleep(self._rng.expovariate(1 / self._think_s))
+                scope.spawn(self._append(), name="append")
+                if self._rng.random() < 0.8:
+                    await scope.wait()
+
+    async def _append(self) -> None:
+        rng, scenario = self._rng, self._scenario
+        append = scenario.new_append(self._name, self._journal, rng.choice(self._sizes))
+        kind = rng.random()
+        try:
+            async with asyncio.timeout(_CALL_S):
+                if self._service is not None:
+                    await self._enqueue(append)
+                elif kind < 0.1 and append.payload:
+                    await self._go_away(append)
+                elif self._uses_registers and append.payload:
+                    await self._with_registers(append)
+                else:
+                    await self._plainly(append, kind)
+        except (GazetteError, TimeoutError) as error:
+            scenario.failed(append, error)
+            if status_of(error) == _INDEX_GREATER and scenario.may_reset(self._journal):
+                with suppress(GazetteError, TimeoutError):
+                    await scenario.reset_head(self._client, self._journal)
+
+    async def _enqueue(self, append: Append) -> None:
+        """Through the service, which appends as often as it has to."""
+        assert self._service is not None
+        append.repeated = True
+        future = self._service.append(AppendParams(self._journal), append.payload)
+        result = await settled(future)
+        # What shares a commit shares its result: where this part is, readers will see.
+        if result.commit.length == len(append.payload):
+            self._scenario.answered(append, result)
+        else:
+            append.shared = True
+            append.ended = self._world.loop.now
+
+    async def _go_away(self, append: Append) -> None:
+        """Send a part of it, and then nothing more."""
+        append.refused = True
+        async with Appender(self._client, AppendParams(self._journal)) as appender:
+            await appender.write(append.payload[: self._rng.randrange(len(append.payload)) + 1])
+            await self._clock.sleep(self._rng.choice((0.0, 0.01, 3.0)))
+
+    async def _plainly(self, append: Append, kind: float) -> None:
+        offset = 0
+        if kind < 0.3 and (head := self._scenario.heads[self._journal]):
+            append.offset = offset = head
+        params = AppendParams(self._journal, offset=offset)
+        slowly = kind > 0.9 and len(append.payload) > 1
+        content: Any = self._slowly(append.payload) if slowly else append.payload
+        self._scenario.answered(append, await append_once(self._client, params, content))
+
+    async def _slowly(self, content: bytes) -> AsyncIterator[bytes]:
+        middle = len(content) // 2
+        yield content[:middle]
+        await self._clock.sleep(self._rng.choice((0.01, 0.5, 2.0)))
+        yield content[middle:]
+
+    async def _with_registers(self, append: Append) -> None:
+        tags, journal = self._scenario.tags, self._journal
+        before = tags[journal]
+        check = None
+        subtract = None
+        if before is not None:
+            subtract = LabelSet.of((_REGISTER, str(before)))
+            if self._rng.random() < 0.7:
+                check = LabelSelector.of((_REGISTER, str(before)))
+                append.expected_tag = before
+        append.tag = append.number
+        params = AppendParams(
+            journal,
+            check_registers=check,
+            subtract_registers=subtract,
+            union_registers=LabelSet.of((_REGISTER, str(append.number))),
+        )
+        try:
+            result = await append_once(self._client, params, append.payload)
+        except (GazetteError, TimeoutError):
+            tags[journal] = None
+            with suppress(GazetteError, TimeoutError):
+                probe = await append_once(self._client, AppendParams(journal), b"")
+                values = probe.registers.values_of(_REGISTER)
+                tags[journal] = int(values[0]) if values else None
+            raise
+        self._scenario.answered(append, result)
+        tags[journal] = append.number

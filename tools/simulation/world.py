@@ -1,0 +1,358 @@
+"""The nodes of a simulation: an etcd, brokers that can end and come again, clients; and their history."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+from gazette.blobs.blob_store import BlobStore
+from gazette.broker.key_space import decode_journal
+from gazette.broker.service import BrokerService
+from gazette.broker.settings import BrokerSettings
+from gazette.client.channel import Channels
+from gazette.client.client import Client
+from gazette.clock import Clock
+from gazette.errors import Bug, GazetteError
+from gazette.etcd import EtcdSettings
+from gazette.fragment.decoder import DecodedFile, FragmentDecoder
+from gazette.grpc_metrics import MetricsInterceptor
+from gazette.protocol.fragment import Fragment, FragmentStoreUrl
+from gazette.server import Server
+from gazette.tasks import TaskScope
+from tools.simulation.etcd.service import FakeEtcd
+from tools.simulation.history import History, Life, Stored
+from tools.simulation.loop import Node, NodeClock, VirtualLoop
+from tools.simulation.network import Network, SimServer, SimTransport
+from tools.simulation.storage import Bucket, SimDisk, SimStore, Threads
+
+ROOT: Final = "/gazette/cluster"
+ETCD: Final = "etcd"
+ETCD_ADDRESS: Final = "etcd:2379"
+ZONE: Final = "zone"
+_TRACE_MAX: Final = 200_000
+
+
+class BrokerServer(Server):
+    """A broker's servers on the virtual network; it has no HTTP."""
+
+    def __init__(self, network: Network, node: Node, clock: Clock) -> None:
+        address = f"{node.name}:8080"
+        grpc_server: Any = SimServer(network, node, address, [MetricsInterceptor(clock)])
+        self.grpc = grpc_server
+        self.endpoint = f"http://{address}"
+        self.http_endpoint = f"http://{node.name}:8081"
+
+    def start_http(self, scope: TaskScope, app: Any) -> None:
+        pass
+
+    async def start_grpc(self) -> None:
+        await self.grpc.start()
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        await self.grpc.stop(15.0 if grace_s is None else grace_s)
+
+
+class _Closing:
+    """Stands for the event that ends pauses between attempts at a store; those pauses take virtual time."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def wait(self, seconds: float) -> bool:
+        if not self._set:
+            self._threads.wait(seconds)
+        return self._set
+
+
+class _Service(BrokerService):
+    """The shipped broker; its threads are those of the simulation."""
+
+    process: BrokerProcess
+
+    @property
+    def threads(self) -> Threads:
+        return self.process.threads
+
+    def fail(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.process.world.on_failure(self.process, error)
+        super().fail(error)
+
+    def _build(self, etcd: Any) -> Any:
+        parts = super()._build(etcd)
+        closing: Any = _Closing(self.threads)
+        parts.context.blob_stores._closing = closing
+        return parts
+
+
+class BrokerProcess:
+    """One broker process, from its start to its end. ``host`` outlives it; ``id`` names the member."""
+
+    def __init__(self, world: World, host: str, id: str, number: int) -> None:
+        self.world = world
+        self.host = host
+        self.id = id
+        self.name = f"{id}/{number}"
+        """Of this very process."""
+        self.ended_at: float | None = None
+        self.node = Node(world.loop, host)
+        self.clock = NodeClock(world.loop)
+        self.clock.offset_s = world.clock_offsets.get(host, 0.0)
+        self.threads = Threads(self.node, random.Random(world.rng.getrandbits(64)))
+        self.disk = SimDisk(self.threads)
+        self.service: _Service | None = None
+        self.ended = False
+        self.stopping = False
+        self.error: BaseException | None = None
+        self.node.spawn(self._main(), f"main {self.name}")
+
+    async def _main(self) -> None:
+        """As ``gazette serve`` does."""
+        world = self.world
+        rng = random.Random(world.rng.getrandbits(64))
+        service = self.service = _Service(
+            self.clock,
+            rng,
+            BrokerServer(world.network, self.node, self.clock),
+            EtcdSettings(endpoints=(f"http://{ETCD_ADDRESS}",)),
+            world.broker_settings(self.id),
+            constructors=dict.fromkeys(("s3", "file"), self._store),
+            transport=SimTransport(world.network, self.node),
+            disk=self.disk,
+            pools=self.threads.pool,
+        )
+        service.process = self
+        scope = TaskScope("broker", on_failure=service.fail)
+        starting = scope.spawn(service.start(), name="start")
+        self._starting = starting
+        try:
+            try:
+                await asyncio.wait({starting})
+                if not starting.cancelled():
+                    await service.wait()
+            finally:
+                self.stopping = True
+                await service.stop()
+                await scope.stop()
+        except Exception as error:  # noqa: BLE001 - it is what the process ends with
+            self.error = error
+        world.on_exit(self)
+
+    def _store(self, url: FragmentStoreUrl) -> BlobStore:
+        return SimStore(self.world.bucket(url.host), self.threads, self.world.loop)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it stops because it was asked to."""
+        return self.stopping and self.service is not None and self.service.failure is None
+
+    def terminate(self, *, hurried: bool) -> None:
+        """As SIGTERM; twice if ``hurried``."""
+
+        def signal() -> None:
+            if self.service is None:
+                return
+            for _ in range(1 + hurried):
+                self.service.stop_soon()
+            self._starting.cancel()
+
+        if self.node.alive and not self.ended:
+            self.world.loop.call_soon(signal, context=self.node.context)
+
+
+class World:
+    """Everything that one seed simulates."""
+
+    def __init__(self, seed: int, *, trace: bool = False) -> None:
+        self.rng = random.Random(seed)
+        self.history = History()
+        self.loop = VirtualLoop(self.violated)
+        self.network = Network(self.loop, random.Random(self.rng.getrandbits(64)))
+        self.network.on_error = self.violated
+        self.trace: list[tuple[float, str, str]] | None = [] if trace else None
+        if trace:
+            self.network.on_call = self._trace_call
+        self.buckets: dict[str, Bucket] = {}
+        self.brokers: dict[str, BrokerProcess] = {}
+        """The present process of each host."""
+        self.processes: list[BrokerProcess] = []
+        self.announced: dict[str, BrokerProcess] = {}
+        """Processes whose member key is in etcd, by name."""
+        self.clock_offsets: dict[str, float] = {}
+        self.settings: dict[str, Any] = {}
+        self.excused_until: dict[str, float] = {}
+        """Hosts whose broker may lose its lease, until then."""
+        self.on_exited: Callable[[BrokerProcess], None] = lambda process: None
+        self.identities = 0
+        """How many member ids were made up."""
+        self._processes = 0
+        self.etcd_node = Node(self.loop, ETCD)
+        self.etcd = self._start_etcd()
+
+    # Events.
+
+    def say(self, who: str, what: str, *facts: object) -> None:
+        """Note an event: it is part of the digest, and of the trace."""
+        self.loop.note(who, what)
+        if self.trace is not None and len(self.trace) < _TRACE_MAX:
+            self.trace.append((self.loop.now, who, " ".join((what, *map(str, facts)))))
+
+    def violated(self, what: str) -> None:
+        self.say("!", what)
+        self.history.violations.append(f"at {self.loop.now:.3f} s: {what}")
+
+    def _trace_call(self, caller: str, server: str, method: str, what: str) -> None:
+        if self.trace is not None and len(self.trace) < _TRACE_MAX and "etcdserverpb" not in method:
+            self.trace.append((self.loop.now, caller, f"-> {server} {method}: {what}"))
+
+    # etcd.
+
+    def _start_etcd(self) -> FakeEtcd:
+        etcd = FakeEtcd(NodeClock(self.loop))
+        server = SimServer(self.network, self.etcd_node, ETCD_ADDRESS)
+        etcd.register(server)
+        self.etcd_node.spawn(server.start(), "etcd server")
+        self.etcd_node.spawn(etcd.run(), "etcd")
+        etcd.store.observers.append(self._on_etcd)
+        return etcd
+
+    def _on_etcd(self, revision: int, events: Any) -> None:
+        prefix, members = f"{ROOT}/items/".encode(), f"{ROOT}/members/".encode()
+        for event in events:
+            key: bytes = event.kv.key
+            self.say(ETCD, f"{revision} {'delete' if event.type else 'put'} {key.decode()}")
+            if key.startswith(members):
+                id = key.decode().rpartition("#")[2]
+                if event.type:
+                    self._evicted(id)
+                else:
+                    self.announced |= {
+                        one.name: one for one in self.processes if one.id == id and not one.ended
+                    }
+            if not key.startswith(prefix):
+                continue
+            journal = key[len(prefix) :].decode()
+            life = self.history.last_life(journal)
+            if event.type:
+                assert life is not None
+                life.deleted, life.deleted_at = revision, self.loop.now
+            elif life is None or life.deleted is not None:
+                spec = decode_journal(journal, event.kv.value)
+                bucket = FragmentStoreUrl.parse(spec.fragment.stores[0]).host
+                self.history.lives.append(Life(journal, revision, bucket))
+
+    def _evicted(self, id: str) -> None:
+        for name, process in self.announced.items():
+            if process.id == id:
+                self.history.evicted.setdefault(name, self.loop.now)
+                if not process.leaving:
+                    self.history.lost_brokers.setdefault(name, self.loop.now)
+        self.announced = {n: p for n, p in self.announced.items() if p.id != id}
+
+    # Stores.
+
+    def bucket(self, name: str) -> Bucket:
+        bucket = self.buckets.get(name)
+        if bucket is None:
+            bucket = self.buckets[name] = Bucket(name)
+            bucket.on_put = lambda path, content: self._on_put(name, path, content)
+        return bucket
+
+    def _on_put(self, bucket: str, path: str, content: bytes) -> None:
+        self.say("store", f"put {bucket}/{path}")
+        journal, _, name = path.rpartition("/")
+        if path.startswith(".test/"):
+            return
+        fragment = Fragment.parse(journal, name)
+        file = DecodedFile(io.BytesIO(content), FragmentDecoder(fragment, start=fragment.begin))
+        decoded = b""
+        while block := file.read(1 << 20):
+            decoded += block
+        self.history.stored.append(
+            Stored(self.loop.now, bucket, journal, fragment.begin, fragment.end, decoded, path)
+        )
+
+    # Brokers.
+
+    def broker_settings(self, id: str) -> BrokerSettings:
+        return BrokerSettings(zone=ZONE, id=id, root=ROOT, **self.settings)
+
+    def start_broker(self, host: str, id: str | None = None) -> BrokerProcess:
+        self._processes += 1
+        before = self.brokers.get(host)
+        chosen = id or (before.id if before is not None else host)
+        process = BrokerProcess(self, host, chosen, self._processes)
+        self.brokers[host] = process
+        self.processes.append(process)
+        self.say(host, f"starts as {process.name}")
+        return process
+
+    def crash(self, host: str, *, silent: bool = False) -> None:
+        """Kill a broker's process, or with ``silent`` its machine."""
+        process = self.brokers[host]
+        if process.ended:
+            return
+        self.say(host, f"is killed{' with its machine' if silent else ''}")
+        process.ended, process.ended_at = True, self.loop.now
+        process.node.kill()
+        self.history.lost_brokers.setdefault(process.name, self.loop.now)
+        self.network.crashed(process.node, silent=silent)
+
+    def on_failure(self, process: BrokerProcess, error: BaseException) -> None:
+        """A broker finds itself broken, and is about to end."""
+        self.say(process.host, f"fails: {type(error).__name__}", error)
+        if self.excused_until.get(process.host, 0.0) < self.loop.now:
+            self.violated(f"{process.name} has failed without a reason: {error!r}")
+
+    def on_exit(self, process: BrokerProcess) -> None:
+        """A broker's process ends by itself: judge with what, and close its connections."""
+        error = process.error
+        self.say(process.host, f"exits: {type(error).__name__ if error else 'as asked'}", error)
+        process.ended, process.ended_at = True, self.loop.now
+        leaked = [
+            task.get_name()
+            for task in process.node.pending_tasks()
+            if not task.get_name().startswith("main ")
+        ]
+        if leaked:
+            self.violated(f"{process.name} has exited with tasks: {sorted(leaked)}")
+        if isinstance(error, Bug) or (error is not None and not isinstance(error, GazetteError)):
+            self.violated(f"{process.name} has ended with {error!r}")
+        elif isinstance(error, GazetteError):
+            self._judge_exit(process, error)
+        process.node.kill()
+        self.network.crashed(process.node, silent=False)
+        self.on_exited(process)
+
+    def _judge_exit(self, process: BrokerProcess, error: GazetteError) -> None:
+        if "not persisted in time" in str(error) or "not shut down in time" in str(error):
+            self.history.lost_brokers.setdefault(process.name, self.loop.now)
+
+    def holder(self, id: str, since: float) -> tuple[str, ...]:
+        """The processes that had a member id, one after the other, from ``since`` until now."""
+        return tuple(
+            one.name
+            for one in self.processes
+            if one.id == id and (one.ended_at is None or one.ended_at >= since)
+        )
+
+    # Clients.
+
+    def client(self, node: Node, *hosts: str) -> Client:
+        """A client that has these brokers as its address."""
+        clock = NodeClock(self.loop)
+        channels = Channels("", clock=clock, transport=SimTransport(self.network, node))
+        address = ",".join(f"http://{host}:8080" for host in hosts)
+        return Client(address, channels=channels, clock=clock)
+
+    def close(self) -> None:
+        """Forget the nodes: what is suspended is closed, unheard."""
+        self.loop.abandon()
+        self.loop.close()
