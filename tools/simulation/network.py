@@ -731,9 +731,9 @@ class SimCall:
         if self._status is not None or self._half_closed:
             return
         try:
-            while self.up is None and self._status is None:
+            while self.up is None and not self.done():
                 await self._attached.wait()
-            if self.up is not None and not self.done():
+            if not self.done():
                 self._end_writing()
             await _yield()
         except asyncio.CancelledError:
