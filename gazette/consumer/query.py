@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
 
@@ -87,6 +87,51 @@ class Answer(Generic[T]):
     """How old the state was, in seconds, when the question was answered; 0 for a primary's."""
 
 
+class RunningQueries:
+    """The queries that this member answers now, so that all of them can be ended. Loop-bound."""
+
+    def __init__(self) -> None:
+        self._deadlines: set[asyncio.Timeout] = set()
+        self._reason = ""
+        self._until: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether no query is answered any more."""
+        return self._until is not None and asyncio.get_running_loop().time() >= self._until
+
+    @contextmanager
+    def query(self, deadline: asyncio.Timeout) -> Iterator[None]:
+        """Count a query until the block ends. ``end`` moves its deadline."""
+        self._deadlines.add(deadline)
+        try:
+            self._bound(deadline)
+            yield
+        finally:
+            self._deadlines.discard(deadline)
+
+    def end(self, reason: str, within_s: float = 0.0) -> None:
+        """End queries that run, and those that begin later, within so many seconds."""
+        until = asyncio.get_running_loop().time() + within_s
+        if self._until is None or until < self._until:
+            self._until, self._reason = until, reason
+            for deadline in self._deadlines:
+                self._bound(deadline)
+
+    def _bound(self, deadline: asyncio.Timeout) -> None:
+        present = deadline.when()
+        if self._until is not None and (present is None or self._until < present):
+            deadline.reschedule(self._until)
+
+    def leaving(self, shard: str) -> Unavailable:
+        """Return the error of a query that was ended."""
+        return Unavailable(
+            f"this member leaves its cluster: {self._reason}",
+            hint="Ask again: another member answers.",
+            shard=shard,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Asking:
     """What a member needs to ask and to be asked."""
@@ -95,6 +140,7 @@ class Asking:
     peers: Channels
     pool: BlockingPool
     clock: Clock
+    running: RunningQueries
 
     async def ask(
         self,
@@ -110,33 +156,38 @@ class Asking:
         header to send along. Both may be called again after a failure: they must only read.
 
         Without a primary, or with one that is unreachable, this waits for the next: a query waits for a
-        fail-over, it does not fail. Raises ``NotFound``, ``Unavailable`` after ``timeout_s`` seconds,
-        what ``serve`` raises, and ``Moved`` if the question has a header and this member may not answer.
+        fail-over, it does not fail. Raises ``NotFound``, ``Unavailable`` after ``timeout_s`` seconds or
+        when this member leaves, what ``serve`` raises, and ``Moved`` if the question has a header and this
+        member may not answer.
         Cancellation: ``serve`` may still run.
         """
         attempts = _Attempts(self, question, serve, proxy)
-        reason = "it has no primary"
         try:
             async with asyncio.timeout(timeout_s) as deadline:
-                pause_s = _PAUSE_S
-                while True:
-                    try:
-                        answer: Answer[T] = await attempts.run()
-                        return answer
-                    except Retryable as error:
-                        if question.header is not None:
-                            raise
-                        reason = str(error)
-                    await self._change_or(pause_s)
-                    pause_s = min(_PAUSE_MAX_S, 2 * pause_s)
+                with self.running.query(deadline):
+                    return await self._answer(attempts, question)
         except TimeoutError as error:
             if not deadline.expired():
                 raise
+            if self.running.ended:
+                raise self.running.leaving(question.shard) from None
             raise Unavailable(
-                f"shard {question.shard} did not answer within {timeout_s:g} s: {reason}",
+                f"shard {question.shard} did not answer within {timeout_s:g} s: {attempts.reason}",
                 hint="See `gazctl shards list` for its status.",
                 shard=question.shard,
             ) from error
+
+    async def _answer(self, attempts: _Attempts, question: Question) -> Answer[Any]:
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                return await attempts.run()
+            except Retryable as error:
+                if question.header is not None:
+                    raise
+                attempts.reason = str(error)
+            await self._change_or(pause_s)
+            pause_s = min(_PAUSE_MAX_S, 2 * pause_s)
 
     async def _change_or(self, pause_s: float) -> None:
         """Wait for a change of the key space, at most for a while."""
@@ -166,6 +217,8 @@ class _Attempts:
         self._proxy = proxy
         self._may_be_stale = question.max_staleness_s is not None and not question.read_through
         self._primary_failed = False
+        self.reason = "it has no primary"
+        """Why the last attempt did not succeed."""
 
     async def run(self) -> Answer[Any]:
         """One attempt. Raises ``Retryable`` when another may succeed."""
@@ -232,6 +285,9 @@ class _Attempts:
         try:
             return await settled(answer)
         except asyncio.CancelledError:
+            if answer.cancelled():
+                # Nobody cancelled us: the pool was closed.
+                raise Unavailable("this member has stopped", shard=self._shard_id) from None
             answer.cancel()
             raise
         except Closed as error:

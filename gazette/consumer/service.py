@@ -35,7 +35,7 @@ from gazette.consumer.callbacks import initialized, require_callbacks
 from gazette.consumer.debug_shards import debug_routes
 from gazette.consumer.json_gateway import json_routes
 from gazette.consumer.key_space import consumer_decoder, is_consistent, progress
-from gazette.consumer.query import EVERYTHING, Answer, Asking, Question
+from gazette.consumer.query import EVERYTHING, Answer, Asking, Question, RunningQueries
 from gazette.consumer.resolver import Resolver
 from gazette.consumer.restarts import Restarts
 from gazette.consumer.settings import ConsumerSettings
@@ -43,7 +43,7 @@ from gazette.consumer.shard import Shard
 from gazette.consumer.shard_api import ShardApi
 from gazette.consumer.shard_collector import ShardCollector
 from gazette.consumer.shard_context import ShardContext
-from gazette.consumer.shard_route import BoundShardRoute, HttpQueries
+from gazette.consumer.shard_route import BoundShardRoute, HttpQueries, error_answer
 from gazette.diagnostics import diagnostic_routes
 from gazette.errors import Bug, GazetteError, Unavailable
 from gazette.etcd import Etcd, EtcdSettings
@@ -66,6 +66,8 @@ T = TypeVar("T")
 
 _CANCEL_S: Final = 10.0
 _HURRIED_GRACE_S: Final = 1.0
+_ANSWER_SHARE: Final = 0.8
+"""The part of the time for stopping in which queries that run may still be answered."""
 _WORDS: Final = Words("shard", "member")
 
 
@@ -131,6 +133,7 @@ class ConsumerService:
         self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock)
         """Channels to the other members."""
         self._queries = BlockingPool("queries", settings.query_threads)
+        self._queries_running = RunningQueries()
         self._players = BlockingPool("players", settings.player_threads)
         self._solver = BlockingPool("allocator", 1)
         self._servers = TaskScope("consumer-servers", on_failure=self.fail)
@@ -237,7 +240,11 @@ class ConsumerService:
         begun = self.clock.monotonic()
         if not self._started.is_set():
             await self._await_start(seconds)
-        asking = Asking(self._running.resolver, self.peers, self._queries, self.clock)
+        if self._queries_running.ended:
+            raise self._queries_running.leaving(question.shard)
+        asking = Asking(
+            self._running.resolver, self.peers, self._queries, self.clock, self._queries_running
+        )
         left_s = max(0.0, seconds - (self.clock.monotonic() - begun))
         return await asking.ask(question, serve, proxy, left_s)
 
@@ -374,7 +381,7 @@ class ConsumerService:
         routes += json_routes(
             self.settings.allow_origins, lambda: self._running.shard_api, self._auth
         )
-        return Starlette(routes=routes)
+        return Starlette(routes=routes, exception_handlers={GazetteError: error_answer})
 
     def debug_routes(self) -> list[HttpRoute]:
         """Routes that show what this member does."""
@@ -390,6 +397,8 @@ class ConsumerService:
         """The member is broken: ``wait`` returns, and what remains is to stop. The first error stays."""
         if self.failure is None:
             self.failure = error
+        # Another member may serve our shards by now.
+        self._queries_running.end(f"it failed: {error}")
         self._failed.set()
 
     async def wait(self) -> None:
@@ -437,9 +446,10 @@ class ConsumerService:
         parts, settings = self._parts, self.settings
         if parts is not None:
             parts.resolver.stop_serving()
-        await self.server.stop(
-            _HURRIED_GRACE_S if self._hurried.is_set() else settings.graceful_stop_s
-        )
+        grace_s = _HURRIED_GRACE_S if self._hurried.is_set() else settings.graceful_stop_s
+        # Before the servers cut them off, which would say nothing to those that asked.
+        self._queries_running.end("it stops", _ANSWER_SHARE * grace_s)
+        await self.server.stop(grace_s)
         if parts is not None:
             await parts.resolver.wait_stopped(2 * settings.graceful_stop_s)
 

@@ -34,6 +34,7 @@ from gazette.consumer.shard_rpc import service_of
 from gazette.errors import Closed, GazetteError, Invalid, NotAllowed, NotFound, Retryable
 
 BODY_BYTES_MAX: Final = 1 << 20
+RETRY_AFTER_S: Final = "1"
 METHOD: Final = "/gazette.consumer.HttpQueries/Ask"
 
 
@@ -79,7 +80,8 @@ def shard_route(
 
     It gets ``(self, store, request)``, on a thread of the member that answers, and returns a Starlette
     ``Response`` or what msgspec makes JSON of. Errors of our tree become statuses: ``NotFound`` 404,
-    ``Invalid`` 400, ``NotAllowed`` 401, a shard that does not answer in time 503, others 500.
+    ``Invalid`` 400, ``NotAllowed`` 401, others 500. A shard that does not answer in time, and a member that
+    leaves its cluster, answer 503 with ``Retry-After``.
     """
 
     def decorate(method: Callable[[Any, Any, ShardRequest], Any]) -> ShardRoute:
@@ -126,7 +128,7 @@ class BoundShardRoute:
             try:
                 answer = await self._answer(path, request)
             except GazetteError as error:
-                return _failure(error)
+                return failure_answer(error)
             reply = answer.value
             return Response(reply.body, reply.status, {**reply.headers, **told(answer)})
 
@@ -240,7 +242,14 @@ def _reply(value: Any) -> _Reply:
     return _Reply(200, {"content-type": "application/json"}, body)
 
 
-def _failure(error: GazetteError) -> Response:
+async def error_answer(_request: Request, error: Exception) -> Response:
+    """Answer a request whose handler raised an error of our tree (for Starlette)."""
+    assert isinstance(error, GazetteError)
+    return failure_answer(error)
+
+
+def failure_answer(error: GazetteError) -> Response:
+    """Return the response that says what an error of our tree says."""
     codes: tuple[tuple[type[GazetteError] | tuple[type[GazetteError], ...], int], ...] = (
         (NotFound, 404),
         (Invalid, 400),
@@ -249,4 +258,5 @@ def _failure(error: GazetteError) -> Response:
     )
     status = next((code for kinds, code in codes if isinstance(error, kinds)), 500)
     text = error.message if status == 401 else str(error)
-    return JSONResponse({"error": text, "hint": error.hint}, status)
+    headers = {"retry-after": RETRY_AFTER_S} if status == 503 else None
+    return JSONResponse({"error": text, "hint": error.hint}, status, headers)

@@ -86,7 +86,11 @@ class StandbyReads:
                     self._refresh()
                 edition.uses += 1
                 return edition
-            await asyncio.shield(self._refresh())
+            refresh = self._refresh()
+            await asyncio.wait({refresh})  # It goes on if we are cancelled: others wait for it.
+            if refresh.cancelled():
+                raise Moved("the standby has ended")
+            refresh.result()
 
     def age_s(self, edition: Edition) -> float:
         """How long ago something may have been committed that is not in it."""

@@ -1,0 +1,198 @@
+"""Queries that meet the end of their member, or of the standby that they read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from starlette.requests import Request
+
+from gazette.client.shards import ShardChange
+from gazette.consumer.application import StateView
+from gazette.consumer.query import RunningQueries
+from gazette.consumer.standby_reads import StandbyReads
+from gazette.errors import Moved, NotFound
+from gazette.etcd_values import LeaseLost
+from gazette.tasks import BlockingPool
+from gazette.testing.broker import BrokerFixture
+from gazette.testing.clock import ManualClock
+from gazette.testing.consumer import ConsumerFixture, shard_spec
+from gazette.testing.instant_clock import eventually
+from tests.consumer.apps import SHARD, SOURCE, Gate, Start
+from tests.consumer.test_shard_queries import Words, called, question
+
+NEVER = 1 << 40
+"""No source has so many bytes: a query that reads through it waits."""
+
+
+class Slow(Words):
+    async def initialize(self, service: Any) -> None:
+        await super().initialize(service)
+
+        async def fails(request: Request) -> Any:
+            raise NotFound("nothing here", hint="Look elsewhere.")
+
+        service.add_route("/fails", fails)
+
+
+def begun(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    return asyncio.get_running_loop().create_task(work)
+
+
+async def waiting(member: ConsumerFixture, http: httpx.AsyncClient) -> asyncio.Task[Any]:
+    headers = {"gazette-read-through": f"{SOURCE}={NEVER}"}
+    asked = begun(http.get(f"/shards/{SHARD}/count", headers=headers))
+    running = member.service._queries_running
+    await eventually(lambda: bool(running._deadlines))
+    return asked
+
+
+async def test_waiting_queries_end_at_once_when_the_member_loses_its_lease(
+    start: Start, broker: BrokerFixture
+) -> None:
+    member = await start(Slow(), query_timeout_s=300.0, graceful_stop_s=300.0)
+    await member.create(shard_spec(SHARD, SOURCE))
+    async with (
+        httpx.AsyncClient(base_url=member.http, timeout=60) as http,
+        called(member) as call,
+    ):
+        asked = await waiting(member, http)
+        metadata = (("gazette-read-through", f"{SOURCE}={NEVER}"),)
+        rpc = call(question("a"), metadata=metadata)
+        await eventually(lambda: len(member.service._queries_running._deadlines) == 2)
+        session = member.service._parts.session
+        await session.lease.revoke()
+        answer = await asked
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "1"
+        assert "leaves its cluster: it failed: " in answer.text
+        with pytest.raises(grpc.aio.AioRpcError, match="leaves its cluster") as ended:
+            await rpc
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        # Whoever comes later is not kept waiting either.
+        answer = await http.get(f"/shards/{SHARD}/count")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert member.service.failure is not None
+
+
+async def test_a_query_without_a_primary_ends_before_its_member_has_stopped(
+    start: Start, broker: BrokerFixture
+) -> None:
+    member = await start(Slow(), query_timeout_s=300.0, graceful_stop_s=0.5)
+    await member.shards.apply_shards([ShardChange(upsert=shard_spec(SHARD, SOURCE, disable=True))])
+    async with httpx.AsyncClient(base_url=member.http, timeout=60) as http:
+        asked = await waiting(member, http)
+        stopping = begun(member.stop())
+        answer = await asked
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert "leaves its cluster: it stops" in answer.text
+        await stopping
+
+
+async def test_a_query_that_is_being_served_ends_with_the_lease(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """Its answer might be older than what the next primary has acknowledged."""
+    gate = Gate()
+    member = await start(Slow(gate), query_timeout_s=300.0)
+    await member.create(shard_spec(SHARD, SOURCE))
+    async with httpx.AsyncClient(base_url=member.http, timeout=60) as http:
+        asked = begun(http.get(f"/shards/{SHARD}/count", params={"word": "slow"}))
+        await asyncio.to_thread(gate.entered.wait)
+        member.service.fail(LeaseLost("it is gone"))
+        answer = await asked
+        assert answer.status_code == 503
+        gate.open()
+
+
+async def test_errors_of_other_routes_are_answers(start: Start) -> None:
+    member = await start(Slow())
+    async with httpx.AsyncClient(base_url=member.http) as http:
+        answer = await http.get("/fails")
+        assert answer.status_code == 404
+        assert answer.json() == {"error": "nothing here", "hint": "Look elsewhere."}
+
+
+async def test_the_sooner_end_counts() -> None:
+    running = RunningQueries()
+    async with asyncio.timeout(1000) as first:
+        with running.query(first):
+            running.end("it stops", 500)
+            at = first.when()
+            assert at is not None
+            running.end("later", 900)
+            assert first.when() == at
+            assert not running.ended
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1000) as second:
+            with running.query(second):
+                assert second.when() == at
+                running.end("it failed")
+                await asyncio.Event().wait()
+    assert running.ended
+    assert "it failed" in str(running.leaving("a"))
+
+
+# --- Standbys
+
+
+class View(StateView):
+    def refresh(self, files: Any) -> Any:
+        return files
+
+    def release(self, reader: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Player:
+    """Plays for ever: a view is never made."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.cancels: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def view(self, call: Callable[[Any], Any]) -> Any:
+        self.asked.set()
+        return await self.cancels
+
+
+@pytest.mark.parametrize("how", ["closed", "cancelled", "closed before"])
+async def test_a_stale_query_that_meets_the_end_of_its_standby_has_moved(
+    tmp_path: Path, how: str
+) -> None:
+    pool, player = BlockingPool("test", 1), Player()
+    reads = StandbyReads(lambda directory: View(), tmp_path / "view", player, ManualClock(), pool)
+    if how == "closed before":
+        await reads.close(1.0)
+    asked = [begun(reads.begin(1.0)) for _ in range(3)]
+    if how != "closed before":
+        await player.asked.wait()
+    if how == "cancelled":
+        player.cancels.cancel()  # By the end of play-back, for instance.
+    else:
+        await reads.close(1.0)
+    for one in asked:
+        with pytest.raises(Moved, match="standby has ended"):
+            await one
+    await reads.close(1.0)
+    pool.close()
+
+
+async def test_a_stale_query_that_is_cancelled_leaves_the_others(tmp_path: Path) -> None:
+    pool, player = BlockingPool("test", 1), Player()
+    reads = StandbyReads(lambda directory: View(), tmp_path / "view", player, ManualClock(), pool)
+    one, two = (begun(reads.begin(1.0)) for _ in range(2))
+    await player.asked.wait()
+    one.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await one
+    player.cancels.set_result("files")
+    assert (await two).reader == "files"
+    await reads.close(0.0)
+    pool.close()
