@@ -211,6 +211,14 @@ class State:
     def member(self, zone: str, suffix: str) -> DecodedKV | None:
         return _find(self.members, f"{self.root}{MEMBERS}{zone}#{suffix}")
 
+    def peers(self) -> dict[str, int]:
+        """Return the CreateRevision of each other member's key, by the endpoint it advertises."""
+        return {
+            kv.decoded.value.spec.endpoint: kv.raw.create_revision
+            for kv in self.members
+            if kv.key != self.local_key
+        }
+
     def assignments_of(self, item_id: str) -> Sequence[DecodedKV]:
         """The assignments of one item, in key order."""
         prefix = f"{self.root}{ASSIGNMENTS}{item_id}#"

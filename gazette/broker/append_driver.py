@@ -420,6 +420,8 @@ class AppendDriver:
         with tracing.span("replicate", journal=self.journal, sync=1):
             async with pipeline.take_turn():
                 answers, error = await pipeline.gather_sync()
+        if error is not None and self._at.reassigned.is_set():
+            return ev.Invalidated()
         return ev.SyncAnswered(answers, self._context.clock.now(), error)
 
     def _hand_over(self) -> None:

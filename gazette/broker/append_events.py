@@ -289,7 +289,7 @@ class SendSync:
 
 @dataclass(frozen=True, slots=True)
 class GatherSync:
-    """→ SyncAnswered."""
+    """→ SyncAnswered; Invalidated if a peer failed, and is of another route meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,10 @@ class AppendFSM:
                 return self._on_final_unsent(error)
             case ev.SendFailed(error):
                 return self._fail(error, broken=True)
+            case ev.Invalidated() if self.state is State.RECV_PIPELINE_SYNC:
+                # A peer that we were waiting for has lost its lease. Nothing was proposed for commit.
+                self._let_go()
+                return (ev.TearDownPipeline(), *self._resolve())
             case ev.Invalidated():
                 return self._resolve()
         match self.state, event:

@@ -131,6 +131,9 @@ class ReplicateApi:
             except Closed:
                 await self._context.clock.sleep(_STOPPING_GRACE_S)
                 raise
+        primary = header.route.primary_id
+        if primary is not None and self._context.state.member(primary.zone, primary.suffix) is None:
+            raise Moved("the primary of the stream has lost its lease", primary=primary)
         grace_s = self._context.settings.peer_timeout_s / _GRACES_PER_TIMEOUT
         messages = -1
         while stream.messages != messages:

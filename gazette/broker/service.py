@@ -251,7 +251,12 @@ class BrokerService:
             timeout_s=settings.drain_timeout_max_s,
         )
         parts = _Parts(context, drain)
-        key_space.observers += [state.observe, resolver.update, parts.list_apply.updated]
+        key_space.observers += [
+            state.observe,
+            resolver.update,
+            lambda: self.peers.follow(state.peers()),
+            parts.list_apply.updated,
+        ]
         return parts
 
     def _app(self) -> Starlette:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -113,6 +113,7 @@ class Channels:
         self._scope = TaskScope("channels")
         self._swept = self._clock.monotonic()
         self._pinned: set[str] = set()
+        self._members: dict[str, int] = {}
         self._closed = False
 
     def __len__(self) -> int:
@@ -155,6 +156,20 @@ class Channels:
         if endpoint is None:
             raise Unavailable("the route has no endpoint of this member", member=process_id)
         return self.journal(endpoint)
+
+    def follow(self, members: Mapping[str, int]) -> None:
+        """Learn which processes are members now: the CreateRevision of each one's key, by endpoint.
+
+        A process whose key is gone, or was created again, has lost its lease: calls to it end with
+        ``Closed`` at once. The next call connects without the back-off of the old connection.
+        """
+        before, self._members = self._members, dict(members)
+        for endpoint, created in before.items():
+            if members.get(endpoint) == created:
+                continue
+            channel = self._channels.pop(endpoint, None)
+            if channel is not None and not self._closed:
+                self._scope.spawn(channel.close(None), name=f"close {endpoint}")
 
     def _channel(self, endpoint: str) -> _Channel:
         if self._closed:

@@ -358,7 +358,11 @@ class ConsumerService:
             self.peers,
             self._auth,
         )
-        key_space.observers += [state.observe, resolver.update]
+        key_space.observers += [
+            state.observe,
+            resolver.update,
+            lambda: self.peers.follow(state.peers()),
+        ]
         drain = Drain(
             self.clock,
             state,

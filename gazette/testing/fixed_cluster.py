@@ -164,7 +164,11 @@ class FixedBroker:
             disk=LocalDisk(settings.spool_dir),
             scope=self.scope,
         )
-        key_space.observers += [state.observe, self.context.resolver.update]
+        key_space.observers += [
+            state.observe,
+            self.context.resolver.update,
+            lambda: self.context.peers.follow(state.peers()),
+        ]
 
     def new_replica(self, journal: str) -> Replica:
         return Replica(journal, self.context)
@@ -283,6 +287,12 @@ class FixedCluster:
     def forget(self, name: str) -> None:
         """Remove a broker's member key, as its expired lease would."""
         self.etcd.change({}, [member_key(ROOT, *_parts(self.brokers[name].id))])
+
+    def expire(self, name: str) -> None:
+        """Remove a broker's member key and its assignments in one revision, as its expired lease would."""
+        zone, suffix = _parts(self.brokers[name].id)
+        assigned = [key.decode() for key in self.etcd.kvs if f"#{zone}#{suffix}#".encode() in key]
+        self.etcd.change({}, [member_key(ROOT, zone, suffix), *assigned])
 
     def consistent(self, journal: str) -> bool:
         """Whether the primary has advertised all of the present assignments."""

@@ -19,6 +19,7 @@ from gazette.broker import append_rules
 from gazette.broker.append_api import AppendApi
 from gazette.broker.append_driver import AppendCall, AppendDriver
 from gazette.broker.append_events import AppendTerms, Ending
+from gazette.broker.append_fsm import State
 from gazette.broker.pipeline import Pipeline
 from gazette.broker.pulse import NoContent
 from gazette.client.rpc_errors import rpc_error
@@ -497,6 +498,53 @@ async def test_lost_acknowledgement_fails_the_append_and_those_behind_it(tmp_pat
         response = await append(cluster["a"], b"after")
         assert response.commit.begin == len(b"beforeonetwo")
         assert written(cluster, "b").endswith(b"after")
+
+
+@pytest.mark.timeout(30)
+async def test_an_append_waits_for_a_silent_replica_until_its_lease_ends(tmp_path: Path) -> None:
+    """Its acknowledgement is never taken for granted, and not waited for after that."""
+    async with await FixedCluster.start(3, tmp_path, peer_timeout_s=300.0) as cluster:
+        cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
+        await in_step(cluster)
+        await append(cluster["a"], b"before")
+        peer = (await pipeline_of(cluster["a"]))._peers[0]
+
+        class Lost(deque[Any]):
+            def append(self, item: Any) -> None:
+                """The answers of a peer, of which none arrives any more."""
+
+        peer._inbox = Lost()
+        peer.close_send = lambda: None  # type: ignore[method-assign]  # Frozen, it would not hear.
+        waiting = await (await Append(cluster["a"]).open()).send(b"one")
+        await waiting.call.write(COMMIT)
+        await waiting.call.done_writing()
+        index = cluster["a"].replica(JOURNAL).index
+        await until(lambda: index.end_offset == len(b"beforeone"))
+        assert not waiting.call.done()
+        cluster["b"].lagging = []  # Frozen, it knows of nothing.
+        cluster.expire("b")
+        assert (await waiting.failed()).code() is grpc.StatusCode.UNKNOWN
+        cluster.assign(JOURNAL, "a", "c")
+        await in_step(cluster)
+        response = await append(cluster["a"], b"after")
+        assert response.commit.begin == len(b"beforeone")
+
+
+@pytest.mark.timeout(30)
+async def test_a_synchronization_goes_on_without_a_silent_replica_whose_lease_ended(
+    tmp_path: Path,
+) -> None:
+    async with await FixedCluster.start(3, tmp_path, peer_timeout_s=300.0) as cluster:
+        cluster["b"].lagging = []  # It waits for the revision of the proposal, and does not answer.
+        cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
+        a = cluster["a"]
+        call = AppendCall(AppendTerms(JOURNAL), Claims.of_journal(Capability.APPEND, JOURNAL))
+        driver = AppendDriver(a.context, call, NoContent())
+        running = a.scope.spawn(driver.run(), name="before the first pulse")
+        await until(lambda: driver._fsm.state is State.RECV_PIPELINE_SYNC)
+        cluster.expire("b")
+        cluster.assign(JOURNAL, "a", "c")
+        assert (await running).ending is Ending.COMMITTED
 
 
 async def test_broken_replica_is_found_out_before_content_is_taken(ready: FixedCluster) -> None:

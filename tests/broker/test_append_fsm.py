@@ -363,6 +363,16 @@ def test_peer_that_does_not_answer_fails_the_append() -> None:
     assert (story.outcome.error, story.outcome.context) == (error, "gatherSync")
 
 
+def test_a_synchronization_that_a_change_of_the_route_cut_short_begins_again() -> None:
+    """Also if the new route equals the old one: a peer may be the same, and have a new life."""
+    story = Story()
+    begin_sync(story, spool(0, 100))
+    story.tell(ev.SyncSent(spool(0, 100)))
+    assert story.tell(ev.Invalidated()) == (ev.TearDownPipeline(), ev.Resolve(0))
+    assert not story.fsm.holds
+    assert story.tell(resolved()) == (ev.TakePipeline(),)
+
+
 def test_replicas_that_never_agree_are_given_up() -> None:
     """Two spools with the same end and different registers would answer each other for ever."""
     story = Story()

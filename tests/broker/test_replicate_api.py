@@ -361,6 +361,19 @@ async def test_stream_of_an_old_route_is_cut_off_once_nothing_happens(
     assert (await spool_of(timed))[2] == 0
 
 
+async def test_stream_of_a_primary_without_a_lease_is_cut_off_at_once(
+    timed: FixedCluster, clock: CountingClock
+) -> None:
+    """Its successor waits for the spool, and no time passes here."""
+    old = Primary(timed)
+    await old.open(fragment(0, 0))
+    await old.send(replicate_content(b"never committed", 0))
+    timed.expire("a")
+    assert "has lost its lease" in ((await old.broken()).details() or "")
+    timed.assign(JOURNAL, "c", "b")
+    assert (await spool_of(timed))[2] == 0
+
+
 async def test_a_broker_that_stops_does_not_wait_for_a_primary_that_does_not_know(
     cluster: FixedCluster,
 ) -> None:

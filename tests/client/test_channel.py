@@ -63,6 +63,38 @@ async def test_unused_channels_are_closed_but_not_under_a_call(broker: StubBroke
     await channels.close()
 
 
+async def test_calls_to_a_process_that_lost_its_lease_end(broker: StubBroker) -> None:
+    channels = Channels()
+    channels.follow({broker.endpoint: 7, "http://127.0.0.1:1": 8})
+    broker.on_read(Send(hang=True))
+    call = channels.journal(broker.endpoint).Read(broker_pb2.ReadRequest(journal="a/journal"))
+    await eventually(lambda: broker.reads)
+    channels.follow({broker.endpoint: 7})
+    assert not call.done()
+    channels.follow({})
+    with pytest.raises(asyncio.CancelledError):
+        await anext(aiter(call))
+    channels.follow({broker.endpoint: 9})
+    await channels.journal(broker.endpoint).ListFragments(FRAGMENTS)
+    await channels.close()
+
+
+async def test_a_process_that_is_back_is_reached_without_its_back_off(broker: StubBroker) -> None:
+    """Also if its key was created again in the step in which it vanished."""
+    patient = ChannelSettings(backoff_min_s=300.0, backoff_max_s=300.0, connect_timeout_s=300.0)
+    async with TcpProxy("127.0.0.1", broker.port) as proxy:
+        endpoint = f"http://127.0.0.1:{proxy.port}"
+        channels = Channels(settings=patient)
+        channels.follow({endpoint: 7})
+        proxy.refuse()
+        with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+            await channels.journal(endpoint).ListFragments(FRAGMENTS)
+        await proxy.accept()
+        channels.follow({endpoint: 9})
+        await channels.journal(endpoint).ListFragments(FRAGMENTS)
+        await channels.close()
+
+
 async def test_a_failing_connection_is_failing_until_it_is_ready(broker: StubBroker) -> None:
     channels = Channels(settings=ChannelSettings(backoff_max_s=0.05))
     stub = channels.journal(broker.endpoint)
