@@ -307,6 +307,16 @@ def portable(error: BaseException) -> BaseException:
     return broken
 
 
+Waiter: TypeAlias = Callable[[OpFuture[Any], float | None], bool]
+"""Blocks the calling thread until a future is done, at most so many seconds (None: without end). Returns
+whether it is done. `wait_done` is one; simulations have their own."""
+
+
+def wait_done(future: OpFuture[Any], timeout_s: float | None) -> bool:
+    """Block this thread until the future is done. Return False if that takes longer."""
+    return bool(concurrent.futures.wait((future,), timeout_s).done)
+
+
 def resolved(value: T) -> OpFuture[T]:
     """An ``OpFuture`` that has already succeeded."""
     future: OpFuture[T] = OpFuture()

@@ -69,16 +69,22 @@ class Inbox:
     """Events of one shard.
 
     ``bytes_max`` bounds the chunks that wait; a chunk that is larger passes when nothing else waits.
+    ``changed`` is what its thread waits for.
     """
 
-    def __init__(self, bytes_max: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        bytes_max: int,
+        loop: asyncio.AbstractEventLoop,
+        changed: threading.Condition | None = None,
+    ) -> None:
         self._bytes_max = bytes_max
         self._loop = loop
         self._events: deque[Event] = deque()
         self._bytes = 0
         self._chunks = 0
         self._messages = 0
-        self._changed = threading.Condition()
+        self._changed = threading.Condition() if changed is None else changed
         """The shard's thread waits for it, and threads that bring messages, for room: so that a single one
         must not be notified, who may be the wrong one."""
         self._woken = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
@@ -25,7 +24,7 @@ from gazette.errors import Closed, Corrupt, NotFound
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.sequencer import ReplayRange
-from gazette.tasks import OpFuture, TaskScope, portable
+from gazette.tasks import OpFuture, TaskScope, Waiter, portable
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +49,13 @@ class ShardOutside:
         clock: Clock,
         poison_policy: PoisonPolicy | None,
         ownership: Ownership,
+        wait: Waiter,
     ) -> None:
-        """``scope`` is the shard's, and ``ended`` is set when it ended. Called on the loop."""
+        """``scope`` is the shard's, and ``ended`` is set when it ended. ``wait`` blocks its thread.
+
+        Called on the loop.
+        """
+        self._wait = wait
         self._ownership = ownership
         self._poison_policy = poison_policy
         self._shard = shard
@@ -153,7 +157,7 @@ class ShardOutside:
     def _await(self, work: Callable[[], Awaitable[T]], name: str) -> T:
         """Block until the loop did some work. Raises ``Closed`` when the inbox is stopped meanwhile."""
         future = self._start(work, name)
-        while not concurrent.futures.wait((future,), timeout=_POLL_S).done:
+        while not self._wait(future, _POLL_S):
             self._inbox.check()
         self._inbox.check()
         return future.result()

@@ -27,7 +27,6 @@ from gazette.consumer.poison_control import checked_policy
 from gazette.consumer.progress import Progress
 from gazette.consumer.shard_context import ShardContext
 from gazette.consumer.shard_journals import ShardJournals
-from gazette.consumer.shard_thread import ShardThread
 from gazette.consumer.source_reading import check_source, read_source
 from gazette.consumer.transactor import Transactor
 from gazette.errors import Closed, GazetteError
@@ -71,7 +70,7 @@ class Primary:
         self.store: Store | None = None
         """Set, on the shard's thread, when it was made."""
         self.appends = AppendService(context.client, budget=context.append_budget)
-        self.thread = ShardThread(f"shard {shard.id}")
+        self.thread = context.new_worker(f"shard {shard.id}")
         self._context = context
         self._shard = shard
         self._spec = spec
@@ -117,7 +116,8 @@ class Primary:
                 await journals.check_dead_letters(self._poison_policy.dead_letters)
         read_through = {name: source.read_through for name, source in checkpoint.sources.items()}
         self._progress.update(read_through, {})
-        self._inbox = Inbox(INBOX_BYTES, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self._inbox = Inbox(INBOX_BYTES, loop, self.thread.condition())
         for source in self._sources:
             offset = max(source.min_offset, read_through.get(source.journal, 0))
             self._decoders[source.journal] = self._new_decoder(source.journal, offset)
@@ -144,6 +144,7 @@ class Primary:
                 self.appends,
                 clock=self._context.clock,
                 write_head=recovered.write_head,
+                wait=self.thread.wait,
             )
         with application_code("new_store"):
             store = application.new_store(shard, self._recorder)
@@ -184,6 +185,7 @@ class Primary:
             context.clock,
             self._poison_policy,
             self._ownership,
+            self.thread.wait,
         )
         return Transactor(
             context.application,

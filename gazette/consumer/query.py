@@ -30,7 +30,7 @@ from gazette.errors import (
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.route import Header
 from gazette.protocol.status import ShardStatus
-from gazette.tasks import BlockingPool, TaskScope, portable, settled
+from gazette.tasks import Pool, TaskScope, portable, settled
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class Asking:
 
     resolver: Resolver
     peers: Channels
-    pool: BlockingPool
+    pool: Pool
     clock: Clock
     running: RunningQueries
 

@@ -44,6 +44,7 @@ from gazette.consumer.shard_api import ShardApi
 from gazette.consumer.shard_collector import ShardCollector
 from gazette.consumer.shard_context import ShardContext
 from gazette.consumer.shard_route import BoundShardRoute, HttpQueries, error_answer
+from gazette.consumer.shard_thread import ShardThread, WorkerFactory
 from gazette.diagnostics import diagnostic_routes
 from gazette.errors import Bug, GazetteError, Unavailable
 from gazette.etcd import Etcd, EtcdSettings
@@ -58,7 +59,8 @@ from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.process import ConsumerSpec
 from gazette.protocol.route import Header
 from gazette.server import Server
-from gazette.tasks import BlockingPool, TaskScope, first_of
+from gazette.tasks import BlockingPool, PoolFactory, TaskScope, first_of
+from gazette.transport import NETWORK, Transport
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +109,14 @@ class ConsumerService:
         peer_tls: TlsSettings | None = None,
         config: Mapping[str, Any] | None = None,
         private_diagnostics: bool = False,
+        transport: Transport = NETWORK,
+        pools: PoolFactory = BlockingPool,
+        workers: WorkerFactory = ShardThread,
+        producer_rng: random.Random | None = None,
     ) -> None:
+        """``transport``, ``pools``, ``workers`` and ``producer_rng`` (default: that of the operating system,
+        so that no two members draw the same) are replaced by simulations.
+        """
         require_callbacks(application)
         self.application = application
         self.clock = clock
@@ -130,12 +139,15 @@ class ConsumerService:
         self._private_diagnostics = private_diagnostics
         self._spec = ConsumerSpec(self.process_id, server.endpoint, settings.shard_limit)
         self._spec.validate()
-        self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock)
+        self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock, transport=transport)
         """Channels to the other members."""
-        self._queries = BlockingPool("queries", settings.query_threads)
+        self._transport = transport
+        self._new_worker = workers
+        self._producer_rng = random.SystemRandom() if producer_rng is None else producer_rng
+        self._queries = pools("queries", settings.query_threads)
         self._queries_running = RunningQueries()
-        self._players = BlockingPool("players", settings.player_threads)
-        self._solver = BlockingPool("allocator", 1)
+        self._players = pools("players", settings.player_threads)
+        self._solver = pools("allocator", 1)
         self._servers = TaskScope("consumer-servers", on_failure=self.fail)
         self._daemons = TaskScope("consumer-daemons", on_failure=self.fail)
         self._shards = TaskScope("consumer-shards", on_failure=self.fail)
@@ -199,7 +211,7 @@ class ConsumerService:
 
     def standalone_publisher(self) -> Publisher:
         """A publisher for APIs of the application, outside of any transaction."""
-        return Publisher.standalone(self.append_service, self.clock, random.SystemRandom())
+        return Publisher.standalone(self.append_service, self.clock, self._producer_rng)
 
     async def call_shard(
         self,
@@ -292,7 +304,7 @@ class ConsumerService:
         await initialized(self.application, self)
         self.server.start_http(self._servers, self._app())
         self._phase = "connecting to etcd"
-        etcd = await connect_patiently(self._etcd_settings, self.clock)
+        etcd = await connect_patiently(self._etcd_settings, self.clock, transport=self._transport)
         parts = self._parts = self._build(etcd)
         self._phase = "announcing itself"
         parts.session = await MemberSession.start(
@@ -343,6 +355,7 @@ class ConsumerService:
             lag_interval_s=settings.lag_interval_s,
             append_budget=self._append_budget,
             restarts=self._restarts,
+            new_worker=self._new_worker,
         )
 
         def new_shard(item: DecodedKV, assignment: DecodedKV) -> Shard:
@@ -375,7 +388,7 @@ class ConsumerService:
 
     def _new_publisher(self, appends: AppendService) -> Publisher:
         # Never the producer of an earlier promotion: its acknowledgements may still be on their way.
-        producer = new_producer_id(random.SystemRandom())
+        producer = new_producer_id(self._producer_rng)
         return Publisher(appends, producer=producer, clock=MessageClock())
 
     def _app(self) -> Starlette:

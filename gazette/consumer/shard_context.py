@@ -13,10 +13,11 @@ from gazette.client.client import Client
 from gazette.clock import Clock
 from gazette.consumer.application import Application
 from gazette.consumer.restarts import Restarts
+from gazette.consumer.shard_thread import ShardThread, WorkerFactory
 from gazette.etcd import Etcd
 from gazette.keyspace.key_space import KeySpace
 from gazette.message.publisher import Publisher
-from gazette.tasks import BlockingPool
+from gazette.tasks import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class ShardContext:
     client: Client
     clock: Clock
     rng: random.Random
-    player_pool: BlockingPool
+    player_pool: Pool
     new_publisher: Callable[[AppendService], Publisher]
     scratch_directory: Path | None = None
     hints_interval_s: float = 300.0
@@ -38,3 +39,4 @@ class ShardContext:
     append_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(128 << 20))
     """Memory of what waits to be appended, by all shards."""
     restarts: Restarts = field(default_factory=lambda: Restarts(0))
+    new_worker: WorkerFactory = ShardThread

@@ -5,12 +5,44 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from gazette.errors import Closed
-from gazette.tasks import OpFuture, portable, settled
+from gazette.tasks import OpFuture, portable, settled, wait_done
 
 T = TypeVar("T")
+
+
+class Worker(Protocol):
+    """Runs the functions of one shard, one after the other, where they may block. `ShardThread` does.
+
+    The seam for simulations: theirs gives the turn to one worker at a time, and waits in virtual time.
+    So what such a function waits for, it waits for by ``condition`` or ``wait``.
+    """
+
+    def submit(self, fn: Callable[[], T]) -> OpFuture[T]:
+        """Queue a function. Raises ``Closed`` after ``close``."""
+        ...
+
+    async def run(self, fn: Callable[[], T]) -> T:
+        """Queue a function and wait for it. Cancellation: it still runs."""
+        ...
+
+    def close(self) -> None:
+        """End the worker after what is queued."""
+        ...
+
+    def condition(self) -> threading.Condition:
+        """Make a condition that a function of this worker waits for."""
+        ...
+
+    def wait(self, future: OpFuture[Any], timeout_s: float | None) -> bool:
+        """Block the running function until the future is done. Return False if that takes longer."""
+        ...
+
+
+WorkerFactory: TypeAlias = Callable[[str], Worker]
+"""Makes the worker of a shard, by its name."""
 
 
 class ShardThread:
@@ -44,6 +76,12 @@ class ShardThread:
         if not self._closed:
             self._closed = True
             self._work.put(None)
+
+    def condition(self) -> threading.Condition:
+        return threading.Condition()
+
+    def wait(self, future: OpFuture[Any], timeout_s: float | None) -> bool:
+        return wait_done(future, timeout_s)
 
     @property
     def alive(self) -> bool:

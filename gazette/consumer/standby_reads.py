@@ -19,7 +19,7 @@ from gazette.clock import Clock
 from gazette.consumer.application import StateView
 from gazette.errors import Closed, GazetteError, Moved, NotAllowed
 from gazette.recoverylog.staged_files import PlayedFiles
-from gazette.tasks import BlockingPool, TaskScope
+from gazette.tasks import Pool, TaskScope
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class StandbyReads:
         directory: Path,
         player: Player,
         clock: Clock,
-        pool: BlockingPool,
+        pool: Pool,
     ) -> None:
         self._new_view = new_view
         self._directory = directory

@@ -38,7 +38,7 @@ from gazette.recoverylog.playback import Playback, PrunedLog
 from gazette.recoverylog.recorder import fence, no_op
 from gazette.recoverylog.staged_files import PlayedFiles, StagedFiles
 from gazette.recoverylog.write_behind import WriteBehind
-from gazette.tasks import BlockingPool, TaskScope, portable
+from gazette.tasks import Pool, TaskScope, portable
 
 if TYPE_CHECKING:
     from gazette.client.client import Client
@@ -85,7 +85,7 @@ class Player:
         directory: Path,
         client: Client,
         clock: Clock,
-        pool: BlockingPool,
+        pool: Pool,
         *,
         older_hints: Sequence[FSMHints] = (),
         stall_timeout_s: float = 60.0,

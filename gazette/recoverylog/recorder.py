@@ -33,7 +33,7 @@ from gazette.recoverylog.ops import (
     encode_op,
     fence_value,
 )
-from gazette.tasks import OpFuture, first_failure
+from gazette.tasks import OpFuture, Waiter, first_failure, wait_done
 
 PROPERTY_PATHS = frozenset({"/IDENTITY"})
 """Files that are recorded as properties: RocksDB links them over what exists."""
@@ -183,6 +183,7 @@ class Recorder:
         *,
         offline: bool = False,
         clock: Clock | None = None,
+        wait: Waiter = wait_done,
     ) -> None:
         """See `open`, which most callers want. Without a clock, groups have no times in the log."""
         if not directory.is_absolute():
@@ -197,6 +198,7 @@ class Recorder:
         self._at_end: list[Callable[[], None]] = []
         self._appends = appends
         self._clock = clock
+        self._wait = wait
         self._write_head = write_head
         self._recent: OpFuture[AppendResult] | None = None
         self._broken: BaseException | None = None
@@ -216,8 +218,9 @@ class Recorder:
         clock: Clock | None = None,
         write_head: int | None = None,
         deadline_s: float = 60.0,
+        wait: Waiter = wait_done,
     ) -> Recorder:
-        """Continue a log where ``fsm`` ends, which is at ``write_head``.
+        """Continue a log where ``fsm`` ends, which is at ``write_head``. ``wait`` blocks its thread.
 
         Without that, or for a log that ``fsm`` was not played from, blocks for one append to learn it.
 
@@ -229,8 +232,8 @@ class Recorder:
         forks = fsm.last_log != log
         if write_head is None or forks:
             barrier = appends.start_append(AppendParams(journal=log)).release()
-            write_head = _await(barrier, deadline_s, log).commit.end
-        recorder = cls(fsm, author, directory, appends, log, write_head, clock=clock)
+            write_head = _await(barrier, deadline_s, log, wait).commit.end
+        recorder = cls(fsm, author, directory, appends, log, write_head, clock=clock, wait=wait)
         if forks:
             recorder._fence_fork()
         return recorder
@@ -341,7 +344,7 @@ class Recorder:
 
     def flush(self, deadline_s: float = 60.0) -> None:
         """Block until everything recorded so far is in the log. Raises ``Unavailable``, ``Fenced``."""
-        _await(self.barrier(), deadline_s, self.log)
+        _await(self.barrier(), deadline_s, self.log, self._wait)
 
     def at_end(self, record: Callable[[], None]) -> None:
         """Have `end` call something that records what was left for later. Only of an offline log."""
@@ -366,7 +369,7 @@ class Recorder:
     def build_hints(self, deadline_s: float = 60.0) -> FSMHints:
         """Hints that name committed operations only. Blocks."""
         hints, flushed = self.snapshot_hints()
-        _await(flushed, deadline_s, self.log)
+        _await(flushed, deadline_s, self.log, self._wait)
         return hints
 
     @property
@@ -406,13 +409,14 @@ def _translated(error: BaseException, log: str) -> BaseException:
     return Bug(f"append to the recovery log failed: {error!r}", log=log)
 
 
-def _await(future: OpFuture[AppendResult], deadline_s: float, log: str) -> AppendResult:
-    try:
-        return future.result(timeout=deadline_s)
-    except TimeoutError as error:
+def _await(
+    future: OpFuture[AppendResult], deadline_s: float, log: str, wait: Waiter
+) -> AppendResult:
+    if not wait(future, deadline_s):
         raise Unavailable(
             "the recovery log did not take an append in time", log=log, deadline_s=deadline_s
-        ) from error
+        )
+    return future.result()
 
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Final
 
 from gazette.recoverylog.playback import FileAction
 from gazette.recoverylog.staged_files import StagedFiles
-from gazette.tasks import BlockingPool, TaskScope
+from gazette.tasks import Pool, TaskScope
 
 AHEAD_BYTES: Final = 4 << 20
 """How much of the log is read on while files are written, before reading waits for that."""
@@ -20,7 +20,7 @@ class WriteBehind:
     by whatever waits next.
     """
 
-    def __init__(self, files: StagedFiles, pool: BlockingPool) -> None:
+    def __init__(self, files: StagedFiles, pool: Pool) -> None:
         self._files = files
         self._pool = pool
         self._gathered: list[FileAction] = []
