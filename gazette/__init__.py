@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         StateView,
         Store,
     )
+    from gazette.consumer.error_cause import ErrorCause
     from gazette.consumer.poison import DeadLetter, PoisonPolicy
     from gazette.consumer.query import Answer, Question
     from gazette.consumer.service import ConsumerService
@@ -41,6 +42,7 @@ _HOMES = {
     "DeadLetter": "gazette.consumer.poison",
     "DeferToNextTransaction": "gazette.consumer.application",
     "Envelope": "gazette.message.envelope",
+    "ErrorCause": "gazette.consumer.error_cause",
     "GazetteError": "gazette.errors",
     "MalformedMessage": "gazette.message.frames",
     "Message": "gazette.message.message",
@@ -67,6 +69,7 @@ __all__ = [
     "DeadLetter",
     "DeferToNextTransaction",
     "Envelope",
+    "ErrorCause",
     "GazetteError",
     "MalformedMessage",
     "Message",

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from gazette.consumer.callbacks import require_instance, require_none
+from gazette.consumer.error_cause import ErrorCause
 from gazette.consumer.poison import PoisonPolicy
 from gazette.errors import GazetteError, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
@@ -127,6 +128,20 @@ class Store(ABC):
     def has_savepoints(self) -> bool:
         """Whether `savepoint` is implemented."""
         return type(self).savepoint is not Store.savepoint
+
+    def classify_error(self, error: Exception) -> ErrorCause:
+        """Say what an exception that a callback raised is about: the message, or the store.
+
+        Called on the shard's thread, before a `PoisonPolicy`, which skips a message only for
+        `ErrorCause.MESSAGE`. Say that only of errors that the same message is sure to raise again, such
+        as a violated constraint, and of what is none of the store's errors. Optional, as `savepoint`.
+        """
+        return ErrorCause.STORE
+
+    @property
+    def classifies_errors(self) -> bool:
+        """Whether `classify_error` is implemented."""
+        return type(self).classify_error is not Store.classify_error
 
     @abstractmethod
     def destroy(self) -> None:

@@ -10,16 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from gazette.consumer.application import Application, DeferToNextTransaction, Shard, Store
 from gazette.consumer.callbacks import ApplicationFailed, require_none
+from gazette.consumer.error_cause import ErrorCause, cause_of
 from gazette.consumer.inbox import Inbox
 from gazette.consumer.poison_control import PoisonControl
 from gazette.consumer.replica_status import error_text
 from gazette.errors import GazetteError
 from gazette.message.envelope import Envelope
 from gazette.message.publisher import Publisher
+
+_TRANSIENT: Final = (
+    "Not the message is to blame, but what it was written to, at this time: see the cause, and check that"
+    " database or system. Nothing of the transaction took effect; its messages are consumed again when the"
+    " shard starts: gazctl shards unassign --failed, or give it restarts (--consumer.max-restarts)."
+)
 
 
 class Deferred(Exception):
@@ -86,8 +93,7 @@ class Delivery:
         except GazetteError:
             raise
         except BaseException as error:
-            place = _place(batch[position : position + 1])
-            raise application_failed("consume_message", error, **place) from error
+            raise self._failed("consume_message", error, batch[position : position + 1]) from error
         return len(batch)
 
     def _consume_guarded(self, envelope: Envelope[Any]) -> None:
@@ -101,9 +107,27 @@ class Delivery:
                 )
                 require_none("consume_message", result, **_place((envelope,)))
         except BaseException as error:
-            if not poison.policy.is_poison(error):
+            if not self._is_poison(error):
                 raise
             poison.skip_message(envelope, error)
+
+    def _is_poison(self, error: BaseException) -> bool:
+        """Return whether the message is to blame: the store says so, and the policy asks for it."""
+        poison = self._poison
+        if poison is None or not poison.policy.is_poison(error):
+            return False
+        return self._cause_of(error) is ErrorCause.MESSAGE
+
+    def _cause_of(self, error: BaseException) -> ErrorCause:
+        return cause_of(error, self._store.classify_error)
+
+    def _failed(
+        self, callback: str, error: BaseException, batch: Sequence[Envelope[Any]]
+    ) -> ApplicationFailed:
+        failed = application_failed(callback, error, **_place(batch))
+        if self._cause_of(error) is ErrorCause.TRANSIENT:
+            failed.hint = _TRANSIENT
+        return failed
 
     def _deliver_batch(self, batch: Sequence[Envelope[Any]]) -> int:
         """Return how many were consumed: fewer than there are if one was deferred.
@@ -125,8 +149,8 @@ class Delivery:
             raise
         except BaseException as error:
             poison = self._poison
-            if poison is None or not poison.policy.is_poison(error):
-                raise application_failed("consume_messages", error, **_place(batch)) from error
+            if poison is None or not self._is_poison(error):
+                raise self._failed("consume_messages", error, batch) from error
             if len(batch) == 1:
                 poison.skip_message(batch[0], error)
                 return 1

@@ -33,8 +33,8 @@ class PoisonPolicy:
     skips within an hour, and ``raw_bytes_max`` how much of each is kept.
 
     ``errors`` are the types of exceptions of the application that make a message poison. Whatever they
-    are, these never do: `GazetteError` (a lost database, a fenced shard), ``MemoryError``, and what is no
-    ``Exception``.
+    are, these never do: `GazetteError` (a lost database, a fenced shard), ``MemoryError``, ``OSError``, what
+    is no ``Exception``, and what the store takes for errors of its own (`Store.classify_error`).
     """
 
     dead_letters: JournalName
@@ -75,7 +75,7 @@ class PoisonPolicy:
         return cls(journal, malformed_only=value == "skip-malformed", limit=int(limit))
 
     def is_poison(self, error: BaseException) -> bool:
-        """Whether an exception of the application says something about the message."""
+        """Return whether an exception of the application is one that the policy asks for."""
         excluded = GazetteError | MemoryError
         return (
             not self.malformed_only

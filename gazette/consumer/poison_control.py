@@ -130,6 +130,12 @@ def checked_policy(policy: Any, store: Store) -> PoisonPolicy | None:
             hint=f"Skip malformed messages only ({POISON_LABEL}=skip-malformed, or malformed_only), or"
             " use a store with savepoints.",
         )
+    if not policy.malformed_only and not store.classifies_errors:
+        raise Invalid(
+            f"a {type(store).__name__} does not say which errors are a message's, as skipping it needs",
+            hint=f"Implement classify_error(), or skip malformed messages only"
+            f" ({POISON_LABEL}=skip-malformed).",
+        )
     return policy
 
 

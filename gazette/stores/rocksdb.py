@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from gazette.consumer.application import Shard, StateView, Store
+from gazette.consumer.error_cause import ErrorCause
 from gazette.errors import Closed, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.recoverylog.recorder import Recorder
@@ -226,6 +227,10 @@ class RocksDBStore(Store):
         if self._closed:
             raise self._closed_error()
         return PendingSavepoint(self._pending.values())
+
+    def classify_error(self, error: Exception) -> ErrorCause:
+        """Return that it is the message's: errors of RocksDB are ours, and never looked at here."""
+        return ErrorCause.MESSAGE
 
     def _pending_of(self, column_family: str) -> Pending:
         if self._closed:

@@ -29,6 +29,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 
 from gazette.consumer.application import Shard, Store
+from gazette.consumer.error_cause import ErrorCause
 from gazette.errors import (
     Broken,
     Bug,
@@ -43,7 +44,7 @@ from gazette.failpoints import hit
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.stores.claims import Claim, Held
 from gazette.stores.sql_claims import ClaimedRow, held_in, taken_over
-from gazette.stores.sql_errors import TryAgain, translating
+from gazette.stores.sql_errors import TryAgain, classify, translating
 from gazette.tasks import BlockingPool, OpFuture
 
 _RESTORE_ATTEMPTS: Final = 10
@@ -164,6 +165,9 @@ class SQLStore(Store):
     def savepoint(self) -> _Savepoint:
         with self._translating("set a savepoint"):
             return _Savepoint(self._translating, self.transaction().begin_nested())
+
+    def classify_error(self, error: Exception) -> ErrorCause:
+        return classify(error)
 
     def _translating(
         self, what: str, hint: str | None = None

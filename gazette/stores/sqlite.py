@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Protocol, Self, cast
 import apsw
 
 from gazette.consumer.application import Shard, StateView, Store
+from gazette.consumer.error_cause import ErrorCause
 from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.recoverylog.local_files import damaged_file, disk_error, full_disk
@@ -75,6 +76,9 @@ _OF_THE_DISK: Final = (
     apsw.PermissionsError,
     OSError,
 )
+
+
+_OF_THE_MESSAGE: Final = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError)
 
 
 class SQLiteStore(Store):
@@ -309,6 +313,17 @@ class SQLiteStore(Store):
             self._begin()
         self.connection.execute("SAVEPOINT gazette_message")
         return _Savepoint(self)
+
+    def classify_error(self, error: Exception) -> ErrorCause:
+        """Return what an error is about; of SQLite, values and constraints are the message's."""
+        if not isinstance(error, apsw.Error) or isinstance(error, _OF_THE_MESSAGE):
+            return ErrorCause.MESSAGE
+        # SQLite knows the place of an error in the SQL. Without one, a value was what did not fit.
+        of_value = getattr(error, "error_offset", -1) < 0 and not str(error).startswith("no such ")
+        if isinstance(error, apsw.SQLError) and of_value:
+            return ErrorCause.MESSAGE
+        transient = isinstance(error, apsw.BusyError | apsw.LockedError | apsw.FullError)
+        return ErrorCause.TRANSIENT if transient else ErrorCause.STORE
 
     def vacuum(self, database: str = "main") -> None:
         """Give free pages of a database back, which rewrites it. Blocks; recorded with the next commit.

@@ -1,0 +1,62 @@
+"""What an error says something about: the message that was consumed, or the store that it was written to.
+
+A poison policy may cost a message only if the message is to blame. A lock that was not had in time, a
+deadlock or a lost connection would else drop good messages, one after the other. So the store classifies
+errors before any policy does, and an error that nothing is known of is not the message's.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound
+
+_CHAIN_MAX: Final = 32
+
+
+class ErrorCause(enum.Enum):
+    """What an exception that a callback raised says something about."""
+
+    MESSAGE = "message"
+    """The message: consumed again, it raises the same."""
+    TRANSIENT = "transient"
+    """The store, at this time: another attempt may succeed."""
+    STORE = "store"
+    """The store or its schema, or nothing is known of it."""
+
+
+def cause_of(error: BaseException, classify: Callable[[Exception], ErrorCause]) -> ErrorCause:
+    """Return the cause of an exception, ``classify`` being that of the store.
+
+    An exception that was raised while another was handled says no more than that one: `ErrorCause.MESSAGE`
+    needs that all of them are of the message.
+    """
+    for one in _chain(error):
+        cause = _cause(one, classify)
+        if cause is not ErrorCause.MESSAGE:
+            return cause
+    return ErrorCause.MESSAGE
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    one: BaseException | None = error
+    for _ in range(_CHAIN_MAX):
+        if one is None:
+            return
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+
+
+def _cause(error: BaseException, classify: Callable[[Exception], ErrorCause]) -> ErrorCause:
+    match error:
+        case Invalid() | NotAllowed() | NotFound():
+            return ErrorCause.MESSAGE
+        case GazetteError() | MemoryError():
+            return ErrorCause.STORE
+        case OSError():
+            return ErrorCause.TRANSIENT
+        case Exception():
+            return classify(error)
+    return ErrorCause.STORE
