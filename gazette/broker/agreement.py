@@ -19,7 +19,7 @@ from typing import Protocol
 
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.protocol.fragment import Fragment
-from gazette.protocol.ids import Offset
+from gazette.protocol.ids import Offset, Revision
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ class Uploads(Protocol):
         self,
         spool: CompletedSpool,
         *,
+        life: Revision,
         reassigned: asyncio.Event | None = None,
         end: Offset | None = None,
     ) -> None: ...
@@ -39,13 +40,16 @@ class Uploads(Protocol):
 class Agreement:
     """The agreed end of one replica, and the completed spools that wait for it. Loop-bound.
 
+    All of them are of the journal that was created at revision ``life``.
+
     A replica that follows gives its spools on at once, and says whether its primary has the same bytes.
     (If both lose their leases at once, with bytes that a third does not have, the follower does upload
     them.)
     """
 
-    def __init__(self, uploads: Uploads) -> None:
+    def __init__(self, uploads: Uploads, life: Revision) -> None:
         self._uploads = uploads
+        self._life = life
         self._end: Offset | None = None
         self._held: list[CompletedSpool] = []
         self._confirmed: Fragment | None = None
@@ -82,9 +86,11 @@ class Agreement:
         """Give a spool on, or hold it until its end is agreed. Raises as the persister does."""
         if self._end is None:
             confirmed = spool.fragment == self._confirmed
-            self._uploads.spool_complete(spool, reassigned=self._reassigned if confirmed else None)
+            self._uploads.spool_complete(
+                spool, life=self._life, reassigned=self._reassigned if confirmed else None
+            )
         elif spool.fragment.end <= self._end:
-            self._uploads.spool_complete(spool)
+            self._uploads.spool_complete(spool, life=self._life)
         else:
             self._held.append(spool)
 
@@ -107,4 +113,4 @@ class Agreement:
             {"journal": fragment.journal, "begin": max(end, fragment.begin), "end": fragment.end},
         )
         if end > fragment.begin:
-            self._uploads.spool_complete(spool, end=end)
+            self._uploads.spool_complete(spool, life=self._life, end=end)

@@ -120,6 +120,7 @@ class AppendApi:
                     )
                 else:
                     await content.drain()
+                    ended = self._under_lease(ended)
                     response = await _response_of(ended, driver, call)
             if response is None:
                 return broker_pb2.AppendResponse()  # Nobody is there to read it.
@@ -143,6 +144,16 @@ class AppendApi:
         except asyncio.CancelledError:
             driver.interrupt(Broken("the caller of the append is gone"))
             raise
+
+    def _under_lease(self, ended: Outcome) -> Outcome:
+        """The outcome, or a failure if it is a commit and the lease may have ended since."""
+        if ended.ending is not Ending.COMMITTED:
+            return ended
+        try:
+            self._context.lease.check()
+        except Unavailable as error:
+            return Outcome(Ending.FAILED, error=error, context="answer", uncertain=True)
+        return ended
 
     async def _proxy(
         self,

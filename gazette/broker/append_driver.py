@@ -275,7 +275,7 @@ class AppendDriver:
             await roll_back(spool, primary=True)  # Its last holder may have been cut short.
             replica.agreement.lead(spool.fragment.end)
             self._pipeline = open_pipeline(
-                self._context, at.header, at.journal, spool, agree=replica.agreement.agree
+                self._context, at.header, at.journal, spool, agree=replica.agree
             )
         except GazetteError as error:
             return ev.Failed(error)

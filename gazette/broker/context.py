@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gazette.auth import Signer, Verifier
+from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.settings import BrokerSettings
 from gazette.clock import Clock
 from gazette.tasks import Pool, TaskScope
@@ -45,6 +46,7 @@ class BrokerContext:
     rng: random.Random
     settings: BrokerSettings
     etcd: Etcd
+    lease: LeaseGuard
     key_space: KeySpace
     state: State
     resolver: Resolver

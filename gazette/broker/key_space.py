@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from gazette.allocator.model import Assignment, DecodedKV, Item, Member, allocator_decoder
+from gazette.allocator.state import State
 from gazette.errors import Invalid
 from gazette.etcd_values import KeyValue
-from gazette.protocol.ids import ProcessId
+from gazette.protocol.ids import JournalName, ProcessId, Revision
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.process import BrokerSpec
@@ -85,6 +86,18 @@ def _decode_assignment(journal: str, zone: str, suffix: str, slot: int, value: b
         route = Route.from_pb(broker_pb2.Route.FromString(value))
     route.validate()
     return route
+
+
+def spec_of(state: State, journal: JournalName, life: Revision) -> JournalSpec | None:
+    """The specification of a journal that was created at revision ``life``; None if it is gone.
+
+    A journal of the same name that was created later is another one.
+    """
+    item = state.item(journal)
+    if item is None or item.raw.create_revision != life:
+        return None
+    spec: JournalSpec = item.decoded.value.spec
+    return spec
 
 
 @contextmanager

@@ -278,13 +278,16 @@ class Pipeline:
             except GazetteError as error:
                 first = first or error
         if first is None and all(answer.status is Status.OK for answer in answers):
-            self._agree(self.gathering_to)
+            try:
+                self._agree(self.gathering_to)
+            except GazetteError as error:
+                first = error
         return tuple(answers), first
 
     async def gather_acks(self) -> tuple[PeerAnswer, ...]:
         """The answer of each peer to a proposal, up to the first that is a refusal. In turn.
 
-        Raises the failure of the first that gave none. Unless all agree the pipeline is broken, because
+        Raises the failure of the first that gave none, and what ``agree`` raises. Unless all agree the pipeline is broken, because
         whatever was sent after that proposal was built on it.
         """
         self._raise_own_failure()

@@ -13,6 +13,7 @@ from gazette.allocator.model import item_key
 from gazette.baton import Baton
 from gazette.broker.agreement import Agreement
 from gazette.broker.flow_control import RateBalance
+from gazette.broker.key_space import spec_of
 from gazette.broker.pipeline import Pipeline, roll_back
 from gazette.broker.pulse import pulse_forever
 from gazette.errors import Closed, GazetteError, Unavailable
@@ -23,7 +24,7 @@ from gazette.fragment.local_file import LocalFragment
 from gazette.fragment.spool import Proposal
 from gazette.fragment.spool_file import Spool
 from gazette.protocol.fragment import ZERO_SUM, Fragment
-from gazette.protocol.ids import JournalName
+from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.journal import JournalSpec
 from gazette.tasks import TaskScope
 
@@ -55,18 +56,22 @@ class _SpoolEvents:
 class Replica:
     """One assigned journal. Loop-bound; made by the resolver, started once, shut down once.
 
+    It is of the journal that was created at revision ``life``, and has nothing to do with a journal of
+    the same name that is created later.
+
     ``spool`` is held by a pipeline of ours or by a Replicate call of the primary; ``pipeline`` holds
     None until there is one. Whoever takes one of them gives it back, or its successor.
     """
 
-    def __init__(self, journal: JournalName, context: BrokerContext) -> None:
+    def __init__(self, journal: JournalName, life: Revision, context: BrokerContext) -> None:
         self.journal = journal
+        self.life = life
         self.index = Index(journal, context.clock)
         self.rate = RateBalance()
         self.refresh_error: str | None = None
         """Why the last listing of the blob stores failed; None if it did not."""
         self._context = context
-        self.agreement = Agreement(context.persister)
+        self.agreement = Agreement(context.persister, life)
         self._gathering: set[asyncio.Future[None]] = set()
         """The last turns of pipelines that were torn down and still wait for answers."""
         self._daemons: tuple[asyncio.Task[None], ...] = ()
@@ -83,11 +88,24 @@ class Replica:
     @property
     def spec(self) -> JournalSpec | None:
         """The journal's specification; None if it was deleted."""
-        item = self._context.state.item(self.journal)
-        if item is None:
-            return None
-        spec: JournalSpec = item.decoded.value.spec
-        return spec
+        return spec_of(self._context.state, self.journal, self.life)
+
+    def agree(self, end: Offset) -> None:
+        """All replicas have acknowledged everything before ``end``.
+
+        Raises ``Unavailable`` unless the broker's lease is known to hold now: another broker may lead the
+        journal, and have begun at an earlier offset.
+        """
+        self._context.lease.check()
+        self.agreement.agree(end)
+
+    def relies_on(self, fragment: Fragment) -> bool:
+        """Whether exactly ``fragment`` is, or may be, what this replica has of its offsets."""
+        end = fragment.end
+        return any(
+            (one.begin, one.end, one.sum) == (fragment.begin, end, fragment.sum)
+            for one in self.index.fragments(fragment.begin)
+        )
 
     async def wait_listed(self, timeout_s: float) -> None:
         """Return once the blob stores were listed: before, the index knows what was appended here only.

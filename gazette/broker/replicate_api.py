@@ -21,6 +21,7 @@ from gazette.broker.agreement import Agreement
 from gazette.broker.append_wire import ReplicateContent, ReplicateMessage
 from gazette.broker.context import BrokerContext
 from gazette.broker.edge import Expired, Expiry, Outcome, authorize, counted, failing
+from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.replica import Replica
 from gazette.broker.resolver import Resolution
 from gazette.broker.unless import Superseded, take_unless
@@ -86,7 +87,16 @@ class ReplicateApi:
         replica, spool = held
         context = self._context
         local = WriteBehind(spool, context.scope, context.pools.spools, primary=False)
-        stream = _Stream(local, requests, call, at.header, expiry, replica.agreement, at.reassigned)
+        stream = _Stream(
+            local,
+            requests,
+            call,
+            at.header,
+            expiry,
+            replica.agreement,
+            context.lease,
+            at.reassigned,
+        )
         try:
             async with TaskScope(f"replicate {at.journal}") as scope:
                 scope.spawn(self._watch(stream, claims, at, header), name="watch")
@@ -103,6 +113,9 @@ class ReplicateApi:
         while True:
             at = await self._resolve(journal, claims, header)
             if at.status is not Status.OK or not at.header.route.equivalent(header.route):
+                return at, None
+            if at.item_kv is None or header.etcd.revision < at.item_kv.raw.create_revision:
+                # Its journal was deleted, and created again with the same route: it does not know yet.
                 return at, None
             replica = at.replica
             assert replica is not None
@@ -158,6 +171,7 @@ class _Stream:
     """Of our resolution; sent with the first answer."""
     expiry: Expiry
     agreement: Agreement
+    lease: LeaseGuard
     reassigned: asyncio.Event
     messages: int = 0
 
@@ -186,6 +200,7 @@ class _Stream:
         if result.status is Status.OK:
             self.agreement.confirm(result.fragment, self.reassigned)
         if acknowledge:
+            self.lease.check()  # Without it, another replica may count for ours.
             header, self.header = self.header, None
             await self.call.write(_answer(result, header))
         elif result.status is not Status.OK:

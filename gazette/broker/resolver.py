@@ -17,7 +17,8 @@ from gazette.auth import Claims
 from gazette.broker.key_space import JournalItem, route_of
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.keyspace.key_space import KeySpace
-from gazette.protocol.ids import ProcessId, split_journal_meta
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import ProcessId, Revision, split_journal_meta
 from gazette.protocol.journal import JournalSpec, SuspendLevel
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header, Route
@@ -69,7 +70,10 @@ class _Held:
     """A replica of ours, and what it was last resolved with."""
 
     replica: Replica
-    create_revision: int
+    life: Revision
+    """When the journal was created."""
+    assignment: tuple[str, Revision]
+    """The key of our own assignment, and when it was created."""
     is_primary: bool
     assignments: tuple[tuple[str, int], ...]
     stores: tuple[str, ...]
@@ -93,8 +97,9 @@ class _Found:
 class Resolver:
     """Owns this broker's replicas: makes, starts and shuts them down as assignments come and go.
 
-    ``new_replica`` makes one for a journal, ``open_store`` is called with each store of a journal that
-    becomes ours, so that its health is known early. Both must neither block nor raise.
+    ``new_replica`` makes one for a journal that was created at that revision. ``open_store`` is called
+    with each store of a journal that becomes ours, so that its health is known early. Both must neither
+    block nor raise.
     """
 
     def __init__(
@@ -102,7 +107,7 @@ class Resolver:
         key_space: KeySpace,
         state: State,
         scope: TaskScope,
-        new_replica: Callable[[str], Replica],
+        new_replica: Callable[[str, Revision], Replica],
         open_store: Callable[[str], object],
     ) -> None:
         self._ks = key_space
@@ -246,27 +251,33 @@ class Resolver:
     def _updated(self, journal: str, held: _Held | None, local: LocalItem) -> _Held:
         """What we hold of a journal, given what we held of it.
 
-        A replica serves one creation of a journal (a deleted and re-created journal starts anew), and
-        a demoted primary is replaced: its spool may have content which its successor never saw.
-        A promoted replica stays.
+        A replica serves one creation of a journal: one that was deleted and created again has another
+        replica. It serves one assignment: what it holds may never have been seen by those that the
+        journal was assigned to meanwhile, so a demoted primary is replaced. A promoted replica stays.
         """
         is_primary = local.assignment.decoded.slot == 0
-        create_revision = local.item.raw.create_revision
+        life = local.item.raw.create_revision
         assignments = tuple((kv.key, kv.raw.mod_revision) for kv in local.assignments)
         members = frozenset((kv.key, kv.raw.create_revision) for kv in local.assignments)
         stores: tuple[str, ...] = local.item.decoded.value.spec.fragment.stores
 
-        demoted = held is not None and held.is_primary and not is_primary
-        if held is not None and (demoted or held.create_revision != create_revision):
+        if held is not None and (
+            held.life != life
+            or (held.is_primary and not is_primary)
+            or not _is_same(held.assignment, local.assignment)
+        ):
             self._tear_down(journal, held)
             held = None
         if held is None or held.stores != stores:
             for url in stores:
                 self._open_store(url)
         if held is None:
-            replica = self._new_replica(journal)
+            replica = self._new_replica(journal, life)
             replica.start(self._scope)
-            return _Held(replica, create_revision, is_primary, assignments, stores, members=members)
+            assignment = _created(local.assignment)
+            return _Held(
+                replica, life, assignment, is_primary, assignments, stores, members=members
+            )
         if held.assignments != assignments or held.stores != stores:
             held.invalidated.set()
             held.invalidated = asyncio.Event()
@@ -274,8 +285,18 @@ class Resolver:
             held.reassigned.set()
             held.reassigned = asyncio.Event()
         held.is_primary, held.assignments, held.stores = is_primary, assignments, stores
-        held.members = members
+        held.assignment, held.members = _created(local.assignment), members
         return held
+
+    def relies_on(self, fragment: Fragment) -> bool:
+        """Whether the journal, as it exists now, may rely on a stored object of exactly ``fragment``.
+
+        Only a replica knows: without one here, that may be so if the journal exists.
+        """
+        held = self._held.get(fragment.journal)
+        if held is not None:
+            return held.replica.relies_on(fragment)
+        return self._state.item(fragment.journal) is not None
 
     def _tear_down(self, journal: str, held: _Held) -> None:
         held.invalidated.set()
@@ -307,6 +328,22 @@ class Resolver:
                 journals=", ".join(journals),
                 timeout_s=timeout_s,
             )
+
+
+def _created(assignment: DecodedKV) -> tuple[str, Revision]:
+    return assignment.key, assignment.raw.create_revision
+
+
+def _is_same(before: tuple[str, Revision], now: DecodedKV) -> bool:
+    """Whether an assignment of ours has stayed, or was only moved to another slot.
+
+    A move creates another key and carries the value over. An assignment that was removed and added
+    again in one step of the key space is fresh: its value is empty, or its key was created again.
+    """
+    key, created = before
+    if key == now.key:
+        return created == now.raw.create_revision
+    return bool(now.raw.value)
 
 
 def _status(

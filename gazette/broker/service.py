@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -32,7 +33,8 @@ from gazette.broker.handlers import journal_handler
 from gazette.broker.health_api import HealthApi
 from gazette.broker.http_gateway import HttpGateway, Loopback
 from gazette.broker.json_gateway import json_routes
-from gazette.broker.key_space import broker_decoder, is_consistent, progress
+from gazette.broker.key_space import broker_decoder, is_consistent, progress, spec_of
+from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.list_apply_api import ListApplyApi
 from gazette.broker.read_api import ReadApi
 from gazette.broker.replica import Replica
@@ -49,7 +51,6 @@ from gazette.fragment.local_file import Disk, LocalDisk
 from gazette.fragment.persister import Persister, PersisterSettings
 from gazette.keyspace.key_space import KeySpace
 from gazette.protocol.ids import ProcessId
-from gazette.protocol.journal import JournalSpec
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.process import BrokerSpec
 from gazette.protocol.route import Route
@@ -164,6 +165,7 @@ class BrokerService:
             self.settings.lease_ttl_s,
             clock=self._clock,
         )
+        context.lease.attach(session.lease)
         parts.keeping_alive = self._daemons.daemon(session.run(), name="lease")
         self._daemons.daemon(context.key_space.watch(self._etcd), name="watch")
         self._daemons.daemon(context.blob_stores.run_health(), name="blob stores")
@@ -207,14 +209,11 @@ class BrokerService:
             constructors=self._constructors,
         )
 
-        def spec_of(journal: str) -> JournalSpec | None:
-            item = state.item(journal)
-            return None if item is None else item.decoded.value.spec
-
         persister = Persister(
             blob_stores,
-            spec_of,
+            partial(spec_of, state),
             clock,
+            relies_on=lambda fragment: resolver.relies_on(fragment),
             rng=self._rng,
             settings=PersisterSettings(parallel=settings.parallel_persists),
         )
@@ -222,7 +221,7 @@ class BrokerService:
             key_space,
             state,
             self._replicas,
-            new_replica=lambda journal: Replica(journal, context),
+            new_replica=lambda journal, life: Replica(journal, life, context),
             open_store=blob_stores.get,
         )
         context = BrokerContext(
@@ -230,6 +229,7 @@ class BrokerService:
             rng=self._rng,
             settings=settings,
             etcd=etcd,
+            lease=LeaseGuard(),
             key_space=key_space,
             state=state,
             resolver=resolver,

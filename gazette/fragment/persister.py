@@ -25,14 +25,14 @@ from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.protocol import postfix_template
 from gazette.protocol.fragment import Fragment
-from gazette.protocol.ids import JournalName, Offset
+from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.journal import JournalSpec
 from gazette.tasks import TaskScope
 
 log = logging.getLogger(__name__)
 
-SpecOf: TypeAlias = Callable[[JournalName], JournalSpec | None]
-"""The present specification of a journal; none if it is gone."""
+SpecOf: TypeAlias = Callable[[JournalName, Revision], JournalSpec | None]
+"""The specification of a journal whose life began at that revision; None if that life is over."""
 
 _NAMED_MAX: Final = 5
 
@@ -71,6 +71,8 @@ class _Entry:
     """A spool that is not persisted yet."""
 
     spool: CompletedSpool
+    life: Revision
+    """The revision at which the journal of these bytes was created."""
     reassigned: asyncio.Event | None
     """Not set: a living primary holds the same bytes. None: no other upload is waited for."""
     cut: Offset | None = None
@@ -79,6 +81,8 @@ class _Entry:
     error: str = "not attempted yet"
     call: concurrent.futures.Future[bool] | None = field(default=None)
     """A thread that has not ended, of an attempt whose time was up."""
+    placed: tuple[str, str] | None = None
+    """Store and path of an object that this entry has put there, or may have."""
 
     def __str__(self) -> str:
         fragment = self.spool.fragment
@@ -90,7 +94,13 @@ class Persister:
     """Uploads completed spools, in the threads of their stores. Loop-bound.
 
     ``spec_of`` tells where a journal's fragments go *now*: a spool follows changes of its journal's
-    stores and path postfix until it is persisted.
+    stores and path postfix until it is persisted. A spool of a journal that was deleted is dropped,
+    also if a journal of the same name was created since.
+
+    An upload may be under way while its journal is deleted and created again. Its object would become
+    part of the new journal, and is removed again: unless the new journal relies on it. That is so if
+    a replica there has completed exactly the same bytes at the same offsets: it found the object in the
+    store and let its own spool go. ``relies_on`` says what may be so.
     """
 
     def __init__(
@@ -99,11 +109,13 @@ class Persister:
         spec_of: SpecOf,
         clock: Clock,
         *,
+        relies_on: Callable[[Fragment], bool] = lambda _: False,
         rng: random.Random | None = None,
         settings: PersisterSettings | None = None,
     ) -> None:
         self._blob_stores = blob_stores
         self._spec_of = spec_of
+        self._relies_on = relies_on
         self._clock = clock
         self._rng = rng if rng is not None else random.Random()
         self._settings = settings if settings is not None else PersisterSettings()
@@ -127,10 +139,11 @@ class Persister:
         self,
         spool: CompletedSpool,
         *,
+        life: Revision,
         reassigned: asyncio.Event | None = None,
         end: Offset | None = None,
     ) -> None:
-        """Take over a spool and upload it at once.
+        """Take over a spool of the journal that was created at revision ``life``. Upload it at once.
 
         With ``reassigned``, a primary is known to hold the very same bytes: the upload is left to it
         until that event is set, which says that it may be gone. With an ``end`` within the fragment,
@@ -140,7 +153,7 @@ class Persister:
             raise Closed("persister has finished", journal=spool.fragment.journal)
         if not spool.fragment.length:
             return
-        entry = _Entry(spool, reassigned, end)
+        entry = _Entry(spool, life, reassigned, end)
         self._entries.add(entry)
         self._idle.clear()
         metrics.UNPERSISTED.inc()
@@ -229,15 +242,17 @@ class Persister:
         To ``look`` is to upload nothing, and to leave a store alone that is known to be down.
         """
         while True:
-            spec = self._spec_of(entry.spool.fragment.journal)
-            if spec is None:
+            spec = self._spec_of(entry.spool.fragment.journal, entry.life)
+            if spec is None and entry.placed is None:
                 return self._drop(entry)
-            store = _first_store(spec)
+            store = _first_store(entry, spec)
             slots = self._slots.setdefault(store, asyncio.Semaphore(self._settings.parallel))
             async with slots:
-                spec = self._spec_of(entry.spool.fragment.journal)
-                if spec is None or _first_store(spec) != store:
+                spec = self._spec_of(entry.spool.fragment.journal, entry.life)
+                if _first_store(entry, spec) != store:
                     continue  # Changed while we waited for the slot.
+                if spec is None and entry.placed is None:
+                    return self._drop(entry)
                 outage = self._outages.setdefault(store, _Outage())
                 wait = outage.retry_at - self._clock.monotonic()
                 if wait <= 0:
@@ -249,17 +264,24 @@ class Persister:
     def _drop(self, entry: _Entry) -> bool:
         fragment = entry.spool.fragment
         log.info(
-            "dropping %(fragment)s of %(journal)s: it is gone",
-            {"fragment": fragment.content_name(), "journal": fragment.journal},
+            "dropping %(fragment)s of %(journal)s, created at revision %(life)d: that journal is gone",
+            {
+                "fragment": fragment.content_name(),
+                "journal": fragment.journal,
+                "life": entry.life,
+            },
         )
         return True
 
     async def _attempt(
-        self, entry: _Entry, spec: JournalSpec, outage: _Outage, *, look: bool
+        self, entry: _Entry, spec: JournalSpec | None, outage: _Outage, *, look: bool
     ) -> bool:
         seen = outage.failures
         try:
-            stored = await self._upload(entry, spec, look=look)
+            if spec is None:
+                done = await self._take_back(entry)
+            else:
+                done = await self._upload(entry, spec, look=look)
         except GazetteError as error:
             self._on_failure(entry, error)
             # Attempts that ran side by side found the same outage: count it once.
@@ -272,7 +294,7 @@ class Persister:
             return False
         outage.failures = 0
         outage.retry_at = 0.0
-        return stored
+        return done
 
     def _on_failure(self, entry: _Entry, error: Exception) -> None:
         entry.failures += 1
@@ -316,16 +338,49 @@ class Persister:
         return True
 
     async def _upload_to(self, entry: _Entry, spec: JournalSpec, url: str, *, look: bool) -> bool:
-        if entry.call is not None:
-            await self._outlive(entry, entry.call)
+        await self._end_call(entry)
+        fragment = entry.spool.fragment
+        if self._spec_of(fragment.journal, entry.life) is None:
+            return await self._take_back(entry)
         active = self._blob_stores.get(url)
         calls, store = active.calls, active.store
         path = _placed(entry.spool, spec, url).content_path()
         if look:
             entry.call = calls.submit(store.exists, path)
-        else:
-            entry.call = calls.submit(_put, store, path, entry.spool)
-        return await self._outlive(entry, entry.call)
+            return await self._outlive(entry, entry.call)
+        entry.call = calls.submit(_put, store, path, entry.spool)
+        entry.placed = (url, path)
+        await self._end_call(entry)
+        if self._spec_of(fragment.journal, entry.life) is None:
+            return await self._take_back(entry)
+        return True
+
+    async def _take_back(self, entry: _Entry) -> bool:
+        """Remove what was uploaded for a journal that was deleted meanwhile. Return True when done."""
+        await self._end_call(entry)
+        if entry.placed is not None:
+            url, path = entry.placed
+            if self._relies_on(entry.spool.fragment):
+                log.error(
+                    "%(path)s in %(store)s was uploaded for a journal that was deleted meanwhile. It "
+                    "stays, as the journal of the same name may hold the same bytes. Compare it with "
+                    "`gazctl journals fragments`",
+                    {"path": path, "store": url},
+                )
+            else:
+                active = self._blob_stores.get(url)
+                await active.calls.run(active.store.remove, path)
+                log.warning(
+                    "removed %(path)s from %(store)s: its journal was deleted during the upload",
+                    {"path": path, "store": url},
+                )
+            entry.placed = None
+        return self._drop(entry)
+
+    async def _end_call(self, entry: _Entry) -> None:
+        """Wait for the entry's thread, if there is one. Raises what it raised."""
+        if entry.call is not None and not await self._outlive(entry, entry.call):
+            entry.placed = None  # The object is another broker's.
 
     async def _outlive(self, entry: _Entry, call: concurrent.futures.Future[bool]) -> bool:
         """Wait for a thread, and give its outcome. One whose time is up remains the entry's: the
@@ -358,9 +413,11 @@ class Persister:
             scope.cancel()
 
 
-def _first_store(spec: JournalSpec) -> str:
-    """The URL of the store that fragments go to; empty without any."""
-    return spec.fragment.stores[0] if spec.fragment.stores else ""
+def _first_store(entry: _Entry, spec: JournalSpec | None) -> str:
+    """The URL of the store that the entry needs now; empty if it needs none."""
+    if spec is not None:
+        return spec.fragment.stores[0] if spec.fragment.stores else ""
+    return "" if entry.placed is None else entry.placed[0]
 
 
 def _placed(spool: CompletedSpool, spec: JournalSpec, url: str) -> Fragment:
@@ -376,13 +433,14 @@ def _placed(spool: CompletedSpool, spec: JournalSpec, url: str) -> Fragment:
 
 
 def _put(store: BlobStore, path: str, spool: CompletedSpool) -> bool:
-    """Return True when the object is there. Runs in a thread.
+    """Put the object if it is absent. Return True if it was. Runs in a thread.
 
     As a rule, one of the replicas finds that another was first.
     """
-    if not store.exists(path):
-        with spool.open() as source:
-            store.put(path, source, content_encoding=spool.content_encoding)
+    if store.exists(path):
+        return False
+    with spool.open() as source:
+        store.put(path, source, content_encoding=spool.content_encoding)
     return True
 
 

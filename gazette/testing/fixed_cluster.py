@@ -7,9 +7,12 @@ broker is gone; `testing/broker.py` has the brokers for everything else.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -23,7 +26,8 @@ from gazette.blobs.blob_stores import BlobSettings, BlobStores
 from gazette.broker.append_api import AppendApi
 from gazette.broker.append_wire import decode_append, decode_replicate
 from gazette.broker.context import BrokerContext, Pools
-from gazette.broker.key_space import broker_decoder, is_consistent
+from gazette.broker.key_space import broker_decoder, is_consistent, spec_of
+from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.replica import Replica
 from gazette.broker.replicate_api import ReplicateApi
 from gazette.broker.resolver import Resolver
@@ -112,6 +116,13 @@ class MemoryEtcd:
         return (0 if kv is None else kv.mod_revision) == compare.operand
 
 
+@dataclass
+class FixedLease:
+    """A lease that holds until the test says otherwise."""
+
+    remaining_s: float = math.inf
+
+
 class FixedBroker:
     """One broker: ``context`` has its parts. Serves Append and Replicate at ``endpoint``."""
 
@@ -130,15 +141,12 @@ class FixedBroker:
         self.scope = TaskScope(f"broker {name}")
         self.lagging: list[WatchResponse] | None = None
         """Set to a list, what the broker's key space would have been told is kept there instead."""
+        self.lease = FixedLease()
         self._etcd = etcd
         pools = Pools(BlockingPool("spools", 2))
         key_space = KeySpace(ROOT, broker_decoder(ROOT, settings.max_replication))
         state = State(key_space, member_key(ROOT, *_parts(self.id)), is_consistent)
         blob_stores = BlobStores(BlobSettings(file_root=files), clock, threads=2)
-
-        def spec_of(journal: str) -> JournalSpec | None:
-            item = state.item(journal)
-            return None if item is None else item.decoded.value.spec
 
         channels = ChannelSettings(backoff_min_s=0.01, keepalive_s=1.0, keepalive_timeout_s=1.0)
         self.context = BrokerContext(
@@ -146,17 +154,24 @@ class FixedBroker:
             rng=random.Random(name),
             settings=settings,
             etcd=cast("Etcd", etcd),
+            lease=LeaseGuard(),
             key_space=key_space,
             state=state,
             resolver=Resolver(
                 key_space,
                 state,
                 self.scope,
-                new_replica=lambda journal: self.new_replica(journal),
+                new_replica=lambda journal, life: self.new_replica(journal, life),
                 open_store=blob_stores.get,
             ),
             blob_stores=blob_stores,
-            persister=Persister(blob_stores, spec_of, clock, rng=random.Random(name)),
+            persister=Persister(
+                blob_stores,
+                partial(spec_of, state),
+                clock,
+                relies_on=lambda fragment: self.context.resolver.relies_on(fragment),
+                rng=random.Random(name),
+            ),
             peers=Channels(settings.zone, signer=auth, settings=channels),
             signer=auth,
             verifier=auth,
@@ -164,14 +179,15 @@ class FixedBroker:
             disk=LocalDisk(settings.spool_dir),
             scope=self.scope,
         )
+        self.context.lease.attach(self.lease)
         key_space.observers += [
             state.observe,
             self.context.resolver.update,
             lambda: self.context.peers.follow(state.peers()),
         ]
 
-    def new_replica(self, journal: str) -> Replica:
-        return Replica(journal, self.context)
+    def new_replica(self, journal: str, life: int) -> Replica:
+        return Replica(journal, life, self.context)
 
     def replica(self, journal: str) -> Replica:
         """The replica that this broker's resolver holds now."""
@@ -274,15 +290,23 @@ class FixedCluster:
         return self.assign(spec.name, *names)
 
     def assign(self, journal: str, *names: str) -> int:
-        """Assign the journal anew, in one revision. Assignments that stay keep their value."""
+        """Assign the journal to others, in one revision.
+
+        Assignments that stay, or move to another slot, keep their value.
+        """
         prefix = f"{ROOT}/assign/{journal}#"
-        before = {key.decode() for key in self.etcd.kvs if key.startswith(prefix.encode())}
-        after = {
-            assignment_key(ROOT, journal, *_parts(self.brokers[name].id), slot): b""
-            for slot, name in enumerate(names)
+        before = {
+            key.decode(): kv.value
+            for key, kv in self.etcd.kvs.items()
+            if key.startswith(prefix.encode())
         }
+        held = {key.rpartition("#")[0]: value for key, value in before.items()}
+        after = {}
+        for slot, name in enumerate(names):
+            key = assignment_key(ROOT, journal, *_parts(self.brokers[name].id), slot)
+            after[key] = held.get(key.rpartition("#")[0], b"")
         puts = {key: value for key, value in after.items() if key not in before}
-        return self.etcd.change(puts, sorted(before - set(after)))
+        return self.etcd.change(puts, sorted(set(before) - set(after)))
 
     def forget(self, name: str) -> None:
         """Remove a broker's member key, as its expired lease would."""

@@ -34,9 +34,11 @@ class Uploads:
         self,
         spool: CompletedSpool,
         *,
+        life: int,
         reassigned: asyncio.Event | None = None,
         end: int | None = None,
     ) -> None:
+        assert life == 7
         self.spools.append((spool, reassigned))
         self.ends.append(end)
 
@@ -59,7 +61,7 @@ def uploads() -> Uploads:
 
 @pytest.fixture
 def agreement(uploads: Uploads) -> Agreement:
-    return Agreement(uploads)
+    return Agreement(uploads, 7)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from gazette.protocol.status import Status
 from gazette.tasks import TaskScope
 from gazette.testing.broker import journal_spec
 from gazette.testing.clock import ManualClock
-from gazette.testing.fixed_cluster import FixedBroker, FixedCluster
+from gazette.testing.fixed_cluster import ROOT, FixedBroker, FixedCluster
 
 JOURNAL = "a/journal"
 
@@ -362,6 +362,64 @@ async def test_follower_lets_go_of_what_its_primary_has_uploaded(
         clock.advance(1.0)
         await SystemClock().sleep(0.001)
     await until(lambda: not follower.unpersisted)
+
+
+async def test_journal_that_is_created_again_gets_nothing_of_its_former_life(
+    timed: FixedCluster, clock: ManualClock, tmp_path: Path
+) -> None:
+    """Its store was away: spools of the former life still wait when it is back."""
+    timed.create(journal_spec(JOURNAL, replication=2), "a", "b")
+    await append(timed["a"], b"first")  # A fragment by itself.
+    fragments = tmp_path / "root" / "fragments"
+    await until(lambda: stored(tmp_path))
+    moved = fragments.rename(fragments.with_name("moved"))
+    await append(timed["a"], b"former")
+    timed.etcd.change({}, [f"{ROOT}/items/{JOURNAL}"])
+    timed.put_spec(journal_spec(JOURNAL, replication=2))
+    for name in "ab":
+        await timed[name].context.resolver.wait_torn_down(10.0)
+    for path in (moved / JOURNAL).iterdir():
+        path.unlink()  # As `gazctl journals prune` would, of a journal that is deleted.
+    moved.rename(fragments)
+    await pass_time(
+        clock, 300, lambda: not any(timed[name].context.persister.unpersisted for name in "ab")
+    )
+    assert stored(tmp_path) == []
+    outcome = await append(timed["a"], b"latter")
+    assert outcome.commit is not None
+    assert outcome.commit.begin == 0
+
+
+# Acknowledgements.
+
+
+@pytest.mark.parametrize("replication", [1, 2])
+async def test_nothing_is_acknowledged_without_a_lease(
+    cluster: FixedCluster, replication: int
+) -> None:
+    """Not even with one replica, where nobody else is asked: another one may lead by now."""
+    cluster.create(journal_spec(JOURNAL, replication=replication), *"ab"[:replication])
+    assert (await append(cluster["a"], b"first")).ending is Ending.COMMITTED
+    for daemon in cluster["a"].replica(JOURNAL)._daemons:
+        daemon.cancel()  # No pulse finds it out before.
+    cluster["a"].lease.remaining_s = 0.0
+    outcome = await append(cluster["a"], b"second")
+    assert outcome.ending is Ending.FAILED
+    assert outcome.uncertain
+    assert "lease may have ended" in str(outcome.error)
+    # Case: what it holds beyond is not agreed, and is not uploaded.
+    assert cluster["a"].replica(JOURNAL).agreement.end == 5
+
+
+async def test_append_without_a_peer_s_acknowledgement_under_its_lease_fails(
+    cluster: FixedCluster,
+) -> None:
+    cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
+    assert (await append(cluster["a"], b"first")).ending is Ending.COMMITTED
+    cluster["b"].lease.remaining_s = -1.0
+    outcome = await append(cluster["a"], b"second")
+    assert outcome.ending is Ending.FAILED
+    assert outcome.uncertain
 
 
 async def test_what_is_not_committed_is_not_handed_over(cluster: FixedCluster) -> None:

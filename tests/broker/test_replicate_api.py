@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from gazette.protocol.route import EtcdHeader, Header, Route
 from gazette.protocol.status import Status
 from gazette.testing.broker import journal_spec
 from gazette.testing.clock import ManualClock
-from gazette.testing.fixed_cluster import FixedCluster
+from gazette.testing.fixed_cluster import ROOT, FixedCluster
 
 JOURNAL = "a/journal"
 SPEC = journal_spec(JOURNAL, replication=2)
@@ -237,6 +238,30 @@ async def test_wrong_routes(cluster: FixedCluster) -> None:
     # Case: endpoints are not compared.
     primary = Primary(cluster, route=Route((a, b), 0))
     assert (await primary.open(fragment(0, 0))).status == Status.OK
+
+
+async def test_primary_of_a_former_life_is_refused(cluster: FixedCluster) -> None:
+    """Its journal was deleted and created again, with the same route, and it does not know yet."""
+    primary = Primary(cluster)
+    cluster.etcd.change({}, [f"{ROOT}/items/{JOURNAL}"])
+    cluster.put_spec(SPEC)
+    answer = await primary.open(fragment(0, 0))
+    assert answer.status == Status.WRONG_ROUTE
+    assert Header.from_pb(answer.header).etcd.revision > primary.header.etcd.revision
+    assert (await Primary(cluster).open(fragment(0, 0))).status == Status.OK
+
+
+async def test_replica_without_a_lease_acknowledges_nothing(cluster: FixedCluster) -> None:
+    primary = Primary(cluster)
+    assert (await primary.open(fragment(0, 0))).status == Status.OK
+    cluster["b"].lease.remaining_s = 0.0
+    await primary.send(replicate_content(b"content", 0))
+    digest = hashlib.sha1(b"content").digest()
+    commit = broker_pb2.ReplicateRequest(proposal=fragment(0, 7, digest).to_pb(), acknowledge=True)
+    await primary.send(commit)
+    error = await primary.broken()
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert "lease may have ended" in str(error.details())
 
 
 async def test_broker_that_does_not_have_the_journal(cluster: FixedCluster) -> None:

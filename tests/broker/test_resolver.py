@@ -37,6 +37,7 @@ class StubReplica:
     """Records its life. ``may_end`` holds its teardown."""
 
     journal: str
+    life: int
     started: bool = False
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
     ended: bool = False
@@ -64,8 +65,8 @@ class World:
         self.key_space.observers += [self.state.observe, self.resolver.update]
         self.kvs: dict[str, KeyValue] = {}
 
-    def _new_replica(self, journal: str) -> Any:
-        self.replicas.append(StubReplica(journal))
+    def _new_replica(self, journal: str, life: int) -> Any:
+        self.replicas.append(StubReplica(journal, life))
         return self.replicas[-1]
 
     def write(self, *changes: tuple[str, bytes | None]) -> int:
@@ -326,8 +327,10 @@ async def test_a_replica_lives_from_assignment_to_removal(world: World) -> None:
 
 
 async def test_a_promoted_replica_stays_and_a_demoted_primary_is_replaced(world: World) -> None:
-    world.write(item(SPEC), assigned(US, 1))
-    world.write(gone(assigned(US, 1)), assigned(US, 0))
+    world.write(item(SPEC), assigned(US, 2, route=BOTH))
+    # Case: moved to another slot, and promoted. Both carry the value over.
+    world.write(gone(assigned(US, 2)), assigned(US, 1, route=BOTH))
+    world.write(gone(assigned(US, 1)), assigned(US, 0, route=BOTH))
     assert len(world.replicas) == 1
     world.write(gone(assigned(US, 0)), assigned(US, 2))
     first, second = world.replicas
@@ -341,6 +344,28 @@ async def test_a_journal_that_is_deleted_and_made_again_gets_a_new_replica(world
     """Even if both reach us in one batch: the old spool must not leak into the new journal."""
     world.write(item(SPEC), assigned(US, 0))
     world.write_each(gone(item(SPEC)), item(SPEC))
+    first, second = world.replicas
+    assert (await world.resolve()).replica is second
+    first.may_end.set()
+
+
+@pytest.mark.parametrize(
+    ("before", "steps"),
+    [
+        # Case: demoted and promoted, in one step of the key space.
+        (0, [gone(assigned(US, 0)), assigned(US, 1), gone(assigned(US, 1)), assigned(US, 0)]),
+        # Case: removed and added again, to the same slot and to another.
+        (0, [gone(assigned(US, 0)), assigned(US, 0)]),
+        (1, [gone(assigned(US, 1)), assigned(US, 1)]),
+        (1, [gone(assigned(US, 1)), assigned(US, 0)]),
+        # Case: and in step with the others since.
+        (1, [gone(assigned(US, 1)), assigned(US, 1), assigned(US, 1, route=BOTH)]),
+    ],
+)
+async def test_a_replica_serves_one_assignment(world: World, before: int, steps: Any) -> None:
+    """A lagging watch, or a reload after a compaction, shows several changes as one."""
+    world.write(item(SPEC), assigned(US, before, route=BOTH))
+    world.write_each(*steps)
     first, second = world.replicas
     assert (await world.resolve()).replica is second
     first.may_end.set()

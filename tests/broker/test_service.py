@@ -293,6 +293,41 @@ async def test_a_broker_whose_lease_is_lost_breaks_but_persists(etcd: Etcd, tmp_
     assert path.read_bytes() == b"content"
 
 
+class PausedClock(SystemClock):
+    """The machine's clock; ``pause`` is a stop of the process that lasted for so long."""
+
+    def __init__(self) -> None:
+        self.paused_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.paused_s
+
+    def pause(self, seconds: float) -> None:
+        self.paused_s += seconds
+
+
+async def test_a_broker_that_wakes_up_after_its_lease_acknowledges_nothing(
+    etcd: Etcd, tmp_path: Path
+) -> None:
+    """With one replica no other broker is asked, and the append was already under way."""
+    clock = PausedClock()
+    broker = await BrokerFixture.start(
+        etcd, tmp_path, clock=clock, lease_ttl_s=60.0, min_append_rate=0
+    )
+    await broker.create(journal_spec(JOURNAL))
+    await append(broker, b"before")
+    stub = broker.client.channels.journal(broker.endpoint)
+    call: Any = stub.Append()
+    await call.write(broker_pb2.AppendRequest(journal=JOURNAL))
+    await call.write(broker_pb2.AppendRequest(content=b"across"))
+    await call.write(broker_pb2.AppendRequest())
+    clock.pause(61.0)
+    await call.done_writing()
+    with pytest.raises(grpc.aio.AioRpcError, match="lease may have ended"):
+        await call
+    await broker.crash()
+
+
 async def test_a_crashed_broker_leaves_its_key_until_the_lease_ends(
     etcd: Etcd, tmp_path: Path
 ) -> None:

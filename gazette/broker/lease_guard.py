@@ -1,0 +1,47 @@
+"""Whether this broker may answer for its journals now: no acknowledgement without a lease.
+
+A broker that was paused beyond its lease does not know that others lead its journals. With R=1 nothing
+else stands between it and a second history of the same offsets.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gazette.errors import Unavailable
+
+
+class Remaining(Protocol):
+    """A lease, as far as it is used here."""
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds for which it is surely ours, counted from the *sending* of the last renewal."""
+        ...
+
+
+class LeaseGuard:
+    """Refuses acknowledgements unless the lease is known to hold. Loop-bound."""
+
+    def __init__(self) -> None:
+        self._lease: Remaining | None = None
+
+    def attach(self, lease: Remaining) -> None:
+        """Rely on ``lease`` from now on. Until the first call, nothing may be acknowledged."""
+        self._lease = lease
+
+    @property
+    def holds(self) -> bool:
+        """Whether the lease is known to hold at this moment."""
+        return self._lease is not None and self._lease.remaining_s > 0
+
+    def check(self) -> None:
+        """Raise ``Unavailable`` unless the lease is known to hold at this moment."""
+        if self.holds:
+            return
+        late_s = 0.0 if self._lease is None else -self._lease.remaining_s
+        raise Unavailable(
+            "the broker's lease may have ended: it acknowledges nothing, as others may lead its journals",
+            hint="It was paused, or cut off from etcd. It ends by itself; start it again.",
+            late_s=round(late_s, 3),
+        )
