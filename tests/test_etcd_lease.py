@@ -53,6 +53,25 @@ async def test_renewal_moves_the_end(etcd_server: EtcdServer, clock: ManualClock
             await lease.renew()
 
 
+async def test_renewal_counts_from_its_sending(etcd_server: EtcdServer, clock: ManualClock):
+    """An answer that is late says nothing about the time for which it was under way."""
+    host, _, port = etcd_server.endpoint.removeprefix("http://").partition(":")
+    async with TcpProxy(host, int(port)) as proxy:
+        settings = EtcdSettings(endpoints=(f"http://127.0.0.1:{proxy.port}",))
+        async with await Etcd.connect(settings, clock) as etcd:
+            lease = await etcd.grant(60)
+            proxy.hold_replies()
+            async with TaskScope("test") as scope:
+                renewing = scope.spawn(lease.renew(), name="renew")
+                for _ in range(100):
+                    await clock.sleep(0)  # It is sent, and cannot be answered.
+                assert not renewing.done()
+                clock.advance(15)
+                proxy.release()
+                await renewing
+            assert lease.remaining_s == 45
+
+
 class SignallingClock(ManualClock):
     def __init__(self) -> None:
         super().__init__()

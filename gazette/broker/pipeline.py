@@ -287,8 +287,8 @@ class Pipeline:
     async def gather_acks(self) -> tuple[PeerAnswer, ...]:
         """The answer of each peer to a proposal, up to the first that is a refusal. In turn.
 
-        Raises the failure of the first that gave none, and what ``agree`` raises. Unless all agree the pipeline is broken, because
-        whatever was sent after that proposal was built on it.
+        Raises the failure of the first that gave none, and what ``agree`` raises. Unless all agree the
+        pipeline is broken, because whatever was sent after that proposal was built on it.
         """
         self._raise_own_failure()
         answers = []

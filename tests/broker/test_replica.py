@@ -14,12 +14,19 @@ import pytest
 from gazette.auth import Capability, Claims
 from gazette.baton import Baton
 from gazette.broker.append_driver import AppendCall, AppendDriver
-from gazette.broker.append_events import AppendTerms, Ending, Outcome, SuspendControl
+from gazette.broker.append_events import (
+    AppendTerms,
+    Ending,
+    Outcome,
+    PipelineBuilt,
+    SuspendControl,
+)
 from gazette.broker.pulse import Heartbeat, problem_of
 from gazette.broker.unless import Superseded, changed, take_unless
 from gazette.clock import SystemClock
 from gazette.errors import Broken, Closed, Unavailable
 from gazette.fragment.local_file import LocalDisk
+from gazette.fragment.spool import Content
 from gazette.protocol import duration
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import JournalSpec, SuspendLevel
@@ -434,6 +441,38 @@ async def test_what_is_not_committed_is_not_handed_over(cluster: FixedCluster) -
     spool = pipeline.spool
     await replica.shut_down()
     assert (spool.fragment.begin, spool.fragment.end, spool.delta) == (7, 7, 0)
+
+
+async def test_spools_change_hands_without_what_is_pending(cluster: FixedCluster) -> None:
+    """Whoever held it was cut short. The next holder would take those bytes for its own."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    replica = cluster["a"].replica(JOURNAL)
+    await append(cluster["a"], b"content")
+    for daemon in replica._daemons:
+        daemon.cancel()
+    # Case: a pipeline is torn down in the middle of an append.
+    pipeline = await replica.pipeline.take()
+    assert pipeline is not None
+    await pipeline.content(b"pending", 0)
+    await pipeline.local.flush()
+    assert pipeline.spool.delta == 7
+    await replica.tear_down(pipeline)
+    replica.pipeline.give(None)
+    async with replica.spool.hold() as spool:
+        assert (spool.fragment.end, spool.delta) == (7, 0)
+        # Case: a spool that is given back as its holder left it, to an append that builds a pipeline.
+        await spool.apply(Content(b"pending", 0), primary=True)
+    call = AppendCall(
+        AppendTerms(JOURNAL), Claims.of_journal(Capability.APPEND, JOURNAL), may_proxy=False
+    )
+    driver = AppendDriver(cluster["a"].context, call, Chunks())
+    await driver._resolve(0)
+    await driver._take_pipeline()
+    built = await driver._build_pipeline()
+    assert isinstance(built, PipelineBuilt)
+    assert driver._pipeline is not None
+    assert (driver._pipeline.spool.delta, driver._pipeline.delta) == (0, 0)
+    driver._drop()
 
 
 async def test_waiters_of_a_replica_that_is_shut_down(cluster: FixedCluster) -> None:

@@ -10,10 +10,11 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import grpc
 import grpc.aio
@@ -22,6 +23,7 @@ import pytest
 
 from gazette.allocator.model import member_key
 from gazette.auth import Capability, Claims
+from gazette.blobs.file import FileStore
 from gazette.broker.main import serve
 from gazette.broker.service import BrokerService
 from gazette.broker.settings import BrokerSettings
@@ -35,6 +37,7 @@ from gazette.etcd import Etcd, EtcdSettings
 from gazette.etcd_startup import connect_patiently
 from gazette.http_server import bind_tcp
 from gazette.names import two_words
+from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.pb import broker_pb2
 from gazette.server import Server, ServerSettings
 from gazette.tasks import BlockingPool, TaskScope
@@ -289,6 +292,67 @@ async def test_a_broker_whose_lease_is_lost_breaks_but_persists(etcd: Etcd, tmp_
     await broker.service.wait()
     with pytest.raises(GazetteError):
         await broker.stop()
+    (path,) = (broker.file_root / "fragments" / "a" / "journal").iterdir()
+    assert path.read_bytes() == b"content"
+
+
+class GatedStore(FileStore):
+    """A store whose uploads wait."""
+
+    asked = threading.Event()
+    go_on = threading.Event()
+
+    def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
+        if path.startswith(JOURNAL):
+            self.asked.set()
+            assert self.go_on.wait(30)
+        super().put(path, source, content_encoding=content_encoding)
+
+
+async def test_the_lease_is_held_until_everything_is_persisted(etcd: Etcd, tmp_path: Path) -> None:
+    """Without it, others take the journals for abandoned before their content can be read."""
+
+    def construct(url: FragmentStoreUrl) -> FileStore:
+        return GatedStore(tmp_path / "root", url)
+
+    broker = await BrokerFixture.start(etcd, tmp_path, constructors={"file": construct})
+    await broker.create(journal_spec(JOURNAL))
+    await append(broker, b"content")
+    async with TaskScope("test") as scope:
+        stopping = scope.spawn(broker.stop(), name="stop")
+        try:
+            while not GatedStore.asked.is_set() or "persisting" not in broker.service.not_ready():
+                assert not stopping.done()
+                await SystemClock().sleep(0.001)
+            assert len((await etcd.range("/gazette/cluster/members/")).kvs) == 1
+        finally:
+            GatedStore.go_on.set()
+        await stopping
+    assert (await etcd.range("/gazette/cluster/members/")).kvs == ()
+
+
+async def test_a_broker_that_leaves_waits_for_spools_that_are_still_held(
+    etcd: Etcd, tmp_path: Path
+) -> None:
+    """As by a primary's stream that is just ending: its content is persisted like all other."""
+    broker = await BrokerFixture.start(etcd, tmp_path)
+    await broker.create(journal_spec(JOURNAL))
+    await append(broker, b"content")
+    context = broker.service.context
+    replica = context.resolver._held[JOURNAL].replica
+    pipeline = await replica.pipeline.take()
+    async with TaskScope("test") as scope:
+        stopping = scope.spawn(broker.stop(), name="stop")
+        try:
+            while not context.resolver._torn_down:
+                await SystemClock().sleep(0.001)
+            await broker.service.server.grpc.wait_for_termination()
+            for _ in range(1000):
+                await SystemClock().sleep(0)  # It could go on, if it did not wait.
+            assert not context.persister._closed
+        finally:
+            replica.pipeline.give(pipeline)
+        await stopping
     (path,) = (broker.file_root / "fragments" / "a" / "journal").iterdir()
     assert path.read_bytes() == b"content"
 
