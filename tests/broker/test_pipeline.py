@@ -122,6 +122,7 @@ class Bench:
             etcd=absent,
             key_space=absent,
             state=absent,
+            lease=absent,
             resolver=absent,
             blob_stores=absent,
             persister=absent,

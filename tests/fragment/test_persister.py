@@ -365,9 +365,9 @@ async def test_a_store_that_hangs_takes_no_slot_of_another(bench):
     bench.one.gate.clear()
     for number in range(20):
         bench.spec(f"journal/{number}")
-        bench.persister.spool_complete(bench.spool(f"journal/{number}"))
+        bench.persister.spool_complete(bench.spool(f"journal/{number}"), life=LIFE)
     bench.spec("b/journal", stores=["s3://two/"])
-    bench.persister.spool_complete(bench.spool("b/journal"))
+    bench.persister.spool_complete(bench.spool("b/journal"), life=LIFE)
     await bench.until(lambda: bench.persister.unpersisted == 20)
     assert paths(bench.two, "") == [f"b/journal/{NAME}.raw"]
 
