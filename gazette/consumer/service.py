@@ -1,7 +1,8 @@
 """One member of a consumer cluster: its parts put together, and taken apart in one sequence of stages.
 
-Starting: HTTP answers (not ready), etcd is connected, the application is initialized, the member
-announces itself and loads the key space, gRPC serves, ready. Stopping: see ``ConsumerService.stop``.
+Starting: HTTP answers (not ready), the application is initialized, etcd is connected, the member
+announces itself and loads the key space, gRPC serves, brokers have answered, ready. Stopping: see
+``ConsumerService.stop``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from gazette.client.channel import Channels, TlsSettings
 from gazette.client.client import Client
 from gazette.clock import Clock
 from gazette.consumer.application import Application
+from gazette.consumer.broker_watch import BrokerWatch
 from gazette.consumer.callbacks import initialized, require_callbacks
 from gazette.consumer.debug_shards import debug_routes
 from gazette.consumer.json_gateway import json_routes
@@ -68,6 +70,7 @@ T = TypeVar("T")
 
 _CANCEL_S: Final = 10.0
 _HURRIED_GRACE_S: Final = 1.0
+_INITIALIZING: Final = "initializing the application"
 _ANSWER_SHARE: Final = 0.8
 """The part of the time for stopping in which queries that run may still be answered."""
 _WORDS: Final = Words("shard", "member")
@@ -124,6 +127,7 @@ class ConsumerService:
         self.settings = settings
         self.client = client
         """Of the brokers."""
+        self._broker_watch = BrokerWatch(client, clock)
         self._append_budget = MemoryBudget(settings.append_memory_bytes)
         self._restarts = Restarts(settings.max_restarts)
         self.append_service = AppendService(client, budget=self._append_budget)
@@ -288,10 +292,13 @@ class ConsumerService:
             return f"failed: {self.failure}"
         if self._parts is not None and self._parts.drain.is_running:
             return self._parts.drain.describe()
+        brokers = self._broker_watch.not_answered
+        if self._phase == _INITIALIZING:  # It may wait for brokers.
+            return "; ".join(filter(None, (self._phase, brokers)))
         if self._phase != "ready":
             return self._phase
         state = self._running.state
-        return "" if state.local_member is not None else "this member is not in etcd"
+        return brokers if state.local_member is not None else "this member is not in etcd"
 
     async def start(self) -> None:
         """Return once this is a member of its cluster and serves.
@@ -299,10 +306,13 @@ class ConsumerService:
         Waits for etcd as long as it takes, and for a member of the same id to go away. Raises what
         makes that hopeless. Cancellation: call ``stop``.
         """
-        self._phase = "initializing the application"
+        self._phase = _INITIALIZING
+        app = self._app()
+        self.server.start_http(self._servers, app)
+        self._daemons.daemon(self._broker_watch.run(), name="brokers")
         self._daemons.daemon(self.append_service.run(), name="appends")
         await initialized(self.application, self)
-        self.server.start_http(self._servers, self._app())
+        app.router.routes[:] = self._all_routes()
         self._phase = "connecting to etcd"
         etcd = await connect_patiently(self._etcd_settings, self.clock, transport=self._transport)
         parts = self._parts = self._build(etcd)
@@ -392,13 +402,23 @@ class ConsumerService:
         return Publisher(appends, producer=producer, clock=MessageClock())
 
     def _app(self) -> Starlette:
+        """Return what answers HTTP. Before the application is initialized, it has no routes of it."""
+
+        async def starting(_request: Any) -> Any:
+            raise Unavailable(f"the consumer is {self._phase}")
+
+        methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+        routes = [*self._all_routes(), HttpRoute("/{path:path}", starting, methods=methods)]
+        return Starlette(routes=routes, exception_handlers={GazetteError: error_answer})
+
+    def _all_routes(self) -> list[HttpRoute]:
         routes: list[HttpRoute] = list(self._routes)
         if not self._private_diagnostics:
             routes = [*diagnostic_routes(self.not_ready), *self.debug_routes(), *routes]
         routes += json_routes(
             self.settings.allow_origins, lambda: self._running.shard_api, self._auth
         )
-        return Starlette(routes=routes, exception_handlers={GazetteError: error_answer})
+        return routes
 
     def debug_routes(self) -> list[HttpRoute]:
         """Routes that show what this member does."""

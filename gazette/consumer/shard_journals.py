@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 from gazette.client.client import Client
 from gazette.clock import Clock
+from gazette.consumer.broker_watch import RetryLog
 from gazette.errors import Invalid, NotFound, Retryable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.ids import split_journal_meta
@@ -24,19 +25,20 @@ not have heard of it yet."""
 
 
 async def retried(call: Callable[[], Awaitable[T]], what: str, shard_id: str, clock: Clock) -> T:
-    """Call until somebody answers; the member's lease ends the process if etcd does not for long.
+    """Call until it succeeds; the member's lease ends the process if etcd does not answer for long.
 
-    Raises what is not ``Retryable``.
+    Raises what is not ``Retryable``. Logs one line for each cause and minute.
     """
-    attempt = 0
+    attempt, retries = 0, RetryLog()
     while True:
         try:
             return await call()
         except Retryable as error:
-            log.warning(
-                "%(what)s, for shard %(shard)s, is tried again: %(error)s",
-                {"what": what, "shard": shard_id, "error": error},
-            )
+            if (failures := retries.due(str(error), clock.monotonic())) is not None:
+                log.warning(
+                    "%(what)s, for shard %(shard)s, is tried again (%(failures)d attempts): %(error)s",
+                    {"what": what, "shard": shard_id, "failures": failures, "error": error},
+                )
         attempt += 1
         await clock.sleep(min(5.0, 0.05 * 2 ** min(attempt, 10)))
 

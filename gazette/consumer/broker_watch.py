@@ -1,0 +1,100 @@
+"""Whether brokers answer: asked from the start on, said in the log, and part of being ready.
+
+Calls to brokers wait for a connection, as brokers come and go. A wrong address would be waited for without
+a word, so one cheap call is repeated for as long as the member runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final, NoReturn
+
+from gazette.client.client import Client
+from gazette.client.reachable import require_reachable
+from gazette.clock import Clock
+from gazette.errors import GazetteError
+from gazette.labels import META_NAME
+from gazette.protocol.label_set import LabelSelector
+
+log = logging.getLogger(__name__)
+
+REPEAT_S: Final = 60.0
+"""How often the same cause is logged."""
+_CAUSES_MAX: Final = 64
+_CONNECT_S: Final = 3.0
+_ATTEMPT_S: Final = 10.0
+_PAUSE_S: Final = 1.0
+_PAUSE_ANSWERED_S: Final = 30.0
+_PROBE: Final = LabelSelector.parse(f"{META_NAME} = gazette/probe")
+"""No such journal needs to exist: an empty list is an answer."""
+_HINT: Final = "Check --broker.address, and that a broker listens there."
+
+
+class RetryLog:
+    """Log retries: one line for each cause and minute. Pure but for the log; moments are passed in."""
+
+    def __init__(self) -> None:
+        self._logged: dict[str, tuple[float, int]] = {}
+
+    def due(self, cause: str, now: float) -> int | None:
+        """Count a failure. Return how many there were since the last line, or None if none is due."""
+        at, count = self._logged.get(cause, (-REPEAT_S, 0))
+        if now - at < REPEAT_S:
+            self._logged[cause] = (at, count + 1)
+            return None
+        if len(self._logged) >= _CAUSES_MAX:
+            self._logged.clear()
+        self._logged[cause] = (now, 0)
+        return count + 1
+
+
+class BrokerWatch:
+    """Asks the brokers of a member again and again. Loop-bound; run it as a daemon."""
+
+    def __init__(self, client: Client, clock: Clock) -> None:
+        self.not_answered = "brokers were not asked yet"
+        """Why brokers have never answered; empty once they did."""
+        self._client = client
+        self._clock = clock
+        self._retries = RetryLog()
+
+    async def run(self) -> NoReturn:
+        """Ask without end. Cancellation: nothing is left."""
+        answered_at = self._clock.monotonic()
+        while True:
+            cause = await self._ask()
+            now = self._clock.monotonic()
+            if cause:
+                self._note(cause, now, now - answered_at)
+            else:
+                answered_at, self.not_answered = now, ""
+            await self._clock.sleep(_PAUSE_S if cause else _PAUSE_ANSWERED_S)
+
+    async def _ask(self) -> str:
+        """Return why brokers do not answer; empty if they do."""
+        try:
+            async with asyncio.timeout(_ATTEMPT_S):
+                await require_reachable(self._client, "brokers", connect_s=_CONNECT_S, hint=_HINT)
+                await self._client.list_journals(_PROBE)
+        except TimeoutError:
+            return f"no answer within {_ATTEMPT_S:g} s"
+        except GazetteError as error:
+            return str(error)
+        return ""
+
+    def _note(self, cause: str, now: float, seconds: float) -> None:
+        if self.not_answered:
+            self.not_answered = f"brokers have not answered yet: {cause}"
+        if (failures := self._retries.due(cause, now)) is not None:
+            log.warning(
+                "brokers at %(address)s have not answered for %(seconds).0f s (%(failures)d attempts), trying"
+                " again: %(cause)s. %(hint)s",
+                {
+                    "address": self._client.address,
+                    "seconds": seconds,
+                    "failures": failures,
+                    "cause": cause,
+                    "hint": _HINT,
+                },
+            )

@@ -1,0 +1,144 @@
+"""A member whose brokers do not answer: it says so, is not ready, and has its HTTP port all the same."""
+
+from __future__ import annotations
+
+import logging
+import random
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gazette.client.client import Client
+from gazette.clock import SystemClock
+from gazette.consumer.broker_watch import RetryLog
+from gazette.consumer.service import ConsumerService
+from gazette.consumer.settings import ConsumerSettings
+from gazette.etcd import Etcd
+from gazette.protocol.label_set import LabelSelector
+from gazette.server import Server, ServerSettings
+from gazette.tasks import TaskScope
+from gazette.testing.broker import BrokerFixture
+from gazette.testing.instant_clock import eventually
+from tests.consumer.apps import Tally
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+class Publishes(Tally):
+    """Waits for its partitions before it has any shard."""
+
+    async def initialize(self, service: ConsumerService) -> None:
+        outputs = service.partitions(LabelSelector.parse("app.gazette.dev/message-type = Out"))
+        service.add_route("/mine", mine)
+        await outputs.ready()
+
+
+async def mine(_request: Any) -> Any:
+    raise AssertionError("not asked")
+
+
+@pytest.fixture
+async def service(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Any]:
+    """Makes members of a broker's address; started, and crashed after the test."""
+    scope, made = TaskScope("members"), []
+
+    def start(application: Any, address: str) -> ConsumerService:
+        clock = SystemClock()
+        server = Server(clock, ServerSettings("127.0.0.1", bind_host="127.0.0.1"))
+        server.bind()
+        settings = ConsumerSettings(root="/gazette/consumers/test", scratch_directory=tmp_path)
+        one = ConsumerService(
+            application,
+            clock,
+            random.Random(1),
+            server,
+            etcd.settings,
+            settings,
+            Client(address, clock=clock),
+        )
+        scope.spawn(one.start(), name="start")
+        made.append(one)
+        return one
+
+    yield start
+    await scope.stop()
+    for one in made:
+        await one.crash()
+
+
+async def ready(service: ConsumerService) -> tuple[int, str]:
+    async with httpx.AsyncClient() as http:
+        while True:
+            try:
+                answer = await http.get(f"{service.server.http_endpoint}/debug/ready")
+            except httpx.ConnectError:
+                continue  # Not started for the first time.
+            return answer.status_code, answer.text
+
+
+async def test_a_member_with_a_wrong_broker_is_not_ready_and_says_why(
+    service: Any, broker: BrokerFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    with caplog.at_level(logging.WARNING, "gazette.consumer.broker_watch"):
+        member = service(Tally(), f"http://127.0.0.1:{port}")
+        await eventually(lambda: "not answered yet" in member.not_ready())
+        await eventually(lambda: member._phase == "ready")
+        status, text = await ready(member)
+        assert status == 503
+        assert (
+            f"brokers have not answered yet: cannot reach the brokers at http://127.0.0.1:{port}"
+            in text
+        )
+        await eventually(lambda: "have not answered for" in caplog.text)
+        assert "--broker.address" in caplog.text
+    right = service(Tally(), broker.endpoint)
+    await eventually(lambda: right._broker_watch.not_answered == "")
+
+
+async def test_a_server_that_is_no_broker_is_no_answer(service: Any, broker: BrokerFixture) -> None:
+    """Such as another consumer, or etcd."""
+    other = service(Tally(), broker.endpoint)
+    await eventually(lambda: other.not_ready() == "")
+    member = service(Tally(), other.server.endpoint)
+    await eventually(lambda: "code=UNIMPLEMENTED" in member._broker_watch.not_answered)
+
+
+async def test_http_answers_while_an_application_waits_for_brokers(service: Any) -> None:
+    member = service(Publishes(), f"http://127.0.0.1:{free_port()}")
+    await eventually(lambda: "cannot reach" in member.not_ready())
+    status, text = await ready(member)
+    assert status == 503
+    assert text.startswith("initializing the application; brokers have not answered yet: cannot")
+    async with httpx.AsyncClient(base_url=member.server.http_endpoint) as http:
+        answer = await http.get("/mine")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert "initializing the application" in answer.text
+        assert (await http.get("/debug/metrics")).status_code == 200
+
+
+async def test_a_member_is_ready_once_its_brokers_answer(
+    service: Any, broker: BrokerFixture
+) -> None:
+    member = service(Publishes(), broker.endpoint)
+    await eventually(lambda: member.not_ready() == "")
+    assert (await ready(member))[0] == 200
+
+
+def test_one_line_for_each_cause_and_minute() -> None:
+    retries = RetryLog()
+    assert retries.due("refused", 0.0) == 1
+    assert [retries.due("refused", float(now)) for now in range(1, 60)] == [None] * 59
+    assert retries.due("denied", 5.0) == 1
+    assert retries.due("refused", 60.0) == 60
+    assert retries.due("refused", 61.0) is None
+    for cause in range(1000):  # Causes that are all different are bounded, too.
+        assert retries.due(str(cause), 61.0) == 1
+    assert len(retries._logged) <= 64
