@@ -118,7 +118,7 @@ class Scenario:
     def run(self) -> None:
         world = self.world
         main = self.node.spawn(self._main(), "scenario")
-        ended = world.loop.run(until=36_000.0)
+        ended = world.loop.run(until=6_000.0)
         if not main.done():
             world.violated("nothing is left to wait for" if not ended else "the run does not end")
         elif not main.cancelled() and (error := main.exception()) is not None:

@@ -1,8 +1,7 @@
 """Threads, local disks and blob stores of a simulation.
 
-A blocking call is performed at one instant of the virtual loop, and answered at another: what it would
-have waited for is added up while it runs. A call that meets a store that hangs is performed again once
-the store answers, or never.
+A blocking call runs in a thread of the system, but never beside anything else: the loop stands still while
+it runs, and it stands still while it waits. What it waits for takes virtual time.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import concurrent.futures
 import errno
 import io
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,39 +28,110 @@ T = TypeVar("T")
 
 _CALL_S: Final = 0.0003
 _DIRECTORY: Final = Path("/spools")
+_local = threading.local()
 
 
-class Hangs(BaseException):
-    """Raised within a blocking call that does not get on until ``until``."""
+class Unwound(BaseException):
+    """Ends a blocking call whose simulation is over."""
 
-    def __init__(self, until: float) -> None:
-        super().__init__()
-        self.until = until
+
+class _Worker:
+    """A thread of the system that runs one call at a time, in turns with the thread of the loop."""
+
+    idle: list[_Worker] = []  # noqa: RUF012 - threads are used again by the next simulation
+
+    def __init__(self) -> None:
+        self._go = threading.Semaphore(0)
+        self._back = threading.Semaphore(0)
+        self._call: Callable[[], None] | None = None
+        self.waits_s: float | None = None
+        """How long the call wants to wait; None once it has ended."""
+        self.unwinding = False
+        threading.Thread(target=self._work, name="simulated", daemon=True).start()
+
+    @classmethod
+    def run(cls, call: Callable[[], None]) -> _Worker:
+        """Run a call until it waits or ends."""
+        worker = cls.idle.pop() if cls.idle else cls()
+        worker._call, worker.unwinding = call, False
+        worker.resume()
+        return worker
+
+    def resume(self) -> None:
+        """Let the call go on until it waits again, or ends."""
+        self._go.release()
+        self._back.acquire()
+        if self.waits_s is None:
+            self.idle.append(self)
+
+    def unwind(self) -> None:
+        """End a call that waits."""
+        self.unwinding = True
+        while self.waits_s is not None:
+            self.resume()
+
+    def wait(self, seconds: float) -> None:
+        """In the thread: wait for that long. Raises ``Unwound`` at the end of the simulation."""
+        if not self.unwinding:
+            self.waits_s = seconds
+            self._back.release()
+            self._go.acquire()
+        if self.unwinding:
+            raise Unwound
+
+    def _work(self) -> None:
+        _local.worker = self
+        while True:
+            self._go.acquire()
+            assert self._call is not None
+            self._call()
+            self._call, self.waits_s = None, None
+            self._back.release()
 
 
 class Threads:
-    """What the blocking calls of one node have in common: which of them runs now, and for how long."""
+    """What blocks in one node: the calls of its pools, or the node itself."""
 
     def __init__(self, node: Node, rng: random.Random) -> None:
         self.node = node
         self.rng = rng
-        self.inside = False
-        """Whether a pool's call is being performed, rather than code of the loop."""
-        self.waited_s = 0.0
+        self._waiting: dict[_Worker, None] = {}
 
     def wait(self, seconds: float) -> None:
-        """Block for that long: the call of a pool, or else the node with all that is in it."""
-        if self.inside:
-            self.waited_s += seconds
+        """Block for that long: the thread of a pool, or else the node with all that is in it."""
+        worker: _Worker | None = getattr(_local, "worker", None)
+        if worker is not None:
+            worker.wait(seconds)
         else:
             self.node.hold(seconds)
 
     def pool(self, name: str, threads: int) -> SimPool:
         return SimPool(self, name, threads)
 
+    def start(self, call: Callable[[], None]) -> None:
+        """Run a call in a thread, to its end or until it waits."""
+        context = self.node.context.copy()
+        self._follow(_Worker.run(lambda: context.run(call)))
+
+    def _resume(self, worker: _Worker) -> None:
+        del self._waiting[worker]
+        worker.resume()
+        self._follow(worker)
+
+    def _follow(self, worker: _Worker) -> None:
+        if worker.waits_s is not None:
+            self._waiting[worker] = None
+            node = self.node
+            node.loop.call_later(worker.waits_s, self._resume, worker, context=node.context)
+
+    def unwind(self) -> None:
+        """End all calls that wait, at the end of a simulation."""
+        for worker in list(self._waiting):
+            worker.unwind()
+
 
 class SimPool:
-    """A `gazette.tasks.Pool` whose calls are events of the virtual loop."""
+    """A `gazette.tasks.Pool` whose calls take virtual time."""
 
     def __init__(self, threads: Threads, name: str, count: int) -> None:
         self.name = name
@@ -91,38 +162,25 @@ class SimPool:
     def _begin(self) -> None:
         while self._free and self._queue:
             future, call = self._queue.popleft()
-            if not future.set_running_or_notify_cancel():
-                continue
             self._free -= 1
-            self._later(self._threads.rng.expovariate(1.0) * _CALL_S, self._perform, future, call)
-
-    def _later(self, seconds: float, callback: Callable[..., None], *args: Any) -> None:
-        node = self._threads.node
-        node.loop.call_later(seconds, callback, *args, context=node.context)
+            node = self._threads.node
+            node.loop.call_later(
+                self._threads.rng.expovariate(1.0) * _CALL_S,
+                self._threads.start,
+                lambda future=future, call=call: self._perform(future, call),
+                context=node.context,
+            )
 
     def _perform(self, future: concurrent.futures.Future[Any], call: Callable[[], Any]) -> None:
-        threads = self._threads
-        threads.inside, threads.waited_s = True, 0.0
-        try:
-            result, error = call(), None
-        except Hangs as hangs:
-            threads.inside = False
-            self._later(max(hangs.until - threads.node.loop.now, 0.0), self._perform, future, call)
-            return
-        except Exception as raised:  # noqa: BLE001 - as an executor: it is the caller's
-            result, error = None, raised
-        threads.inside = False
-        waited = threads.waited_s + threads.rng.expovariate(1.0) * _CALL_S
-        self._later(waited, self._end, future, result, error)
-
-    def _end(
-        self, future: concurrent.futures.Future[Any], result: Any, error: Exception | None
-    ) -> None:
+        """In a thread."""
+        if future.set_running_or_notify_cancel():
+            try:
+                result = call()
+            except BaseException as error:  # noqa: BLE001 - as an executor: it is the caller's
+                future.set_exception(error)
+            else:
+                future.set_result(result)
         self._free += 1
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
         self._begin()
 
 
@@ -233,11 +291,13 @@ class SimStore:
         self._loop = loop
 
     def _work(self) -> None:
+        """Take the time that a request takes. Raises what the store answers."""
+        rng = self._threads.rng
+        trouble = self._bucket.trouble
+        self._threads.wait(rng.expovariate(1.0) * 0.01 + rng.random() * trouble.delay_s)
         trouble = self._bucket.trouble
         if trouble.hangs_until is not None and self._loop.now < trouble.hangs_until:
-            raise Hangs(trouble.hangs_until)
-        rng = self._threads.rng
-        self._threads.waited_s += rng.expovariate(1.0) * 0.01 + rng.random() * trouble.delay_s
+            self._threads.wait(trouble.hangs_until - self._loop.now)
         if trouble.error_chance and rng.random() < trouble.error_chance:
             raise Unavailable("the bucket answers 503")
 
@@ -283,4 +343,7 @@ class SimStore:
         self._bucket.mounted.pop(path, None)
 
     def sign_get(self, path: str, ttl_s: float) -> str:
+        return self.sign_now(path, ttl_s)
+
+    def sign_now(self, path: str, ttl_s: float) -> str:
         return f"sim:///{self._bucket.name}/{path}?ttl={ttl_s:g}"

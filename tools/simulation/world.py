@@ -355,4 +355,6 @@ class World:
     def close(self) -> None:
         """Forget the nodes: what is suspended is closed, unheard."""
         self.loop.abandon()
+        for process in self.processes:
+            process.threads.unwind()
         self.loop.close()
