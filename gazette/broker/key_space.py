@@ -62,7 +62,7 @@ def decode_journal(journal: str, value: bytes) -> JournalSpec:
     """The specification that is stored under the name ``journal``. Raises ``Invalid``."""
     with _readable("JournalSpec"):
         spec = JournalSpec.from_pb(broker_pb2.JournalSpec.FromString(value))
-    spec.validate()
+    spec.validate_stored()
     if spec.name != journal:
         raise Invalid(f"JournalSpec.Name ({spec.name}) does not match its key ({journal})")
     return spec

@@ -17,10 +17,10 @@ from gazette.client.credentials import (
     list_claims,
 )
 from gazette.client.rpc_errors import END_OF_STREAM, answered, status_error, translated
-from gazette.errors import Broken, GazetteError, NotFound, Retryable
+from gazette.errors import Broken, GazetteError, Invalid, NotFound, Retryable
 from gazette.protocol import duration
 from gazette.protocol.fragment import Fragment
-from gazette.protocol.ids import Offset, Revision, split_journal_meta
+from gazette.protocol.ids import Offset, Revision, split_journal_meta, validate_journal_name
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.protocol.pb import broker_pb2
@@ -214,15 +214,38 @@ def _journals(page: broker_pb2.ListResponse) -> tuple[ListedJournal, ...]:
         for index, journal in enumerate(page.journals):
             with within(f"Journals[{index}]"):
                 validate_list_response_journal(journal)
-    return tuple(
-        ListedJournal(
-            JournalSpec.from_pb(journal.spec),
-            journal.mod_revision,
-            journal.create_revision,
-            Route.from_pb(journal.route),
+    listed = []
+    for journal in page.journals:
+        spec = _understood(journal.spec)
+        if spec is not None:
+            route = Route.from_pb(journal.route)
+            listed.append(ListedJournal(spec, journal.mod_revision, journal.create_revision, route))
+    return tuple(listed)
+
+
+def _understood(pb: broker_pb2.JournalSpec) -> JournalSpec | None:
+    """A specification that others have applied; None if nothing can be done with it.
+
+    What is wrong with one journal is logged, and costs the others nothing.
+    """
+    spec: JournalSpec | None = None
+    try:
+        with within("Spec"):
+            with within("Name"):
+                validate_journal_name(pb.name)
+            spec = JournalSpec.from_pb(pb)
+            spec.validate_stored()
+    except Invalid as error:
+        log.warning(
+            "the specification of journal %(journal)s is not valid here, and the journal is "
+            "%(outcome)s: %(error)s",
+            {
+                "journal": pb.name,
+                "outcome": "left out" if spec is None else "listed all the same",
+                "error": error,
+            },
         )
-        for journal in page.journals
-    )
+    return spec
 
 
 async def get_journal(client: Client, name: str) -> ListedJournal:

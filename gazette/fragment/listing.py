@@ -38,6 +38,7 @@ from gazette.tasks import settled
 log = logging.getLogger(__name__)
 
 _ACTION: Final = re.compile(r"\{\{.*?\}\}", re.DOTALL)
+_CONTROL: Final = re.compile(r"\{\{-?\s*(?:if|range|with)\b")
 _KEY_VALUES: Final = re.compile(r"[^/=]+=[^/]*(/[^/=]+=[^/]*)*")
 
 
@@ -153,6 +154,9 @@ def _shape_of(template: str) -> re.Pattern[str] | None:
     """
     if not template:
         return None
+    if _CONTROL.search(template):
+        # Which of its text is written is not known here.
+        return re.compile(".*", re.DOTALL)
     literals = _ACTION.split(template)
     last = len(literals) - 1
     parts = []

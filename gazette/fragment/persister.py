@@ -20,7 +20,7 @@ from gazette.blobs.blob_store import BlobStore
 from gazette.blobs.blob_stores import BlobStores
 from gazette.blobs.thread_call import ended
 from gazette.clock import Clock
-from gazette.errors import Bug, Closed, Corrupt, GazetteError, NotAllowed, Unavailable
+from gazette.errors import Bug, Closed, Corrupt, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.protocol import postfix_template
@@ -421,14 +421,29 @@ def _first_store(entry: _Entry, spec: JournalSpec | None) -> str:
 
 
 def _placed(spool: CompletedSpool, spec: JournalSpec, url: str) -> Fragment:
-    """The fragment as the store will hold it. Raises ``Invalid`` for a template that fails."""
+    """Return the fragment as the store will hold it.
+
+    A template that fails must not keep the bytes out of the store: the fragment gets no postfix then.
+    """
     context = postfix_template.PostfixContext(
         fragment=spool.fragment,
         first_append_time=spool.first_append_time,
         registers=spool.registers,
         spec=spec,
     )
-    postfix = postfix_template.parse(spec.fragment.path_postfix_template).evaluate(context)
+    try:
+        postfix = postfix_template.parse(spec.fragment.path_postfix_template).evaluate(context)
+    except Invalid as error:
+        log.warning(
+            "%(journal)s: fragment %(fragment)s is stored without a path postfix, because the "
+            "path_postfix_template of the journal fails: %(error)s",
+            {
+                "journal": spec.name,
+                "fragment": spool.fragment.content_name(),
+                "error": error,
+            },
+        )
+        postfix = ""
     return replace(spool.fragment, backing_store=url, path_postfix=postfix)
 
 

@@ -120,8 +120,6 @@ class FragmentSpec:
                 f"invalid FlushInterval ({duration.format_go_duration(self.flush_interval_ns)}; "
                 f"expected >= {duration.format_go_duration(FLUSH_INTERVAL_MIN_NS)})"
             )
-        with within("PathPostfixTemplate"):
-            _try_postfix(self.path_postfix_template)
 
     def to_pb(self) -> broker_pb2.JournalSpec.Fragment:
         return broker_pb2.JournalSpec.Fragment(
@@ -194,7 +192,16 @@ class JournalSpec:
         return label_set.union(LabelSet.of((META_NAME, self.name)), self.labels)
 
     def validate(self) -> None:
-        """Require a complete specification. The first problem found is raised."""
+        """Require a complete specification that can be applied. The first problem found is raised."""
+        self.validate_stored()
+        with within("Fragment"), within("PathPostfixTemplate"):
+            _try_postfix(self.fragment.path_postfix_template)
+
+    def validate_stored(self) -> None:
+        """Require what `validate` does, of a specification that others have applied.
+
+        Its template is not executed: one that fails here may work elsewhere, and costs a postfix only.
+        """
         with within("Name"):
             validate_journal_name(self.name)
         _, delimiter, meta = self.name.partition(META_DELIMITER)

@@ -1,24 +1,25 @@
 """Templates of the path postfix under which a journal's fragments are persisted.
 
-They are a subset of Go's text/template, wide enough for its documented uses::
+They are of Go's text/template (`go_template`)::
 
     date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}/hour={{ .Spool.FirstAppendTime.Format "15" }}
     region={{ .Spool.Registers.ValueOf "region" }}
 
-An action names a field or method of ``.Spool`` or of the journal's specification, and passes a
-method its one string. Comments and trim markers are read too. Pipelines, functions, variables and
-control structures are not, and :func:`parse` says so.
+Their data are ``.Spool``, with the fields of its fragment, and those of the journal's specification.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gazette.errors import Invalid
-from gazette.protocol.fragment import Fragment
+from gazette.protocol import go_template
+from gazette.protocol.duration import format_go_duration
+from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.go_format import NamedInt
+from gazette.protocol.go_template import Struct, Template
 from gazette.protocol.go_time import format_go_time, utc
 from gazette.protocol.ids import NAME_BYTES_MAX, validate_path_component
 from gazette.protocol.label_set import LabelSet
@@ -26,11 +27,12 @@ from gazette.protocol.label_set import LabelSet
 if TYPE_CHECKING:
     from gazette.protocol.journal import JournalSpec
 
-_SUPPORTED: Final = (
+_FIELDS: Final = (
     'Use fields and methods such as {{ .Spool.FirstAppendTime.Format "2006-01-02" }}, '
     '{{ .Spool.Begin }}, {{ .Spool.Registers.ValueOf "name" }}, {{ .Name }} '
     'or {{ .LabelSet.ValueOf "name" }}.'
 )
+_SECOND_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +51,22 @@ class PostfixContext:
 
 @dataclass(frozen=True, slots=True)
 class PostfixTemplate:
-    """A template that has been read. Its parts are evaluated in turn, and joined."""
+    """A template that has been read."""
 
     text: str
-    parts: tuple[Callable[[PostfixContext], str], ...] = field(repr=False, compare=False)
+    template: Template = field(repr=False, compare=False)
 
     def evaluate(self, context: PostfixContext) -> str:
-        """The postfix: a path component, or ``""``.
+        """Return the postfix: a path component, or ``""``.
 
-        Empty components, as of a register that is not set, are left out. Raises :class:`Invalid`
-        for a path that a fragment could not be found under again: one of ``..`` or of
-        symbols that a fragment's path may not have.
+        Empty components, as of a register that is not set, are left out. Raises :class:`Invalid` where
+        the template fails, and for a path that a fragment could not be found under again: one of ``..``
+        or of symbols that a fragment's path may not have.
         """
-        text = "".join(part(context) for part in self.parts)
+        try:
+            text = self.template.execute(template_data(context))
+        except Invalid as error:
+            raise Invalid(error.message, hint=_FIELDS) from error
         components = [part for part in text.split("/") if part not in ("", ".")]
         if ".." in components:
             raise Invalid(f"cannot traverse outside the journal ({text})")
@@ -71,147 +76,167 @@ class PostfixTemplate:
 
 
 def parse(text: str) -> PostfixTemplate:
-    """Read a template. Raises :class:`Invalid` outside of the subset."""
-    return PostfixTemplate(text, tuple(_parts(text)))
+    """Read a template. Raises :class:`Invalid` for what is none."""
+    try:
+        return PostfixTemplate(text, go_template.parse(text))
+    except Invalid as error:
+        raise Invalid(error.message, hint=_FIELDS) from error
 
 
-_Time = Callable[[PostfixContext], str]
-
-
-def _time_number(layout: str) -> _Time:
-    def number(context: PostfixContext) -> str:
-        return format_go_time(layout, context.first_append_time)
-
-    return number
-
-
-_SPOOL: Final[dict[str, Callable[[Fragment], object]]] = {
-    "Journal": lambda f: f.journal,
-    "Begin": lambda f: f.begin,
-    "End": lambda f: f.end,
-    "CompressionCodec": lambda f: f.codec.name,
-    "BackingStore": lambda f: f.backing_store,
-    "ModTime": lambda f: f.mod_time,
-    "PathPostfix": lambda f: f.path_postfix,
-}
-_SPEC: Final[dict[str, Callable[[JournalSpec], object]]] = {
-    "Name": lambda s: s.name,
-    "Replication": lambda s: s.replication,
-    "Flags": lambda s: _flag_name(s.flags),
-    "MaxAppendRate": lambda s: s.max_append_rate,
-    "Fragment.Length": lambda s: s.fragment.length,
-    "Fragment.CompressionCodec": lambda s: s.fragment.codec.name,
-}
-_TIME: Final[dict[str, _Time]] = {
-    "Year": lambda c: str(utc(c.first_append_time).year),
-    "YearDay": lambda c: str(utc(c.first_append_time).timetuple().tm_yday),
-    "Month": _time_number("January"),
-    "Day": _time_number("2"),
-    "Weekday": _time_number("Monday"),
-    "Hour": lambda c: str(utc(c.first_append_time).hour),
-    "Minute": _time_number("4"),
-    "Second": _time_number("5"),
-}
-
-
-def _flag_name(flags: int) -> str:
-    names = {0: "NOT_SPECIFIED", 1: "O_RDONLY", 2: "O_WRONLY", 4: "O_RDWR"}
-    return names.get(flags, str(flags))
-
-
-def _field(path: str) -> Callable[[PostfixContext], str] | None:
-    """The value of a field, or of a method without an argument. ``None`` if there is none."""
-    head, _, rest = path.partition(".")
-    if head != "Spool":
-        spec = _SPEC.get(path.removeprefix("JournalSpec."))
-        return None if spec is None else lambda context: str(spec(context.spec))
-    if rest.startswith("FirstAppendTime."):
-        return _TIME.get(rest.removeprefix("FirstAppendTime.").removeprefix("UTC."))
-    fragment = _SPOOL.get(rest.removeprefix("Fragment."))
-    return None if fragment is None else lambda context: str(fragment(context.fragment))
-
-
-def _method(path: str, argument: str) -> Callable[[PostfixContext], str] | None:
-    """The value of a method with one string argument. ``None`` if there is none."""
-    match path:
-        case "Spool.FirstAppendTime.Format" | "Spool.FirstAppendTime.UTC.Format":
-            return lambda context: format_go_time(argument, context.first_append_time)
-        case "Spool.Registers.ValueOf":
-            return lambda context: context.registers.value_of(argument) or ""
-        case (
-            "ValueOf" | "LabelSet.ValueOf" | "JournalSpec.ValueOf" | "JournalSpec.LabelSet.ValueOf"
-        ):
-            return lambda context: context.spec.labels.value_of(argument) or ""
-    return None
-
-
-_TOKEN = re.compile(
-    r"""(?P<space>[ \t\r\n]+)
-      | (?P<end>-?}})
-      | (?P<path>(?:\.\w+)+)(?=[ \t\r\n}])
-      | (?P<string>"(?:[^"\\\n]|\\["\\])*")(?=[ \t\r\n}])
-      | (?P<raw>`[^`]*`)(?=[ \t\r\n}])""",
-    re.VERBOSE,
-)
-_SPACE: Final = " \t\r\n"
-_BEGIN = re.compile(r"{{(-[ \t\r\n])?")
-_COMMENT = re.compile(r"/\*(?:[^*]|\*(?!/))*\*/([ \t\r\n]-)?}}")
-
-
-def _parts(text: str) -> Iterator[Callable[[PostfixContext], str]]:
-    position, trim = 0, False
-    while begin := _BEGIN.search(text, position):
-        literal = text[position : begin.start()]
-        literal = literal.lstrip(_SPACE) if trim else literal
-        yield _literal(literal.rstrip(_SPACE) if begin.group(1) else literal)
-        if comment := _COMMENT.match(text, begin.end()):
-            position, trim = comment.end(), comment.group(1) is not None
-        else:
-            tokens, position, trim = _action(text, begin)
-            yield _evaluator(text[begin.start() : position], tokens)
-    literal = text[position:]
-    yield _literal(literal.lstrip(_SPACE) if trim else literal)
-
-
-def _action(text: str, begin: re.Match[str]) -> tuple[list[tuple[str, str]], int, bool]:
-    """The action's tokens, the position behind it, and whether it trims what follows."""
-    tokens: list[tuple[str, str]] = []
-    position, spaced = begin.end(), False
-    while token := _TOKEN.match(text, position):
-        kind, value = token.lastgroup or "", token.group()
-        position = token.end()
-        if kind == "end":
-            if value.startswith("-") and not spaced:
-                break
-            return tokens, position, value.startswith("-")
-        spaced = kind == "space"
-        if not spaced:
-            tokens.append((kind, value))
-    problem = (
-        "unclosed action" if position == len(text) else "unsupported in a path postfix template"
+def template_data(context: PostfixContext) -> Struct:
+    """Return the fields and methods that templates see."""
+    spec = _spec(context.spec)
+    return Struct(
+        {**spec.fields, "Spool": lambda: _spool(context), "JournalSpec": lambda: spec}, spec.methods
     )
-    raise Invalid(f"{problem} ({text[begin.start() :]})", hint=_SUPPORTED)
 
 
-def _evaluator(action: str, tokens: list[tuple[str, str]]) -> Callable[[PostfixContext], str]:
-    evaluator: Callable[[PostfixContext], str] | None = None
-    match tokens:
-        case [("string" | "raw", value)]:
-            return _literal(_unquoted(value))
-        case [("path", path)]:
-            evaluator = _field(path[1:])
-        case [("path", path), ("string" | "raw", value)]:
-            evaluator = _method(path[1:], _unquoted(value))
-    if evaluator is None:
-        raise Invalid(f"unsupported in a path postfix template ({action})", hint=_SUPPORTED)
-    return evaluator
+def _spool(context: PostfixContext) -> Struct:
+    fragment = _fragment(context.fragment)
+    fields: dict[str, Callable[[], Any]] = {
+        **fragment.fields,
+        "Fragment": lambda: fragment,
+        "FirstAppendTime": lambda: _time(context.first_append_time),
+        "Registers": lambda: _labels(context.registers),
+    }
+    return Struct(fields, fragment.methods)
 
 
-def _literal(text: str) -> Callable[[PostfixContext], str]:
-    return lambda _: text
+def _fragment(fragment: Fragment) -> Struct:
+    return Struct(
+        {
+            "Journal": lambda: fragment.journal,
+            "Begin": lambda: fragment.begin,
+            "End": lambda: fragment.end,
+            "CompressionCodec": lambda: _codec(fragment.codec),
+            "BackingStore": lambda: fragment.backing_store,
+            "ModTime": lambda: fragment.mod_time,
+            "PathPostfix": lambda: fragment.path_postfix,
+        },
+        {
+            "ContentName": _method(fragment.content_name),
+            "ContentPath": _method(fragment.content_path),
+            "ContentLength": _method(lambda: fragment.length),
+        },
+    )
 
 
-def _unquoted(literal: str) -> str:
-    if literal[0] == "`":
-        return literal[1:-1]
-    return re.sub(r"\\(.)", r"\1", literal[1:-1])
+def _spec(spec: JournalSpec) -> Struct:
+    labels = _labels(spec.labels)
+    part = spec.fragment
+    fragment = Struct(
+        {
+            "Length": lambda: part.length,
+            "CompressionCodec": lambda: _codec(part.codec),
+            "Stores": lambda: list(part.stores),
+            "RefreshInterval": lambda: _duration(part.refresh_interval_ns),
+            "Retention": lambda: _duration(part.retention_ns),
+            "FlushInterval": lambda: _duration(part.flush_interval_ns),
+            "PathPostfixTemplate": lambda: part.path_postfix_template,
+        }
+    )
+    fields: dict[str, Callable[[], Any]] = {
+        **labels.fields,
+        "Name": lambda: spec.name,
+        "Replication": lambda: spec.replication,
+        "LabelSet": lambda: labels,
+        "Fragment": lambda: fragment,
+        "Flags": lambda: NamedInt(spec.flags, _FLAGS.get(spec.flags, str(int(spec.flags)))),
+        "MaxAppendRate": lambda: spec.max_append_rate,
+        "Suspend": lambda: _suspend(spec),
+    }
+    return Struct(fields, labels.methods)
+
+
+def _suspend(spec: JournalSpec) -> Struct | None:
+    suspend = spec.suspend
+    if suspend is None:
+        return None
+    return Struct(
+        {
+            "Level": lambda: NamedInt(suspend.level, suspend.level.name),
+            "Offset": lambda: suspend.offset,
+        }
+    )
+
+
+def _labels(labels: LabelSet) -> Struct:
+    def value_of(name: str) -> str:
+        return labels.value_of(_string(name)) or ""
+
+    def values_of(name: str) -> list[str]:
+        return list(labels.values_of(_string(name)))
+
+    return Struct(
+        {
+            "Labels": lambda: [
+                Struct(
+                    {
+                        "Name": lambda one=one: one.name,  # type: ignore[misc]
+                        "Value": lambda one=one: one.value,  # type: ignore[misc]
+                        "Prefix": lambda one=one: one.prefix,  # type: ignore[misc]
+                    }
+                )
+                for one in labels.labels
+            ]
+        },
+        {"ValueOf": value_of, "ValuesOf": values_of},
+    )
+
+
+def _time(seconds: float | None) -> Struct:
+    moment = utc(seconds)
+    # Of the zero time, too: it is that long before 1970.
+    unix = moment.timestamp()
+
+    def scaled(units: int) -> Callable[[], int]:
+        return _method(lambda: int(unix) * units + moment.microsecond * units // 1_000_000)
+
+    weekday = format_go_time("Monday", seconds)
+    methods: dict[str, Callable[..., Any]] = {
+        "Format": lambda layout: format_go_time(_string(layout), seconds),
+        "UTC": _method(lambda: _time(seconds)),
+        "Local": _method(lambda: _time(seconds)),
+        "Unix": scaled(1),
+        "UnixMilli": scaled(1000),
+        "UnixMicro": scaled(1_000_000),
+        "UnixNano": scaled(_SECOND_NS),
+        "Year": _method(lambda: moment.year),
+        "Month": _method(lambda: NamedInt(moment.month, format_go_time("January", seconds))),
+        "Day": _method(lambda: moment.day),
+        "Weekday": _method(lambda: NamedInt(moment.isoweekday() % 7, weekday)),
+        "YearDay": _method(lambda: moment.timetuple().tm_yday),
+        "Hour": _method(lambda: moment.hour),
+        "Minute": _method(lambda: moment.minute),
+        "Second": _method(lambda: moment.second),
+        "Nanosecond": _method(lambda: moment.microsecond * 1000),
+        "IsZero": _method(lambda: seconds is None),
+        "String": _method(lambda: _time_text(seconds)),
+    }
+    return Struct({}, methods, text=lambda: _time_text(seconds))
+
+
+def _time_text(seconds: float | None) -> str:
+    return format_go_time("2006-01-02 15:04:05.999999999 -0700 MST", seconds)
+
+
+def _method(get: Callable[[], Any]) -> Callable[[], Any]:
+    """A method without an argument: more of them are a ``TypeError``, as of any function."""
+    return lambda: get()
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected string; found {value}")
+    return value
+
+
+def _codec(codec: Codec) -> NamedInt:
+    return NamedInt(codec.value, codec.name)
+
+
+def _duration(nanos: int) -> NamedInt:
+    return NamedInt(nanos, format_go_duration(nanos))
+
+
+_FLAGS: Final = {0: "NOT_SPECIFIED", 1: "O_RDONLY", 2: "O_WRONLY", 4: "O_RDWR"}

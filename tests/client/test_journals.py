@@ -90,13 +90,28 @@ async def test_lists_that_cannot_be_right_are_the_brokers_fault(
         [],
         [page(broker, "a/one"), broker_pb2.ListResponse()],
         [page(broker, "a/one", first=False)],
-        [page(broker, "no")],
     ):
         broker.answers["List"] = lambda _, pages=pages: pages
         with pytest.raises(Broken):
             await client.list_journals()
     with pytest.raises(Invalid, match="trailing"):
         await client.list_journals(LabelSelector.parse("prefix=a"))
+
+
+async def test_a_journal_that_is_not_understood_does_not_hide_the_others(
+    client: Client, broker: StubBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another version, or the original, may know what we do not."""
+    first = page(broker, "a/one", "a/two", "a/three", "no")
+    first.journals[0].spec.fragment.path_postfix_template = "{{ .From .Another .Version }}"
+    first.journals[1].spec.replication = 77
+    first.journals[2].spec.fragment.compression_codec = 99  # type: ignore[assignment]
+    broker.answers["List"] = lambda _: [first]
+    listed = await client.list_journals()
+    assert [one.spec.name for one in listed.journals] == ["a/one", "a/two"]
+    assert "journal a/two is not valid here, and the journal is listed all the same" in caplog.text
+    assert "journal a/three is not valid here, and the journal is left out" in caplog.text
+    assert "journal no is not valid here, and the journal is left out" in caplog.text
 
 
 async def test_a_watch_gives_snapshots_and_resumes_where_it_was(

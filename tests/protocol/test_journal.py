@@ -153,7 +153,7 @@ OFFLOAD = Codec.GZIP_OFFLOAD_DECOMPRESSION
         ),
         (
             with_fragment(path_postfix_template="{{ .Bogus }}"),
-            "Fragment.PathPostfixTemplate: unsupported in a path postfix template ({{ .Bogus }})",
+            "Fragment.PathPostfixTemplate: can't evaluate field Bogus in a struct",
         ),
         (changed(flags=3), "Flags: invalid combination (3)"),
         (changed(max_append_rate=-1), "invalid MaxAppendRate (-1; expected >= 0)"),

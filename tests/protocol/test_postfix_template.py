@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import posixpath
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gazette.errors import Invalid
+from gazette.protocol import go_template
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import FragmentSpec, JournalFlag, JournalSpec
 from gazette.protocol.label_set import LabelSet
-from gazette.protocol.postfix_template import PostfixContext, parse
+from gazette.protocol.postfix_template import PostfixContext, parse, template_data
 
 # The machine that tests run on may be busy: time is no reason to fail.
 PROPERTY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -77,40 +81,76 @@ def test_templates_of_the_subset(template: str, postfix: str | None) -> None:
         assert parse(template).evaluate(CONTEXT) == postfix
 
 
+RECORDED = json.loads((Path(__file__).parent / "go_text_template.json").read_text())
+"""Templates, and what Go's own package writes for them over the same data; null where it fails."""
+RECORDED_CONTEXT = PostfixContext(
+    fragment=Fragment("frag/journal", 123, 456, codec=Codec.SNAPPY, mod_time=99),
+    first_append_time=1574202030.123456,
+    registers=LabelSet.of(("region", "eu"), ("empty", "")),
+    spec=JournalSpec(
+        "spec/name",
+        replication=3,
+        labels=LabelSet.of(("label", "x"), ("other", "y/z"), ("other", "q")),
+        fragment=FragmentSpec(
+            length=4096,
+            codec=Codec.GZIP,
+            stores=("file:///a/", "s3://b/"),
+            refresh_interval_ns=300 * 10**9,
+            flush_interval_ns=90 * 10**9,
+        ),
+        flags=JournalFlag.O_RDWR,
+        max_append_rate=77,
+    ),
+)
+REFUSED = {
+    '{{ define "x" }}a{{ end }}', "{{ . }}", "{{ $ }}", '{{ printf "%d" "x" }}', '{{ printf "%d" }}',
+    '{{ printf "x" 1 }}', '{{ printf "%s" 5 }}', '{{ printf "%*d" 5 1 }}', '{{ printf "%T" 5 }}',
+}  # fmt: skip
+"""Go writes something that no path should have, or that no path needs: an error here."""
+
+
+@pytest.mark.parametrize(("template", "written"), RECORDED)
+def test_templates_write_what_they_write_in_go(template: str, written: str | None) -> None:
+    if written is None or template in REFUSED:
+        with pytest.raises(Invalid) as caught:
+            go_template.parse(template).execute(template_data(RECORDED_CONTEXT))
+        assert caught.value.message
+    else:
+        assert go_template.parse(template).execute(template_data(RECORDED_CONTEXT)) == written
+
+
 @pytest.mark.parametrize(
     "template",
     [
-        "{{",
-        "{{ .Spool.Begin",
-        "{{ .Spool.Begin }",
-        "{{ }}",
-        "{{ .Spool }}",
-        "{{ .Spool.FirstAppendTime }}",
-        "{{ .Spool.Registers }}",
-        "{{ .Bogus }}",
-        "{{ .Spool.Spool.Begin }}",
-        "{{ .JournalSpec.Spool.Begin }}",
-        '{{ .Spool.Begin "x" }}',
-        '{{ .Spool.FirstAppendTime.Format "2006" "01" }}',
-        "{{ .Spool.FirstAppendTime.Format }}",
-        "{{ .Spool.FirstAppendTime.Format 2006 }}",
-        '{{ .Spool.FirstAppendTime.Format"2006" }}',
-        '{{ .Spool.FirstAppendTime.Format "20\\n06" }}',
-        '{{ printf "%d" .Spool.Begin }}',
-        "{{ .Spool.Begin | printf }}",
-        "{{ if .Spool.Begin }}a{{ end }}",
-        "{{ $x := .Spool.Begin }}",
-        "{{ (.Spool.Begin) }}",
-        "{{-.Spool.Begin}}",
-        "{{ .Spool.Begin-}}",
-        "{{ /* spaced */ }}",
+        "{{ range 1000000000 }}{{ end }}",
+        "{{ range 200 }}{{ range 200 }}x{{ end }}{{ end }}",
+        '{{ printf "%1000000000d" 1 }}',
+        '{{ $x := "aaaaaaaaaaaaaaaa" }}{{ range 40 }}{{ $x = print $x $x }}{{ end }}{{ $x }}',
+        "{{ (" * 100 + ".Name" + ")" * 100 + " }}",
+        "{{ if true }}" * 100 + "{{ end }}" * 100,
         "{{ .Spool.__class__ }}",
+        "{{ .Spool.fields }}",
+        "{{ .Spool.FirstAppendTime.__globals__ }}",
+        '{{ "x".__class__ }}',
+        '{{ printf "%(x)s" "a" }}',
     ],
 )
-def test_templates_outside_of_the_subset(template: str) -> None:
+def test_an_enemy_gets_nothing_and_nowhere(template: str) -> None:
+    with pytest.raises(Invalid):
+        parse(template).evaluate(CONTEXT)
+
+
+@given(st.text(alphabet="{}.|()$:=\"`'%- abNif0end/*range", max_size=60))
+@PROPERTY
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(Invalid):
+        assert isinstance(go_template.parse(text).execute(template_data(CONTEXT)), str)
+
+
+@pytest.mark.parametrize("template", ["{{ .Bogus }}", "{{ .Spool.Begin", "{{ .Spool }}"])
+def test_what_templates_may_use_is_said(template: str) -> None:
     with pytest.raises(Invalid) as caught:
-        parse(template)
-    assert "{{" in caught.value.message
+        parse(template).evaluate(CONTEXT)
     assert "FirstAppendTime.Format" in caught.value.hint
 
 
@@ -139,9 +179,12 @@ def test_a_layout_that_cannot_be_part_of_a_path_is_refused_with_the_specificatio
         refresh_interval_ns=10**9,
         path_postfix_template='{{ .Spool.FirstAppendTime.Format "2006 01" }}',
     )
+    spec = JournalSpec("a/journal", replication=1, fragment=fragment)
     with pytest.raises(Invalid) as caught:
-        fragment.validate()
-    assert str(caught.value) == "PathPostfixTemplate: not a valid token (0001 01)"
+        spec.validate()
+    assert str(caught.value) == "Fragment.PathPostfixTemplate: not a valid token (0001 01)"
+    # Who reads it from etcd keeps the journal.
+    spec.validate_stored()
 
 
 @PROPERTY

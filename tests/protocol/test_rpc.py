@@ -327,14 +327,18 @@ def test_list_responses() -> None:
             (b.ListResponse(header=HEADER), ""),
             (b.ListResponse(), "Header.Route: invalid Primary (0; expected -1 <= Primary < 0)"),
             (b.ListResponse(status=77, header=HEADER), "Status: invalid status (77)"),
+        ],
+    )
+    check_all(
+        rpc.validate_list_response_journal,
+        [
+            (response().journals[0], ""),
+            # It is of whoever applied it: no reason to refuse what else is listed.
+            (response(spec=replace(SPEC, replication=0).to_pb()).journals[0], ""),
+            (response(mod_revision=0).journals[0], "invalid ModRevision (0; expected > 0)"),
             (
-                response(spec=replace(SPEC, replication=0).to_pb()),
-                "Journals[0].Spec: invalid Replication (0; expected 1 <= Replication <= 5)",
-            ),
-            (response(mod_revision=0), "Journals[0]: invalid ModRevision (0; expected > 0)"),
-            (
-                response(route=b.Route(primary=3)),
-                "Journals[0].Route: invalid Primary (3; expected -1 <= Primary < 0)",
+                response(route=b.Route(primary=3)).journals[0],
+                "Route: invalid Primary (3; expected -1 <= Primary < 0)",
             ),
         ],
     )
