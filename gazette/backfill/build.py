@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from gazette.backfill.content import Spooled, first_difference, in_transaction
 from gazette.backfill.job import Backfill, Batches, load_backfill, replay
-from gazette.backfill.scratch import BUILDS, scratch_directory, sweep
 from gazette.backfill.staging import Staging, open_staging, state_name
 from gazette.clock import SystemClock
 from gazette.consumer.application import Application
@@ -32,6 +31,7 @@ from gazette.protocol.ids import split_journal_meta
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSpec
+from gazette.recoverylog.scratch import BUILDS, scratch_directory, sweep
 from gazette.stores.claims import Claim
 from gazette.stores.state_builder import BuiltState, StateBuilder
 

@@ -31,7 +31,6 @@ from gazette.backfill.publish import is_published, require_idle, require_unchang
 from gazette.backfill.records import RunRecords, time_text
 from gazette.backfill.report import Progress, Report, shard_report
 from gazette.backfill.runner import Runner
-from gazette.backfill.scratch import BUILDS, scratch_directory
 from gazette.backfill.settings import RunSettings
 from gazette.backfill.verify import verify
 from gazette.client.client import Client
@@ -43,6 +42,7 @@ from gazette.history.fold import Folded
 from gazette.history.snapshot import Snapshot
 from gazette.protocol.shard import ShardSpec
 from gazette.recoverylog.broker_logs import write_head
+from gazette.recoverylog.scratch import BUILDS, scratch_directory
 from gazette.stores.claims import Claim, Held
 
 

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Final
 
 from gazette.backfill.job import Backfill
-from gazette.backfill.scratch import FORMER, scratch_directory
 from gazette.backfill.verify import opened_files
 from gazette.client.appender import AppendParams
 from gazette.client.client import Client
@@ -39,6 +38,7 @@ from gazette.protocol.ids import JournalName, Offset, split_journal_meta
 from gazette.protocol.shard import ShardSpec
 from gazette.recoverylog.fsm import RecoveryFSM
 from gazette.recoverylog.player import Player
+from gazette.recoverylog.scratch import FORMER, scratch_directory
 from gazette.recoverylog.shard_state import ShardState, StateKind
 from gazette.tasks import BlockingPool
 

@@ -17,7 +17,6 @@ from typing import Final
 import msgspec
 
 from gazette.backfill.plan import Plan
-from gazette.backfill.scratch import abandoned
 from gazette.backfill.staging import (
     APPENDED,
     APPENDING,
@@ -35,6 +34,7 @@ from gazette.backfill.staging import (
 from gazette.client.shards import ShardClient, ShardHints
 from gazette.errors import Corrupt, NotFound
 from gazette.protocol.hints import FSMHints
+from gazette.recoverylog.scratch import abandoned
 
 STAGED: Final = "staged object"
 BRANCH: Final = "branch of a log"

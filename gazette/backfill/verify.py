@@ -11,7 +11,6 @@ from typing import Any, Final
 from gazette.backfill.build import OnRead, ShardTask, read_messages
 from gazette.backfill.content import Difference, first_difference
 from gazette.backfill.job import Backfill, replay
-from gazette.backfill.scratch import OPENED, REPLAYS, scratch_directory
 from gazette.consumer.application import Store, checked_store
 from gazette.errors import Corrupt
 from gazette.protocol.checkpoint import Checkpoint
@@ -20,6 +19,7 @@ from gazette.recoverylog.fsm import RecoveryFSM
 from gazette.recoverylog.log_file import Branch, LogFile
 from gazette.recoverylog.playback import Playback
 from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.scratch import OPENED, REPLAYS, scratch_directory
 from gazette.recoverylog.staged_files import StagedFiles
 from gazette.stores.state_builder import BuiltState, OfflineShard, StateBuilder
 

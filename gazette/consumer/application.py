@@ -317,8 +317,3 @@ def checked_view(view: object) -> StateView | None:
     require_instance("new_view", view, StateView, ("refresh", "release", "close"))
     assert isinstance(view, StateView)
     return view
-
-
-def shard_directory_prefix(shard_id: str) -> str:
-    """How a shard's scratch directory begins: its id, as a plain file name."""
-    return Path(shard_id.replace("/", "_")).name + "-"

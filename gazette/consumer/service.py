@@ -60,6 +60,7 @@ from gazette.protocol.ids import ProcessId
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.process import ConsumerSpec
 from gazette.protocol.route import Header
+from gazette.recoverylog.scratch import SHARDS, sweep
 from gazette.server import Server
 from gazette.tasks import BlockingPool, PoolFactory, TaskScope, first_of
 from gazette.transport import NETWORK, Transport
@@ -311,6 +312,7 @@ class ConsumerService:
         self.server.start_http(self._servers, app)
         self._daemons.daemon(self._broker_watch.run(), name="brokers")
         self._daemons.daemon(self.append_service.run(), name="appends")
+        self._daemons.spawn(self._sweep(), name="sweep")
         await initialized(self.application, self)
         app.router.routes[:] = self._all_routes()
         self._phase = "connecting to etcd"
@@ -343,6 +345,16 @@ class ConsumerService:
             "consumer %(member)s serves at %(endpoint)s",
             {"member": self.process_id, "endpoint": self.server.endpoint},
         )
+
+    async def _sweep(self) -> None:
+        """Remove what shards of killed processes left on the local disk."""
+        parent, now = self.settings.scratch_directory, self.clock.now()
+        found = await self._players.run(sweep, parent, now, (SHARDS,))
+        for one in found:
+            log.warning(
+                "removed %(size)d bytes that a killed process left in %(path)s",
+                {"size": one.size, "path": one.path},
+            )
 
     def _build(self, etcd: Etcd) -> _Parts:
         settings = self.settings

@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gazette.allocator.model import DecodedKV
@@ -25,7 +22,6 @@ from gazette.consumer.application import (
     MessageProducer,
     Store,
     checked_view,
-    shard_directory_prefix,
 )
 from gazette.consumer.callbacks import require_instance
 from gazette.consumer.delivery import application_code
@@ -49,6 +45,7 @@ from gazette.errors import (
 from gazette.etcd_values import Compare, Op
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSpec
 from gazette.recoverylog.player import Player, PlayProgress, RecoveredState
+from gazette.recoverylog.scratch import Scratch, shard_prefix
 from gazette.tasks import OpFuture, TaskScope, settled
 
 log = logging.getLogger(__name__)
@@ -95,7 +92,7 @@ class Shard:
         self._reads: StandbyReads | None = None
         self._recovered: asyncio.Future[RecoveredState]
         self._recovered = asyncio.get_running_loop().create_future()
-        self._directory: Path | None = None
+        self._scratch: Scratch | None = None
         self._playing = asyncio.Event()
         self._started_primary = False
         self._stopping = False
@@ -178,11 +175,11 @@ class Shard:
         await self._quietly(self._release(), "releasing its store")
 
     async def _release(self) -> None:
-        primary, directory = self._primary, self._directory
+        primary, scratch = self._primary, self._scratch
 
         def remove() -> None:
-            if directory is not None:
-                shutil.rmtree(directory, ignore_errors=True)
+            if scratch is not None:
+                scratch.remove()
 
         if primary is None:
             await self._context.player_pool.run(remove)
@@ -331,12 +328,10 @@ class Shard:
         hints, *older_hints = usable_hints(stored, spec)
         journals = ShardJournals(context.client, context.clock, self.id)
         await journals.check_recovery_log(spec.recovery_log)
-        self._directory = Path(
-            tempfile.mkdtemp(prefix=shard_directory_prefix(self.id), dir=context.scratch_directory)
-        )
+        self._scratch = Scratch(shard_prefix(self.id), context.scratch_directory)
         self._player = Player(
             hints,
-            self._directory,
+            self._scratch.path / "files",
             context.client,
             context.clock,
             context.player_pool,
@@ -345,7 +340,7 @@ class Shard:
         )
         self._reads = StandbyReads(
             lambda directory: checked_view(context.application.new_view(self, directory)),
-            self._directory.with_name(self._directory.name + ".view"),
+            self._scratch.path / "view",
             self._player,
             context.clock,
             context.player_pool,

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from gazette.clock import Clock
 from gazette.consumer.application import StateView
 from gazette.errors import Closed, GazetteError, Moved, NotAllowed
+from gazette.recoverylog.private_files import make_private
 from gazette.recoverylog.staged_files import PlayedFiles
 from gazette.tasks import Pool, TaskScope
 
@@ -132,7 +133,7 @@ class StandbyReads:
     def _made(self, files: PlayedFiles) -> Any:
         """On a thread."""
         if self._view is None:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_private(self._directory)
             self._view = self._new_view(self._directory)
         if self._view is None:
             raise NotAllowed(

@@ -17,13 +17,13 @@ from gazette.backfill.runs import (
     scratch_orphans,
     staged_orphans,
 )
-from gazette.backfill.scratch import abandoned
 from gazette.backfill.staging import DirectoryStaging, Staging, garbage, open_staging
 from gazette.errors import GazetteError, NotFound
 from gazette.gazctl.context import Context
 from gazette.gazctl.flags import ShardsBackfillFlags
 from gazette.gazctl.output import Table
 from gazette.gazctl.terminal import bytes_text
+from gazette.recoverylog.scratch import abandoned
 from gazette.tasks import BlockingPool
 
 _NEVER: Final = "-"

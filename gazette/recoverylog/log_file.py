@@ -26,6 +26,7 @@ from gazette.protocol.label_set import EMPTY_LABELS
 from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header
 from gazette.recoverylog.fsm import RecoveryFSM
 from gazette.recoverylog.ops import RecordedOp, encode_op
+from gazette.recoverylog.private_files import write_private
 from gazette.recoverylog.recorder import Recorder
 from gazette.tasks import OpFuture, first_failure, resolved
 
@@ -85,7 +86,8 @@ class LogFile:
         self.path = path
         self.ends: list[int] = []
         self.end = 0
-        self._file: BinaryIO = path.open("xb")
+        write_private(path, b"", new=True)
+        self._file: BinaryIO = path.open("r+b")
         self._digest = hashlib.sha256()
 
     @property

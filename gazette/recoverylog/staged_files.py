@@ -20,6 +20,13 @@ from gazette.recoverylog.playback import (
     WriteNode,
     local_path,
 )
+from gazette.recoverylog.private_files import (
+    DIRECTORY_MODE,
+    FILE_MODE,
+    copy_private,
+    empty_private,
+    write_private,
+)
 
 T = TypeVar("T")
 
@@ -43,20 +50,19 @@ class PlayedFiles:
         What it holds is what a recovery would give that ended here. Raises ``Corrupt`` for what
         cannot stand in one directory.
         """
-        if directory.exists():
-            shutil.rmtree(directory)
-        directory.mkdir(parents=True)
+        empty_private(directory)
         for path, source in self.paths.items():
-            shutil.copyfile(source, target_of(directory, path))
+            copy_private(source, target_of(directory, path))
         for path, content in self.properties.items():
-            target_of(directory, path).write_text(content)
+            write_private(target_of(directory, path), content.encode(), new=True)
 
 
 def target_of(directory: Path, path: str) -> Path:
     """Where a relative path stands below a directory; what lies above it is made. Raises ``Corrupt``."""
     target = directory / path
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        for parent in reversed(target.relative_to(directory).parents):
+            (directory / parent).mkdir(DIRECTORY_MODE, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise Corrupt(
             "recovery log has a file where another needs a directory", path=path
@@ -97,12 +103,14 @@ class StagedFiles:
                 ) from error
 
     def prepare(self) -> None:
-        """Begin with an empty directory: whatever it held is removed."""
+        """Begin with an empty directory that only this user may enter: what it held is removed.
+
+        An existing one is emptied, and stays, with its lock. Raises as `empty_private` does.
+        """
         with self._guarded("prepare the directory of a play-back"):
             self._close()
-            if self.directory.exists():
-                shutil.rmtree(self.directory)
-            (self.directory / STAGING).mkdir(parents=True)
+            empty_private(self.directory)
+            (self.directory / STAGING).mkdir(DIRECTORY_MODE)
 
     def _staged(self, fnode: int) -> Path:
         return self.directory / STAGING / str(fnode)
@@ -128,7 +136,8 @@ class StagedFiles:
         if descriptor is None:
             if len(self._files) >= DESCRIPTORS_MAX:
                 os.close(self._files.pop(next(iter(self._files))))
-            descriptor = os.open(self._staged(fnode), os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+            flags |= os.O_RDWR | os.O_CLOEXEC
+            descriptor = os.open(self._staged(fnode), flags, FILE_MODE)
         self._files[fnode] = descriptor  # The last used one is the last of the dict.
         return descriptor
 
@@ -144,8 +153,7 @@ class StagedFiles:
                 for path in others:
                     os.link(target, self._target(path))
             for path, content in fsm.properties.items():
-                with self._target(path).open("x") as file:
-                    file.write(content)
+                write_private(self._target(path), content.encode(), new=True)
             shutil.rmtree(self.directory / STAGING)
 
     def view(self, fsm: RecoveryFSM, call: Callable[[PlayedFiles], T]) -> T:

@@ -29,6 +29,7 @@ from gazette.recoverylog.fsm import Outcome
 from gazette.recoverylog.log_source import CopiedLogs, LogSource
 from gazette.recoverylog.ops import RecordedOp, Write
 from gazette.recoverylog.playback import BeyondTheEnd, FileAction, Playback, PrunedLog
+from gazette.recoverylog.private_files import make_private
 from gazette.recoverylog.shard_state import ShardState
 from gazette.recoverylog.staged_files import StagedFiles
 
@@ -153,7 +154,7 @@ def open_at(
     ``hints`` are all that the shard has, the newest first; with none whose files fit, the log is played
     from its first byte, if it still has that. Logs are only read. ``directory`` must be missing or empty;
     it holds the files afterwards, and nothing if this fails. Blocks, for as long as the recovery of a
-    shard takes (for a checkpoint some ten times that).
+    shard takes (for a checkpoint some ten times that). Only this user may enter the directory.
 
     A source that does not know where its logs end (a fragment store) is read as far as it has them; then
     hints that name more are passed over.
@@ -165,7 +166,7 @@ def open_at(
         raise Invalid("at least one set of hints is needed, if only of the log's name")
     if directory.exists() and any(directory.iterdir()):
         raise Invalid(f"{directory} is not empty", hint="Choose another, or empty it.")
-    directory.mkdir(parents=True, exist_ok=True)
+    make_private(directory)
     copied = CopiedLogs(source, directory)
     try:
         chosen, position = _choose(copied, hints, directory, at)

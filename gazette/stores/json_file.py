@@ -19,6 +19,7 @@ from gazette.consumer.application import Shard, StateView, Store
 from gazette.errors import Corrupt, Invalid
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.recoverylog.local_files import check_kind, disk_error
+from gazette.recoverylog.private_files import write_private
 from gazette.recoverylog.recorder import Recorder
 from gazette.recoverylog.staged_files import PlayedFiles
 from gazette.tasks import OpFuture
@@ -151,7 +152,7 @@ class JSONFileStore(Store, Generic[StateT]):
         data = b"".join(document + b"\n" for document in documents)
         next_file = self._directory / NEXT_PATH.lstrip("/")
         try:
-            next_file.write_bytes(data)
+            write_private(next_file, data)
             os.replace(next_file, self._directory / STATE_PATH.lstrip("/"))
         except OSError as error:
             raise disk_error("write the state", self._directory, error) from error

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gazette.errors import Corrupt, GazetteError, NotYet
+from gazette.recoverylog.private_files import copy_private, make_private, write_private
 from gazette.recoverylog.rocksdb_native import DEFAULT, native_errors
 from gazette.recoverylog.staged_files import PlayedFiles
 from gazette.stores.rocksdb_batch import Layer, WrittenAhead
@@ -139,7 +140,7 @@ class FollowedRocksDB:
 
     def _take(self, files: PlayedFiles) -> None:
         """Have the directory hold tables and manifest as they are now."""
-        self._path.mkdir(parents=True, exist_ok=True)
+        make_private(self._path)
         wanted = {name for name in files.paths if _is_taken(name)}
         for path in self._path.iterdir():
             # A table of another inode is the same one, recorded anew, or one that nothing refers to.
@@ -154,14 +155,12 @@ class FollowedRocksDB:
         for name in wanted:
             source = files.paths[name]
             if not TABLE.fullmatch(name):
-                shutil.copyfile(source, self._path / name)
+                copy_private(source, self._path / name)
             elif not _linked(source, self._path / name):
-                self._copied[name] = (
-                    source,
-                    shutil.copyfile(source, self._path / name).stat().st_size,
-                )
+                copied = copy_private(source, self._path / name)
+                self._copied[name] = (source, copied.stat().st_size)
         for name, content in files.properties.items():
-            (self._path / name).write_text(content)
+            write_private(self._path / name, content.encode())
 
     def _open_tables(self) -> None:
         native, path = self._native, self.path

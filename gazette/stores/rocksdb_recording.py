@@ -33,6 +33,7 @@ from typing import Any, Final
 
 from gazette.errors import Broken
 from gazette.recoverylog.local_files import check_kind
+from gazette.recoverylog.private_files import FILE_MODE
 from gazette.recoverylog.recorder import PROPERTY_PATHS, Group, Recorder
 from gazette.stores.rocksdb_wal import continues
 from gazette.tasks import OpFuture
@@ -105,6 +106,8 @@ class RocksDBRecording:
         self._sequence = 0
         self._logged = 0
         self._copy: _Copy | None = None
+        self._private: set[str] = set()
+        """Files of the directory that only this user may read."""
         self.syncs = 0
         """How many commits had to look at all files."""
 
@@ -242,6 +245,7 @@ class RocksDBRecording:
                 break
         else:
             raise Broken("RocksDB changes its files without end", attempts=SYNC_ATTEMPTS)
+        self._make_private(names)
         if elsewhere:
             raise Broken(
                 f"RocksDB keeps {len(elsewhere)} of its tables outside of the recorded directory",
@@ -267,6 +271,15 @@ class RocksDBRecording:
         self._sample = sample
         self._sequence = latest
         return group.future
+
+    def _make_private(self, names: Collection[str]) -> None:
+        """RocksDB makes its files as the process's umask allows, within a directory that is private."""
+        for name in names:
+            # A small file is replaced by another one of its name.
+            if name not in self._private or SMALL.fullmatch(name):
+                with contextlib.suppress(FileNotFoundError):
+                    os.chmod(self._local(name), FILE_MODE)
+        self._private = set(names)
 
     def _hold(self, name: str) -> _Tracked:
         """An append-only file of the directory, held open. Raises ``FileNotFoundError``."""

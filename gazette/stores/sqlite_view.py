@@ -10,6 +10,7 @@ from pathlib import Path
 import apsw
 
 from gazette.errors import GazetteError
+from gazette.recoverylog.private_files import make_private
 from gazette.recoverylog.shard_state import PRIMARY_DATABASE
 from gazette.recoverylog.sqlite_redo import apply_redo, build, redo_files
 from gazette.recoverylog.staged_files import PlayedFiles
@@ -40,7 +41,7 @@ class FollowedDatabase:
 
     def _build(self, paths: Mapping[str, Path]) -> tuple[int, int]:
         self.rebuilds += 1
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_private(self._directory)
         state = build(paths, self._database, self.path)
         self._pages = state.pages
         return state.last_index, state.redo[state.last_index]

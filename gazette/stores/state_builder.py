@@ -28,6 +28,7 @@ from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints, decode_hints
 from gazette.protocol.shard import ShardSpec
 from gazette.recoverylog.log_file import Branch, LogFile, offline_recorder
+from gazette.recoverylog.private_files import make_private
 from gazette.recoverylog.recorder import Recorder
 from gazette.stores.claims import Claim, Claimable, Held
 from gazette.tasks import OpFuture
@@ -199,13 +200,13 @@ class StateBuilder:
         self._opened: Store | None = None
         self._built: BuiltState | None = None
         self._claim = claim
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_private(self.directory)
         if next(self.directory.iterdir(), None) is not None:
             raise Invalid("a state is built in an empty directory", directory=str(self.directory))
         try:
             if spec.recovery_log:
                 files = self.directory / "files"
-                files.mkdir()
+                make_private(files)
                 self._file = LogFile(self.path)
                 self._recorder = offline_recorder(
                     spec.recovery_log, self._branch, files, self._file

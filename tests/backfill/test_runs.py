@@ -22,16 +22,16 @@ from gazette.backfill.runs import (
     staged_orphans,
     step_of,
 )
-from gazette.backfill.scratch import BUILDS, abandoned, scratch_directory, sweep
 from gazette.backfill.staging import DirectoryStaging, appending_name
 from gazette.clock import SystemClock
 from gazette.errors import Corrupt, NotFound
 from gazette.protocol.hints import FnodeSegments, FSMHints, Segment
+from gazette.recoverylog.scratch import BUILDS, abandoned, scratch_directory, sweep
 
 LOG = "recovery/shard"
 BUILDING = """
 import sys, pathlib
-from gazette.backfill.scratch import *
+from gazette.recoverylog.scratch import *
 with scratch_directory(BUILDS, pathlib.Path(sys.argv[1])) as path:
     (path / 'state').write_bytes(b'state')
     print(path, flush=True)
@@ -159,7 +159,7 @@ def test_a_build_is_abandoned_when_its_process_has_died(tmp_path: Path) -> None:
     with scratch_directory(BUILDS, tmp_path) as path:
         (path / "state").write_bytes(b"state")
         assert list(abandoned(tmp_path, now)) == []
-        assert sweep(tmp_path, now) == 0
+        assert sweep(tmp_path, now) == []
     assert list(tmp_path.iterdir()) == []
     child = subprocess.Popen(
         [sys.executable, "-c", BUILDING, str(tmp_path)],
@@ -177,7 +177,7 @@ def test_a_build_is_abandoned_when_its_process_has_died(tmp_path: Path) -> None:
     (orphan,) = scratch_orphans(tmp_path, now + 60)
     assert (orphan.where, orphan.bytes) == (str(path), 5)
     assert list(abandoned(tmp_path, 0)) == []
-    assert sweep(tmp_path, now + 60) == 1
+    assert len(sweep(tmp_path, now + 60)) == 1
     left = sorted(one.name for one in tmp_path.iterdir())
     assert left == [f"{BUILDS}of-somebody-else", "of somebody else"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import threading
 from dataclasses import replace
@@ -24,6 +25,7 @@ from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.protocol.hints import decode_hints
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSource
+from gazette.recoverylog.scratch import Scratch, shard_prefix
 from gazette.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture, log_spec, shard_spec
@@ -58,8 +60,12 @@ async def test_a_shard_recovers_from_its_log(start: Start, broker: BrokerFixture
     assert first.store(SHARD).read() == {"a": 1, "b": 2}
     await first.stop()
     assert list(first.service.settings.scratch_directory.iterdir()) == []
-    second = await start(id="consumer-two")
+    # What a member that was killed has left is removed by the next one.
+    killed = Scratch(shard_prefix(SHARD), first.service.settings.scratch_directory)
+    os.close(killed._descriptor)
+    second = await start(id="consumer-two", scratch_directory=killed.path.parent)
     await second.await_primary(SHARD)
+    assert not killed.path.exists()
     end = await append(broker, frame("b", 2), frame("c", 3))
     stat = await second.read_to_heads(SHARD)
     assert stat == {SOURCE: end}

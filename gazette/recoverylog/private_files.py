@@ -1,0 +1,94 @@
+"""Files and directories that nobody but their owner may read: what holds a shard's state on a local disk.
+
+Modes are set whatever the process's umask, and nothing is followed that another user may have put there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from gazette.errors import Invalid
+
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
+_ROOT: Final = 0
+
+
+def make_private(directory: Path) -> None:
+    """Create a directory, and those above it, that only this user may enter; an existing one becomes that.
+
+    Raises ``Invalid`` if it, or the directory above it, belongs to another user or is a symbolic link, and
+    ``OSError``.
+    """
+    os.close(_open_private(directory))
+
+
+def empty_private(directory: Path) -> None:
+    """As `make_private`, and remove what the directory holds. The directory itself stays the same."""
+    descriptor = _open_private(directory)
+    try:
+        with os.scandir(descriptor) as entries:
+            found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        for name, is_directory in found:
+            if is_directory:
+                shutil.rmtree(name, dir_fd=descriptor)
+            else:
+                os.unlink(name, dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _open_private(directory: Path) -> int:
+    missing = [directory]
+    while not missing[-1].parent.exists():
+        missing.append(missing[-1].parent)
+    _require_owner(missing[-1].parent, os.stat(missing[-1].parent), (os.geteuid(), _ROOT))
+    for one in reversed(missing):
+        try:
+            one.mkdir(DIRECTORY_MODE)
+        except FileExistsError:
+            continue
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(directory, flags)
+    except NotADirectoryError as error:
+        raise Invalid(
+            "a directory of recovered files is a file or a symbolic link",
+            directory=str(directory),
+            hint="Remove it, or choose another directory.",
+        ) from error
+    try:
+        _require_owner(directory, os.fstat(descriptor), (os.geteuid(),))
+        os.fchmod(descriptor, DIRECTORY_MODE)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _require_owner(directory: Path, status: os.stat_result, owners: tuple[int, ...]) -> None:
+    if status.st_uid not in owners:
+        raise Invalid(
+            "a directory for recovered files belongs to another user, who could replace them",
+            directory=str(directory),
+            owner=status.st_uid,
+            hint="Choose a directory that this user made, or one of root's.",
+        )
+
+
+def write_private(path: Path, data: bytes, *, new: bool = False) -> None:
+    """Write a file that only this user may read. ``new``: it must not exist. Raises ``OSError``."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if new else os.O_TRUNC)
+    with open(os.open(path, flags, FILE_MODE), "wb") as file:
+        os.fchmod(file.fileno(), FILE_MODE)
+        file.write(data)
+
+
+def copy_private(source: Path, target: Path) -> Path:
+    """Copy a file's content to a new file that only this user may read. Raises ``OSError``."""
+    write_private(target, b"", new=True)
+    shutil.copyfile(source, target)
+    return target

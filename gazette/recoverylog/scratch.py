@@ -1,0 +1,148 @@
+"""Directories for state on a local disk, and how those are found whose process has died.
+
+Each is locked for as long as its process lives: the system lets go of a lock whenever a process ends, in
+whatever way. One that can be locked by another process is abandoned.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gazette.errors import Invalid
+
+SHARDS: Final = "gazette-shard-"
+BUILDS: Final = "gazette-backfill-"
+REPLAYS: Final = "gazette-replay-"
+OPENED: Final = "gazette-verify-"
+FORMER: Final = "gazette-former-"
+OF_BACKFILLS: Final = (BUILDS, REPLAYS, OPENED, FORMER)
+_NEW: Final = ".new-"
+_RANDOM: Final = "[a-z0-9_]{8}"
+"""What `tempfile.mkdtemp` ends names with. Whatever else is called like that is a user's own."""
+_NEW_S: Final = 60.0
+"""A directory has another name until it is locked, which takes no time: after as long, nobody does it."""
+_NAME_MAX: Final = 100
+_OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """A directory whose process has died. ``size`` in bytes, ``mod_time`` in Unix seconds."""
+
+    path: Path
+    size: int
+    mod_time: float
+
+
+class Scratch:
+    """A new directory that only this user may enter, locked until it is removed or the process ends."""
+
+    def __init__(self, prefix: str, parent: Path | None) -> None:
+        """Make it below ``parent``, or where the system has temporary files. Raises ``Invalid``."""
+        try:
+            new = Path(tempfile.mkdtemp(prefix=_NEW + prefix, dir=parent))
+            self.path = new.with_name(new.name.removeprefix(_NEW))
+            self._descriptor = os.open(new, _OPEN)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                new.rename(self.path)
+            except BaseException:
+                os.close(self._descriptor)
+                shutil.rmtree(new, ignore_errors=True)
+                raise
+        except OSError as error:
+            raise _unusable(error, parent) from error
+
+    def remove(self) -> None:
+        """Remove it, and let go of the lock. Blocks. May be repeated."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(descriptor)
+
+
+@contextmanager
+def scratch_directory(prefix: str, parent: Path | None) -> Iterator[Path]:
+    """Make a `Scratch` for the block. Raises ``Invalid``."""
+    scratch = Scratch(prefix, parent)
+    try:
+        yield scratch.path
+    finally:
+        scratch.remove()
+
+
+def shard_prefix(shard_id: str) -> str:
+    """Return how names of a shard's directories begin: with its id, as a plain file name."""
+    return f"{SHARDS}{shard_id.replace('/', '_')[-_NAME_MAX:]}-"
+
+
+def abandoned(
+    parent: Path | None, before_s: float, prefixes: Collection[str] = OF_BACKFILLS
+) -> Iterator[Abandoned]:
+    """Give those of this user that have not changed since ``before_s``, Unix seconds. Blocks.
+
+    Raises ``Invalid`` if there is no such parent.
+    """
+    top = Path(tempfile.gettempdir()) if parent is None else parent
+    try:
+        paths = sorted(top.iterdir())
+    except OSError as error:
+        raise _unusable(error, parent) from error
+    for path in paths:
+        name = path.name.removeprefix(_NEW)
+        if not any(_is_ours(name, prefix) for prefix in prefixes):
+            continue
+        with suppress(OSError):  # Removed meanwhile, or another user's.
+            mod_time = path.lstat().st_mtime
+            before = before_s - _NEW_S if path.name.startswith(_NEW) else before_s
+            if mod_time <= before and _is_abandoned(path):
+                size = sum(one.lstat().st_size for one in path.rglob("*") if one.is_file())
+                yield Abandoned(path, size, mod_time)
+
+
+def _is_ours(name: str, prefix: str) -> bool:
+    between = ".+-" if prefix == SHARDS else ""
+    return re.fullmatch(f"{re.escape(prefix)}{between}{_RANDOM}", name, re.DOTALL) is not None
+
+
+def sweep(
+    parent: Path | None, before_s: float, prefixes: Collection[str] = OF_BACKFILLS
+) -> list[Abandoned]:
+    """Remove those that are `abandoned`, and return them. Blocks. What cannot be removed stays."""
+    found = list(abandoned(parent, before_s, prefixes))
+    for one in found:
+        shutil.rmtree(one.path, ignore_errors=True)
+    return found
+
+
+def _unusable(error: OSError, parent: Path | None) -> Invalid:
+    return Invalid(
+        f"cannot make a directory for temporary files: {error.strerror or error}",
+        path="--scratch-dir",
+        hint="Name a local directory that exists, can be written and locked, and has room for a state."
+        " Without the flag it is that of TMPDIR.",
+        directory=str(parent or tempfile.gettempdir()),
+    )
+
+
+def _is_abandoned(path: Path) -> bool:
+    descriptor = os.open(path, _OPEN)
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,215 @@
+"""What holds state on a local disk: readable by its owner only, and removed when its process has died."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gazette.errors import Invalid
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.recoverylog import open_at
+from gazette.recoverylog.private_files import empty_private, make_private
+from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.scratch import SHARDS, Scratch, abandoned, shard_prefix, sweep
+from gazette.recoverylog.staged_files import STAGING, StagedFiles
+from gazette.stores.json_file import JSONFileStore
+from gazette.stores.sqlite import SQLiteStore
+from gazette.testing.recovery import MemoryLog, MemoryLogs, Replayer, take_over
+
+SHARD: Any = None
+SCHEMA = "CREATE TABLE IF NOT EXISTS t (k INTEGER PRIMARY KEY, v)"
+OTHER_USER = 65_534
+
+KILLED = """
+import pathlib, sys, time
+from gazette.recoverylog.scratch import Scratch, shard_prefix
+scratch = Scratch(shard_prefix("a/shard"), pathlib.Path(sys.argv[1]))
+(scratch.path / "files").mkdir()
+(scratch.path / "files" / "primary.db").write_bytes(bytes(1000))
+print(scratch.path, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def open_umask() -> Iterator[None]:
+    """The worst that a process may be started with."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def exposed(directory: Path) -> list[str]:
+    """What others than the owner may use, of a directory and all below it."""
+    return [
+        f"{path} {stat.S_IMODE(path.lstat().st_mode):o}"
+        for path in (directory, *sorted(directory.rglob("*")))
+        if path.lstat().st_mode & 0o077
+    ]
+
+
+def new_rocksdb(recorder: Recorder) -> Any:
+    pytest.importorskip("rocksdict")
+    from gazette.stores.rocksdb import RocksDBStore
+
+    return RocksDBStore(recorder, column_families=["f"])
+
+
+OPEN: dict[str, Callable[[Recorder], Any]] = {
+    "redo": lambda recorder: SQLiteStore(recorder, SCHEMA, databases=["archive"]),
+    "vfs": lambda recorder: SQLiteStore(recorder, SCHEMA, mode="vfs", databases=["archive"]),
+    "json": lambda recorder: JSONFileStore(recorder, dict[str, int], dict),
+    "rocksdb": new_rocksdb,
+}
+
+
+def view_of(kind: str, directory: Path) -> Any:
+    if kind == "json":
+        return JSONFileStore.view(dict[str, int])
+    if kind == "rocksdb":
+        from gazette.stores.rocksdb import RocksDBStore
+
+        return RocksDBStore.standby_view(directory)
+    return SQLiteStore.view(directory)
+
+
+@pytest.mark.parametrize("kind", OPEN)
+def test_no_store_exposes_what_it_keeps(kind: str, tmp_path: Path) -> None:
+    """The first owner's files, the next one's, those of a standby, and the state of the past."""
+    log, rng = MemoryLog(), random.Random(1)
+    for owner in range(2):
+        scratch = Scratch(shard_prefix("a/shard"), tmp_path)
+        recorder = take_over(log, scratch.path / "files", rng)
+        store = OPEN[kind](recorder)
+        for number in range(5):
+            match kind:
+                case "json":
+                    store.state[f"{number}"] = number
+                case "rocksdb":
+                    store.put(b"%d" % number, bytes(100))
+                case _:
+                    store.execute("INSERT OR REPLACE INTO t VALUES (?, 'x')", (number,))
+            store.start_commit(SHARD, Checkpoint(), ()).result()
+            if kind == "rocksdb":
+                store._database.flush(True)
+        store.start_commit(SHARD, Checkpoint(), ()).result()
+        assert exposed(scratch.path) == [], owner
+        hints = [recorder.build_hints()]
+        store.destroy()
+        scratch.remove()
+        assert not scratch.path.exists()
+    standby = tmp_path / "standby"
+    make_private(standby)
+    replayer = Replayer(standby / "files")
+    replayer.advance(bytes(log.data), log.end)
+    view = view_of(kind, standby / "view")
+    reader = replayer.view(view.refresh)
+    assert exposed(standby) == []
+    view.release(reader)
+    view.close()
+    replayer.abandon()
+    make_private(tmp_path / "past")
+    with open_at(MemoryLogs(log), hints, tmp_path / "past" / "state") as state:
+        assert state.checkpoint == Checkpoint()
+        # RocksDB begins a log of messages when it opens a database to read.
+        found = [one for one in exposed(tmp_path / "past") if not one.endswith("/LOG 666")]
+        assert found == []
+
+
+def test_preparing_keeps_a_directory_and_its_mode(tmp_path: Path) -> None:
+    """It was made anew by the umask, and its lock with it."""
+    directory = tmp_path / "files"
+    directory.mkdir(0o700)
+    inode = directory.stat().st_ino
+    (directory / "deep" / "deeper").mkdir(parents=True)
+    (directory / "deep" / "file").write_bytes(b"x")
+    (directory / "link").symlink_to(tmp_path)
+    (tmp_path / "kept").write_bytes(b"not ours to remove")
+    files = StagedFiles(directory)
+    files.prepare()
+    assert directory.stat().st_ino == inode
+    assert [path.name for path in directory.iterdir()] == [STAGING]
+    assert (tmp_path / "kept").exists()
+    assert exposed(directory) == []
+    directory.chmod(0o777)
+    files.prepare()
+    assert exposed(directory) == []
+    files.abandon()
+
+
+def test_directories_of_others_are_refused(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (tmp_path / "link").symlink_to(target)
+    (tmp_path / "file").touch()
+    for name in ("link", "file"):
+        with pytest.raises(Invalid, match="file or a symbolic link"):
+            empty_private(tmp_path / name)
+    if os.geteuid():
+        pytest.skip("only root can give directories to others")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "precious").touch()
+    os.chown(foreign, OTHER_USER, OTHER_USER)
+    for directory in (foreign, foreign / "new", foreign / "new" / "newer"):
+        with pytest.raises(Invalid, match="belongs to another user") as raised:
+            StagedFiles(directory).prepare()
+        assert f"owner={OTHER_USER}" in str(raised.value)
+    assert (foreign / "precious").exists()
+
+
+def test_what_a_killed_process_leaves_is_swept(tmp_path: Path) -> None:
+    """And nothing of a process that lives, nothing of another user, and nothing that is called alike."""
+    killed = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert killed.stdout is not None
+    path = Path(killed.stdout.readline().strip())
+    assert path.name.startswith("gazette-shard-a_shard-")
+    far = path.stat().st_mtime + 1000
+    try:
+        assert sweep(tmp_path, far, (SHARDS,)) == []
+        assert path.exists()
+    finally:
+        killed.send_signal(signal.SIGKILL)
+        killed.wait(30)
+        killed.stdout.close()
+    mine = Scratch(shard_prefix("another"), tmp_path)
+    alike = tmp_path / "gazette-shard-notes"
+    alike.mkdir()
+    (tmp_path / "gazette-shard-link-abcdefgh").symlink_to(alike)
+    foreign = tmp_path / "gazette-shard-foreign-abcdefgh"
+    foreign.mkdir()
+    if not os.geteuid():
+        os.chown(foreign, OTHER_USER, OTHER_USER)
+    found = sweep(tmp_path, far, (SHARDS,))
+    expected = {path} if not os.geteuid() else {path, foreign}
+    assert {one.path for one in found} == expected
+    assert max(one.size for one in found) == 1000
+    assert not path.exists()
+    assert mine.path.exists()
+    assert alike.exists()
+    assert list(abandoned(tmp_path, far, (SHARDS,))) == []
+    mine.remove()
+    mine.remove()
+    assert not mine.path.exists()
+
+
+def test_ids_of_shards_as_names(tmp_path: Path) -> None:
+    for shard_id in ("a", "a/b/c", "x" * 300, "..", "a b"):
+        scratch = Scratch(shard_prefix(shard_id), tmp_path)
+        assert scratch.path.parent == tmp_path
+        scratch._descriptor, descriptor = -1, scratch._descriptor
+        os.close(descriptor)  # As if the process had died.
+    assert len(sweep(tmp_path, 2e12, (SHARDS,))) == 5
+    with pytest.raises(Invalid, match="temporary files"):
+        Scratch(SHARDS, tmp_path / "missing")
