@@ -195,7 +195,7 @@ class ReadApi:
     async def _send(self, found: QueryResult, offset: Offset, end: Offset, stream: _Stream) -> None:
         size = self._context.settings.read_chunk_bytes
         if found.local is not None:
-            await _send_local(found.local, offset, end, size, stream)
+            await self._send_local(found.local, offset, end, size, stream)
             return
         assert found.fragment is not None
         async with aclosing(self._stored(found.fragment, offset, end)) as blocks:
@@ -205,6 +205,25 @@ class ReadApi:
                     chunk = view[at : at + size]
                     await stream.write(content_response(offset, chunk))
                     offset += len(chunk)
+
+    async def _send_local(
+        self, local: LocalFragment, offset: Offset, end: Offset, size: int, stream: _Stream
+    ) -> None:
+        context = self._context
+        pace = context.disk_pace.reads
+
+        def read(length: int) -> bytes:
+            began = pace.monotonic()
+            try:
+                return local.pread(offset, length)
+            finally:
+                pace.note(began, length)
+
+        while offset < end:
+            length = min(size, end - offset)
+            content = read(length) if pace.is_fast else await context.pools.reads.run(read, length)
+            await stream.write(content_response(offset, content))
+            offset += len(content)
 
     async def _stored(
         self, fragment: Fragment, offset: Offset, end: Offset
@@ -332,12 +351,3 @@ def reachable_endpoint(context: BrokerContext, resolution: Resolution) -> str:
 def _close_opened(opening: concurrent.futures.Future[DecodedFile]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
-
-
-async def _send_local(
-    local: LocalFragment, offset: Offset, end: Offset, size: int, stream: _Stream
-) -> None:
-    while offset < end:
-        content = local.pread(offset, min(size, end - offset))
-        await stream.write(content_response(offset, content))
-        offset += len(content)

@@ -81,6 +81,7 @@ class Replica:
             clock=context.clock,
             pool=context.pools.spools,
             disk=context.disk,
+            pace=context.disk_pace.writes,
         )
         self.spool: Baton[Spool] = Baton(f"spool of {journal}", spool)
         self.pipeline: Baton[Pipeline | None] = Baton(f"pipeline of {journal}", None)
