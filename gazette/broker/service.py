@@ -203,7 +203,7 @@ class BrokerService:
             progress,
         )
         blob_stores = BlobStores(
-            BlobSettings(settings.file_root, settings.file_only),
+            BlobSettings(settings.file_root, settings.file_only, settings.fsspec_protocols),
             clock,
             threads=settings.blob_threads,
             pools=self._make_pool,

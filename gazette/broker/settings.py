@@ -40,6 +40,8 @@ class BrokerSettings:
     spool_dir: Path | None = None
     """Where spool files go; None: the directory for temporary files."""
     file_root: Path | None = None
+    fsspec_protocols: frozenset[str] = frozenset()
+    """Those that ``fsspec+NAME://`` stores may name."""
     file_only: bool = False
     allow_origins: tuple[str, ...] = ()
 
