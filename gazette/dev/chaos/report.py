@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -13,6 +13,7 @@ from gazette.dev.chaos.checker import Verdict
 from gazette.dev.chaos.history import FaultEvent
 
 _TIMELINE_MAX = 120
+_SHOWN_MAX = 4
 
 
 @dataclass(slots=True)
@@ -75,8 +76,22 @@ def table(verdict: Verdict, found: Mapping[str, Outages], seconds: float) -> str
         lines.append("verdict   no violation")
     else:
         lines.append(f"verdict   {len(verdict.violations)} VIOLATIONS")
-        lines += [f"  {violation}" for violation in verdict.violations[:50]]
+        lines += _violations(verdict)
     return "\n".join(lines)
+
+
+def _violations(verdict: Verdict) -> Iterator[str]:
+    """The first of each kind and journal, and how many others there are."""
+    counts = Counter((one.kind, one.journal) for one in verdict.violations)
+    shown: Counter[tuple[str, str]] = Counter()
+    for violation in verdict.violations:
+        key = (violation.kind, violation.journal)
+        shown[key] += 1
+        if shown[key] <= _SHOWN_MAX:
+            yield f"  {violation}"
+        if shown[key] == counts[key] > _SHOWN_MAX:
+            more = counts[key] - _SHOWN_MAX
+            yield f"  {violation.kind}: {violation.journal}: and {more:,} more"
 
 
 def timeline(faults: Sequence[FaultEvent]) -> str:
