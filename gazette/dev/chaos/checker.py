@@ -70,8 +70,6 @@ STORED = "fragments"
 """The source of a `Final` that was read from the store."""
 _DELIVERY_S = 2.0
 """An answer may be on its way for so long after its broker was killed."""
-_DEPOSED_S = 0.5
-"""An acknowledgement that was checked before a pause may be sent after it."""
 _CREATION_S = 15.0
 """So much later than it happened a creation may be recorded."""
 _STALE_S = 5.0
@@ -465,7 +463,7 @@ def _deposed(attempts: Sequence[Attempt], book: _Book) -> Iterator[str]:
             if (
                 completed.primary == event.broker
                 and completed.revision < event.revision
-                and completed.time > event.time + _DEPOSED_S
+                and completed.time > event.time
             ):
                 yield (
                     f"op {invoked.op} was acknowledged at {completed.time:.1f} s by {event.broker}, which was"

@@ -260,8 +260,7 @@ class Driver:
         """Take note that all replicas of journals end: each head may be confirmed once they have."""
         pids = self._cluster.pids()
         for journal in journals:
-            held = self._recorder.members.get(journal, ())
-            processes = {(name, pids[name]) for name in held if name in pids}
+            processes = {(name, pids[name]) for name in self._holders(journal) if name in pids}
             begin = self._recorder.heads[journal]
             if stored is not None:
                 begin = min(begin, _contiguous(stored[journal]))
@@ -330,9 +329,15 @@ class Driver:
         return {
             journal: replication
             for journal, replication in self._replication.items()
-            if replication == 1
-            and broker.name in (self._recorder.members.get(journal, ()) or (broker.name,))
+            if replication == 1 and broker.name in (self._holders(journal) or {broker.name})
         }
+
+    def _holders(self, journal: str) -> set[str]:
+        """Brokers that acknowledged the journal's last append, or have the journal in etcd."""
+        route, _ = self._cluster.route(journal)
+        return {member.suffix for member in route.members} | set(
+            self._recorder.members.get(journal, ())
+        )
 
     # Faults. Each begins, and returns what it broke and how to put that right.
 

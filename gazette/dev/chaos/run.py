@@ -221,7 +221,7 @@ class Trial:
         replication = {spec.name: spec.replication for spec in self._specs}
         floor = min((count for count in replication.values() if count > 1), default=1)
         store_s = self._flags.lease + STORE_S
-        bounds = Bounds(floor, store_s)
+        bounds = Bounds(floor, self._flags.brokers, store_s)
         return Driver(self.cluster, self.recorder, bounds, replication, self._lives, say=self._say)
 
     async def _break_and_read(self, driver: Driver) -> None:
