@@ -178,7 +178,7 @@ class _Book:
         self.reads = self.read_bytes = 0
         self._lease_s = lease_s
         self._shaken: dict[str, float] = {}
-        """Faults that may cost leases, until when: infinity while they last."""
+        """Targets of faults that may cost leases, until when: infinity while they last."""
 
     @cached_property
     def attempts_of(self) -> dict[str, list[Attempt]]:
@@ -261,11 +261,14 @@ class _Book:
 
     def _enter_fault(self, event: FaultEvent) -> None:
         if any(word in event.kind for word in _LEASE_KINDS):
-            self._shaken[event.kind] = float("inf") if event.phase == "begun" else event.time
+            self._shaken[event.target] = float("inf") if event.phase == "begun" else event.time
 
     def _enter_ended(self, event: Ended) -> None:
         since = event.time - self._lease_s - _CREATION_S
-        shaken = [kind for kind, until in self._shaken.items() if until >= since]
+        shaken = any(
+            until >= since and (event.broker in target or target == "etcd")
+            for target, until in self._shaken.items()
+        )
         if event.asked and event.exit_code == 0:
             return
         if shaken and "lease" in event.error.lower():

@@ -32,12 +32,13 @@ def outages(
     """For each fault, the longest time without an acknowledgement that began while it lasted, or was
     going on when it began; of all journals the worst. Faults of two lanes at once share theirs."""
     found: dict[str, Outages] = defaultdict(Outages)
-    begun: dict[str, float] = {}
+    begun: dict[tuple[str, str], float] = {}
     for fault in faults:
+        key = (fault.kind, fault.target)
         if fault.phase == "begun":
-            begun[fault.kind] = fault.time
-        elif fault.kind in begun:
-            begin = begun.pop(fault.kind)
+            begun[key] = fault.time
+        elif key in begun:
+            begin = begun.pop(key)
             gaps = [_longest_gap(times, begin, fault.time) for times in acknowledged.values()]
             found[fault.kind].seconds.append(max(gaps, default=0.0))
     return dict(found)
@@ -96,13 +97,14 @@ def _violations(verdict: Verdict) -> Iterator[str]:
 
 def timeline(faults: Sequence[FaultEvent]) -> str:
     """When each fault began and ended, one line for each; of a long run the end."""
-    begun: dict[str, list[float]] = defaultdict(list)
+    begun: dict[tuple[str, str], float] = {}
     lines = []
     for fault in faults:
+        key = (fault.kind, fault.target)
         if fault.phase == "begun":
-            begun[fault.kind].append(fault.time)
-        elif begun[fault.kind]:
-            begin = begun[fault.kind].pop(0)
+            begun[key] = fault.time
+        elif key in begun:
+            begin = begun.pop(key)
             lines.append(
                 (begin, f"  {begin:7.1f} to {fault.time:7.1f} s  {fault.kind} ({fault.target})")
             )

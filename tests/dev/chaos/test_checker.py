@@ -754,12 +754,14 @@ def test_a_broker_that_logged_a_bug() -> None:
     assert "b1, 3 times: error gazette.broker" in verdict.violations[0].text
 
 
-def ending(exit_code: int, *, asked: bool, error: str = "", fault: str = "") -> set[str]:
+def ending(
+    exit_code: int, *, asked: bool, error: str = "", fault: str = "", target: str = "b1 | etcd held"
+) -> set[str]:
     story = Story()
     story.append()
     if fault:
-        story.say(FaultEvent, fault, "", "begun")
-        story.say(FaultEvent, fault, "b1", "ended")
+        story.say(FaultEvent, fault, target, "begun")
+        story.say(FaultEvent, fault, target, "ended")
     story.say(Ended, "b1", exit_code, asked, error)
     return story.kinds()
 
@@ -772,6 +774,11 @@ def test_a_broker_that_ended() -> None:
     assert ending(1, asked=False, error=lease) == {"ended"}
     # Case: a fault may have cost it its lease, and that is what it says.
     assert ending(1, asked=False, error=lease, fault="pause beyond the lease") == set()
+    assert ending(1, asked=False, error=lease, fault="pause etcd", target="etcd") == set()
+    # Case: another broker's lease, another reason to end, another fault.
+    assert ending(1, asked=False, error=lease, fault="cut from etcd", target="b2 | etcd") == {
+        "ended"
+    }
     assert ending(1, asked=False, error="Bug", fault="pause beyond the lease") == {"ended"}
     assert ending(1, asked=False, error=lease, fault="store is missing") == {"ended"}
 
