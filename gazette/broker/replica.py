@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from gazette.allocator.model import item_key
 from gazette.baton import Baton
 from gazette.broker.agreement import Agreement
+from gazette.broker.append_line import Line
 from gazette.broker.flow_control import RateBalance
 from gazette.broker.key_space import spec_of
 from gazette.broker.pipeline import Pipeline, roll_back
@@ -68,6 +69,7 @@ class Replica:
         self.life = life
         self.index = Index(journal, context.clock)
         self.rate = RateBalance()
+        self.line = Line()
         self.refresh_error: str | None = None
         """Why the last listing of the blob stores failed; None if it did not."""
         self._context = context
