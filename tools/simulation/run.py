@@ -30,7 +30,11 @@ class Outcome:
 
 def run_seed(seed: int, *, trace: bool = False) -> Outcome:
     """Simulate one seed. The same seed gives the same outcome, in any process of this code."""
-    gc.disable()
+    if gc.isenabled():
+        # What is imported stays: it need not be looked through after each seed.
+        gc.disable()
+        gc.collect()
+        gc.freeze()
     try:
         return _run(seed, trace=trace)
     finally:
