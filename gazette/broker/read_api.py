@@ -11,7 +11,7 @@ import asyncio
 import concurrent.futures
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import grpc
@@ -315,11 +315,11 @@ class ReadApi:
         if self._stopped:
             raise Closed("the broker is stopping")
         peers = self._context.peers
-        endpoint = reachable_endpoint(self._context, resolution)
+        endpoint, header = reachable(self._context, resolution)
         forwarded = broker_pb2.ReadRequest()
         forwarded.CopyFrom(request)
         forwarded.journal = resolution.journal  # Nobody else needs a metadata segment.
-        forwarded.header.CopyFrom(resolution.header.to_pb())
+        forwarded.header.CopyFrom(header.to_pb())
         method = peers.grpc_channel(endpoint).unary_stream(
             METHOD,
             request_serializer=broker_pb2.ReadRequest.SerializeToString,
@@ -329,10 +329,14 @@ class ReadApi:
         return method(forwarded, metadata=metadata, timeout=timeout_s)
 
 
-def reachable_endpoint(context: BrokerContext, resolution: Resolution) -> str:
-    """The endpoint of the broker that a resolution names, or of the best one of its route.
+def reachable(context: BrokerContext, resolution: Resolution) -> tuple[str, Header]:
+    """Return the endpoint of the broker that a resolution names, or of the best one of its route, and the
+    header by which to ask that broker.
 
-    Raises ``Unavailable`` if no member of the route has one.
+    The header names the broker: where another one, such as this one, has taken its endpoint over, the
+    request is refused. It would be proxied again and again otherwise.
+
+    Raises ``Unavailable`` if no member of the route has an endpoint.
     """
     header = resolution.header
     endpoint = context.peers.pick(header.route, process_id=header.process_id)
@@ -345,7 +349,8 @@ def reachable_endpoint(context: BrokerContext, resolution: Resolution) -> str:
             journal=resolution.journal,
             members=", ".join(str(member) for member in header.route.members),
         )
-    return endpoint
+    asked = header.route.members[header.route.endpoints.index(endpoint)]
+    return endpoint, replace(header, process_id=asked)
 
 
 def _close_opened(opening: concurrent.futures.Future[DecodedFile]) -> None:

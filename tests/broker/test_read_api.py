@@ -61,6 +61,21 @@ def content_of(messages: list[broker_pb2.ReadResponse]) -> bytes:
     return b"".join(message.content for message in messages)
 
 
+async def test_endpoint_of_a_dead_broker_that_another_took_over(etcd: Etcd, tmp_path: Path) -> None:
+    """Regression: the new broker proxied reads and listings of fragments to itself, again and again."""
+    dead = await BrokerFixture.start(etcd, tmp_path, id="dead-broker")
+    await dead.create(journal_spec(JOURNAL))
+    await dead.crash()
+    port = dead.endpoint.rpartition(":")[2]
+    async with await BrokerFixture.start(
+        etcd, tmp_path, id="newcomer", server={"port": port}
+    ) as broker:
+        with pytest.raises(grpc.aio.AioRpcError, match="doesn't match our own"):
+            await read_all(broker)
+        with pytest.raises(grpc.aio.AioRpcError, match="doesn't match our own"):
+            await stub(broker).ListFragments(broker_pb2.FragmentsRequest(journal=JOURNAL))
+
+
 async def append(broker: BrokerFixture, content: bytes, journal: str = JOURNAL) -> None:
     await broker.client.append(AppendParams(journal), content)
 

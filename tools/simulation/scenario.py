@@ -157,7 +157,8 @@ class Scenario:
                     await apply_journals(client, [change])
                 break
             except (GazetteError, TimeoutError):
-                if self.world.history.last_life(journal) is not None:
+                life = self.world.history.last_life(journal)
+                if life is not None and life.deleted is None:
                     break
                 await self.clock.sleep(1.0)
         self.heads[journal] = 0
