@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from gazette.fragment.completed_spool import CompletedSpool
@@ -40,16 +41,20 @@ class Uploads(Protocol):
 class Agreement:
     """The agreed end of one replica, and the completed spools that wait for it. Loop-bound.
 
-    All of them are of the journal that was created at revision ``life``.
+    All of them are of the journal that was created at revision ``life``. ``completed`` is called with the
+    end of each spool that a primary gives on: all replicas have acknowledged everything before it.
 
     A replica that follows gives its spools on at once, and says whether its primary has the same bytes.
     (If both lose their leases at once, with bytes that a third does not have, the follower does upload
     them.)
     """
 
-    def __init__(self, uploads: Uploads, life: Revision) -> None:
+    def __init__(
+        self, uploads: Uploads, life: Revision, completed: Callable[[Offset], None]
+    ) -> None:
         self._uploads = uploads
         self._life = life
+        self._completed = completed
         self._end: Offset | None = None
         self._held: list[CompletedSpool] = []
         self._confirmed: Fragment | None = None
@@ -91,6 +96,7 @@ class Agreement:
             )
         elif spool.fragment.end <= self._end:
             self._uploads.spool_complete(spool, life=self._life)
+            self._completed(spool.fragment.end)
         else:
             self._held.append(spool)
 
@@ -114,3 +120,4 @@ class Agreement:
         )
         if end > fragment.begin:
             self._uploads.spool_complete(spool, life=self._life, end=end)
+            self._completed(end)

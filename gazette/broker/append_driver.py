@@ -28,6 +28,7 @@ from gazette.broker.unless import Superseded, changed, take_unless
 from gazette.errors import Broken, Bug, Closed, GazetteError
 from gazette.protocol.ids import JournalName, Revision
 from gazette.protocol.route import Header
+from gazette.protocol.status import Status
 
 if TYPE_CHECKING:
     from gazette.broker.context import BrokerContext
@@ -82,6 +83,8 @@ class AppendDriver:
         self._sum = hashlib.sha1(usedforsecurity=False)
         self._store_seen: HealthStatus | None = None
         self._store_deadline: float | None = None
+        self._committing = (0, 0)
+        """The offsets of what was proposed last to be committed, or rolled back."""
         self._task: asyncio.Task[Any] | None = None
         self._interruptible = False
         self._interruption: GazetteError | None = None
@@ -273,6 +276,8 @@ class AppendDriver:
             return self._unfinished(error)
         try:
             await roll_back(spool, primary=True)  # Its last holder may have been cut short.
+            if replica.agreement.end is None:
+                replica.head.loaded = False  # It may have grown since this replica began to follow.
             replica.agreement.lead(spool.fragment.end)
             self._pipeline = open_pipeline(
                 self._context, at.header, at.journal, spool, agree=replica.agree
@@ -294,6 +299,11 @@ class AppendDriver:
         context, at, replica = self._context, self._at, self._replica
         assert replica is not None
         assert at.spec is not None
+        if not replica.head.loaded:
+            try:
+                await self._wait(replica.load_head())
+            except (_Interrupted, GazetteError) as error:
+                return self._unfinished(error)
         stores = at.spec.fragment.stores
         store = context.blob_stores.get(stores[0]) if stores else None
         now = context.clock.monotonic()
@@ -324,6 +334,7 @@ class AppendDriver:
             ),
             now=context.clock.now(),
             expired=expired,
+            known_head=replica.head.offset,
         )
 
     # Content.
@@ -405,6 +416,8 @@ class AppendDriver:
 
     async def _propose(self, effect: ev.SendRoll | ev.SendFinal) -> ev.Event | None:
         final = isinstance(effect, ev.SendFinal)
+        if final:
+            self._committing = (self._held.spool.fragment.end, effect.proposal.end)
         try:
             await self._held.propose(effect.proposal, effect.registers, acknowledge=final)
         except Bug:
@@ -434,9 +447,21 @@ class AppendDriver:
         try:
             with tracing.span("replicate", journal=self.journal):
                 async with self._turn:
-                    return ev.AcksGathered(await self._answering.gather_acks())
+                    answers = await self._answering.gather_acks()
+                    if all(answer.status is Status.OK for answer in answers):
+                        await self._know_head()
+                    return ev.AcksGathered(answers)
         except GazetteError as error:
             return ev.GatherFailed(error)
+
+    async def _know_head(self) -> None:
+        """Have etcd know that the journal has content, before a primary's first append is answered."""
+        begin, end = self._committing
+        if end <= begin:
+            return
+        assert self._replica is not None
+        (tenure,) = (kv.raw.create_revision for kv in self._at.assignments if not kv.decoded.slot)
+        await self._replica.head.acknowledge(tenure, begin, end)
 
     # The pipeline's ways back.
 

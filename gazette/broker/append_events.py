@@ -176,13 +176,15 @@ class EtcdWritten:
 
 @dataclass(frozen=True, slots=True)
 class ReadinessSeen:
-    """``store_error`` is None while the store is healthy. ``expired``: the wait has lasted long enough."""
+    """``store_error`` is None while the store is healthy. ``expired``: the wait has lasted long enough.
+    ``known_head`` is what etcd says the journal reaches at least."""
 
     refreshed: bool
     store_error: str | None
     index: IndexView
     now: float
     expired: bool = False
+    known_head: Offset = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,7 +276,7 @@ class AppendFSM:
         terms, spec, spool, index = self.terms, self._spec, self._held, seen.index
         end = spool.fragment.end
         resume_at = resume_offset(spec)
-        head = max(end, index.end)
+        head = max(end, index.end, seen.known_head)
         if (
             terms.check_registers is not None
             and spool.registers
@@ -286,8 +286,15 @@ class AppendFSM:
         if end < resume_at:
             self.roll_to = resume_at
             return self._resync(seen.now)
+        if head > max(end, index.end) and not spec.fragment.stores:
+            # No store could ever have them: what is lost is known to be, and offsets are not used again.
+            self.roll_to = head
+            return self._resync(seen.now)
         if end != head and terms.offset is None and spec.may_write:
-            return self._refuse(Status.INDEX_HAS_GREATER_OFFSET)
+            reason = ""
+            if seen.known_head > index.end:
+                reason = f"known head {head}, stores end at {index.end}, spools at {end}"
+            return self._refuse(Status.INDEX_HAS_GREATER_OFFSET, store_error=reason)
         if terms.offset is not None and terms.offset != head:
             return self._refuse(Status.WRONG_APPEND_OFFSET)
         if terms.offset is not None and end != head:

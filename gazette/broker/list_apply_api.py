@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,8 +16,9 @@ from gazette.auth import Capability, Claims
 from gazette.broker.context import BrokerContext
 from gazette.broker.edge import Expired, Expiry, authorize, counted, failing
 from gazette.broker.key_space import decode_journal, route_of
+from gazette.broker.known_head import head_key
 from gazette.broker.settings import MAX_TXN_OPS
-from gazette.errors import Invalid
+from gazette.errors import GazetteError, Invalid
 from gazette.etcd import Compare, Op, Operation
 from gazette.labels import META_NAME, META_PREFIX
 from gazette.protocol.journal import JournalSpec, Suspend, SuspendLevel
@@ -25,6 +27,8 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_apply_request, validate_list_request
 from gazette.protocol.status import Status
+
+log = logging.getLogger(__name__)
 
 _MATCHES_PER_SLICE: Final = 500
 """Journals matched before others get the loop: a few milliseconds."""
@@ -244,6 +248,9 @@ class ListApplyApi:
             else:
                 operations.append(Op.delete(key))
         result = await context.etcd.txn(compares, operations)
+        if result.succeeded:
+            deleted = [change.delete for change in changes if change.delete]
+            await self._forget_heads(deleted)
         if result.succeeded and changes:
             await context.key_space.wait_for_revision(result.header.revision)
         header = context.resolver.unrouted_header()
@@ -253,6 +260,21 @@ class ListApplyApi:
         # come, and who waited for it would hang.
         status = Status.OK if result.succeeded else Status.ETCD_TRANSACTION_FAILED
         return broker_pb2.ApplyResponse(status=status.value, header=header.to_pb())  # type: ignore[arg-type]
+
+    async def _forget_heads(self, journals: Sequence[str]) -> None:
+        """Remove the known heads of journals that were deleted. One that stays has no effect: it names the
+        life of its journal. A journal that was created again meanwhile may have its own by now."""
+        context = self._context
+        for journal in journals:
+            key = head_key(context.settings.root, journal)
+            item = item_key(context.settings.root, journal)
+            try:
+                await context.etcd.txn([Compare.create_revision(item, "=", 0)], [Op.delete(key)])
+            except GazetteError as error:
+                log.warning(
+                    "the known head of %(journal)s, which was deleted, stays in etcd: %(error)s",
+                    {"journal": journal, "error": error},
+                )
 
     async def _keeping_resume_offset(
         self, key: str, change: broker_pb2.ApplyRequest.Change

@@ -70,7 +70,8 @@ class Heartbeat:
 
 
 _HINTS: Final = {
-    Status.INDEX_HAS_GREATER_OFFSET: "All replicas that held the end of the journal were lost, or have left. "
+    Status.INDEX_HAS_GREATER_OFFSET: "All replicas that held the end of the journal were lost, or have left, "
+    "or its store is empty, stale or not mounted. "
     "docs/operating.md says how to go on at the end of what is stored: gazctl journals reset-head",
     Status.INSUFFICIENT_JOURNAL_BROKERS: "There are fewer brokers with room than its replication: start "
     "another one, raise --broker.limit, or lower its replication",
@@ -100,6 +101,7 @@ async def pulse_forever(context: BrokerContext, replica: Replica) -> NoReturn:
         settings.suspend_after_idle_ticks if settings.auto_suspend else None,
     )
     while True:
+        replica.first_commit.clear()
         driver = _driver(context, replica, heartbeat.control)
         outcome = await _pulse(context, driver)
         problem = problem_of(outcome)
@@ -111,11 +113,12 @@ async def pulse_forever(context: BrokerContext, replica: Replica) -> NoReturn:
         invalidated = driver.invalidated or asyncio.Event()
         try:
             sleep = context.clock.sleep(heartbeat.next_s(succeeded=not problem))
-            await changed(invalidated, sleep)
+            # The first fragment is completed at once: a store without any is no proof of a new journal.
+            await changed(invalidated, sleep, replica.first_commit.wait())
         except Superseded:
             heartbeat.on_route_change()
         else:
-            if not problem:
+            if not problem and not replica.first_commit.is_set():
                 heartbeat.on_timer()
 
 

@@ -15,6 +15,7 @@ from gazette.broker.agreement import Agreement
 from gazette.broker.append_line import Line
 from gazette.broker.flow_control import RateBalance
 from gazette.broker.key_space import spec_of
+from gazette.broker.known_head import KnownHead
 from gazette.broker.pipeline import Pipeline, roll_back
 from gazette.broker.pulse import pulse_forever
 from gazette.errors import Closed, GazetteError, Unavailable
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 _REFRESH_RETRY_MIN_S: Final = 1.0
 _REFRESH_HOLE_S: Final = 10.0
+_HEAD_WRITE_S: Final = 2.0
+"""How long a replica that is shut down waits for etcd; what it would write is in the store soon."""
 _SECOND_NS: Final = 1_000_000_000
 
 
@@ -45,9 +48,12 @@ class _SpoolEvents:
 
     index: Index
     agreement: Agreement
+    first_commit: asyncio.Event
 
     def spool_commit(self, local: LocalFragment) -> None:
         self.index.spool_commit(local)
+        if self.agreement.end is not None and local.begin == self.index.begin_offset:
+            self.first_commit.set()
 
     def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None:
         del primary  # The agreement knows who leads.
@@ -73,13 +79,16 @@ class Replica:
         self.refresh_error: str | None = None
         """Why the last listing of the blob stores failed; None if it did not."""
         self._context = context
-        self.agreement = Agreement(context.persister, life)
+        self.head = KnownHead(context, journal, life)
+        self.agreement = Agreement(context.persister, life, self.head.note)
+        self.first_commit = asyncio.Event()
+        """Set when content was committed to the first fragment of the journal, which this replica leads."""
         self._gathering: set[asyncio.Future[None]] = set()
         """The last turns of pipelines that were torn down and still wait for answers."""
         self._daemons: tuple[asyncio.Task[None], ...] = ()
         spool = Spool(
             journal,
-            _SpoolEvents(self.index, self.agreement),
+            _SpoolEvents(self.index, self.agreement, self.first_commit),
             clock=context.clock,
             pool=context.pools.spools,
             disk=context.disk,
@@ -92,6 +101,10 @@ class Replica:
     def spec(self) -> JournalSpec | None:
         """The journal's specification; None if it was deleted."""
         return spec_of(self._context.state, self.journal, self.life)
+
+    async def load_head(self) -> None:
+        """Look how far etcd says that the journal reaches. Raises as ``KnownHead.load``."""
+        self.index.known_head = await self.head.load()
 
     def agree(self, end: Offset) -> None:
         """All replicas have acknowledged everything before ``end``.
@@ -197,6 +210,7 @@ class Replica:
         await roll_back(spool, primary=led)
         await spool.apply(Proposal(_rolled(spool.fragment), spool.registers), primary=led)
         self.agreement.finish()
+        await self.head.settle(_HEAD_WRITE_S)
         await spool.close()
         self.index.close()
 
@@ -222,6 +236,8 @@ class Replica:
 
     async def _refresh(self, spec: JournalSpec) -> bool:
         try:
+            if not self.head.loaded:
+                await self.load_head()
             cover = await list_fragments(self._context.blob_stores, spec, self._nested())
         except GazetteError as error:
             self.refresh_error = str(error)

@@ -66,6 +66,8 @@ class Index:
         self._at_head: list[_Waiter] = []
         self._in_holes: dict[asyncio.Future[None], None] = {}
         self._waits = 0
+        self.known_head: Offset = 0
+        """Where the journal ends at least, although no fragment here may reach so far."""
         self._waiting_at_head: set[asyncio.Future[None]] = set()
         """Those of the heap whose query has not been cancelled."""
 
@@ -78,6 +80,11 @@ class Index:
     def end_offset(self) -> Offset:
         """The head of the journal, as far as this broker knows; zero if there is no fragment."""
         return self._set.end
+
+    @property
+    def write_head(self) -> Offset:
+        """Where the next append will be, as far as this broker knows."""
+        return max(self.end_offset, self.known_head)
 
     @property
     def last_mod_time(self) -> int:
@@ -151,7 +158,7 @@ class Index:
         Raises ``Closed`` when the index closes. Cancellation: no effect; the caller owns the
         deadline.
         """
-        at = self.end_offset if offset == AT_WRITE_HEAD else offset
+        at = self.write_head if offset == AT_WRITE_HEAD else offset
         while True:
             self._check_open()
             result = self._find(at, begin_mod_time)
@@ -182,14 +189,14 @@ class Index:
             if not found and self._may_jump(at):
                 offset, found = self._set[at].begin, True
             if not found:
-                return QueryResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, self.end_offset)
+                return QueryResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, self.write_head)
             span = self._set[at]
             fragment = _fragment(span)
             if fragment.mod_time and fragment.mod_time < begin_mod_time:
                 offset = fragment.end
                 continue
             local = span if isinstance(span, LocalFragment) else None
-            return QueryResult(Status.OK, offset, self.end_offset, fragment, local)
+            return QueryResult(Status.OK, offset, self.write_head, fragment, local)
 
     def _may_jump(self, at: int) -> bool:
         """Whether a reader before span ``at``, where nothing covers it, may go on from its begin."""

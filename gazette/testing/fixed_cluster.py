@@ -74,7 +74,9 @@ class MemoryEtcd:
         self.kvs: dict[bytes, KeyValue] = {}
         self.watchers: list[Any] = []
         self.transactions: list[bool] = []
-        """Whether each transaction so far succeeded."""
+        """Whether each transaction on watched keys so far succeeded."""
+        self.failing = ""
+        """A key whose writes fail, as if etcd was away."""
 
     def header(self) -> ResponseHeader:
         return ResponseHeader(cluster_id=11, member_id=22, revision=self.revision, raft_term=33)
@@ -100,13 +102,21 @@ class MemoryEtcd:
                 created, version = was.create_revision, was.version + 1
             kv = self.kvs[key] = KeyValue(key, value, created, self.revision, version)
             events.append(WatchEvent(kv))
-        for watcher in self.watchers:
-            watcher(WatchResponse(self.header(), tuple(events)))
+        watched = tuple(event for event in events if _is_watched(event.kv.key))
+        if watched:
+            for watcher in self.watchers:
+                watcher(WatchResponse(self.header(), watched))
         return self.revision
 
+    async def get(self, key: str) -> KeyValue | None:
+        return self.kvs.get(key.encode())
+
     async def txn(self, compares: Sequence[Compare], success: Sequence[Operation]) -> TxnResult:
+        if any(isinstance(op, PutOp) and op.key.decode() == self.failing for op in success):
+            raise Unavailable("etcd is away")
         holds = all(self._holds(compare) for compare in compares)
-        self.transactions.append(holds)
+        if any(_is_watched(compare.key) for compare in compares):
+            self.transactions.append(holds)
         if holds:
             self.change({op.key.decode(): op.value for op in success if isinstance(op, PutOp)})
         return TxnResult(self.header(), holds, (PutResult(self.header()),) * len(success))
@@ -310,6 +320,10 @@ class FixedCluster:
         puts = {key: value for key, value in after.items() if key not in before}
         return self.etcd.change(puts, sorted(set(before) - set(after)))
 
+    def life(self, journal: str) -> int:
+        """The revision at which the journal was created."""
+        return self.etcd.kvs[item_key(ROOT, journal).encode()].create_revision
+
     def forget(self, name: str) -> None:
         """Remove a broker's member key, as its expired lease would."""
         self.etcd.change({}, [member_key(ROOT, *_parts(self.brokers[name].id))])
@@ -338,6 +352,10 @@ class FixedCluster:
                 first = first or error
         if first is not None and exc_info[0] is None:
             raise first
+
+
+def _is_watched(key: bytes) -> bool:
+    return key.startswith(f"{ROOT}/".encode())
 
 
 def _parts(process_id: ProcessId) -> tuple[str, str]:

@@ -29,6 +29,7 @@ class Uploads:
     def __init__(self) -> None:
         self.spools: list[tuple[CompletedSpool, asyncio.Event | None]] = []
         self.ends: list[int | None] = []
+        self.completed: list[int] = []
 
     def spool_complete(
         self,
@@ -61,7 +62,7 @@ def uploads() -> Uploads:
 
 @pytest.fixture
 def agreement(uploads: Uploads) -> Agreement:
-    return Agreement(uploads, 7)
+    return Agreement(uploads, 7, uploads.completed.append)
 
 
 @pytest.fixture
@@ -120,6 +121,7 @@ async def test_who_leads_gives_on_what_is_agreed(agreement, uploads, make):
     # Case: answers of another pipeline come late.
     agreement.agree(7)
     assert agreement.end == 14
+    assert uploads.completed == [7, 14]
     agreement.agree(21)
     assert uploads.ranges == [(0, 7), (7, 14), (14, 21)]
     assert all(event is None for _, event in uploads.spools)
@@ -139,6 +141,7 @@ async def test_what_never_was_agreed_is_cut_off(agreement, uploads, make, caplog
     ]
     assert uploads.ranges == [(100, end)]
     assert uploads.ends == [end - 1]
+    assert uploads.completed == [end - 1]  # What is known of the journal's head is agreed.
     assert uploads.spools[0][1] is None
     # Case: it is over.
     agreement.finish()

@@ -397,16 +397,19 @@ async def test_a_crashed_broker_leaves_its_key_until_the_lease_ends(
 ) -> None:
     broker = await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=1.0)
     await broker.create(journal_spec(JOURNAL))
-    await append(broker, b"lost with its only replica")
+    assert await append(broker, b"lost with its only replica") == 26
     await broker.crash()
     assert len((await etcd.range("/gazette/cluster/members/")).kvs) == 1
-    assert not (broker.file_root / "fragments" / "a").exists()
     # The next one of the same name comes once the lease is over.
     while (await etcd.range("/gazette/cluster/members/")).kvs:
         await SystemClock().sleep(0.05)
     async with await BrokerFixture.start(etcd, tmp_path) as again:
         await again.settled(JOURNAL)
-        assert await append(again, b"anew") == 4
+        # Its offsets are not given out again, whether or not its only fragment was stored.
+        with pytest.raises(GazetteError, match="reach beyond what its brokers know"):
+            await append(again, b"refused")
+        await again.client.append(AppendParams(JOURNAL, offset=26))
+        assert await append(again, b"anew") == 30
 
 
 async def test_replicas_of_a_crashed_broker_are_taken_over(etcd: Etcd, tmp_path: Path) -> None:

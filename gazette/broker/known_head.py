@@ -1,0 +1,187 @@
+"""How far a journal is known to reach: a key in etcd by which an empty store cannot restart it at 0.
+
+Spools are files without a name, and a store may be empty, stale or not mounted. So a journal whose brokers
+were all lost would begin again at an offset that was given out before. The known head forbids that: it is
+at most what all replicas have acknowledged, and an append below it is refused until an operator says where
+to go on (`gazctl journals reset-head`).
+
+It is written before the first append of a primary is answered, and behind each fragment that is completed.
+It is never written per append. The key is outside of the prefix that brokers watch, so that it neither
+wakes the allocator nor puzzles brokers that do not know it. It carries the journal's life: a key that
+a former journal of the same name has left behind means nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from gazette.errors import Conflict, GazetteError, Unavailable
+from gazette.etcd_values import Compare, Op
+from gazette.protocol.ids import JournalName, Offset, Revision
+
+if TYPE_CHECKING:
+    from gazette.broker.context import BrokerContext
+
+log = logging.getLogger(__name__)
+
+_TENURES_MAX: Final = 16
+_ATTEMPTS_MAX: Final = 5
+"""Of one write: each that fails has found a newer value, which another primary has written."""
+_RETRY_S: Final = 5.0
+
+
+def head_key(root: str, journal: JournalName) -> str:
+    """Return the key of a journal's known head, in a cluster of prefix ``root``."""
+    parent, _, name = root.rpartition("/")
+    return f"{parent}/.heads/{name}/{journal}"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The value of the key. ``tenures`` are the latest primaries that have answered an append.
+
+    Each is named by the creation of its assignment, with the offset at which it began.
+    """
+
+    life: Revision
+    offset: Offset = 0
+    tenures: tuple[tuple[Revision, Offset], ...] = ()
+
+    def encode(self) -> bytes:
+        fields = {"life": self.life, "offset": self.offset, "tenures": self.tenures}
+        return json.dumps(fields).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Head:
+        """Raise ``Conflict`` for a value that is not one of ours."""
+        try:
+            fields = json.loads(value)
+            tenures = tuple((int(tenure), int(begin)) for tenure, begin in fields["tenures"])
+            return cls(int(fields["life"]), int(fields["offset"]), tenures)
+        except (ValueError, TypeError, KeyError) as error:
+            raise Conflict(
+                "the known head of a journal cannot be read",
+                hint="Another version wrote it, or something else did: delete the key if you know the "
+                "end of the journal.",
+                value=repr(value[:200]),
+            ) from error
+
+    def begun(self, tenure: Revision, begin: Offset, end: Offset) -> Head:
+        """The head once a primary has acknowledged ``[begin, end)`` first."""
+        tenures = (*self.tenures, (tenure, begin))[-_TENURES_MAX:]
+        return replace(self, offset=max(self.offset, end), tenures=tenures)
+
+    def limit(self, tenure: Revision) -> Offset | None:
+        """Where a later primary than ``tenure`` has begun; None if none has."""
+        return min((begin for later, begin in self.tenures if later > tenure), default=None)
+
+
+class KnownHead:
+    """The known head of one replica's journal. Loop-bound.
+
+    ``offset`` is the head as of the last look. Between two writes of a primary it may lag behind what is
+    acknowledged: by one fragment, or more while etcd is away. It never is ahead.
+    """
+
+    def __init__(self, context: BrokerContext, journal: JournalName, life: Revision) -> None:
+        self._context = context
+        self._journal = journal
+        self._key = head_key(context.settings.root, journal)
+        self._head = Head(life)
+        self._mod_revision: Revision = 0
+        self.loaded = False
+        """Whether etcd was looked at; reset to have that done again."""
+        self._tenure: Revision | None = None
+        """That of this replica, once it has acknowledged an append as primary."""
+        self._noted: Offset = 0
+        self._noting: asyncio.Task[None] | None = None
+
+    @property
+    def offset(self) -> Offset:
+        return self._head.offset
+
+    async def load(self) -> Offset:
+        """Look at etcd. Raise what ``Etcd.get`` raises, and ``Conflict`` for an unknown value."""
+        kv = await self._context.etcd.get(self._key)
+        head = Head(self._head.life)
+        if kv is not None:
+            found = Head.decode(kv.value)
+            if found.life == head.life:
+                head = found
+        self._head, self._mod_revision = head, 0 if kv is None else kv.mod_revision
+        self.loaded = True
+        return head.offset
+
+    async def acknowledge(self, tenure: Revision, begin: Offset, end: Offset) -> None:
+        """Return once an append of ``[begin, end)`` may be answered by the primary of ``tenure``.
+
+        Writes the first one of a tenure, and nothing else. Raises ``Conflict`` if a later primary has
+        acknowledged an append, and as ``Etcd.txn``: then it may have been written.
+        """
+        if self._tenure == tenure:
+            return
+        await self._write(lambda head: head.begun(tenure, begin, end), tenure)
+        self._tenure = tenure
+        self._noted = max(self._noted, end)
+
+    def note(self, end: Offset) -> None:
+        """Write, in a while, that everything before ``end`` is acknowledged. Of no effect but for a
+        primary that has acknowledged an append."""
+        if self._tenure is None or end <= self._noted:
+            return
+        self._noted = end
+        if self._noting is None or self._noting.done():
+            self._noting = self._context.scope.spawn(
+                self._write_noted(self._tenure), name=f"head {self._journal}"
+            )
+
+    async def settle(self, timeout_s: float) -> None:
+        """Return when what was noted is written, or the time is up. Cancellation: no effect."""
+        if self._noting is not None:
+            await asyncio.wait({self._noting}, timeout=timeout_s)
+
+    async def _write_noted(self, tenure: Revision) -> None:
+        while self._head.offset < self._noted:
+            try:
+                await self._write(
+                    lambda head: replace(head, offset=max(head.offset, self._noted)), tenure
+                )
+            except Conflict as error:
+                log.warning(
+                    "the known head of %(journal)s is left to a later primary: %(error)s",
+                    {"journal": self._journal, "error": error},
+                )
+                return
+            except GazetteError as error:
+                log.warning(
+                    "the known head of %(journal)s could not be written (will retry): %(error)s",
+                    {"journal": self._journal, "error": error},
+                )
+                await self._context.clock.sleep(_RETRY_S)
+
+    async def _write(self, change: Callable[[Head], Head], tenure: Revision) -> None:
+        for _ in range(_ATTEMPTS_MAX):
+            if (begun := self._head.limit(tenure)) is not None:
+                raise Conflict(
+                    "another broker leads the journal since, and has acknowledged appends",
+                    hint="No action: this broker learns of it from etcd, and stops leading.",
+                    journal=self._journal,
+                    begun_at=begun,
+                )
+            head = change(self._head)
+            unchanged = Compare.mod_revision(self._key, "=", self._mod_revision)
+            result = await self._context.etcd.txn([unchanged], [Op.put(self._key, head.encode())])
+            if result.succeeded:
+                self._head, self._mod_revision = head, result.header.revision
+                return
+            await self.load()
+        raise Unavailable(
+            "the known head of the journal changes too often to be written",
+            hint="Several brokers take themselves for its primary: compare their routes.",
+            journal=self._journal,
+        )

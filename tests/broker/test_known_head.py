@@ -1,0 +1,253 @@
+"""The known head: what keeps an empty, stale or unmounted store from restarting a journal at 0."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gazette.auth import Capability, Claims
+from gazette.broker.append_driver import AppendCall, AppendDriver
+from gazette.broker.append_events import AppendTerms, Ending, Outcome
+from gazette.broker.known_head import Head, head_key
+from gazette.client.appender import AppendParams
+from gazette.client.journals import JournalChange
+from gazette.clock import SystemClock
+from gazette.errors import Conflict, Unavailable
+from gazette.etcd import Etcd
+from gazette.fragment.cover_set import CoverSet
+from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.status import Status
+from gazette.testing.broker import BrokerFixture, journal_spec
+from gazette.testing.fixed_cluster import ROOT, FixedBroker, FixedCluster
+
+JOURNAL = "a/journal"
+KEY = head_key(ROOT, JOURNAL)
+
+
+class Chunks:
+    """Content of an append, with its commit."""
+
+    def __init__(self, *chunks: bytes) -> None:
+        self._chunks = [*chunks, b""]
+
+    async def next(self) -> bytes | None:
+        return self._chunks.pop(0) if self._chunks else None
+
+
+async def append(broker: FixedBroker, *chunks: bytes, **terms: Any) -> Outcome:
+    call = AppendCall(
+        AppendTerms(JOURNAL, **terms),
+        Claims.of_journal(Capability.APPEND, JOURNAL),
+        may_proxy=False,
+    )
+    return await AppendDriver(broker.context, call, Chunks(*chunks)).run()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await SystemClock().sleep(0)
+
+
+def known(cluster: FixedCluster) -> Head | None:
+    kv = cluster.etcd.kvs.get(KEY.encode())
+    return None if kv is None else Head.decode(kv.value)
+
+
+def stored(tmp_path: Path) -> list[Path]:
+    directory = tmp_path / "root" / "fragments" / JOURNAL
+    paths = directory.iterdir() if directory.exists() else ()
+    return sorted(path for path in paths if not path.name.startswith("."))
+
+
+def name_of(begin: int, content: bytes) -> str:
+    sum = hashlib.sha1(content).digest()
+    return Fragment(JOURNAL, begin, begin + len(content), sum, Codec.NONE).content_name()
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[FixedCluster]:
+    async with await FixedCluster.start(3, tmp_path) as cluster:
+        yield cluster
+
+
+async def lose_all(cluster: FixedCluster, name: str) -> None:
+    """The broker is killed, and with it all that it did not upload."""
+    await cluster[name].stop()
+    cluster.forget(name)
+    cluster.assign(JOURNAL)
+
+
+def test_keys_are_outside_of_what_brokers_watch() -> None:
+    assert head_key("/gazette/cluster", "a/journal") == "/gazette/.heads/cluster/a/journal"
+    assert head_key("/one", "a") == "/.heads/one/a"
+
+
+def test_values() -> None:
+    head = Head(7).begun(5, 0, 10).begun(9, 10, 12)
+    assert Head.decode(head.encode()) == Head(7, 12, ((5, 0), (9, 10)))
+    assert [head.limit(tenure) for tenure in (4, 5, 8, 9, 10)] == [0, 10, 10, None, None]
+    # Case: it stays as short as it is long.
+    for tenure in range(10, 100):
+        head = head.begun(tenure, tenure, tenure)
+    assert len(head.tenures) == 16
+    for value in (
+        b"",
+        b"{}",
+        b"[]",
+        json.dumps({"life": 1, "offset": "x", "tenures": []}).encode(),
+    ):
+        with pytest.raises(Conflict, match="cannot be read"):
+            Head.decode(value)
+
+
+async def test_the_first_fragment_is_stored_before_a_second_append(
+    cluster: FixedCluster, tmp_path: Path
+) -> None:
+    cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
+    await append(cluster["a"], b"first")
+    await until(lambda: stored(tmp_path))
+    assert [path.name for path in stored(tmp_path)] == [name_of(0, b"first")]
+
+
+async def test_it_is_not_written_per_append(cluster: FixedCluster) -> None:
+    """Before the first one is answered; then behind each fragment that is completed."""
+    cluster.create(journal_spec(JOURNAL, length=1024), "a")
+    await append(cluster["a"])
+    assert known(cluster) is None
+    await append(cluster["a"], b"first")
+    head = known(cluster)
+    assert head is not None
+    assert (head.life, head.offset) == (cluster.life(JOURNAL), 5)
+    assert [begin for _, begin in head.tenures] == [0]
+    written = cluster.etcd.kvs[KEY.encode()].version
+    for _ in range(20):
+        await append(cluster["a"], b"x" * 52)
+    assert cluster.etcd.kvs[KEY.encode()].version == written
+    await append(cluster["a"], b"x")
+    await until(lambda: cluster.etcd.kvs[KEY.encode()].version == written + 1)
+    head = known(cluster)
+    assert head is not None
+    assert head.offset == 5 + 20 * 52
+
+
+@pytest.mark.parametrize("was_stored", [False, True])
+async def test_an_empty_store_does_not_restart_a_journal(
+    cluster: FixedCluster, tmp_path: Path, was_stored: bool
+) -> None:
+    """All replicas are lost, and the store has nothing: it was wiped, or is not mounted."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    if was_stored:
+        await append(cluster["a"], b"content")
+        await until(lambda: stored(tmp_path))
+    else:
+        for daemon in cluster["a"].replica(JOURNAL)._daemons:
+            daemon.cancel()  # No pulse completes the fragment.
+        cluster["a"].replica(JOURNAL).index.replace_remote(CoverSet())
+        await append(cluster["a"], b"content")
+    await lose_all(cluster, "a")
+    for path in stored(tmp_path):
+        path.unlink()
+    cluster.assign(JOURNAL, "b")
+    outcome = await append(cluster["b"], b"x")
+    assert (outcome.ending, outcome.status) == (
+        Ending.REFUSED,
+        Status.INDEX_HAS_GREATER_OFFSET,
+    )
+    assert outcome.store_error == "known head 7, stores end at 0, spools at 0"
+    # Case: a read for the write head gives the known head, and an append there confirms it.
+    assert cluster["b"].replica(JOURNAL).index.write_head == 7
+    assert (await append(cluster["b"], offset=5)).status is Status.WRONG_APPEND_OFFSET
+    assert (await append(cluster["b"], offset=7)).ending is Ending.COMMITTED
+    outcome = await append(cluster["b"], b"x")
+    assert outcome.commit is not None
+    assert outcome.commit.begin == 7
+
+
+async def test_a_stale_store_does_not_give_offsets_out_twice(
+    cluster: FixedCluster, tmp_path: Path
+) -> None:
+    """A backup, or a bucket that lags: its fragments end before what is known to exist."""
+    cluster.create(journal_spec(JOURNAL, length=1024), "a")
+    for content in (bytes(1025), bytes(1025), b"open"):
+        await append(cluster["a"], content)
+    await until(lambda: len(stored(tmp_path)) == 2)
+    await until(lambda: cluster["a"].replica(JOURNAL).head.offset == 2050)
+    await cluster["a"].replica(JOURNAL).head.settle(10.0)
+    await lose_all(cluster, "a")
+    stored(tmp_path)[1].unlink()
+    cluster.put_spec(journal_spec(JOURNAL, replication=2))
+    cluster.assign(JOURNAL, "b", "c")
+    outcome = await append(cluster["b"], b"x")
+    assert outcome.status is Status.INDEX_HAS_GREATER_OFFSET
+    assert outcome.store_error == "known head 2050, stores end at 1025, spools at 0"
+    follower = cluster["c"].replica(JOURNAL)
+    await until(lambda: follower.index.first_refreshed)
+    assert follower.index.write_head == 2050
+
+
+async def test_a_journal_without_stores_goes_on_at_its_known_head(cluster: FixedCluster) -> None:
+    """Nothing is to be waited for, and no offset is used again."""
+    cluster.create(journal_spec(JOURNAL, stores=()), "a")
+    await append(cluster["a"], b"content")
+    cluster.assign(JOURNAL)
+    cluster.assign(JOURNAL, "b")
+    outcome = await append(cluster["b"], b"x")
+    assert outcome.commit is not None
+    assert outcome.commit.begin == 7
+
+
+async def test_the_head_of_another_life_means_nothing(cluster: FixedCluster) -> None:
+    cluster.create(journal_spec(JOURNAL, stores=()), "a")
+    cluster.etcd.change({KEY: Head(1, 100, ((2, 50),)).encode()})
+    outcome = await append(cluster["a"], b"x")
+    assert outcome.commit is not None
+    assert outcome.commit.begin == 0
+    head = known(cluster)
+    assert head is not None
+    assert (head.life, head.offset) == (cluster.life(JOURNAL), 1)
+
+
+async def test_no_answer_without_it(cluster: FixedCluster) -> None:
+    """etcd refuses the write before the first answer: the append may have happened, and fails."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"])
+    cluster.etcd.failing = KEY
+    outcome = await append(cluster["a"], b"first")
+    assert outcome.ending is Ending.FAILED
+    assert outcome.uncertain
+    assert isinstance(outcome.error, Unavailable)
+    cluster.etcd.failing = ""
+    outcome = await append(cluster["a"], b"second")
+    assert outcome.commit is not None
+    head = known(cluster)
+    assert head is not None
+    assert head.offset == outcome.commit.end
+
+
+async def test_two_primaries_do_not_both_begin(cluster: FixedCluster) -> None:
+    """One replica, and its broker does not know that another one leads, and has appended."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"])
+    cluster["a"].lagging = []
+    cluster.assign(JOURNAL, "b")
+    assert (await append(cluster["b"], b"content")).ending is Ending.COMMITTED
+    outcome = await append(cluster["a"], b"other")
+    assert outcome.ending is Ending.FAILED
+    assert isinstance(outcome.error, Conflict)
+    assert "another broker leads the journal since" in str(outcome.error)
+    cluster["a"].catch_up()
+
+
+async def test_it_goes_with_its_journal(etcd: Etcd, tmp_path: Path) -> None:
+    key = head_key("/gazette/cluster", JOURNAL)
+    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+        await broker.create(journal_spec(JOURNAL))
+        await broker.client.append(AppendParams(JOURNAL), b"content")
+        assert await etcd.get(key) is not None
+        await broker.client.apply_journals([JournalChange(delete=JOURNAL, expect_mod_revision=-1)])
+        assert await etcd.get(key) is None
