@@ -12,7 +12,7 @@ STAMP := $(BIN)/.gazette-installed
 DEV_STAMP := $(BIN)/.gazette-dev-installed
 WORKERS ?= 2
 
-.PHONY: setup demo test test-long check fmt bench docs bench-spark faults faults-spark soak-stores crash-matrix chaos soak sim protos clean
+.PHONY: setup demo test test-long check fmt bench docs bench-spark faults faults-spark soak-stores crash-matrix chaos soak sim sim-consumers protos clean
 
 setup: $(DEV_STAMP)
 
@@ -86,6 +86,10 @@ soak: $(DEV_STAMP)
 SEEDS ?= 1000
 sim: $(DEV_STAMP)
 	$(BIN)/python -m tools.simulation --seeds $(SEEDS) $(ARGS)
+
+# The same with members of an application that folds its input, whose threads take turns in virtual time.
+sim-consumers: $(DEV_STAMP)
+	$(BIN)/python -m tools.simulation --consumers --seeds $(SEEDS) $(ARGS)
 
 bench: $(DEV_STAMP)
 	$(BIN)/gazette bench $(ARGS)

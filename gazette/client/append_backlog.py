@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -101,7 +102,7 @@ class Backlog:
         self,
         queue: JournalQueue,
         params: AppendParams,
-        dependencies: frozenset[OpFuture[Any]],
+        dependencies: AbstractSet[OpFuture[Any]],
         content: BytesLike,
         segments: Collection[Segment] | None,
     ) -> OpFuture[AppendResult]:
@@ -143,7 +144,7 @@ class Backlog:
             queue.drop(segments)
             self._room.notify_all()
 
-    def pending_except(self, journal: str) -> frozenset[OpFuture[Any]]:
+    def pending_except(self, journal: str) -> AbstractSet[OpFuture[Any]]:
         """See `AppendService.pending_except`."""
         with self._mutex:
             futures: list[OpFuture[Any]] = []
@@ -154,7 +155,7 @@ class Backlog:
                     futures.append(queue.failed)
                 elif queue.batches:
                     futures.append(queue.batches[-1].future)
-            return frozenset(futures)
+            return dict.fromkeys(futures).keys()  # In their order: what waits does so in it.
 
     # Taking out: the loop's side.
 

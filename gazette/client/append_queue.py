@@ -9,6 +9,7 @@ import threading
 from asyncio import Future as LoopFuture
 from collections import deque
 from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +32,7 @@ class Batch:
 
     __slots__ = ("buffer", "dependencies", "future", "params", "segments", "size")
 
-    def __init__(self, params: AppendParams, dependencies: frozenset[OpFuture[Any]]) -> None:
+    def __init__(self, params: AppendParams, dependencies: AbstractSet[OpFuture[Any]]) -> None:
         self.params = params
         self.dependencies = dependencies
         self.future: OpFuture[AppendResult] = OpFuture()
@@ -40,7 +41,7 @@ class Batch:
         """Content behind the last segment."""
         self.size = 0
 
-    def accepts(self, params: AppendParams, dependencies: frozenset[OpFuture[Any]]) -> bool:
+    def accepts(self, params: AppendParams, dependencies: AbstractSet[OpFuture[Any]]) -> bool:
         """Whether an append may join: it may not make those before it wait for more."""
         return (
             (params is self.params or params == self.params)
@@ -97,7 +98,7 @@ class JournalQueue:
         self.failure: BaseException | None = None
         self.failed: OpFuture[AppendResult] | None = None
 
-    def chain(self, params: AppendParams, dependencies: frozenset[OpFuture[Any]]) -> Batch:
+    def chain(self, params: AppendParams, dependencies: AbstractSet[OpFuture[Any]]) -> Batch:
         batch = Batch(params, dependencies)
         self.batches.append(batch)
         self.tail = batch

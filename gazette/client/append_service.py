@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Final
 
 from gazette.client.append_backlog import AppendServiceSettings, Backlog
@@ -39,7 +40,7 @@ from gazette.client.rpc_errors import status_of
 from gazette.client.wire import BytesLike
 from gazette.errors import Broken, Bug, Closed, Fenced, GazetteError, Invalid
 from gazette.protocol.status import Status
-from gazette.tasks import BlockingPool, OpFuture, TaskScope, settled
+from gazette.tasks import BlockingPool, OpFuture, Pool, TaskScope, settled
 
 if TYPE_CHECKING:
     from gazette.client.client import Client
@@ -48,7 +49,7 @@ __all__ = ["AppendService", "AppendServiceSettings", "AppendTxn", "MemoryBudget"
 
 log = logging.getLogger(__name__)
 
-_NOTHING: Final[frozenset[OpFuture[Any]]] = frozenset()
+_NOTHING: Final[AbstractSet[OpFuture[Any]]] = frozenset()
 
 _TERMINAL: Final = frozenset(
     {
@@ -97,13 +98,15 @@ class AppendService:
         *,
         settings: AppendServiceSettings | None = None,
         budget: MemoryBudget | None = None,
-        pool: BlockingPool | None = None,
+        pool: Pool | None = None,
     ) -> None:
         settings = AppendServiceSettings() if settings is None else settings
         budget = MemoryBudget(settings.memory_max) if budget is None else budget
         self._client = client
         self._own_pool = pool is None
-        self._pool = BlockingPool("append-spill", settings.spill_threads) if pool is None else pool
+        self._pool: Pool = (
+            BlockingPool("append-spill", settings.spill_threads) if pool is None else pool
+        )
         self._loop = asyncio.get_running_loop()
         self._backlog = Backlog(settings, budget, self._on_work, self._wake)
         self._scope = TaskScope("append service", on_failure=self._on_failure)
@@ -153,7 +156,7 @@ class AppendService:
                 backlog.hold(queue, segment)
         return backlog.enqueue(queue, params, _unmet(dependencies), content, segments)
 
-    def pending_except(self, journal: str) -> frozenset[OpFuture[Any]]:
+    def pending_except(self, journal: str) -> AbstractSet[OpFuture[Any]]:
         """Futures of everything that was released to other journals and has not succeeded.
 
         A journal's last future stands for those before it. A journal that failed contributes its
@@ -326,13 +329,13 @@ async def _done(future: OpFuture[Any]) -> None:
     await asyncio.wait([waiter])
 
 
-def _unmet(dependencies: Collection[OpFuture[Any]]) -> frozenset[OpFuture[Any]]:
-    """Those that have not succeeded yet."""
-    return frozenset(
+def _unmet(dependencies: Collection[OpFuture[Any]]) -> AbstractSet[OpFuture[Any]]:
+    """Those that have not succeeded yet, in their order."""
+    return dict.fromkeys(
         future
         for future in dependencies
         if not future.done() or future.cancelled() or future.exception() is not None
-    )
+    ).keys()
 
 
 def _wake_one(queue: JournalQueue) -> None:

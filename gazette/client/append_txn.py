@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -32,7 +33,7 @@ class AppendTxn:
         backlog: Backlog,
         queue: JournalQueue,
         params: AppendParams,
-        dependencies: frozenset[OpFuture[Any]],
+        dependencies: AbstractSet[OpFuture[Any]],
     ) -> None:
         self._backlog = backlog
         self._queue = queue

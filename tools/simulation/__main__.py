@@ -9,25 +9,12 @@ import argparse
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 
-from tools.simulation.run import Outcome, measured, quiet, report, run_seed
+from tools.simulation.run import quiet, report, run_seed, simulate
 
 _HASH_SEED = "0"
-
-
-def _simulate(seeds: range) -> tuple[list[Outcome], float]:
-    """Run seeds in this process; those that violated something are run again for their trace."""
-    quiet()
-    failed: list[Outcome] = []
-
-    def run() -> None:
-        for seed in seeds:
-            outcome = run_seed(seed)
-            if outcome.violations:
-                failed.append(run_seed(seed, trace=True))
-
-    return failed, measured(run)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -35,6 +22,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=300, help="number of seeds")
     parser.add_argument("--first", type=int, default=1, help="first seed")
     parser.add_argument("--seed", type=int, help="simulate this seed only, and print its digest")
+    parser.add_argument("--consumers", action="store_true", help="simulate consumers, too")
     parser.add_argument("--trace", action="store_true", help="print the trace of --seed")
     parser.add_argument("--workers", type=int, default=1, help="number of processes")
     parser.add_argument(
@@ -44,34 +32,38 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _one(seed: int, *, trace: bool) -> int:
+def _one(seed: int, *, trace: bool, consumers: bool) -> int:
     quiet()
-    outcome = run_seed(seed, trace=trace)
+    outcome = run_seed(seed, trace=trace, consumers=consumers)
     sys.stdout.write(report(outcome) + "\n" if outcome.trace or outcome.violations else "")
     sys.stdout.write(
         f"seed {seed}: {len(outcome.violations)} violations, {outcome.acknowledged} of "
-        f"{outcome.appends} appends acknowledged, {outcome.virtual_s:.0f} virtual seconds, "
+        f"{outcome.appends} {'messages committed' if consumers else 'appends acknowledged'}, "
+        f"{outcome.virtual_s:.0f} virtual seconds, "
         f"{outcome.steps} steps, digest {outcome.digest:016x}\n"
     )
     return 1 if outcome.violations else 0
 
 
-def _many(first: int, count: int, workers: int, slice: int, *, keep_going: bool) -> int:
+def _many(
+    first: int, count: int, workers: int, slice: int, *, keep_going: bool, consumers: bool
+) -> int:
     slices = [
         range(begin, min(begin + slice, first + count))
         for begin in range(first, first + count, slice)
     ]
     done, failures, spent = 0, 0, 0.0
+    flag = " --consumers" if consumers else ""
     context = get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=20) as pool:
-        results = pool.map(_simulate, slices)
+        results = pool.map(partial(simulate, consumers=consumers), slices)
         for seeds, (failed, seconds) in zip(slices, results, strict=True):
             done, spent = done + len(seeds), spent + seconds
             for outcome in failed:
                 failures += 1
                 sys.stdout.write(report(outcome) + "\n")
                 sys.stdout.write(
-                    f"replay: python -m tools.simulation --seed {outcome.seed} --trace\n"
+                    f"replay: python -m tools.simulation{flag} --seed {outcome.seed} --trace\n"
                 )
             sys.stdout.flush()
             if failures and not keep_going:
@@ -92,13 +84,14 @@ def main() -> int:
         command = [sys.executable, "-m", "tools.simulation", *sys.argv[1:]]
         os.execve(sys.executable, command, environ)  # noqa: S606 - the same program again
     if arguments.seed is not None:
-        return _one(arguments.seed, trace=arguments.trace)
+        return _one(arguments.seed, trace=arguments.trace, consumers=arguments.consumers)
     return _many(
         arguments.first,
         arguments.seeds,
         arguments.workers,
         arguments.slice,
         keep_going=arguments.keep_going,
+        consumers=arguments.consumers,
     )
 
 

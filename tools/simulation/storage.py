@@ -26,9 +26,7 @@ from tools.simulation.loop import Node, VirtualLoop
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_CALL_S: Final = 0.003
-_AT_ONCE: Final = 0.9
-"""How many calls are performed at one instant, while nothing is wrong: threads cost time."""
+_CALL_S: Final = 0.0003
 _DIRECTORY: Final = Path("/spools")
 _local = threading.local()
 
@@ -37,16 +35,14 @@ class Unwound(BaseException):
     """Ends a blocking call whose simulation is over."""
 
 
-class _Worker:
+class TurnThread:
     """A thread of the system that runs one call at a time, in turns with the thread of the loop."""
 
-    idle: list[_Worker] = []  # noqa: RUF012 - threads are used again by the next simulation
+    idle: list[TurnThread] = []  # noqa: RUF012 - threads are used again by the next simulation
 
     def __init__(self) -> None:
-        # Each is released by one thread and acquired by the other.
-        self._go, self._back = threading.Lock(), threading.Lock()
-        self._go.acquire()
-        self._back.acquire()
+        self._go = threading.Semaphore(0)
+        self._back = threading.Semaphore(0)
         self._call: Callable[[], None] | None = None
         self.waits_s: float | None = None
         """How long the call wants to wait; None once it has ended."""
@@ -54,12 +50,27 @@ class _Worker:
         threading.Thread(target=self._work, name="simulated", daemon=True).start()
 
     @classmethod
-    def run(cls, call: Callable[[], None]) -> _Worker:
+    def run(cls, call: Callable[[], None]) -> TurnThread:
         """Run a call until it waits or ends."""
-        worker = cls.idle.pop() if cls.idle else cls()
-        worker._call, worker.unwinding = call, False
-        worker.resume()
+        worker = cls.take()
+        worker.begin(call)
         return worker
+
+    @classmethod
+    def take(cls) -> TurnThread:
+        """Return a thread to ``begin`` a call in."""
+        return cls.idle.pop() if cls.idle else cls()
+
+    @staticmethod
+    def current() -> TurnThread | None:
+        """Return the thread that the caller runs in; None on the loop."""
+        worker: TurnThread | None = getattr(_local, "worker", None)
+        return worker
+
+    def begin(self, call: Callable[[], None]) -> None:
+        """Run a call until it waits or ends. The thread is idle."""
+        self._call, self.unwinding = call, False
+        self.resume()
 
     def resume(self) -> None:
         """Let the call go on until it waits again, or ends."""
@@ -99,17 +110,11 @@ class Threads:
     def __init__(self, node: Node, rng: random.Random) -> None:
         self.node = node
         self.rng = rng
-        self.troubled: Callable[[], bool] = lambda: False
-        """Whether calls take longer than usual now, so that they must not be performed at once."""
-        self._waiting: dict[_Worker, None] = {}
-        self._at_once = False
+        self._waiting: dict[TurnThread, None] = {}
 
     def wait(self, seconds: float) -> None:
         """Block for that long: the thread of a pool, or else the node with all that is in it."""
-        worker: _Worker | None = getattr(_local, "worker", None)
-        if self._at_once:
-            return
-        if worker is not None:
+        if (worker := TurnThread.current()) is not None:
             worker.wait(seconds)
         else:
             self.node.hold(seconds)
@@ -120,19 +125,14 @@ class Threads:
     def start(self, call: Callable[[], None]) -> None:
         """Run a call in a thread, to its end or until it waits."""
         context = self.node.context.copy()
-        if not self.troubled() and self.rng.random() < _AT_ONCE:
-            self._at_once = True
-            context.run(call)
-            self._at_once = False
-            return
-        self._follow(_Worker.run(lambda: context.run(call)))
+        self._follow(TurnThread.run(lambda: context.run(call)))
 
-    def _resume(self, worker: _Worker) -> None:
+    def _resume(self, worker: TurnThread) -> None:
         del self._waiting[worker]
         worker.resume()
         self._follow(worker)
 
-    def _follow(self, worker: _Worker) -> None:
+    def _follow(self, worker: TurnThread) -> None:
         if worker.waits_s is not None:
             self._waiting[worker] = None
             node = self.node

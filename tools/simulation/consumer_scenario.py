@@ -1,0 +1,520 @@
+"""What one seed does to consumers: writers, members that fold what they write, and faults that overlap.
+
+At the end everything is healed. Then a shard's state is the fold of the committed input, and every input
+has one output: those of a state that was recovered from its log, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from gazette.client.append_service import AppendService
+from gazette.client.appender import AppendParams
+from gazette.client.client import Client
+from gazette.client.journals import JournalChange, apply_journals
+from gazette.client.reader import ReadParams
+from gazette.errors import GazetteError
+from gazette.etcd import Compare, Etcd, EtcdSettings, Op
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
+from gazette.message.envelope_reader import CommittedReader
+from gazette.message.mapping import fixed_mapping
+from gazette.message.publisher import Publisher
+from gazette.protocol import duration
+from gazette.protocol.fragment import Codec
+from gazette.protocol.journal import FragmentSpec, JournalSpec
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.shard import ShardSource, ShardSpec
+from gazette.tasks import TaskScope, settled
+from tools.simulation.consumer_app import KEYS, FoldStore, Input, Output
+from tools.simulation.consumer_world import CONSUMERS, ConsumerWorld, MemberProcess
+from tools.simulation.loop import Node, NodeClock
+from tools.simulation.network import SimTransport
+from tools.simulation.storage import Threads
+from tools.simulation.world import ETCD, ETCD_ADDRESS, BrokerProcess
+
+M = TypeVar("M")
+
+LEASE_S: Final = 20.0
+LOGS: Final = "recovery"
+HINTS: Final = "/gazette/hints/fold"
+_HEAL_S: Final = 420.0
+"""After the last fault: how long until every shard has read all of its input."""
+_CALL_S: Final = 45.0
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a seed has chosen."""
+
+    brokers: list[str]
+    members: list[str]
+    shards: list[ShardSpec]
+    journals: list[JournalSpec]
+    until: float = 0.0
+    """When the last fault is over."""
+
+
+class ConsumerScenario:
+    """One run. ``run`` returns when it is over; what was violated is in the history of ``world``."""
+
+    def __init__(self, seed: int, *, trace: bool = False) -> None:
+        self.world = world = ConsumerWorld(seed, trace=trace)
+        self.rng = random.Random(world.rng.getrandbits(64))
+        self.plan = self._plan()
+        world.broker_hosts = self.plan.brokers
+        self.node = Node(world.loop, "op")
+        self.clock = NodeClock(world.loop)
+        self.done = False
+        self.numbers = 0
+        """How many messages were published."""
+        self.committed = 0
+        """How many of them have committed, as of the end."""
+        self._writers: list[asyncio.Task[None]] = []
+        self._broker_free_at = 0.0
+        """From when on a broker may fail again: acknowledged bytes are not to be lost by two failures."""
+        self._client: Client | None = None
+        world.on_exited = self._on_broker_exited
+        world.on_member_exited = self._on_member_exited
+
+    # Choosing.
+
+    def _plan(self) -> Plan:
+        rng, world = self.rng, self.world
+        world.network.delay_s = rng.choice((0.0003, 0.001, 0.005))
+        world.settings = {"lease_ttl_s": LEASE_S, "watch_delay_s": rng.choice((0.0, 0.03))}
+        world.stalls = rng.choice(((0.0, 0.0), (0.01, 1.0), (0.03, 30.0)))
+        world.consumer_options = {
+            "lease_ttl_s": LEASE_S,
+            "watch_delay_s": rng.choice((0.0, 0.03)),
+            "hints_interval_s": rng.choice((1.0, 5.0, 60.0)),
+            "max_restarts": 100,
+            "graceful_stop_s": 2.0,
+        }
+        brokers = [f"broker-{number}" for number in range(rng.choice((1, 3, 3)))]
+        members = [f"member-{number}" for number in range(rng.choice((1, 2, 2, 3)))]
+        replication = 1 if len(brokers) == 1 else rng.choice((2, 3))
+        shards, journals = [], []
+        world.outputs = [f"out/{number}" for number in range(rng.choice((1, 1, 2)))]
+        for name in world.outputs:
+            journals.append(self._journal(name, replication, CONTENT_JSON_LINES))
+        for number in range(rng.choice((1, 1, 2))):
+            sources = [f"in/{number}/{part}" for part in range(rng.choice((1, 1, 2)))]
+            for name in sources:
+                journals.append(self._journal(name, replication, CONTENT_JSON_LINES))
+            id = f"shard-{number}"
+            journals.append(self._journal(f"{LOGS}/{id}", replication, CONTENT_RECOVERY_LOG))
+            shards.append(
+                ShardSpec(
+                    id,
+                    sources=tuple(ShardSource(name) for name in sources),
+                    recovery_log_prefix=LOGS,
+                    hint_prefix=HINTS,
+                    hint_backups=rng.choice((0, 1, 2)),
+                    min_txn_duration_ns=int(rng.choice((0.0, 0.0, 0.5)) * duration.SECOND),
+                    max_txn_duration_ns=int(rng.choice((0.1, 1.0)) * duration.SECOND),
+                    hot_standbys=rng.choice((0, 1, 1, 2)),
+                    disable_wait_for_ack=rng.random() < 0.3,
+                    ring_buffer_size=rng.choice((2, 8, 0)),
+                )
+            )
+        return Plan(brokers, members, shards, journals)
+
+    def _journal(self, name: str, replication: int, content_type: str) -> JournalSpec:
+        rng = self.rng
+        return JournalSpec(
+            name,
+            replication=replication,
+            labels=LabelSet.of((CONTENT_TYPE, content_type)),
+            fragment=FragmentSpec(
+                length=rng.choice((1 << 10, 1 << 12, 1 << 20)),
+                codec=Codec.NONE,
+                stores=(f"s3://{name.replace('/', '-')}/",),
+                refresh_interval_ns=rng.choice((5, 30)) * duration.SECOND,
+                flush_interval_ns=rng.choice((0, 60)) * duration.SECOND,
+            ),
+        )
+
+    # Running.
+
+    def run(self) -> None:
+        world = self.world
+        main = self.node.spawn(self._main(), "scenario")
+        ended = world.loop.run(until=36_000.0)
+        if not main.done():
+            world.violated("nothing is left to wait for" if not ended else "the run does not end")
+        elif not main.cancelled() and (error := main.exception()) is not None:
+            raise error
+
+    async def _main(self) -> None:
+        world, plan = self.world, self.plan
+        for host in plan.brokers:
+            world.start_broker(host)
+        self._client = client = world.client(self.node, *plan.brokers)
+        await self._create_journals(client)
+        async with await Etcd.connect(
+            EtcdSettings(endpoints=(f"http://{ETCD_ADDRESS}",)),
+            self.clock,
+            transport=SimTransport(world.network, self.node),
+        ) as etcd:
+            for spec in plan.shards:
+                key = f"{CONSUMERS}/items/{spec.id}"
+                value = spec.to_pb().SerializeToString()
+                await etcd.txn((Compare.version(key, "=", 0),), (Op.put(key, value),))
+        for host in plan.members:
+            world.start_member(host)
+        for spec in plan.shards:
+            for source in spec.sources:
+                self._spawn_writer(source.journal)
+        async with TaskScope("scenario") as scope:
+            await self._break(scope)
+            await self._heal()
+            scope.cancel()
+        while any(not writer.done() for writer in self._writers):
+            await self.clock.sleep(1.0)
+        await self._judge(client)
+        self.done = True
+        world.loop.stop()
+
+    async def _create_journals(self, client: Client) -> None:
+        changes = [JournalChange(upsert=spec) for spec in self.plan.journals]
+        while True:
+            try:
+                async with asyncio.timeout(_CALL_S):
+                    await apply_journals(client, changes)
+                return
+            except (GazetteError, TimeoutError):
+                await self.clock.sleep(1.0)
+
+    def _spawn_writer(self, journal: str) -> None:
+        node = Node(self.world.loop, f"writer of {journal}")
+        writer = Writer(self, node, journal, random.Random(self.rng.getrandbits(64)))
+        self._writers.append(node.spawn(writer.run(), f"write {journal}"))
+
+    # Faults.
+
+    async def _break(self, scope: TaskScope) -> None:
+        """Let faults happen, at random times; return when the last is over."""
+        rng = self.rng
+        await self.clock.sleep(rng.uniform(1.0, 20.0))
+        faults = [
+            *[self._crash, self._crash, self._pause, self._pause, self._terminate] * 2,
+            self._partition_etcd,
+            self._partition_broker,
+            self._slow_link,
+            self._cut_connections,
+            self._lagging_watch,
+            self._crash_broker,
+            self._pause_broker,
+        ]
+        for _ in range(rng.choice((1, 2, 3))):
+            for _ in range(rng.choice((1, 2, 3))):
+                scope.spawn(
+                    self._delayed(rng.expovariate(1 / 8.0), rng.choice(faults)), name="fault"
+                )
+            await self.clock.sleep(rng.choice((5.0, 30.0, 60.0)) * rng.uniform(0.8, 1.2))
+
+    async def _delayed(self, seconds: float, fault: Callable[[], Any]) -> None:
+        await self.clock.sleep(seconds)
+        await fault()
+
+    def _fault(self, what: str, seconds: float, *hosts: str, lease: bool = False) -> None:
+        """Note a fault. ``lease``: the processes of these hosts may lose their leases by it."""
+        world = self.world
+        now = world.loop.now
+        world.say("fault", what, f"for {seconds:.1f} s", *hosts)
+        self.plan.until = max(self.plan.until, now + seconds)
+        if lease:
+            for host in hosts:
+                until = now + seconds + LEASE_S + 10.0
+                world.excused_until[host] = max(world.excused_until.get(host, 0.0), until)
+
+    def _member(self) -> str:
+        return self.rng.choice(self.plan.members)
+
+    async def _crash(self) -> None:
+        host = self._member()
+        if not self.world.members[host].ended:
+            self._fault("crash", 1.0, host)
+            self.world.crash_member(host, silent=self.rng.random() < 0.3)
+            self._restart_later(host)
+
+    def _restart_later(self, host: str) -> None:
+        rng, world = self.rng, self.world
+        delay = rng.choice((0.2, 2.0, 10.0, 40.0)) * rng.uniform(0.5, 1.5)
+        id = f"{host}-{len(world.all_members)}" if rng.random() < 0.5 else None
+
+        def restart() -> None:
+            if world.members[host].ended and not self.done:
+                world.start_member(host, id)
+
+        self.plan.until = max(self.plan.until, world.loop.now + delay)
+        world.loop.at(world.loop.now + delay, restart)
+
+    def _on_member_exited(self, process: MemberProcess) -> None:
+        if not self.done:
+            self._restart_later(process.host)
+
+    async def _terminate(self) -> None:
+        host = self._member()
+        hurried = self.rng.random() < 0.5
+        self._fault("terminate" + (" hurriedly" if hurried else ""), 10.0, host)
+        self.world.members[host].terminate(hurried=hurried)
+
+    async def _pause(self) -> None:
+        host, seconds = self._member(), self.rng.choice((0.5, 5.0, 25.0, 60.0))
+        seconds *= self.rng.uniform(0.7, 1.3)
+        self._fault("pause", seconds, host, lease=seconds > 5.0)
+        node = self.world.members[host].node
+        node.hold(seconds)
+        self.world.network.held(node)
+
+    async def _part(self, one: str, other: str, *, lease: bool) -> None:
+        rng, network = self.rng, self.world.network
+        seconds = rng.choice((2.0, 15.0, 30.0, 60.0)) * rng.uniform(0.7, 1.3)
+        links = [(one, other), (other, one)]
+        if rng.random() < 0.3:
+            links = [rng.choice(links)]
+        self._fault(f"partition {links}", seconds, one, lease=lease and seconds > 3.0)
+        for link in links:
+            network.block(*link)
+        await self.clock.sleep(seconds)
+        for link in links:
+            network.unblock(*link)
+
+    async def _partition_etcd(self) -> None:
+        await self._part(self._member(), ETCD, lease=True)
+
+    async def _partition_broker(self) -> None:
+        await self._part(self._member(), self.rng.choice(self.plan.brokers), lease=False)
+
+    async def _slow_link(self) -> None:
+        rng, network = self.rng, self.world.network
+        one, other = self._member(), rng.choice([ETCD, *self.plan.brokers])
+        seconds, delay = rng.uniform(5.0, 60.0), rng.choice((0.05, 0.5, 3.0, 8.0))
+        self._fault(f"slow link by {delay} s", seconds, one, lease=other == ETCD and delay > 1.0)
+        for link in ((one, other), (other, one)):
+            if rng.random() < 0.7:
+                network.slow(*link, delay)
+        await self.clock.sleep(seconds)
+        network.slow(one, other, 0.0)
+        network.slow(other, one, 0.0)
+
+    async def _cut_connections(self) -> None:
+        world = self.world
+        host = self.rng.choice([ETCD, *self.plan.brokers, *self.plan.members])
+        self._fault("cut connections", 0.0, host)
+        node = world.etcd_node
+        if host in world.brokers:
+            node = world.brokers[host].node
+        elif host in world.members:
+            node = world.members[host].node
+        world.network.break_connections(node, self.rng.choice((0.3, 1.0)))
+
+    async def _lagging_watch(self) -> None:
+        host, seconds = self._member(), self.rng.uniform(1.0, 40.0)
+        self._fault("lagging watch", seconds, host)
+        held = [one for one in self.world.etcd.streams if one.peer == f"sim:{host}"]
+        for stream in held:
+            stream.hold()
+        await self.clock.sleep(seconds)
+        for stream in held:
+            stream.release()
+
+    def _broker(self) -> str | None:
+        """A broker that may fail without loss, if there is one."""
+        now = self.world.loop.now
+        if len(self.plan.brokers) == 1 or now < self._broker_free_at:
+            return None
+        self._broker_free_at = now + 240.0
+        return self.rng.choice(self.plan.brokers)
+
+    async def _crash_broker(self) -> None:
+        host = self._broker()
+        if host is not None and not self.world.brokers[host].ended:
+            self._fault("crash", LEASE_S + 5.0, host)
+            self.world.crash(host, silent=self.rng.random() < 0.3)
+            self._restart_broker_later(host)
+
+    async def _pause_broker(self) -> None:
+        host, seconds = self._broker(), self.rng.uniform(0.5, 15.0)
+        if host is not None:
+            self._fault("pause", seconds, host, lease=True)
+            node = self.world.brokers[host].node
+            node.hold(seconds)
+            self.world.network.held(node)
+
+    def _restart_broker_later(self, host: str) -> None:
+        world = self.world
+
+        def restart() -> None:
+            if world.brokers[host].ended and not self.done:
+                world.start_broker(host)
+
+        world.loop.at(world.loop.now + self.rng.uniform(1.0, 40.0), restart)
+
+    def _on_broker_exited(self, process: BrokerProcess) -> None:
+        if not self.done:
+            self._restart_broker_later(process.host)
+
+    async def _heal(self) -> None:
+        """Wait until faults are over, and every process runs."""
+        world = self.world
+        while True:
+            processes: list[BrokerProcess | MemberProcess]
+            processes = [*world.brokers.values(), *world.members.values()]
+            down = any(process.ended or process.stopping for process in processes)
+            if self.plan.until < world.loop.now and not down:
+                break
+            await self.clock.sleep(5.0)
+        world.say("fault", "all are over")
+
+    # The end.
+
+    async def _judge(self, client: Client) -> None:
+        """Every shard has read its input, and once more after all members were killed."""
+        expected: dict[str, list[int]] = {}
+        for spec in self.plan.shards:
+            committed = []
+            for source in spec.sources:
+                committed += await self._committed(client, source.journal, Input)
+            expected[spec.id] = [message.number for message in committed]
+            self.committed += len(committed)
+        for again in (False, True):
+            if again:
+                for host in self.plan.members:
+                    self.world.crash_member(host)
+                    self.world.start_member(host)
+            for spec in self.plan.shards:
+                await self._judge_shard(spec, expected[spec.id], "again " if again else "")
+        self.world.look_at_failures()
+        outputs: list[int] = []
+        for journal in self.world.outputs:
+            outputs += [one.number for one in await self._committed(client, journal, Output)]
+        inputs = [number for numbers in expected.values() for number in numbers]
+        self._compare("outputs", inputs, outputs)
+
+    def _compare(self, what: str, expected: list[int], found: list[int]) -> None:
+        want, have = Counter(expected), Counter(found)
+        if missing := sorted((want - have).elements()):
+            self.world.violated(f"{what}: {missing} of {len(expected)} inputs are missing")
+        if extra := sorted((have - want).elements()):
+            self.world.violated(f"{what}: {extra} are there too often, or were not committed")
+
+    async def _judge_shard(self, spec: ShardSpec, expected: list[int], again: str) -> None:
+        world = self.world
+        deadline = world.loop.now + _HEAL_S
+        store: Any = None
+        while world.loop.now < deadline:
+            store = self._caught_up(spec.id)
+            if store is not None and len(store.read().numbers) >= len(expected):
+                break
+            await self.clock.sleep(1.0)
+        if store is None:
+            world.violated(f"{spec.id} is stuck {again}: {self._states(spec.id)}")
+            return
+        state = store.read()
+        self._compare(f"{again}state of {spec.id}", expected, state.numbers)
+        counts = Counter(str(number % KEYS) for number in state.numbers)
+        if dict(counts) != state.counts:
+            world.violated(f"{again}state of {spec.id} is torn: {state.counts} of {dict(counts)}")
+
+    def _caught_up(self, shard_id: str) -> FoldStore | None:
+        """The store of the shard's primary, if it serves."""
+        for process in self.world.members.values():
+            shard: Any = process.shards.get(shard_id)
+            if shard is None or shard.failure is not None or shard.ended.is_set():
+                continue
+            if shard.is_primary and shard.store_ready.is_set():
+                store: FoldStore | None = shard.store
+                return store
+        return None
+
+    def _states(self, shard_id: str) -> list[str]:
+        states = []
+        for process in self.world.members.values():
+            shard: Any = process.shards.get(shard_id)
+            if shard is not None:
+                role = "primary" if shard.is_primary else "standby"
+                states.append(f"{role} at {process.name}, failure {shard.failure!r}")
+        return states
+
+    async def _committed(self, client: Client, journal: str, message_type: type[M]) -> list[M]:
+        """Read the whole journal: what has committed, in order."""
+        head = await self._head(client, journal)
+        params = ReadParams(journal, 0, block=True, end_offset=head)
+        messages: list[M] = []
+        if head:
+            async with asyncio.timeout(_HEAL_S):
+                async with aclosing(
+                    CommittedReader(client, params, message_type).batches()
+                ) as read:
+                    async for batch in read:
+                        messages += [envelope.message for envelope in batch]
+        return messages
+
+    async def _head(self, client: Client, journal: str) -> int:
+        async with asyncio.timeout(_HEAL_S):
+            while True:
+                try:
+                    result = await client.append(AppendParams(journal), b"")
+                    return int(result.commit.end)
+                except GazetteError:
+                    await self.clock.sleep(1.0)
+
+
+class Writer:
+    """Publishes to one journal: single messages, transactions, and such that are never finished."""
+
+    def __init__(
+        self, scenario: ConsumerScenario, node: Node, journal: str, rng: random.Random
+    ) -> None:
+        self._scenario = scenario
+        self._rng = rng
+        self._clock = NodeClock(scenario.world.loop)
+        self._client = scenario.world.client(node, *scenario.plan.brokers)
+        threads = Threads(node, random.Random(rng.getrandbits(64)))
+        self._appends = AppendService(self._client, pool=threads.pool("spill", 1))
+        self._journal = journal
+        self._map = fixed_mapping(journal, CONTENT_JSON_LINES)
+        self._publishers = [self._new_publisher() for _ in range(rng.choice((1, 2)))]
+        self._left = rng.choice((5, 20, 40))
+        self._think_s = rng.choice((0.3, 3.0))
+
+    def _new_publisher(self) -> Publisher:
+        return Publisher.standalone(self._appends, self._clock, self._rng)
+
+    def _message(self) -> Input:
+        self._scenario.numbers += 1
+        return Input(number=self._scenario.numbers)
+
+    async def run(self) -> None:
+        rng = self._rng
+        for _ in range(self._left):
+            await self._clock.sleep(rng.expovariate(1 / self._think_s))
+            index = rng.randrange(len(self._publishers))
+            kind = rng.random()
+            if kind < 0.5:
+                await settled(self._publishers[index].publish_committed(self._map, self._message()))
+            else:
+                await self._transaction(index, finished=kind < 0.9)
+        await self._appends.flush()
+
+    async def _transaction(self, index: int, *, finished: bool) -> None:
+        rng, publisher = self._rng, self._publishers[index]
+        for _ in range(rng.choice((1, 3, 12))):
+            publisher.publish_uncommitted(self._map, self._message())
+            if rng.random() < 0.3:
+                publisher.flush()
+                await self._clock.sleep(rng.expovariate(1 / self._think_s))
+        if not finished:
+            publisher.flush()
+            self._publishers[index] = self._new_publisher()
+            return
+        for journal, intent in publisher.build_ack_intents().items():
+            await settled(self._appends.append(AppendParams(journal), intent))

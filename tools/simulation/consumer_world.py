@@ -1,0 +1,217 @@
+"""The members of a simulated consumer cluster: they can be killed, held, stopped and come again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client import REGISTRY
+
+from gazette.consumer.service import ConsumerService
+from gazette.consumer.settings import ConsumerSettings
+from gazette.consumer.shard import Shard
+from gazette.errors import Bug, Corrupt, GazetteError
+from gazette.etcd import EtcdSettings
+from gazette.tasks import TaskScope
+from tools.simulation.consumer_app import FoldApp
+from tools.simulation.loop import Node, NodeClock
+from tools.simulation.network import SimTransport
+from tools.simulation.storage import Threads
+from tools.simulation.workers import SimWorker, Workers
+from tools.simulation.world import ETCD_ADDRESS, ZONE, BrokerServer, World
+
+CONSUMERS: Final = "/gazette/consumers/fold"
+
+
+class _Service(ConsumerService):
+    """The shipped member."""
+
+    process: MemberProcess
+
+    def fail(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.process.world.on_member_failure(self.process, error)
+        super().fail(error)
+
+
+class MemberProcess:
+    """One process of a member, from its start to its end. ``host`` outlives it; ``id`` names the member."""
+
+    def __init__(self, world: ConsumerWorld, host: str, id: str, number: int) -> None:
+        self.world = world
+        self.host = host
+        self.id = id
+        self.name = f"{id}/{number}"
+        self.node = Node(world.loop, host)
+        self.clock = NodeClock(world.loop)
+        self.threads = Threads(self.node, random.Random(world.rng.getrandbits(64)))
+        self.workers: list[SimWorker] = []
+        self.service: _Service | None = None
+        self.ended = False
+        self.stopping = False
+        self.error: BaseException | None = None
+        self._rng = random.Random(world.rng.getrandbits(64))
+        self._new_worker = world.workers.of(self.threads)
+        self._starting: asyncio.Task[None] | None = None
+        self.node.spawn(self._main(), f"main {self.name}")
+
+    async def _main(self) -> None:
+        """As ``runconsumer.main`` does."""
+        world, rng = self.world, self._rng
+        service = self.service = _Service(
+            FoldApp(world.outputs, random.Random(rng.getrandbits(64)), self._pause),
+            self.clock,
+            random.Random(rng.getrandbits(64)),
+            BrokerServer(world.network, self.node, self.clock),
+            EtcdSettings(endpoints=(f"http://{ETCD_ADDRESS}",)),
+            world.consumer_settings(self),
+            world.client(self.node, *world.broker_hosts),
+            transport=SimTransport(world.network, self.node),
+            pools=self.threads.pool,
+            workers=self._worker,
+            producer_rng=random.Random(rng.getrandbits(64)),
+        )
+        service.process = self
+        scope = TaskScope("member", on_failure=service.fail)
+        starting = self._starting = scope.spawn(service.start(), name="start")
+        try:
+            try:
+                await asyncio.wait({starting})
+                if not starting.cancelled():
+                    await service.wait()
+            finally:
+                self.stopping = True
+                await service.stop()
+                await scope.stop()
+        except Exception as error:  # noqa: BLE001 - it is what the process ends with
+            self.error = error
+        world.on_member_exit(self)
+
+    def _worker(self, name: str) -> SimWorker:
+        worker = self._new_worker(name)
+        worker.stall_chance, worker.stall_s = self.world.stalls
+        self.workers.append(worker)
+        return worker
+
+    def _pause(self, seconds: float) -> None:
+        for worker in self.workers:
+            if worker.is_current:
+                worker.sleep(seconds)
+
+    def terminate(self, *, hurried: bool) -> None:
+        """As SIGTERM; twice if ``hurried``."""
+
+        def signal() -> None:
+            if self.service is None:
+                return
+            for _ in range(1 + hurried):
+                self.service.stop_soon()
+            if self._starting is not None:
+                self._starting.cancel()
+
+        if self.node.alive and not self.ended:
+            self.world.loop.call_soon(signal, context=self.node.context)
+
+    @property
+    def shards(self) -> dict[str, Shard]:
+        """The replicas that it holds, by id; none while it starts."""
+        service = self.service
+        if self.ended or service is None or service._parts is None:
+            return {}
+        return dict(service._parts.resolver.local_shards)
+
+    def forget(self) -> None:
+        """Take back what the process has left in this one."""
+        if self.service is not None and self.service._up is not None:
+            REGISTRY.unregister(self.service._up)
+            self.service._up = None
+
+
+class ConsumerWorld(World):
+    """Brokers and etcd, and beside them the members of one application."""
+
+    def __init__(self, seed: int, *, trace: bool = False) -> None:
+        super().__init__(seed, trace=trace)
+        self.workers = Workers()
+        self.stalls = (0.0, 0.0)
+        """How often turns of workers are late, and by how many seconds at most."""
+        self.outputs: list[str] = []
+        self.broker_hosts: list[str] = []
+        self.members: dict[str, MemberProcess] = {}
+        """The present process of each host."""
+        self.all_members: list[MemberProcess] = []
+        self.consumer_options: dict[str, Any] = {}
+        self.on_member_exited: Callable[[MemberProcess], None] = lambda process: None
+        self.scratch = Path(tempfile.mkdtemp(prefix="gazette-simulation-"))
+
+    def consumer_settings(self, process: MemberProcess) -> ConsumerSettings:
+        directory = self.scratch / process.name.replace("/", "-")
+        directory.mkdir()
+        return ConsumerSettings(
+            zone=ZONE,
+            id=process.id,
+            root=CONSUMERS,
+            scratch_directory=directory,
+            **self.consumer_options,
+        )
+
+    def start_member(self, host: str, id: str | None = None) -> MemberProcess:
+        before = self.members.get(host)
+        chosen = id or (before.id if before is not None else host)
+        process = MemberProcess(self, host, chosen, len(self.all_members) + 1)
+        self.members[host] = process
+        self.all_members.append(process)
+        self.say(host, f"starts as {process.name}")
+        return process
+
+    def crash_member(self, host: str, *, silent: bool = False) -> None:
+        """Kill a member's process, or with ``silent`` its machine."""
+        process = self.members[host]
+        if process.ended:
+            return
+        self.say(host, f"is killed{' with its machine' if silent else ''}")
+        process.ended = True
+        process.node.kill()
+        self.network.crashed(process.node, silent=silent)
+
+    def on_member_failure(self, process: MemberProcess, error: BaseException) -> None:
+        self.say(process.host, f"fails: {type(error).__name__}", error)
+        if self.excused_until.get(process.host, 0.0) < self.loop.now:
+            self.violated(f"{process.name} has failed without a reason: {error!r}")
+
+    def on_member_exit(self, process: MemberProcess) -> None:
+        """A member's process ends by itself: judge with what, and close its connections."""
+        error = process.error
+        self.say(process.host, f"exits: {type(error).__name__ if error else 'as asked'}", error)
+        process.ended = True
+        leaked = sorted(
+            task.get_name()
+            for task in process.node.pending_tasks()
+            if not task.get_name().startswith("main ")
+        )
+        if leaked:
+            self.violated(f"{process.name} has exited with tasks: {leaked}")
+        if error is not None and (isinstance(error, Bug) or not isinstance(error, GazetteError)):
+            self.violated(f"{process.name} has ended with {error!r}")
+        process.node.kill()
+        self.network.crashed(process.node, silent=False)
+        self.on_member_exited(process)
+
+    def look_at_failures(self) -> None:
+        """Judge by what the shards have failed that members hold now."""
+        for process in self.members.values():
+            for shard in process.shards.values():
+                if isinstance(shard.failure, Bug | Corrupt):
+                    self.violated(f"{shard.id} at {process.name} has failed: {shard.failure!r}")
+
+    def close(self) -> None:
+        super().close()
+        self.workers.close()
+        for process in self.all_members:
+            process.forget()
+        shutil.rmtree(self.scratch, ignore_errors=True)

@@ -1,0 +1,199 @@
+"""The threads of shards, in a simulation: real threads of which one at a time runs, when the loop says so.
+
+Code of a shard blocks in ordinary calls, so that it needs a stack of its own. The virtual loop gives its
+turn to a worker's thread and gets it back when that waits or has nothing to do. A turn is a callback of
+the worker's node: it comes after a random delay, not while the node is held, and never once it is dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from gazette.errors import Bug, Closed
+from gazette.tasks import OpFuture, portable, settled
+from tools.simulation.storage import Threads, TurnThread, Unwound
+
+T = TypeVar("T")
+
+_TURN_S: Final = 0.0002
+"""Mean delay of a turn."""
+
+
+class Workers:
+    """The workers of one run. ``close`` ends their threads."""
+
+    def __init__(self) -> None:
+        self._all: list[SimWorker] = []
+
+    def of(self, threads: Threads) -> Callable[[str], SimWorker]:
+        """Return the `gazette.consumer.shard_thread.WorkerFactory` of one node."""
+
+        def new(name: str) -> SimWorker:
+            worker = SimWorker(threads, name)
+            self._all.append(worker)
+            return worker
+
+        return new
+
+    def close(self) -> None:
+        """End every thread, wherever it waits. What it does on its way out is unheard."""
+        for worker in self._all:
+            worker.end()
+        self._all.clear()
+
+
+class SimWorker:
+    """A `gazette.consumer.shard_thread.Worker` whose turns are events of the virtual loop."""
+
+    def __init__(self, threads: Threads, name: str) -> None:
+        self.name = name
+        self._node = threads.node
+        self._loop = threads.node.loop
+        self._rng = threads.rng
+        self._work: deque[tuple[Callable[[], Any], OpFuture[Any]]] = deque()
+        self._closed = False
+        self._over = False
+        self._turn_due = False
+        self._thread: TurnThread | None = None
+        """None until the first turn, and once the worker has ended."""
+        self.stall_chance = 0.0
+        """How often a turn comes late by up to ``stall_s``, as on a machine that is busy."""
+        self.stall_s = 0.0
+
+    # As the code of shards sees it.
+
+    def submit(self, fn: Callable[[], T]) -> OpFuture[T]:
+        if self._closed:
+            raise Closed("the shard's thread has ended")
+        future: OpFuture[T] = OpFuture()
+        self._work.append((fn, future))
+        self.wake()
+        return future
+
+    async def run(self, fn: Callable[[], T]) -> T:
+        return await settled(self.submit(fn))
+
+    def close(self) -> None:
+        self._closed = True
+        self.wake()
+
+    def condition(self) -> threading.Condition:
+        return _SimCondition(self)
+
+    def wait(self, future: OpFuture[Any], timeout_s: float | None) -> bool:
+        if not future.done():
+            future.add_done_callback(lambda _: self.wake())
+            self.pause_until(future.done, timeout_s)
+        return future.done()
+
+    def sleep(self, seconds: float) -> None:
+        """Block the running function for that long, as a slow callback does."""
+        self.pause_until(lambda: False, seconds)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on this worker."""
+        return self._thread is not None and TurnThread.current() is self._thread
+
+    # Turns.
+
+    def pause_until(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
+        """Give turns back until ``ready``, after a `wake`, or for ``timeout_s`` seconds."""
+        if not self.is_current:
+            raise Bug("only the thread of a worker waits for it", worker=self.name)
+        loop = self._loop
+        deadline = None if timeout_s is None else loop.now + timeout_s
+        timer: asyncio.TimerHandle | None = None
+        if deadline is not None and not ready():
+            timer = loop.call_at(deadline, self.wake, context=self._node.context)
+        while not ready() and (deadline is None or loop.now < deadline):
+            self._give_back()
+        if timer is not None:
+            timer.cancel()
+
+    def wake(self) -> None:
+        """Have the worker look again whether it is ready."""
+        if self._turn_due or self._over:
+            return
+        self._turn_due = True
+        delay = self._rng.expovariate(1.0) * _TURN_S
+        if self.stall_chance and self._rng.random() < self.stall_chance:
+            delay += self._rng.random() * self.stall_s
+        self._loop.call_later(delay, self._take_turn, context=self._node.context)
+
+    def _take_turn(self) -> None:
+        """On the loop: let the thread run until it gives the turn back."""
+        self._turn_due = False
+        if self._over:
+            return
+        if self._thread is not None:
+            self._thread.resume()
+            return
+        context = self._node.context.copy()
+        self._thread = TurnThread.take()
+        self._thread.begin(lambda: context.run(self._main))
+
+    def _give_back(self) -> None:
+        """On the thread: let the loop go on until the next turn."""
+        assert self._thread is not None
+        self._thread.wait(0.0)
+
+    def _main(self) -> None:
+        try:
+            while self._work or not self._closed:
+                if self._work:
+                    self._perform(*self._work.popleft())
+                else:
+                    self._give_back()
+        except Unwound:
+            pass
+        finally:
+            self._over = True
+            self._thread = None  # Others use it again.
+
+    def _perform(self, fn: Callable[[], Any], future: OpFuture[Any]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = fn()
+        except Unwound:
+            raise
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever enqueued it
+            future.set_exception(portable(error))
+        else:
+            future.set_result(result)
+
+    def end(self) -> None:
+        """End the thread's work, after the run."""
+        self._over = True
+        if self._thread is not None:
+            self._thread.unwind()
+
+
+class _SimCondition(threading.Condition):
+    """What functions of one worker wait for. Others notify it, on their turn or on the loop."""
+
+    def __init__(self, worker: SimWorker) -> None:
+        super().__init__()
+        self._worker = worker
+        self._notified = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        seen = self._notified
+        self.release()
+        try:
+            self._worker.pause_until(lambda: self._notified != seen, timeout)
+        finally:
+            self.acquire()
+        return self._notified != seen
+
+    def notify(self, n: int = 1) -> None:
+        self._notified += 1
+        self._worker.wake()
+
+    def notify_all(self) -> None:
+        self.notify()
