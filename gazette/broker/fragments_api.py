@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import grpc.aio
 
@@ -13,6 +13,8 @@ from gazette.broker.edge import authorize, counted, failing
 from gazette.broker.read_api import reachable_endpoint
 from gazette.broker.resolver import Resolution
 from gazette.client.credentials import journal_claims
+from gazette.client.journals import CONFLICT_KEY
+from gazette.fragment.conflicts import FragmentConflict
 from gazette.protocol import duration
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset
@@ -20,6 +22,9 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_fragments_request
 from gazette.protocol.status import Status
+
+_CONFLICTS_MAX: Final = 20
+"""Conflicts that one answer names: peers bound the size of metadata."""
 
 
 class FragmentsApi:
@@ -71,6 +76,7 @@ class FragmentsApi:
         for fragment, url in zip(page, urls, strict=True):
             response.fragments.add(spec=fragment.to_pb(), signed_url=url)
         response.next_page_token = next_token
+        call.set_trailing_metadata(_conflicts_metadata(index.conflicts))
         return response
 
     async def _signed(
@@ -100,13 +106,29 @@ class FragmentsApi:
         stub = peers.journal(reachable_endpoint(self._context, resolution))
         metadata = peers.credentials.metadata(journal_claims(Capability.READ, resolution.journal))
         try:
-            response: broker_pb2.FragmentsResponse = await stub.ListFragments(
-                forwarded, metadata=metadata
+            upstream = stub.ListFragments(forwarded, metadata=metadata)
+            response: broker_pb2.FragmentsResponse = await upstream
+            call.set_trailing_metadata(
+                tuple(
+                    (key, value)
+                    for key, value in await upstream.trailing_metadata()
+                    if key == CONFLICT_KEY
+                )
             )
         except grpc.aio.AioRpcError as error:
             await call.abort(error.code(), error.details() or "")
             raise AssertionError from error  # abort raises
         return response
+
+
+def _conflicts_metadata(
+    conflicts: Sequence[FragmentConflict],
+) -> tuple[tuple[str, str], ...]:
+    """Trailing metadata that names the fragments of conflicts: the messages have no field for them."""
+    return tuple(
+        (CONFLICT_KEY, f"{one.kept.content_name()} {one.hidden.content_name()}")
+        for one in conflicts[:_CONFLICTS_MAX]
+    )
 
 
 def select_page(

@@ -18,6 +18,7 @@ from gazette.broker.known_head import KnownHead
 from gazette.broker.pipeline import Pipeline, roll_back
 from gazette.broker.pulse import pulse_forever
 from gazette.errors import Closed, GazetteError, Unavailable
+from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.index import Index
 from gazette.fragment.listing import list_fragments
@@ -244,7 +245,16 @@ class Replica:
             )
             return False
         self.refresh_error = None
-        self.index.replace_remote(cover)
+        known = set(self.index.conflicts)
+        self.index.replace_remote(cover, cover.conflicts)
+        for conflict in self.index.conflicts:
+            if conflict not in known:
+                metrics.CONFLICTS.inc()
+                log.warning(
+                    "fragments of %(journal)s are in conflict, the same offsets hold different bytes: "
+                    "%(conflict)s",
+                    {"journal": self.journal, "conflict": conflict},
+                )
         return True
 
     def _nested(self) -> list[JournalName]:

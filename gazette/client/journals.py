@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gazette.auth import Capability, Claims
 from gazette.client.appender import backoff_s
@@ -110,12 +110,18 @@ class FragmentsParams:
         )
 
 
+CONFLICT_KEY: Final = "gazette-fragment-conflict"
+"""Trailing metadata of ListFragments: the name of a fragment, and of one that is in conflict with it."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredFragment:
     """A fragment of the index; ``signed_url`` is empty unless it was asked for and is stored."""
 
     fragment: Fragment
     signed_url: str
+    conflicts_with: tuple[str, ...] = ()
+    """Names of fragments of the same begin and end that hold other bytes, and are not read."""
 
 
 async def list_journals(client: Client, selector: LabelSelector = EVERYTHING) -> JournalList:
@@ -295,10 +301,11 @@ async def list_fragments(client: Client, params: FragmentsParams) -> tuple[Store
     fragments: list[StoredFragment] = []
     page = params.begin_offset
     while True:
-        response = await _fragments_page(client, params, page)
-        fragments.extend(
-            StoredFragment(Fragment.from_pb(one.spec), one.signed_url) for one in response.fragments
-        )
+        response, conflicts = await _fragments_page(client, params, page)
+        for one in response.fragments:
+            fragment = Fragment.from_pb(one.spec)
+            hidden = tuple(conflicts.get(fragment.content_name(), ()))
+            fragments.append(StoredFragment(fragment, one.signed_url, hidden))
         if response.next_page_token == 0:
             return tuple(fragments)
         if response.next_page_token <= page:
@@ -308,16 +315,17 @@ async def list_fragments(client: Client, params: FragmentsParams) -> tuple[Store
 
 async def _fragments_page(
     client: Client, params: FragmentsParams, page: Offset
-) -> broker_pb2.FragmentsResponse:
+) -> tuple[broker_pb2.FragmentsResponse, dict[str, list[str]]]:
+    """A page, and the names of hidden fragments by that of the one which is read."""
     request = params.to_pb(page)
     validate_fragments_request(request)
     endpoint = client.endpoint_of(params.journal)
     metadata = client.credentials.metadata(journal_claims(Capability.READ, params.journal))
     try:
         with translated("ListFragments", journal=params.journal, endpoint=endpoint):
-            response: broker_pb2.FragmentsResponse = await client.channels.journal(
-                endpoint
-            ).ListFragments(request, metadata=metadata)
+            call = client.channels.journal(endpoint).ListFragments(request, metadata=metadata)
+            response: broker_pb2.FragmentsResponse = await call
+            trailing = await call.trailing_metadata()
     except GazetteError:
         client.forget_route(params.journal)
         raise
@@ -325,7 +333,12 @@ async def _fragments_page(
         validate_fragments_response(response)
     client.observe_route(params.journal, Route.from_pb(response.header.route))
     _require_ok(response.status, journal=params.journal)
-    return response
+    conflicts: dict[str, list[str]] = {}
+    for key, value in trailing:
+        if key == CONFLICT_KEY:
+            kept, _, hidden = str(value).partition(" ")
+            conflicts.setdefault(kept, []).append(hidden)
+    return response, conflicts
 
 
 async def fragment_store_health(

@@ -78,6 +78,13 @@ class CoverSet(Generic[S]):
             begin = self._ends[at]
         return True
 
+    def equal(self, begin: Offset, end: Offset) -> S | None:
+        """Return the span of exactly these offsets, or None."""
+        at = bisect_left(self._begins, begin)
+        if at < len(self._begins) and self._begins[at] == begin and self._ends[at] == end:
+            return self._spans[at]
+        return None
+
     def index_at(self, begin: Offset) -> int:
         """Index of the first span that begins at ``begin`` or later."""
         return bisect_left(self._begins, begin)

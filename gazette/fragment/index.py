@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, TypeAlias
 
 from gazette.clock import Clock
 from gazette.errors import Closed
+from gazette.fragment.conflicts import FragmentConflict, conflicts_with
 from gazette.fragment.cover_set import CoverSet, uncovered
 from gazette.fragment.local_file import LocalFragment
 from gazette.protocol.fragment import Fragment
@@ -66,6 +68,8 @@ class Index:
         self._at_head: list[_Waiter] = []
         self._in_holes: dict[asyncio.Future[None], None] = {}
         self._waits = 0
+        self.conflicts: tuple[FragmentConflict, ...] = ()
+        """Those of the last listing: fragments of the same offsets that hold other bytes."""
         self.known_head: Offset = 0
         """Where the journal ends at least, although no fragment here may reach so far."""
         self._waiting_at_head: set[asyncio.Future[None]] = set()
@@ -126,12 +130,16 @@ class Index:
             self._wake_holes()
         self._wake_head()
 
-    def replace_remote(self, remote: CoverSet[Fragment]) -> None:
-        """Take the latest listing of the blob stores; ends the wait for the first refresh.
+    def replace_remote(
+        self, remote: CoverSet[Fragment], conflicts: Iterable[FragmentConflict] = ()
+    ) -> None:
+        """Take the latest listing of the blob stores, with the conflicts in it.
 
+        Ends the wait for the first refresh.
         Local fragments which the listing covers are let go, and their files with them once the
         last reader has finished. The others go on covering what the listing does not.
         """
+        self.conflicts = (*conflicts, *conflicts_with(remote, self._local))
         self._local = CoverSet(uncovered(self._local, remote))
         self._set = CoverSet(remote)
         for local in self._local:

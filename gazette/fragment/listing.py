@@ -29,7 +29,7 @@ from typing import Final
 from gazette.blobs.blob_store import BlobInfo, BlobStore
 from gazette.blobs.blob_stores import BlobStores
 from gazette.errors import Invalid
-from gazette.fragment.cover_set import CoverSet
+from gazette.fragment.conflicts import FragmentCover
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName
 from gazette.protocol.journal import JournalSpec
@@ -80,7 +80,7 @@ class FragmentOwner:
 
 async def list_fragments(
     blob_stores: BlobStores, spec: JournalSpec, nested: Collection[JournalName] = ()
-) -> CoverSet[Fragment]:
+) -> FragmentCover:
     """List every store of a journal; where two have the same span, the later store wins.
 
     ``nested`` are the journals whose name begins with this one's and ``/``; others do no harm.
@@ -88,7 +88,7 @@ async def list_fragments(
     taken. Objects which are not fragments of the journal are counted and logged.
     Cancellation: a store that is being listed goes on in its thread, for nobody.
     """
-    cover: CoverSet[Fragment] = CoverSet()
+    cover = FragmentCover()
     owner = FragmentOwner(spec.name, spec.fragment.path_postfix_template, nested)
     for url in spec.fragment.stores:
         active = blob_stores.get(url)
@@ -111,7 +111,7 @@ async def list_fragments(
 
 
 def _list_into(
-    cover: CoverSet[Fragment],
+    cover: FragmentCover,
     store: BlobStore,
     url: str,
     journal: JournalName,

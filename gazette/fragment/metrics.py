@@ -27,3 +27,7 @@ COMPRESSION_FAILURES: Final = Counter(
     "gazette_spool_compression_failures_total",
     "Spools whose compressed file was given up (as of a full disk), to be compressed while uploaded.",
 )
+CONFLICTS: Final = Counter(
+    "gazette_fragment_conflicts_total",
+    "Pairs of fragments of the same offsets whose SHA-1 differ, as listings found them.",
+)

@@ -51,6 +51,12 @@ async def run(context: Context) -> int:
             context.terminal.note(f"{journal.spec.name}: {result}")
         else:
             found += result
+    for stored in found:
+        for hidden in stored.conflicts_with:
+            context.terminal.note(
+                f"{stored.fragment.journal}: conflict, {stored.fragment.content_name()} is read and "
+                f"{hidden} is hidden: the same offsets hold different bytes"
+            )
     context.terminal.write(_render(context, found, flags))
     return 1 if failed else 0
 
@@ -98,6 +104,7 @@ def _as_json(one: StoredFragment) -> dict[str, Any]:
         },
         "path": fragment.content_path(),
         "signed_url": one.signed_url,
+        **({"conflicts_with": list(one.conflicts_with)} if one.conflicts_with else {}),
     }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from gazette.auth import Capability, Claims
 from gazette.baton import Baton
@@ -92,6 +93,10 @@ async def pass_time(clock: ManualClock, seconds: float, condition: Callable[[], 
     while not condition():
         clock.advance(1.0)
         await SystemClock().sleep(0.001)
+
+
+def metric(name: str) -> float:
+    return REGISTRY.get_sample_value(name) or 0.0
 
 
 def stored(tmp_path: Path) -> list[str]:
@@ -292,6 +297,33 @@ async def test_what_a_former_owner_uploads_is_soon_readable(
     (directory / name_of(0, b"content")).write_bytes(b"content")
     await pass_time(clock, 5, lambda: replica.index.end_offset == 7)
     assert replica.index.end_offset == 7
+
+
+async def test_fragments_in_conflict_are_reported_once(
+    timed: FixedCluster, clock: ManualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also one that another broker has uploaded at offsets which are in a spool of this one."""
+    directory = tmp_path / "root" / "fragments" / JOURNAL
+    directory.mkdir(parents=True)
+    timed.create(_refreshed_each_minute(), "a")
+    await append(timed["a"], b"content")
+    (directory / name_of(0, b"CONTENT")).write_bytes(b"CONTENT")
+    index = timed["a"].replica(JOURNAL).index
+    before = metric("gazette_fragment_conflicts_total")
+    await pass_time(clock, 120, lambda: index.conflicts)
+    (conflict,) = index.conflicts
+    assert {conflict.kept.sum, conflict.hidden.sum} == {
+        hashlib.sha1(content).digest() for content in (b"content", b"CONTENT")
+    }
+    for _ in range(200):
+        clock.advance(1.0)
+        await SystemClock().sleep(0.001)
+    texts = [record.getMessage() for record in caplog.records]
+    reported = [text for text in texts if "the same offsets hold different bytes" in text]
+    assert (
+        len(reported) == len(set(reported)) == metric("gazette_fragment_conflicts_total") - before
+    )
+    assert 1 <= len(reported) <= 2  # Of the spool, and of what became of it.
 
 
 # Shutting down.

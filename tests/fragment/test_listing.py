@@ -170,3 +170,20 @@ def test_which_postfixes_are_a_journals_own(template, postfix, owned):
         head = postfix.split("/")[0]
         for nested in (f"a/journal/{postfix}", f"a/journal/{head}"):
             assert not FragmentOwner("a/journal", template, [nested]).owns(postfix)
+
+
+async def test_other_bytes_at_the_same_offsets_are_a_conflict(stores, buckets):
+    """In one store or in two. Fragments that overlap, or contain one another, are not."""
+    put(buckets["one"], f"a/journal/{name(0, 10)}", f"a/journal/{name(10, 20)}")
+    put(buckets["one"], f"a/journal/{name(20, 30)}", f"a/journal/{name(25, 40, 'b')}")
+    put(buckets["two"], f"a/journal/{name(0, 10)}", f"a/journal/{name(10, 20, 'b')}")
+    put(buckets["two"], f"a/journal/{name(20, 25, 'c')}")
+    cover = await list_fragments(stores, spec("one", "two"))
+    (conflict,) = cover.conflicts
+    assert (conflict.kept.sum, conflict.kept.backing_store) == (b"\xbb" * 20, "s3://two/")
+    assert (conflict.hidden.sum, conflict.hidden.backing_store) == (b"\xaa" * 20, "s3://one/")
+    assert conflict.kept in list(cover)
+    assert str(conflict) == (
+        f"a/journal/{name(10, 20, 'b')} in s3://two/ is read, "
+        f"a/journal/{name(10, 20)} in s3://one/ is hidden"
+    )

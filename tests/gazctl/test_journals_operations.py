@@ -110,6 +110,25 @@ async def test_fragments_are_listed(broker: BrokerFixture, gazctl: Runner, tmp_p
     assert "a/write-only: the journal's flags" in result.err
 
 
+async def test_fragments_in_conflict_are_named(broker: BrokerFixture, gazctl: Runner) -> None:
+    """The one that is hidden as well: nothing else shows that there are two histories."""
+    names = [
+        store(broker, "a/one", content, begin=0, mod_time=NOW - DAY).content_name()
+        for content in (b"one", b"two")
+    ]
+    store(broker, "a/one", b"both", begin=3, mod_time=NOW - DAY)
+    await broker.create(journal_spec("a/one"))
+    result = await gazctl.ok("journals", "fragments")
+    assert [row[1:3] for row in result.rows] == [["0", "3"], ["3", "4"]]
+    assert "a/one: conflict, " in result.err
+    assert "the same offsets hold different bytes" in result.err
+    assert all(name in result.err for name in names)
+    lines = (await gazctl.ok("journals", "fragments", "-o", "json")).out.splitlines()
+    first, second = (json.loads(line) for line in lines)
+    assert first["conflicts_with"][0] in names
+    assert "conflicts_with" not in second
+
+
 async def test_fragments_past_their_retention_are_pruned(
     broker: BrokerFixture, gazctl: Runner
 ) -> None:
