@@ -22,6 +22,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -35,6 +36,10 @@ FIRST_REQUEST_S: Final = 2.0
 NEXT_REQUEST_S: Final = 0.25
 HEAD_S: Final = 10.0
 """From the connection, or the first byte of a later request, to the end of the request's head."""
+BODY_S: Final = 30.0
+"""A client that sends nothing of a request's body for so long is given up."""
+LINGER_S: Final = 2.0
+"""What a client still sends of a body after the answer is read this long, then the connection is closed."""
 STALL_S: Final = 60.0
 """A client that takes less than 48 KiB of an answer in this time is cut off."""
 _TOO_LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -65,6 +70,8 @@ class Connection(H11Protocol):
         self.since = self.loop.time()
         self._head: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
+        self._body: asyncio.TimerHandle | None = None
+        self._heard_at = self.since
 
     @property
     def idle(self) -> bool:
@@ -82,9 +89,11 @@ class Connection(H11Protocol):
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
+        self._heard_at = self.loop.time()
         super().data_received(data)
         if self.cycle is not None:
             self._moved()
+        self._watch_body()
         if self.busy:
             self._unset_head()
         elif self.timeout_keep_alive_task is None:
@@ -92,8 +101,10 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self.since = self.loop.time()
+        self._unset_body()
         super().on_response_complete()
         self._moved()
+        self._watch_body()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -107,6 +118,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
         self._unset_head()
         self._unset_stall()
+        self._unset_body()
         self._moved()
 
     def close_idle(self) -> None:
@@ -127,6 +139,31 @@ class Connection(H11Protocol):
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
+
+    def _watch_body(self) -> None:
+        """Bound the time of a body that has not ended, before the answer and after it."""
+        if self.conn.their_state is not h11.SEND_BODY or self.transport.is_closing():
+            self._unset_body()
+        elif self._body is None and self.cycle.response_complete:
+            self._body = self.loop.call_later(LINGER_S, self.transport.close)
+        elif self._body is None:
+            self._body = self.loop.call_later(BODY_S, self._body_late)
+
+    def _unset_body(self) -> None:
+        if self._body is not None:
+            self._body.cancel()
+            self._body = None
+
+    def _body_late(self) -> None:
+        self._body = None
+        late_s = self.loop.time() - self._heard_at
+        if late_s < BODY_S or self.flow.read_paused or self.cycle.waiting_for_100_continue:
+            wait_s = BODY_S - late_s if late_s < BODY_S else BODY_S
+            self._body = self.loop.call_later(wait_s, self._body_late)
+            return
+        if not self.cycle.response_started:
+            self.transport.write(_TOO_LATE)
+        self.transport.close()
 
     def _too_late(self) -> None:
         self._head = None

@@ -20,7 +20,7 @@ import grpc.aio
 import httpx
 import pytest
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -545,6 +545,66 @@ async def test_a_head_that_does_not_come_in_time_is_given_up(
         writer.write(part)
         assert await reader.read() == (http_stopping._TOO_LATE if part else b"")
         writer.close()
+
+
+POST = b"POST /body HTTP/1.1\r\nHost: test\r\nContent-Length: 100\r\n\r\nsome"
+
+
+async def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_stopping, "BODY_S", 0.05)
+    gone = asyncio.Event()
+
+    async def read(request: Request) -> Response:
+        try:
+            return PlainTextResponse(await request.body())
+        except ClientDisconnect:
+            gone.set()
+            raise
+
+    server = bound()
+    scope = TaskScope("test")
+    server.start_http(scope, Starlette(routes=[Route("/body", read, methods=["POST"])]))
+    reader, writer = await connected(server)
+    writer.write(POST)
+    assert await reader.read() == http_stopping._TOO_LATE
+    await gone.wait()
+    writer.close()
+    # Case: one that does come is read, however long it takes.
+    reader, writer = await connected(server)
+    writer.write(POST)
+    for _ in range(96):
+        await SystemClock().sleep(0.001)
+        writer.write(b"x")
+    await answer(reader, b"some" + b"x" * 96)
+    writer.close()
+    await server.stop(5.0)
+    await scope.stop()
+
+
+async def test_a_client_that_is_answered_before_its_body_ended_is_closed_a_little_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At once, and it might not see the answer."""
+    monkeypatch.setattr(http_stopping, "LINGER_S", 0.05)
+    server = bound()
+    scope = TaskScope("test")
+    server.start_http(scope, Starlette(routes=[Route("/body", path, methods=["POST"])]))
+    reader, writer = await connected(server)
+    writer.write(POST)
+    await answer(reader, b"/body")
+    writer.write(b"x")
+    assert await reader.read() == b""
+    writer.close()
+    # Case: the body ends in time, and the connection is used again.
+    monkeypatch.setattr(http_stopping, "LINGER_S", 60.0)
+    reader, writer = await connected(server)
+    writer.write(POST)
+    await answer(reader, b"/body")
+    writer.write(b"x" * 96 + POST)
+    await answer(reader, b"/body")
+    writer.close()
+    await server.stop(0.1)
+    await scope.stop()
 
 
 async def test_a_client_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

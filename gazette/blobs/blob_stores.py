@@ -51,10 +51,13 @@ class BlobSettings:
 
     With ``file_only`` the stores of every other scheme are directories below it too, one for each
     bucket and prefix: for development against the specifications of production.
+    ``fsspec_protocols`` are those that ``fsspec+NAME://`` may name: whoever applies a journal chooses
+    its stores, and so what this process opens.
     """
 
     file_root: Path | None = None
     file_only: bool = False
+    fsspec_protocols: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,13 +418,16 @@ def default_constructors(settings: BlobSettings) -> dict[str, StoreConstructor]:
             raise NotAllowed(f"cannot make {store.directory}: {error.strerror}") from error
         return store
 
+    def named(url: FragmentStoreUrl) -> NamedStore:
+        return NamedStore(url, settings.fsspec_protocols)
+
     constructors: dict[str, StoreConstructor] = {
         "file": file,
         "s3": S3Store,
         "gs": GsStore,
         "azure": AzureStore,
         "azure-ad": AzureStore,
-        "fsspec": NamedStore,
+        "fsspec": named,
     }
     if settings.file_only:
         constructors |= dict.fromkeys(extras.EXTRAS, file_instead)

@@ -16,7 +16,7 @@ import posixpath
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
@@ -238,17 +238,55 @@ class FsspecStore(ABC):
             raise ours from error
 
 
+_NEVER: Final = frozenset(
+    {
+        *("file", "local", "dir", "data", "reference", "generic", "async_wrapper"),
+        *("simplecache", "filecache", "blockcache", "cached", "cachingfs"),
+        *("zip", "tar", "libarchive", "git", "lakefs", "jlocal", "root"),
+    }
+)
+"""Protocols that open local files, or whatever other file system their arguments name."""
+
+
+def check_protocols(names: Iterable[str], path: str) -> frozenset[str]:
+    """Return the protocols as a set. Raise ``Invalid`` for one that may not be allowed, naming ``path``."""
+    for name in names:
+        if name in _NEVER:
+            raise Invalid(
+                f"protocol {name} cannot be allowed: it opens local files, or other file systems",
+                path=path,
+                hint="Use file:// stores below --broker.file-root for local directories.",
+            )
+    return frozenset(names)
+
+
 class NamedStore(FsspecStore):
     """``fsspec+<protocol>://host/path/``. Options and credentials are those of fsspec's configuration
     (``~/.config/fsspec/*.json``, ``FSSPEC_<PROTOCOL>_<OPTION>`` in the environment)."""
 
-    def __init__(self, url: FragmentStoreUrl) -> None:
-        """Raises ``Invalid`` if fsspec is not installed, or for a path that it would expand."""
+    def __init__(self, url: FragmentStoreUrl, allowed: Collection[str]) -> None:
+        """``allowed`` are the protocols that URLs may name.
+
+        Raises ``NotAllowed`` for another one, and ``Invalid`` if fsspec is not installed, or for a path
+        that it would expand, or take for a chain of file systems.
+        """
+        protocol = url.scheme.removeprefix(extras.FSSPEC_PREFIX)
+        if protocol in _NEVER or protocol not in allowed:
+            raise NotAllowed(
+                f"stores of protocol {protocol} are not allowed here ({url.scheme}://)",
+                hint="Have whoever runs this process name it in --broker.fsspec-protocols."
+                if protocol not in _NEVER
+                else "Use file:// stores below --broker.file-root for local directories.",
+            )
+        if "::" in f"{url.host}{url.path}":
+            raise Invalid(
+                f"a chain of file systems is not a store ({url.host}{url.path})", path="url"
+            )
         extras.require(url.scheme, "fsspec")
         self.scheme = url.scheme
         if _GLOBS & set(url.path):
             raise Invalid(f"path has characters that fsspec expands ({url.path})", path="url")
-        self._url = f"{url.scheme.removeprefix(extras.FSSPEC_PREFIX)}://{url.host}{url.path}"
+        self._url = f"{protocol}://{url.host}{url.path}"
         super().__init__("", url.query)
 
     def make_files(self) -> Any:

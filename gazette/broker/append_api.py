@@ -21,6 +21,7 @@ from gazette import tracing
 from gazette.auth import Capability, Claims
 from gazette.broker.append_driver import AppendCall, AppendDriver
 from gazette.broker.append_events import AppendTerms, Ending, Outcome, SuspendControl
+from gazette.broker.append_line import ContentSource
 from gazette.broker.append_wire import AppendMessage
 from gazette.broker.context import BrokerContext
 from gazette.broker.edge import Expiry, authorize, code_of, counted, failing
@@ -58,7 +59,7 @@ class ClientContent:
         return message
 
     async def next(self) -> bytes | None:
-        """See ``append_driver.ContentSource``."""
+        """See ``append_line.ContentSource``."""
         message = await self._message()
         if message is None or isinstance(message, bytes):
             return message
@@ -116,7 +117,7 @@ class AppendApi:
                     assert driver.resolution is not None
                     expiry = Expiry(claims, context.clock)
                     response = await self._proxy(
-                        opening, content, driver.resolution, call, expiry.remaining_s
+                        opening, driver.content, driver.resolution, call, expiry.remaining_s
                     )
                 else:
                     await content.drain()
@@ -158,7 +159,7 @@ class AppendApi:
     async def _proxy(
         self,
         opening: broker_pb2.AppendRequest,
-        content: ClientContent,
+        content: ContentSource,
         at: Resolution,
         call: Any,
         timeout_s: float | None,
@@ -198,7 +199,7 @@ class AppendApi:
 
 
 async def _forward(
-    opening: broker_pb2.AppendRequest, content: ClientContent, upstream: Any
+    opening: broker_pb2.AppendRequest, content: ContentSource, upstream: Any
 ) -> None:
     """Write everything; a primary that has answered already has its reasons, which it tells."""
     try:

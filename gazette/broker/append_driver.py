@@ -12,19 +12,19 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
 from gazette import tracing
 from gazette.auth import Claims
 from gazette.blobs.blob_stores import HealthStatus
 from gazette.broker import append_events as ev
 from gazette.broker.append_fsm import AppendFSM
+from gazette.broker.append_line import ContentAhead, ContentSource, too_slow
 from gazette.broker.assignments import put_assignments, put_suspend
 from gazette.broker.flow_control import TICKS_PER_S, AppendFlow, effective_rate_max
 from gazette.broker.patience import Patience
 from gazette.broker.pipeline import Pipeline, Turn, open_pipeline, roll_back
 from gazette.broker.unless import Superseded, changed, take_unless
-from gazette.client.rpc_errors import TOO_SLOW
 from gazette.errors import Broken, Bug, Closed, GazetteError
 from gazette.protocol.ids import JournalName, Revision
 from gazette.protocol.route import Header
@@ -41,17 +41,6 @@ _QUANTUM_S: Final = 0.05
 """How long a throttled append sleeps before it looks around again."""
 
 
-class ContentSource(Protocol):
-    """The caller's stream, after its opening message."""
-
-    async def next(self) -> bytes | None:
-        """The next chunk: empty for the intent to commit, None at the end.
-
-        Raises ``Invalid`` for a message that is no chunk. Cancellation: the stream is not used again.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class AppendCall:
     """An append as it was asked for. ``min_revision`` is of etcd; ``proxy_header`` is the one that the
@@ -62,6 +51,8 @@ class AppendCall:
     may_proxy: bool = True
     min_revision: Revision = 0
     proxy_header: Header | None = None
+    in_line: bool = True
+    """Whether it waits with other appends, and may be refused if these are too many. Pulses do not."""
 
 
 class _Interrupted(Exception):
@@ -78,7 +69,8 @@ class AppendDriver:
     def __init__(self, context: BrokerContext, call: AppendCall, source: ContentSource) -> None:
         self._context = context
         self._call = call
-        self._source = source
+        self.content = ContentAhead(source)
+        """What the append has not taken of the caller's stream: if it ends as PROXY, that is all of it."""
         self._fsm = AppendFSM(call.terms, read_through=call.min_revision)
         self._resolution: Resolution | None = None
         self._replica: Replica | None = None
@@ -256,13 +248,21 @@ class AppendDriver:
         replica = self._at.replica
         assert replica is not None
         try:
-            pipeline = await self._wait(take_unless(replica.pipeline, self._at.invalidated))
+            pipeline = await self._wait(self._take_turn(replica))
         except (Superseded, _Interrupted, GazetteError) as error:
             return self._unfinished(error)
         self._replica, self._pipeline = replica, pipeline
         if pipeline is None or not pipeline.usable(self._context.clock.monotonic()):
             return ev.PipelineTaken(None, None)
         return ev.PipelineTaken(pipeline.route, pipeline.view())
+
+    async def _take_turn(self, replica: Replica) -> Pipeline | None:
+        """Wait for the pipeline with content at hand: who holds it keeps all others waiting."""
+        if not self._call.in_line:
+            return await take_unless(replica.pipeline, self._at.invalidated)
+        with replica.line.wait(self.content):
+            await self.content.read_ahead(self._context.settings.min_append_rate)
+            return await take_unless(replica.pipeline, self._at.invalidated)
 
     async def _build_pipeline(self) -> ev.Event:
         replica, at = self._replica, self._at
@@ -348,9 +348,9 @@ class AppendDriver:
         self._interruptible = True
         try:
             async with Patience(None if patience is None else patience / TICKS_PER_S) as waiting:
-                content = await self._source.next()
+                content = await self.content.next()
         except TimeoutError:
-            return ev.StreamFailed(_too_slow(flow))
+            return ev.StreamFailed(too_slow(flow.rate_min))
         except GazetteError as error:
             return ev.StreamFailed(error)
         except asyncio.CancelledError:
@@ -358,7 +358,7 @@ class AppendDriver:
         finally:
             self._interruptible = False
         if not waiting.stalled and not flow.waited(_ticks(clock.monotonic()) - _ticks(began)):
-            return ev.StreamFailed(_too_slow(flow))
+            return ev.StreamFailed(too_slow(flow.rate_min))
         if content is None:
             return await self._stream_ended()
         flow.received(len(content))
@@ -512,11 +512,3 @@ class AppendDriver:
 
 def _ticks(seconds: float) -> int:
     return int(seconds * TICKS_PER_S)
-
-
-def _too_slow(flow: AppendFlow) -> Broken:
-    return Broken(
-        TOO_SLOW,
-        hint="Buffer the content before the append begins, or append smaller batches.",
-        rate_min=flow.rate_min,
-    )

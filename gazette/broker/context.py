@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gazette.broker.resolver import Resolver
     from gazette.client.channel import Channels
     from gazette.etcd import Etcd
+    from gazette.fragment.disk_pace import DiskPace
     from gazette.fragment.local_file import Disk
     from gazette.fragment.persister import Persister
     from gazette.keyspace.key_space import KeySpace
@@ -28,10 +29,13 @@ class Pools:
     """Threads that brokers share. Each blob store has its own: see ``BlobStores``."""
 
     spools: Pool
-    """For processors, and for the local disk."""
+    """For processors, and for writing to the local disk."""
+    reads: Pool
+    """For reading from the local disk while it is slow."""
 
     def close(self) -> None:
         self.spools.close()
+        self.reads.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +62,5 @@ class BrokerContext:
     pools: Pools
     disk: Disk
     """Where spool files are."""
+    disk_pace: DiskPace
     scope: TaskScope

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gazette.blobs.fsspec_store import check_protocols
 from gazette.broker.settings import BrokerSettings
 from gazette.client.channel import TlsSettings
 from gazette.config import duration, setting
@@ -41,6 +42,9 @@ class BrokerFlags:
     allow_origin: tuple[str, ...] = setting((), "origin for CORS headers on /v1/; may be repeated")
     limit: int = setting(1024, "most journals (replicas of them) that this broker serves")
     file_root: Path | None = setting(None, "directory below which file:// stores are")
+    fsspec_protocols: tuple[str, ...] = setting(
+        (), "protocol that fsspec+NAME:// stores may have; may be repeated (empty: none)"
+    )
     file_only: bool = setting(False, "use directories of file-root in place of all stores")
     max_append_rate: int = setting(0, "upper bound of any journal's append rate, bytes per second")
     max_replication: int = setting(9, "upper bound of any journal's replication")
@@ -80,6 +84,7 @@ class BrokerFlags:
             spool_dir=self.spool_dir,
             file_root=self.file_root,
             file_only=self.file_only,
+            fsspec_protocols=check_protocols(self.fsspec_protocols, "broker.fsspec-protocols"),
             allow_origins=self.allow_origin,
             graceful_stop_s=self.graceful_stop,
             drain_timeout_s=self.drain_timeout,

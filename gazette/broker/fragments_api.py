@@ -10,7 +10,7 @@ import grpc.aio
 from gazette.auth import Capability, Claims
 from gazette.broker.context import BrokerContext
 from gazette.broker.edge import authorize, counted, failing
-from gazette.broker.read_api import reachable_endpoint
+from gazette.broker.read_api import reachable
 from gazette.broker.resolver import Resolution
 from gazette.client.credentials import journal_claims
 from gazette.client.journals import CONFLICT_KEY
@@ -102,8 +102,9 @@ class FragmentsApi:
         forwarded = broker_pb2.FragmentsRequest()
         forwarded.CopyFrom(request)
         forwarded.journal = resolution.journal  # Nobody else needs a metadata segment.
-        forwarded.header.CopyFrom(resolution.header.to_pb())
-        stub = peers.journal(reachable_endpoint(self._context, resolution))
+        endpoint, header = reachable(self._context, resolution)
+        forwarded.header.CopyFrom(header.to_pb())
+        stub = peers.journal(endpoint)
         metadata = peers.credentials.metadata(journal_claims(Capability.READ, resolution.journal))
         try:
             upstream = stub.ListFragments(forwarded, metadata=metadata)

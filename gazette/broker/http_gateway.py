@@ -10,6 +10,7 @@ body that ends in good order is whole: what fails on its way is cut off without 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from gazette.broker.http_ranges import (
     parse_range,
     parse_tags,
 )
+from gazette.client.rpc_errors import rpc_error, was_too_slow
 from gazette.client.wire import CHUNK_BYTES, COMMIT, Content, append_content
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.http_body import StreamedBody
@@ -40,6 +42,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Route
 from gazette.protocol.rpc import validate_append_request_opening, validate_read_request
 from gazette.protocol.status import Status
+from gazette.tasks import TaskScope
 
 _READ_CODES: Final = {
     Status.OK: 206,
@@ -64,6 +67,8 @@ _GRPC_CODES: Final = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.CANCELLED: 408,
 }
+_HEADERS_OF: Final[Mapping[int, Mapping[str, str]]] = {401: CHALLENGE, 503: {"Retry-After": "1"}}
+"""Of refusals by an error. Those by a status may last."""
 _CONDITIONS: Final = ("if-match", "if-none-match", "if-range")
 _NOT_FOR_APPENDS: Final = ("content-range", "if-none-match", "if-unmodified-since")
 
@@ -110,7 +115,9 @@ class HttpGateway:
             return Response(status_code=408)
         except grpc.aio.AioRpcError as error:
             code = _GRPC_CODES.get(error.code(), 500)
-            return _text(error.details() or "", code, CHALLENGE if code == 401 else None)
+            if was_too_slow(rpc_error(error, "append")):
+                code = 408
+            return _text(error.details() or "", code, _HEADERS_OF.get(code))
         except GazetteError as error:
             return _text(str(error), 503)
 
@@ -131,7 +138,12 @@ class HttpGateway:
             opening.offset = tag.head
         call = loopback.append(metadata=authorization(request))
         try:
-            await _write_body(call, opening, request)
+            async with TaskScope("put") as scope:
+                # The call may end before the body does, which may never end.
+                writing = scope.spawn(_write_body(call, opening, request), name="body")
+                ending = scope.spawn(_ended(call), name="answer")
+                await asyncio.wait({writing, ending}, return_when=asyncio.FIRST_COMPLETED)
+                scope.cancel()
             response = await call
         except BaseException:
             # Without the message that commits, the broker rolls back what it has.
@@ -299,6 +311,12 @@ async def _body(
             raise Broken("the broker ended the read", offset=offset)
     finally:
         call.cancel()
+
+
+async def _ended(call: Any) -> None:
+    ended = asyncio.Event()
+    call.add_done_callback(lambda _: ended.set())
+    await ended.wait()
 
 
 async def _write_body(call: Any, opening: broker_pb2.AppendRequest, request: Request) -> None:

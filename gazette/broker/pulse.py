@@ -127,6 +127,7 @@ def _driver(context: BrokerContext, replica: Replica, control: SuspendControl) -
         terms=AppendTerms(replica.journal, suspend=control),
         claims=Claims.of_journal(Capability.APPEND, replica.journal),
         may_proxy=False,
+        in_line=False,
     )
     return AppendDriver(context, call, NoContent())
 

@@ -11,7 +11,7 @@ import asyncio
 import concurrent.futures
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import grpc
@@ -195,7 +195,7 @@ class ReadApi:
     async def _send(self, found: QueryResult, offset: Offset, end: Offset, stream: _Stream) -> None:
         size = self._context.settings.read_chunk_bytes
         if found.local is not None:
-            await _send_local(found.local, offset, end, size, stream)
+            await self._send_local(found.local, offset, end, size, stream)
             return
         assert found.fragment is not None
         async with aclosing(self._stored(found.fragment, offset, end)) as blocks:
@@ -205,6 +205,25 @@ class ReadApi:
                     chunk = view[at : at + size]
                     await stream.write(content_response(offset, chunk))
                     offset += len(chunk)
+
+    async def _send_local(
+        self, local: LocalFragment, offset: Offset, end: Offset, size: int, stream: _Stream
+    ) -> None:
+        context = self._context
+        pace = context.disk_pace.reads
+
+        def read(length: int) -> bytes:
+            began = pace.monotonic()
+            try:
+                return local.pread(offset, length)
+            finally:
+                pace.note(began, length)
+
+        while offset < end:
+            length = min(size, end - offset)
+            content = read(length) if pace.is_fast else await context.pools.reads.run(read, length)
+            await stream.write(content_response(offset, content))
+            offset += len(content)
 
     async def _stored(
         self, fragment: Fragment, offset: Offset, end: Offset
@@ -296,11 +315,11 @@ class ReadApi:
         if self._stopped:
             raise Closed("the broker is stopping")
         peers = self._context.peers
-        endpoint = reachable_endpoint(self._context, resolution)
+        endpoint, header = reachable(self._context, resolution)
         forwarded = broker_pb2.ReadRequest()
         forwarded.CopyFrom(request)
         forwarded.journal = resolution.journal  # Nobody else needs a metadata segment.
-        forwarded.header.CopyFrom(resolution.header.to_pb())
+        forwarded.header.CopyFrom(header.to_pb())
         method = peers.grpc_channel(endpoint).unary_stream(
             METHOD,
             request_serializer=broker_pb2.ReadRequest.SerializeToString,
@@ -310,10 +329,14 @@ class ReadApi:
         return method(forwarded, metadata=metadata, timeout=timeout_s)
 
 
-def reachable_endpoint(context: BrokerContext, resolution: Resolution) -> str:
-    """The endpoint of the broker that a resolution names, or of the best one of its route.
+def reachable(context: BrokerContext, resolution: Resolution) -> tuple[str, Header]:
+    """Return the endpoint of the broker that a resolution names, or of the best one of its route, and the
+    header by which to ask that broker.
 
-    Raises ``Unavailable`` if no member of the route has one.
+    The header names the broker: where another one, such as this one, has taken its endpoint over, the
+    request is refused. It would be proxied again and again otherwise.
+
+    Raises ``Unavailable`` if no member of the route has an endpoint.
     """
     header = resolution.header
     endpoint = context.peers.pick(header.route, process_id=header.process_id)
@@ -326,18 +349,10 @@ def reachable_endpoint(context: BrokerContext, resolution: Resolution) -> str:
             journal=resolution.journal,
             members=", ".join(str(member) for member in header.route.members),
         )
-    return endpoint
+    asked = header.route.members[header.route.endpoints.index(endpoint)]
+    return endpoint, replace(header, process_id=asked)
 
 
 def _close_opened(opening: concurrent.futures.Future[DecodedFile]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
-
-
-async def _send_local(
-    local: LocalFragment, offset: Offset, end: Offset, size: int, stream: _Stream
-) -> None:
-    while offset < end:
-        content = local.pread(offset, min(size, end - offset))
-        await stream.write(content_response(offset, content))
-        offset += len(content)

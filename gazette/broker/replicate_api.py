@@ -134,8 +134,11 @@ class ReplicateApi:
 
     async def _watch(self, stream: _Stream, claims: Claims, at: Resolution, header: Header) -> None:
         """Raise ``Moved`` when the route is another one, and the primary of this one does nothing; or
-        ``Closed`` when we stop serving, although the route still has us: the primary cannot know."""
-        known = True
+        ``Closed`` when we stop serving, although the route still has us: the primary cannot know.
+
+        The route may stay while the replica is replaced, because this broker was assigned again. Readers
+        would miss what the former replica goes on to get, so its stream is ended at once."""
+        replica, known = at.replica, True
         while known:
             await at.invalidated.wait()
             try:
@@ -144,6 +147,10 @@ class ReplicateApi:
             except Closed:
                 await self._context.clock.sleep(_STOPPING_GRACE_S)
                 raise
+            if known and at.replica is not replica:
+                raise Moved(
+                    "another replica has taken the place of the stream's", journal=at.journal
+                )
         primary = header.route.primary_id
         if primary is not None and self._context.state.member(primary.zone, primary.suffix) is None:
             raise Moved("the primary of the stream has lost its lease", primary=primary)

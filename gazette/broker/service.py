@@ -47,6 +47,7 @@ from gazette.diagnostics import diagnostic_routes
 from gazette.errors import Unavailable
 from gazette.etcd import Etcd, EtcdSettings
 from gazette.etcd_startup import connect_patiently
+from gazette.fragment.disk_pace import DiskPace
 from gazette.fragment.local_file import Disk, LocalDisk
 from gazette.fragment.persister import Persister, PersisterSettings
 from gazette.keyspace.key_space import KeySpace
@@ -111,7 +112,9 @@ class BrokerService:
         self._spec.validate()
         self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock, transport=transport)
         self._make_pool = pools
-        self._pools = Pools(pools("spools", settings.spool_threads))
+        self._pools = Pools(
+            pools("spools", settings.spool_threads), pools("spool reads", settings.spool_threads)
+        )
         self._solver_pool = pools("allocator", 1)
         self._servers = TaskScope("broker-servers", on_failure=self.fail)
         self._daemons = TaskScope("broker-daemons", on_failure=self.fail)
@@ -200,7 +203,7 @@ class BrokerService:
             progress,
         )
         blob_stores = BlobStores(
-            BlobSettings(settings.file_root, settings.file_only),
+            BlobSettings(settings.file_root, settings.file_only, settings.fsspec_protocols),
             clock,
             threads=settings.blob_threads,
             pools=self._make_pool,
@@ -240,6 +243,7 @@ class BrokerService:
             verifier=self._auth,
             pools=self._pools,
             disk=self._disk,
+            disk_pace=DiskPace(clock.monotonic),
             scope=self._replicas,
         )
         drain = Drain(

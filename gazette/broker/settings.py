@@ -40,6 +40,8 @@ class BrokerSettings:
     spool_dir: Path | None = None
     """Where spool files go; None: the directory for temporary files."""
     file_root: Path | None = None
+    fsspec_protocols: frozenset[str] = frozenset()
+    """Those that ``fsspec+NAME://`` stores may name."""
     file_only: bool = False
     allow_origins: tuple[str, ...] = ()
 
@@ -59,6 +61,7 @@ class BrokerSettings:
     listing_timeout_s: float = 15.0
     """How long a call waits for the first listing of a journal's stores before it is refused."""
     spool_threads: int = 4
+    """For hashing and compression and for a slow disk; as many again read from a slow disk."""
     blob_threads: int = 16
     """Calls of one blob store at a time."""
     store_hung_after_s: float = 60.0

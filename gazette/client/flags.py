@@ -53,6 +53,9 @@ class BrokerClientFlags(ClientFlags):
     file_root: Path | None = setting(
         None, "directory of file:// stores, to read fragments without a broker"
     )
+    fsspec_protocols: tuple[str, ...] = setting(
+        (), "protocol of fsspec+NAME:// stores to open here; may be repeated (empty: none)"
+    )
 
     def client(self, zone: str, clock: Clock) -> Client:
         """A client of the brokers. On the event loop. Raises ``Invalid``."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import hashlib
-from typing import Final, Protocol, assert_never
+from typing import Any, Final, Protocol, assert_never
 
 from gazette.blobs.thread_call import ended
 from gazette.clock import Clock
 from gazette.errors import Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
+from gazette.fragment.disk_pace import Pace
 from gazette.fragment.local_file import Disk, LocalDisk, LocalFragment, SpoolFile
 from gazette.fragment.spool import (
     Committed,
@@ -37,7 +38,7 @@ from gazette.tasks import Pool
 
 INLINE_BYTES: Final = 1 << 19
 """Content up to this long is hashed and written on the loop, where it takes about half a
-millisecond; for longer content a thread costs less than it frees."""
+millisecond as long as the disk is fast; for longer content a thread costs less than it frees."""
 
 
 _TRIM_BYTES: Final = 1 << 26
@@ -60,7 +61,8 @@ class Spool:
     """The fragment that one replica of a journal writes. Held by one owner at a time (a `Baton`).
 
     Files are made on ``disk`` (default: the directory of temporary files) with the first content.
-    Compression, and hashing of long content, run in ``pool``.
+    Compression, and hashing of long content, run in ``pool``; so does all writing while ``pace``, which
+    the spools of a disk share, says that it is slow.
     """
 
     def __init__(
@@ -71,19 +73,21 @@ class Spool:
         clock: Clock,
         pool: Pool,
         disk: Disk | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._state = SpoolState.new(journal)
         self._observer = observer
         self._clock = clock
         self._pool = pool
         self._disk = disk if disk is not None else LocalDisk()
+        self._pace = pace if pace is not None else Pace(clock.monotonic)
         self._file: SpoolFile | None = None
         self._compression: SpoolCompression | None = None
         self._sum = hashlib.sha1(usedforsecurity=False)
         """Over what is committed."""
         self._pending_sum = self._sum
         """Over what is committed and pending; the same object while nothing is pending."""
-        self._writing: concurrent.futures.Future[None] | None = None
+        self._writing: concurrent.futures.Future[Any] | None = None
 
     @property
     def fragment(self) -> Fragment:
@@ -140,15 +144,13 @@ class Spool:
         position = self._state.check_content(request)
         content = request.content
         try:
-            if self._file is None:
-                self._file = self._disk.create()
             if self._pending_sum is self._sum:
                 self._pending_sum = self._sum.copy()
-            if len(content) <= INLINE_BYTES:
-                self._file.pwrite(content, position)
+            if len(content) <= INLINE_BYTES and self._pace.is_fast:
+                self._file = self._write(self._file, content, position)
                 self._pending_sum.update(content)
             else:
-                await self._extend_in_thread(self._file, content, position)
+                await self._extend_in_thread(content, position)
         except asyncio.CancelledError:
             self._perform(self._state.roll_back(), primary=False)
             raise
@@ -158,17 +160,29 @@ class Spool:
             raise
         self._state.extend(len(content))
 
-    async def _extend_in_thread(self, file: SpoolFile, content: bytes, position: int) -> None:
-        pending_sum = self._pending_sum
-
-        def extend() -> None:
+    def _write(self, file: SpoolFile | None, content: bytes, position: int) -> SpoolFile:
+        """Write to ``file``, or to a new one, which is returned. On the loop or in a thread."""
+        began = self._pace.monotonic()
+        try:
+            if file is None:
+                file = self._disk.create()
             file.pwrite(content, position)
+        finally:
+            self._pace.note(began, len(content))
+        return file
+
+    async def _extend_in_thread(self, content: bytes, position: int) -> None:
+        file, pending_sum = self._file, self._pending_sum
+
+        def extend() -> SpoolFile:
+            written = self._write(file, content, position)
             pending_sum.update(content)
+            return written
 
         # Kept, because a thread goes on when its caller is cancelled: the same bytes of the file
-        # must not be written again until it has ended.
-        self._writing = self._pool.submit(extend)
-        await asyncio.shield(asyncio.wrap_future(self._writing))
+        # must not be written again until it has ended. A file that it makes then is let go.
+        writing = self._writing = self._pool.submit(extend)
+        self._file = await asyncio.shield(asyncio.wrap_future(writing))
         self._writing = None
 
     def _trim(self) -> None:
@@ -176,7 +190,7 @@ class Spool:
         if self._file is not None and (self._writing is None or self._writing.done()):
             self._writing = self._pool.submit(self._file.truncate, self._state.fragment.length)
 
-    async def _settle(self, writing: concurrent.futures.Future[None]) -> None:
+    async def _settle(self, writing: concurrent.futures.Future[Any]) -> None:
         """Wait for a thread that nobody waits for: of a cancelled call, whose outcome was rolled
         back, or of a trim, whose failure only keeps space that the next content will use."""
         await ended(writing)

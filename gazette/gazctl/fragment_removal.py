@@ -8,6 +8,7 @@ from typing import Self
 
 from gazette.blobs.blob_store import BlobStore
 from gazette.blobs.blob_stores import BlobSettings, BlobStores
+from gazette.blobs.fsspec_store import check_protocols
 from gazette.client.client import Client
 from gazette.errors import GazetteError, Invalid, NotAllowed
 from gazette.fragment.listing import FragmentOwner
@@ -35,9 +36,13 @@ class FragmentRemover:
     def __init__(self, context: Context, client: Client) -> None:
         self._context = context
         self._client = client
-        file_root = context.loaded.group(BrokerFlags).file_root
+        flags = context.loaded.group(BrokerFlags)
+        protocols = check_protocols(flags.fsspec_protocols, "broker.fsspec-protocols")
         self._stores = BlobStores(
-            BlobSettings(file_root=file_root), context.clock, threads=CALLS_MAX, rng=context.rng
+            BlobSettings(file_root=flags.file_root, fsspec_protocols=protocols),
+            context.clock,
+            threads=CALLS_MAX,
+            rng=context.rng,
         )
 
     async def __aenter__(self) -> Self:

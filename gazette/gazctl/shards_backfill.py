@@ -17,6 +17,7 @@ from gazette.backfill.plan import Bounds
 from gazette.backfill.report import Progress, Report
 from gazette.backfill.runner import Runner
 from gazette.backfill.settings import RunSettings
+from gazette.blobs.fsspec_store import check_protocols
 from gazette.errors import Invalid
 from gazette.gazctl.context import Context, parse_selector
 from gazette.gazctl.flags import BrokerFlags, ShardsBackfillFlags
@@ -141,7 +142,8 @@ def _runner(flags: ShardsBackfillFlags) -> Runner:
 def _access(context: Context, flags: ShardsBackfillFlags) -> Access:
     """What tasks read with: the same brokers as this command."""
     brokers = context.loaded.group(BrokerFlags)
-    return Access(brokers, brokers.file_root, flags.direct)
+    protocols = check_protocols(brokers.fsspec_protocols, "broker.fsspec-protocols")
+    return Access(brokers, brokers.file_root, flags.direct, protocols)
 
 
 def _bounds(flags: ShardsBackfillFlags, now_s: float) -> Bounds:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from gazette.blobs.blob_store import BlobStore
 from gazette.blobs.blob_stores import BlobSettings, BlobStores
+from gazette.blobs.fsspec_store import check_protocols
 from gazette.client.client import Client
 from gazette.client.flags import BrokerClientFlags
 from gazette.client.reachable import require_reachable
@@ -50,6 +51,8 @@ class Access:
     file_root: Path | None = None
     """The directory below which ``file://`` stores are."""
     direct: bool = False
+    fsspec_protocols: frozenset[str] = frozenset()
+    """Those that ``fsspec+NAME://`` stores may name."""
 
     @classmethod
     def of(
@@ -63,6 +66,7 @@ class Access:
         cert_file: str = "",
         cert_key_file: str = "",
         direct: bool = False,
+        fsspec_protocols: Iterable[str] = (),
     ) -> Self:
         """An access by its parts. Raises `Invalid` if there is neither a broker nor direct access."""
         root = None if file_root is None else Path(file_root)
@@ -83,7 +87,8 @@ class Access:
                 cert_key_file=cert_key_file,
                 file_root=root,
             )
-        return cls(brokers, root, direct)
+        protocols = check_protocols(fsspec_protocols, "fsspec_protocols")
+        return cls(brokers, root, direct, protocols)
 
     def open(self, clock: Clock | None = None) -> OpenAccess:
         """Open it for this process. Close what is returned, or use it in a ``with``."""
@@ -100,7 +105,7 @@ class OpenAccess:
         self._loop: LoopThread | None = None
         self._client: Client | None = None
         self.stores = BlobStores(
-            BlobSettings(file_root=settings.file_root),
+            BlobSettings(settings.file_root, fsspec_protocols=settings.fsspec_protocols),
             self.clock,
             threads=_LISTING_THREADS,
             rng=random.Random(),

@@ -181,6 +181,7 @@ def _options(backfill: Backfill, access: Access, snapshot: Snapshot) -> dict[str
     }
     if access.file_root is not None:
         options["file_root"] = str(access.file_root)
+    options["fsspec_protocols"] = ",".join(sorted(access.fsspec_protocols))
     brokers = access.brokers
     if brokers is not None:
         options |= {

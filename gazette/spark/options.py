@@ -55,6 +55,7 @@ READ: Final[dict[str, str]] = {
     "store": "URL of the store to read fragments from without brokers, or several, separated by commas",
     "path_postfix": "path_postfix_template of the journals in the store",
     "file_root": "directory below which file:// stores are",
+    "fsspec_protocols": "protocols that fsspec+NAME:// stores may have, separated by commas",
     "direct": "true: open fragments in their store from here, also where brokers know them",
     "fields": "columns of messages, as of CREATE TABLE: `word string, n long`",
     "columns": "names of the columns to read, separated by commas",
@@ -273,6 +274,7 @@ class Options:
             cert_file=self.text("broker.cert_file"),
             cert_key_file=self.text("broker.cert_key_file"),
             direct=direct,
+            fsspec_protocols=self.names("fsspec_protocols"),
         )
 
 

@@ -18,6 +18,7 @@ from gazette.client.fragment_reader import FragmentAccess
 from gazette.client.journals import JournalChange
 from gazette.clock import Clock, SystemClock
 from gazette.etcd import Etcd
+from gazette.fragment.local_file import Disk
 from gazette.protocol import duration
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
@@ -77,11 +78,13 @@ class BrokerFixture:
         server: dict[str, Any] | None = None,
         constructors: Mapping[str, StoreConstructor] | None = None,
         peer_tls: TlsSettings | None = None,
+        disk: Disk | None = None,
         **settings: Any,
     ) -> Self:
         """Start a broker and return once it is ready. ``etcd`` says where; the broker has its own
         connection. ``settings`` are fields of ``BrokerSettings``, ``server`` those of ``ServerSettings``;
-        ``constructors`` replace the blob stores. ``peer_tls`` is how it calls brokers, and ``client`` it.
+        ``constructors`` replace the blob stores, and ``disk`` that of spools. ``peer_tls`` is how it calls
+        brokers, and ``client`` it.
         """
         clock = SystemClock() if clock is None else clock
         file_root = tmp_path / "root"
@@ -110,6 +113,7 @@ class BrokerFixture:
             auth=auth,
             peer_tls=peer_tls,
             constructors=constructors,
+            disk=disk,
         )
         try:
             await service.start()

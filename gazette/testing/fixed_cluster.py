@@ -49,6 +49,7 @@ from gazette.etcd_values import (
     WatchEvent,
     WatchResponse,
 )
+from gazette.fragment.disk_pace import DiskPace
 from gazette.fragment.local_file import LocalDisk
 from gazette.fragment.persister import Persister
 from gazette.keyspace.key_space import KeySpace
@@ -153,7 +154,7 @@ class FixedBroker:
         """Set to a list, what the broker's key space would have been told is kept there instead."""
         self.lease = FixedLease()
         self._etcd = etcd
-        pools = Pools(BlockingPool("spools", 2))
+        pools = Pools(BlockingPool("spools", 2), BlockingPool("spool reads", 1))
         key_space = KeySpace(ROOT, broker_decoder(ROOT, settings.max_replication))
         state = State(key_space, member_key(ROOT, *_parts(self.id)), is_consistent)
         blob_stores = BlobStores(BlobSettings(file_root=files), clock, threads=2)
@@ -187,6 +188,7 @@ class FixedBroker:
             verifier=auth,
             pools=pools,
             disk=LocalDisk(settings.spool_dir),
+            disk_pace=DiskPace(clock.monotonic),
             scope=self.scope,
         )
         self.context.lease.attach(self.lease)

@@ -10,22 +10,39 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from gazette.blobs import extras, fsspec_store
 from gazette.blobs.azure import AzureStore
 from gazette.blobs.blob_stores import BlobSettings, default_constructors
-from gazette.blobs.fsspec_store import FsspecStore, NamedStore, mod_time_of, translated
+from gazette.blobs.fsspec_store import (
+    FsspecStore,
+    NamedStore,
+    check_protocols,
+    mod_time_of,
+    translated,
+)
 from gazette.blobs.gs import GsStore
 from gazette.errors import Corrupt, GazetteError, Invalid, NotAllowed, NotFound, Unavailable
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.testing.blob_store_tests import BlobStoreTests, FailingReader, get, paths, put
 
 
+class PlainFiles(LocalFileSystem):
+    """fsspec's local files by a name of their own: those called ``file`` are never opened."""
+
+    protocol = "plainfiles"
+
+
+fsspec.register_implementation("plainfiles", PlainFiles, clobber=True)
+
+
 def named_store(url: str) -> NamedStore:
-    return NamedStore(FragmentStoreUrl.parse(url))
+    return NamedStore(FragmentStoreUrl.parse(url), {"memory", "plainfiles", "nonsense"})
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +65,7 @@ class TestNamedStoreOfFiles(BlobStoreTests):
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> NamedStore:
-        return named_store(f"fsspec+file://{tmp_path}/new/directory/")
+        return named_store(f"fsspec+plainfiles://{tmp_path}/new/directory/")
 
 
 class BufferedFile(AbstractBufferedFile):
@@ -160,9 +177,34 @@ def test_bad_urls(url: str, problem: str) -> None:
         named_store(url).exists("path")
 
 
+@pytest.mark.parametrize(
+    "protocol",
+    ["file", "local", "simplecache", "filecache", "dir", "reference", "zip", "data", "git"],
+)
+def test_protocols_that_open_whatever_else_are_never_allowed(protocol: str, tmp_path: Path) -> None:
+    """Whoever applies a journal would write its bytes into any directory of the broker."""
+    url = FragmentStoreUrl.parse(f"fsspec+{protocol}://{tmp_path}/")
+    with pytest.raises(NotAllowed, match=f"protocol {protocol} are not allowed here"):
+        NamedStore(url, {protocol})
+    with pytest.raises(Invalid, match=f"protocol {protocol} cannot be allowed"):
+        check_protocols(["memory", protocol], "--broker.fsspec-protocols")
+
+
+def test_no_protocol_is_allowed_unless_it_is_named() -> None:
+    url = FragmentStoreUrl.parse("fsspec+memory://name/")
+    with pytest.raises(NotAllowed, match="protocol memory are not allowed") as raised:
+        default_constructors(BlobSettings())["fsspec"](url)
+    assert "--broker.fsspec-protocols" in raised.value.hint
+    allowed = BlobSettings(fsspec_protocols=check_protocols(["memory"], "flag"))
+    put(default_constructors(allowed)["fsspec"](url), "a/b", b"content")
+    for chain in ("fsspec+memory://x::file/", "fsspec+memory://name/a::file:///etc/"):
+        with pytest.raises(Invalid):
+            named_store(chain)
+
+
 def test_without_the_sdks_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras.importlib.util, "find_spec", lambda _: None)
-    constructors = default_constructors(BlobSettings())
+    constructors = default_constructors(BlobSettings(fsspec_protocols=frozenset({"memory"})))
     for text, extra in {
         "gs://bucket/": "gcs",
         "azure://container/": "azure",

@@ -19,6 +19,7 @@ from google.protobuf import json_format
 from gazette.auth import Capability, Claims, KeyedAuth
 from gazette.blobs.blob_store import BlobInfo
 from gazette.blobs.file import FileStore
+from gazette.broker import append_line
 from gazette.broker.http_headers import route_headers, route_token
 from gazette.client.appender import AppendParams
 from gazette.client.journals import JournalChange
@@ -73,6 +74,61 @@ async def test_put_appends_the_body_as_one(broker: BrokerFixture, http: httpx.As
         assert 'suffix:"broker-one"' in response.headers["X-Route-Token"]
     read = await http.get(f"/{JOURNAL}?offset=5")
     assert read.content == body
+
+
+async def test_puts_that_stall_are_answered_and_delay_no_other(
+    broker: BrokerFixture, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each one used to hold the journal for a second, and was never answered."""
+    monkeypatch.setattr(append_line, "AHEAD_S", 2.0)
+    monkeypatch.setattr(append_line, "AHEAD_BYTES", 1 << 16)
+    await broker.create(journal_spec(JOURNAL))
+    port = httpx.URL(broker.http).port
+    stalled = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+    head = b"PUT /a/journal HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    for index, (_, writer) in enumerate(stalled):
+        writer.write(head + (b"a bit" if index % 2 else b""))
+    line = broker.service.context.resolver._held[JOURNAL].replica.line
+    while len(line._waiting) < 20:
+        await SystemClock().sleep(0.001)
+    assert (await http.put(f"/{JOURNAL}", content=b"honest")).status_code == 204
+    assert len(line._waiting) == 20  # None of them was in its way, nor has ended.
+    for reader, writer in stalled:
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"didn't sustain the minimum append data rate" in await reader.readline()
+        writer.close()
+    assert (await http.get(f"/{JOURNAL}")).content == b"honest"
+
+
+async def test_a_put_is_answered_though_its_body_does_not_end(broker: BrokerFixture) -> None:
+    port = httpx.URL(broker.http).port
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"PUT /no/journal HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nsome")
+    assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 404 ")
+    writer.close()
+
+
+async def test_puts_beyond_what_may_wait_are_refused_and_come_again(
+    broker: BrokerFixture, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(append_line, "WAITING_MAX", 2)
+    await broker.create(journal_spec(JOURNAL))
+    replica = broker.service.context.resolver._held[JOURNAL].replica
+    held = await replica.pipeline.take()
+    waiting = [
+        broker.service._servers.spawn(http.put(f"/{JOURNAL}", content=b"x"), name="put")
+        for _ in range(2)
+    ]
+    while len(replica.line._waiting) < 2:
+        await SystemClock().sleep(0.001)
+    refused = await http.put(f"/{JOURNAL}", content=b"y")
+    assert refused.status_code == 503
+    assert refused.headers["Retry-After"] == "1"
+    assert "too many appends to the journal wait" in refused.text
+    replica.pipeline.give(held)
+    assert [(await one).status_code for one in waiting] == [204, 204]
+    assert (await http.put(f"/{JOURNAL}", content=b"y")).status_code == 204
 
 
 async def test_put_goes_on_where_registers_are_full(

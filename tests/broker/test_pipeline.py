@@ -106,7 +106,7 @@ class Bench:
 
     def __init__(self, tmp_path: Path, timeout_s: float) -> None:
         self.scope = TaskScope("bench")
-        self.pools = Pools(BlockingPool("spools", 1))
+        self.pools = Pools(BlockingPool("spools", 1), BlockingPool("spool reads", 1))
         self.channels = Channels("zone", signer=NoAuth())
         self.peers: list[ScriptedPeer] = []
         self.commits: list[LocalFragment] = []
@@ -131,6 +131,7 @@ class Bench:
             verifier=NoAuth(),
             pools=self.pools,
             disk=absent,
+            disk_pace=absent,
             scope=self.scope,
         )
         self.spool = Spool(

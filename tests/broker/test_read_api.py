@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from gazette.client.wire import Content, decode_read
 from gazette.clock import SystemClock
 from gazette.codecs import new_compressor
 from gazette.etcd import Etcd
+from gazette.fragment.local_file import LocalDisk, LocalFile
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import JournalFlag, Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSelector
@@ -57,6 +59,21 @@ async def read_all(broker: BrokerFixture, **fields: Any) -> list[broker_pb2.Read
 
 def content_of(messages: list[broker_pb2.ReadResponse]) -> bytes:
     return b"".join(message.content for message in messages)
+
+
+async def test_endpoint_of_a_dead_broker_that_another_took_over(etcd: Etcd, tmp_path: Path) -> None:
+    """Regression: the new broker proxied reads and listings of fragments to itself, again and again."""
+    dead = await BrokerFixture.start(etcd, tmp_path, id="dead-broker")
+    await dead.create(journal_spec(JOURNAL))
+    await dead.crash()
+    port = dead.endpoint.rpartition(":")[2]
+    async with await BrokerFixture.start(
+        etcd, tmp_path, id="newcomer", server={"port": port}
+    ) as broker:
+        with pytest.raises(grpc.aio.AioRpcError, match="doesn't match our own"):
+            await read_all(broker)
+        with pytest.raises(grpc.aio.AioRpcError, match="doesn't match our own"):
+            await stub(broker).ListFragments(broker_pb2.FragmentsRequest(journal=JOURNAL))
 
 
 async def append(broker: BrokerFixture, content: bytes, journal: str = JOURNAL) -> None:
@@ -551,3 +568,66 @@ async def test_callers_whose_connection_ends_in_the_middle(
                             pass
     assert [one.message for one in caplog.records if one.levelname == "ERROR"] == []
     await read_all(broker)
+
+
+# --- Slow disks
+
+
+class StallingDisk(LocalDisk):
+    """A disk whose operations wait for ``gate``, and which says who waited."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.waits: set[str] = set()
+
+    def stall(self, operation: str) -> None:
+        if not self.gate.is_set():
+            self.waits.add(f"{operation} by {threading.current_thread().name.rsplit('_')[0]}")
+            self.gate.wait(30)
+
+    def create(self) -> StallingFile:
+        self.stall("create")
+        return StallingFile(self)
+
+
+class StallingFile(LocalFile):
+    def __init__(self, disk: StallingDisk) -> None:
+        super().__init__(disk.directory)
+        self.disk = disk
+
+    def pwrite(self, content: bytes, position: int) -> None:
+        self.disk.stall("write")
+        super().pwrite(content, position)
+
+    def pread(self, length: int, position: int) -> bytes:
+        self.disk.stall("read")
+        return super().pread(length, position)
+
+
+async def test_a_disk_that_stalls_stops_only_what_needs_it(etcd: Etcd, tmp_path: Path) -> None:
+    """Once it was slow, appends and reads of spools wait in threads, and all other calls go on."""
+    disk = StallingDisk(tmp_path)
+    async with await BrokerFixture.start(etcd, tmp_path, disk=disk) as broker:
+        await broker.create(journal_spec(JOURNAL))
+        await append(broker, b"first,")
+        pace = broker.service.context.disk_pace
+        for one in (pace.reads, pace.writes):
+            one.note(one.monotonic() - 1.0, 1)
+        disk.gate.clear()
+        async with TaskScope("test") as scope:
+            try:
+                appending = scope.spawn(append(broker, b"second"), name="append")
+                reading = scope.spawn(read_all(broker, end_offset=6), name="read")
+                # The persister waits, too, in the thread of a store.
+                while not disk.waits >= {"create by spools", "read by spool reads"}:
+                    await SystemClock().sleep(0.001)
+                assert len((await broker.client.list_journals()).journals) == 1
+                metadata = await read_all(broker, metadata_only=True)
+                assert metadata[0].write_head == 6
+                assert not appending.done()
+            finally:
+                disk.gate.set()
+            assert content_of(await reading) == b"first,"
+        assert content_of(await read_all(broker)) == b"first,second"

@@ -437,6 +437,22 @@ async def test_change_that_leaves_the_route_alone_is_no_reason(
     assert (await primary.propose(fragment(0, 0))).status == Status.OK
 
 
+async def test_stream_of_a_replica_that_was_replaced_ends_although_the_route_stays(
+    cluster: FixedCluster,
+) -> None:
+    """Regression: it went on for ever, and readers of the new replica saw nothing of it."""
+    primary = Primary(cluster)
+    await primary.open(fragment(0, 0))
+    before = cluster["b"].replica(JOURNAL)
+    key = next(
+        key.decode() for key in cluster.etcd.kvs if b"/assign/" in key and b"broker-b" in key
+    )
+    cluster.etcd.change({key: b""}, [key])
+    assert cluster["b"].replica(JOURNAL) is not before
+    assert "another replica has taken the place" in ((await primary.broken()).details() or "")
+    assert (await Primary(cluster).open(fragment(0, 0))).status == Status.OK
+
+
 async def test_replica_that_is_given_up_gets_its_spool_back(
     timed: FixedCluster, clock: CountingClock
 ) -> None:

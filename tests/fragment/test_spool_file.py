@@ -20,6 +20,7 @@ from gazette.errors import Bug, Corrupt, Invalid, Unavailable
 from gazette.fragment import spool_file
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
+from gazette.fragment.disk_pace import Pace
 from gazette.fragment.local_file import LocalDisk, LocalFile, LocalFragment
 from gazette.fragment.spool import Content, Proposal, SpoolResult
 from gazette.fragment.spool_file import Spool
@@ -148,9 +149,11 @@ class SpoolMachine(RuleBasedStateMachine):
         self.observers = [Observer() for _ in range(3)]
         self.models = [Model() for _ in range(3)]
         self.inline_bytes, spool_file.INLINE_BYTES = spool_file.INLINE_BYTES, 64
-        directory = Path(self.directory.name)
+        clock = ManualClock()
+        self.disk = PacedDisk(Path(self.directory.name), clock)
+        pace = Pace(clock.monotonic)
         self.spools = [
-            Spool(JOURNAL, observer, clock=ManualClock(), pool=self.pool, disk=LocalDisk(directory))
+            Spool(JOURNAL, observer, clock=clock, pool=self.pool, disk=self.disk, pace=pace)
             for observer in self.observers
         ]
 
@@ -172,6 +175,12 @@ class SpoolMachine(RuleBasedStateMachine):
             expected = model.propose(proposal)
             result = self.runner.run(spool.apply(proposal, primary=replica == leader))
             assert result == SpoolResult(expected, model.fragment, model.registers)
+
+    @rule(delay_s=st.sampled_from([0.0, 1.0]))
+    def pace(self, delay_s):
+        """The disk becomes slow, or fast."""
+        self.disk.delay_s = delay_s
+        self.disk.clock.advance(5.0)
 
     @rule(who=subsets, leader=replicas, content=st.binary(min_size=1, max_size=200))
     def extend(self, who, leader, content):
@@ -447,6 +456,127 @@ async def test_the_space_of_a_large_roll_back_is_freed(spool, monkeypatch):
     await spool.apply(Proposal(spool.fragment, spool.registers), primary=True)
     await append(spool, b"!")
     assert os.fstat(spool._file._fd).st_size == 10
+
+
+class PacedDisk(LocalDisk):
+    """A disk on which operations take ``delay_s`` on a clock, and wait at ``gate``. It says what they were
+    done by."""
+
+    def __init__(self, directory: Path, clock: ManualClock) -> None:
+        super().__init__(directory)
+        self.clock = clock
+        self.delay_s = 0.0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.done: list[str] = []
+
+    __slots__ = ("clock", "delay_s", "done", "gate")
+
+    def do(self, operation: str) -> None:
+        self.gate.wait(10)
+        self.clock._monotonic += self.delay_s  # Not `advance`, which is the loop's.
+        on_loop = threading.current_thread() is threading.main_thread()
+        self.done.append(f"{operation} on the loop" if on_loop else operation)
+
+    def create(self) -> PacedFile:
+        self.do("create")
+        return PacedFile(self)
+
+
+class PacedFile(LocalFile):
+    def __init__(self, disk: PacedDisk) -> None:
+        super().__init__(disk.directory)
+        self.disk = disk
+
+    __slots__ = ("disk",)
+
+    def pwrite(self, content: bytes, position: int) -> None:
+        self.disk.do("write")
+        super().pwrite(content, position)
+
+    def sibling(self) -> PacedFile:
+        return PacedFile(self.disk)
+
+
+async def test_a_slow_disk_is_written_to_by_threads_until_it_is_fast_again(
+    clock, pool, observer, tmp_path
+):
+    """One slow write is all that the loop waits for; also for files that are created."""
+    disk = PacedDisk(tmp_path, clock)
+    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk)
+    await append(spool, b"0")
+    assert disk.done == ["create on the loop", "write on the loop"]
+    disk.delay_s = 0.5
+    await append(spool, b"1")
+    assert disk.done[2:] == ["write on the loop"]
+    await append(spool, b"2", b"3")
+    await roll(spool)
+    await append(spool, b"4")
+    assert disk.done[3:] == ["write", "write", "create", "write"]
+    # Case: fast again, often enough and for long enough.
+    disk.delay_s = 0.0
+    disk.done.clear()
+    for _ in range(21):
+        await append(spool, b"5")
+    clock.advance(5.0)
+    await append(spool, b"6")
+    assert "write on the loop" not in disk.done
+    await append(spool, b"7")
+    assert disk.done[-1] == "write on the loop"
+    assert content_of(observer.completed[0][0]) == b"0123"
+    assert read_all(observer.commits[-1]) == b"4" + b"5" * 21 + b"67"
+    assert spool.fragment.sum == sha(b"4" + b"5" * 21 + b"67")
+
+
+async def test_one_slow_write_is_enough_for_all_spools_of_a_disk(clock, pool, observer, tmp_path):
+    """Also one of long content, which was made by a thread anyway."""
+    disk, pace = PacedDisk(tmp_path, clock), Pace(clock.monotonic)
+    one, two = (
+        Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk, pace=pace) for _ in range(2)
+    )
+    disk.delay_s = 0.015
+    await append(one, bytes(2 << 20))
+    assert pace.is_fast
+    disk.delay_s = 0.5
+    await append(one, bytes(1 << 20))
+    disk.done.clear()
+    await append(two, b"content")
+    assert disk.done == ["create", "write"]
+
+
+async def test_a_write_to_a_slow_disk_can_be_given_up(clock, pool, observer, tmp_path):
+    """Also while its file is created: nothing of it is left, and the next one is in order."""
+    disk = PacedDisk(tmp_path, clock)
+    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk)
+    disk.delay_s = 0.5
+    await append(spool, b"first")
+    for new_file in (False, True):
+        if new_file:
+            await roll(spool)
+        disk.gate.clear()
+        before = spool.fragment
+        async with TaskScope("test") as scope:
+            given_up = scope.spawn(spool.apply(Content(b"given up", 0), primary=True), name="one")
+            await clock.sleep(0)
+            given_up.cancel()
+            await asyncio.wait({given_up})
+            assert (spool.delta, spool.fragment) == (0, before)
+            following = scope.spawn(append(spool, b", next"), name="following")
+            await clock.sleep(0)
+            assert not following.done()
+            disk.gate.set()
+            assert (await following).status is Status.OK
+    assert content_of(observer.completed[0][0]) == b"first, next"
+    assert read_all(observer.commits[-1]) == b", next"
+    assert spool.fragment.sum == sha(b", next")
+    # Case: what cannot be written is rolled back, as it is on the loop.
+    spool._disk = LocalDisk(tmp_path / "gone")
+    await roll(spool)
+    with pytest.raises(Unavailable, match="ENOENT"):
+        await append(spool, b"content")
+    spool._disk = disk
+    assert (await append(spool, b"content")).status is Status.OK
+    await spool.close()
 
 
 def test_a_shorter_file_is_corrupt(tmp_path):

@@ -35,8 +35,13 @@ class Outcome:
 def run_seed(seed: int, *, trace: bool = False, consumers: bool = False) -> Outcome:
     """Simulate one seed: brokers and their clients, or with ``consumers`` members of an application, too.
 
-    The same seed gives the same outcome, in any process of this code."""
-    gc.disable()
+    The same seed gives the same outcome, in any process of this code.
+    """
+    if gc.isenabled():
+        # What is imported stays: it need not be looked through after each seed.
+        gc.disable()
+        gc.collect()
+        gc.freeze()
     try:
         return _run_consumers(seed, trace=trace) if consumers else _run(seed, trace=trace)
     finally:

@@ -92,7 +92,7 @@ class Scenario:
             "suspend_after_idle_ticks": 2,
         }
         journals = {}
-        for number in range(rng.choice((1, 1, 2, 3))):
+        for number in range(rng.choice((1, 1, 1, 2))):
             name = f"journal-{number}"
             journals[name] = JournalSpec(
                 name,
@@ -100,7 +100,7 @@ class Scenario:
                 fragment=FragmentSpec(
                     length=rng.choice((1 << 10, 1 << 12, 1 << 16, 1 << 24)),
                     codec=rng.choice((Codec.NONE, Codec.NONE, Codec.GZIP, Codec.ZSTANDARD)),
-                    refresh_interval_ns=rng.choice((5, 30, 300)) * duration.SECOND,
+                    refresh_interval_ns=rng.choice((10, 60, 300, 300)) * duration.SECOND,
                     flush_interval_ns=rng.choice((0, 0, 60, 120)) * duration.SECOND,
                 ),
             )
@@ -133,7 +133,7 @@ class Scenario:
             for journal in plan.journals:
                 await self._create(client, journal)
             for number, journal in enumerate(plan.journals):
-                for _ in range(rng.choice((1, 1, 2))):
+                for _ in range(rng.choice((1, 1, 1, 2))):
                     self._spawn_writer(f"w{number}", journal)
                 self._spawn_reader(f"r{number}", journal)
             await self._break(scope)
@@ -157,7 +157,8 @@ class Scenario:
                     await apply_journals(client, [change])
                 break
             except (GazetteError, TimeoutError):
-                if self.world.history.last_life(journal) is not None:
+                life = self.world.history.last_life(journal)
+                if life is not None and life.deleted is None:
                     break
                 await self.clock.sleep(1.0)
         self.heads[journal] = 0
@@ -170,12 +171,12 @@ class Scenario:
         rng = self.rng
         await self.clock.sleep(rng.uniform(1.0, 20.0))
         faults = self._faults()
-        for _ in range(rng.choice((1, 2, 2, 3, 4))):
+        for _ in range(rng.choice((1, 1, 2, 3))):
             for _ in range(rng.choice((1, 2, 2, 3, 4))):
                 chosen = rng.choice(faults)
                 scope.spawn(self._delayed(rng.expovariate(1 / 8.0), chosen), name="fault")
             # Some waves overlap; after some, everything has time to be stored.
-            await self.clock.sleep(rng.choice((5.0, 30.0, 100.0, 150.0)) * rng.uniform(0.8, 1.2))
+            await self.clock.sleep(rng.choice((5.0, 30.0, 100.0, 130.0)) * rng.uniform(0.8, 1.2))
 
     async def _delayed(self, seconds: float, fault: Callable[[], Any]) -> None:
         await self.clock.sleep(seconds)
@@ -531,7 +532,7 @@ class Scenario:
             except GazetteError as error:
                 if isinstance(error, Bug):
                     self.world.violated(f"reader {node.name} raised {error!r}")
-                await clock.sleep(rng.uniform(0.1, 3.0))
+                await clock.sleep(rng.uniform(0.5, 6.0))
 
     def _got(
         self,
@@ -651,8 +652,8 @@ class Writer:
         self._rng = rng
         self._client = client
         self._clock = NodeClock(scenario.world.loop)
-        self._think_s = rng.choice((2.0, 6.0, 15.0))
-        self._left = 40
+        self._think_s = rng.choice((4.0, 8.0, 16.0))
+        self._left = rng.choice((8, 16, 24))
         self._sizes = rng.choice(((0, 30, 100), (30, 700, 5000), (100, 1000, 1000, 1000, 300_000)))
         self._uses_registers = rng.random() < 0.3
         self._service: AppendService | None = None

@@ -26,7 +26,9 @@ from tools.simulation.loop import Node, VirtualLoop
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_CALL_S: Final = 0.0003
+_CALL_S: Final = 0.003
+_AT_ONCE: Final = 0.9
+"""How many calls are performed at one instant, while nothing is wrong: threads cost time."""
 _DIRECTORY: Final = Path("/spools")
 _local = threading.local()
 
@@ -41,8 +43,10 @@ class TurnThread:
     idle: list[TurnThread] = []  # noqa: RUF012 - threads are used again by the next simulation
 
     def __init__(self) -> None:
-        self._go = threading.Semaphore(0)
-        self._back = threading.Semaphore(0)
+        # Each is released by one thread and acquired by the other.
+        self._go, self._back = threading.Lock(), threading.Lock()
+        self._go.acquire()
+        self._back.acquire()
         self._call: Callable[[], None] | None = None
         self.waits_s: float | None = None
         """How long the call wants to wait; None once it has ended."""
@@ -110,10 +114,15 @@ class Threads:
     def __init__(self, node: Node, rng: random.Random) -> None:
         self.node = node
         self.rng = rng
+        self.troubled: Callable[[], bool] = lambda: False
+        """Whether calls take longer than usual now, so that they must not be performed at once."""
         self._waiting: dict[TurnThread, None] = {}
+        self._at_once = False
 
     def wait(self, seconds: float) -> None:
         """Block for that long: the thread of a pool, or else the node with all that is in it."""
+        if self._at_once:
+            return
         if (worker := TurnThread.current()) is not None:
             worker.wait(seconds)
         else:
@@ -125,6 +134,11 @@ class Threads:
     def start(self, call: Callable[[], None]) -> None:
         """Run a call in a thread, to its end or until it waits."""
         context = self.node.context.copy()
+        if not self.troubled() and self.rng.random() < _AT_ONCE:
+            self._at_once = True
+            context.run(call)
+            self._at_once = False
+            return
         self._follow(TurnThread.run(lambda: context.run(call)))
 
     def _resume(self, worker: TurnThread) -> None:

@@ -32,6 +32,7 @@ ROOT: Final = "/gazette/cluster"
 ETCD: Final = "etcd"
 ETCD_ADDRESS: Final = "etcd:2379"
 ZONE: Final = "zone"
+_ETCD_TICK_S: Final = 1.0
 _TRACE_MAX: Final = 200_000
 
 
@@ -107,6 +108,7 @@ class BrokerProcess:
         self.clock.offset_s = world.clock_offsets.get(host, 0.0)
         self.threads = Threads(self.node, random.Random(world.rng.getrandbits(64)))
         self.disk = SimDisk(self.threads)
+        self.threads.troubled = self._is_troubled
         self.service: _Service | None = None
         self.ended = False
         self.stopping = False
@@ -144,6 +146,11 @@ class BrokerProcess:
         except Exception as error:  # noqa: BLE001 - it is what the process ends with
             self.error = error
         world.on_exit(self)
+
+    def _is_troubled(self) -> bool:
+        return self.disk.write_s > 0 or not all(
+            bucket.trouble_free for bucket in self.world.buckets.values()
+        )
 
     def _store(self, url: FragmentStoreUrl) -> BlobStore:
         return SimStore(self.world.bucket(url.host), self.threads, self.world.loop)
@@ -219,9 +226,14 @@ class World:
         server = SimServer(self.network, self.etcd_node, ETCD_ADDRESS)
         etcd.register(server)
         self.etcd_node.spawn(server.start(), "etcd server")
-        self.etcd_node.spawn(etcd.run(), "etcd")
+        self.etcd_node.spawn(self._advance(etcd), "etcd")
         etcd.store.observers.append(self._on_etcd)
         return etcd
+
+    async def _advance(self, etcd: FakeEtcd) -> None:
+        while True:
+            await asyncio.sleep(_ETCD_TICK_S)  # noqa: TID251 - virtual
+            etcd.advance()
 
     def _on_etcd(self, revision: int, events: Any) -> None:
         prefix, members = f"{ROOT}/items/".encode(), f"{ROOT}/members/".encode()

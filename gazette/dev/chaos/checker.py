@@ -70,8 +70,6 @@ STORED = "fragments"
 """The source of a `Final` that was read from the store."""
 _DELIVERY_S = 2.0
 """An answer may be on its way for so long after its broker was killed."""
-_DEPOSED_S = 0.5
-"""An acknowledgement that was checked before a pause may be sent after it."""
 _CREATION_S = 15.0
 """So much later than it happened a creation may be recorded."""
 _STALE_S = 5.0
@@ -180,7 +178,7 @@ class _Book:
         self.reads = self.read_bytes = 0
         self._lease_s = lease_s
         self._shaken: dict[str, float] = {}
-        """Faults that may cost leases, until when: infinity while they last."""
+        """Targets of faults that may cost leases, until when: infinity while they last."""
 
     @cached_property
     def attempts_of(self) -> dict[str, list[Attempt]]:
@@ -263,11 +261,14 @@ class _Book:
 
     def _enter_fault(self, event: FaultEvent) -> None:
         if any(word in event.kind for word in _LEASE_KINDS):
-            self._shaken[event.kind] = float("inf") if event.phase == "begun" else event.time
+            self._shaken[event.target] = float("inf") if event.phase == "begun" else event.time
 
     def _enter_ended(self, event: Ended) -> None:
         since = event.time - self._lease_s - _CREATION_S
-        shaken = [kind for kind, until in self._shaken.items() if until >= since]
+        shaken = any(
+            until >= since and (event.broker in target or target == "etcd")
+            for target, until in self._shaken.items()
+        )
         if event.asked and event.exit_code == 0:
             return
         if shaken and "lease" in event.error.lower():
@@ -320,12 +321,12 @@ class _Reads:
             case Jumped():
                 self._move(event)
                 if not self._book.excuses(event.journal, event.begin, event.end, event.time):
-                    self._complain("jump", event, "was answered that nothing is there")
+                    self._complain("jump", event, "and was answered that nothing is there")
 
     def _enter_read(self, event: Read) -> None:
         at, life = self._readers.get((event.reader, event.journal), (None, 1))
         if at != event.begin:
-            self._complain("back", event, f"was at {at}")
+            self._complain("back", event, f"and was at {at}")
         self._move(event)
         last = self._book.lives.get(event.journal)
         content = self._contents.get(event.journal)
@@ -353,7 +354,7 @@ class _Reads:
         self._readers[key] = (event.end, life)
 
     def _complain(self, kind: str, event: Read | Jumped, text: str) -> None:
-        text = f"{event.reader} got [{event.begin}, {event.end}) at {event.time:.1f} s and {text}"
+        text = f"{event.reader} got [{event.begin}, {event.end}) at {event.time:.1f} s, {text}"
         self.violations[event.journal].append(Violation(kind, event.journal, text))
 
 
@@ -388,7 +389,7 @@ def _check_journal(verdict: Verdict, journal: str, content: bytes, book: _Book) 
     figures = verdict.journals[journal]
     say("lost", _lost(attempts, places, len(content), book, figures))
     say("overwritten", _overwritten(attempts, book))
-    say("changed", _wrong_sums(attempts, content, book))
+    say("changed", _wrong_sums(attempts, content, places))
     say("deposed", _deposed(attempts, book))
     say("replication", _too_few(attempts, book))
     log = _order(placed, book)
@@ -465,7 +466,7 @@ def _deposed(attempts: Sequence[Attempt], book: _Book) -> Iterator[str]:
             if (
                 completed.primary == event.broker
                 and completed.revision < event.revision
-                and completed.time > event.time + _DEPOSED_S
+                and completed.time > event.time
             ):
                 yield (
                     f"op {invoked.op} was acknowledged at {completed.time:.1f} s by {event.broker}, which was"
@@ -481,14 +482,14 @@ def _too_few(attempts: Sequence[Attempt], book: _Book) -> Iterator[str]:
             yield f"op {invoked.op} was acknowledged by {'+'.join(completed.members)} only"
 
 
-def _wrong_sums(attempts: Sequence[Attempt], content: bytes, book: _Book) -> Iterator[str]:
+def _wrong_sums(
+    attempts: Sequence[Attempt], content: bytes, places: Mapping[int, Sequence[Placed]]
+) -> Iterator[str]:
+    """Sums of appends that are there. Those that are not are lost, which is said already."""
     for invoked, completed in _acknowledged(attempts):
         held = content[completed.begin : completed.end]
-        if (
-            len(held) == invoked.length
-            and digest(held) != completed.sum
-            and not book.excuses_append(invoked.journal, completed)
-        ):
+        whole = invoked.op in places and len(held) == invoked.length
+        if whole and digest(held) != completed.sum:
             yield f"op {invoked.op}: {_span(completed)} holds other bytes than were acknowledged"
 
 

@@ -94,6 +94,8 @@ class Driver:
         self._killed: set[int] = set()
         self._seen: dict[str, int] = {}
         """By broker, the process that was last seen to run."""
+        self._started: dict[int, float] = {}
+        """When each process was first seen."""
         self._reviving = TaskScope("reviving")
         self._confirmations: dict[str, _Confirmation] = {}
         self._impaired_until = 0.0
@@ -139,8 +141,8 @@ class Driver:
             return
         act = getattr(self, "_" + kind.name.replace("-", "_").replace(" ", "_"))
         self._bounds.begin(kind.effect, broker.name)
-        self._note(kind.name, "", "begun")
         target, end = await act(planned, broker)
+        self._note(kind.name, target, "begun")
         active = Active(kind, target, resource, end, self._recorder.time)
         self._active[resource] = active
         scope.spawn(self._until_over(active, planned.seconds), name=kind.name)
@@ -224,6 +226,7 @@ class Driver:
             process = broker.process
             if process.running:
                 self._seen[broker.name] = process.pid
+                self._started.setdefault(process.pid, self._recorder.time)
                 continue
             if (pid := self._seen.pop(broker.name, 0)) and pid not in self._killed:
                 self._on_ended(broker, pid)
@@ -239,6 +242,7 @@ class Driver:
         self._recorder.record(Ended(time, broker.name, code or 0, asked, error))
         if broker.name not in self._bounds.gone and not asked:
             # Its lease is lost, for reasons that were not planned. What it held it has stored.
+            self._say(f"{broker.name} ended unplanned")
             self._bounds.begin(Effect.GONE, broker.name)
             if self._bounds.exceeded:
                 self._allow_confirmation(self._replication, None)
@@ -255,13 +259,22 @@ class Driver:
     # Losses of all replicas.
 
     def _allow_confirmation(
-        self, journals: dict[str, int], stored: dict[str, tuple[tuple[int, int], ...]] | None
+        self,
+        journals: dict[str, int],
+        stored: dict[str, tuple[tuple[int, int], ...]] | None,
+        leaving: str = "",
     ) -> None:
-        """Take note that all replicas of journals end: each head may be confirmed once they have."""
+        """Take note that all replicas of journals end, as ``leaving`` does: each head may be confirmed once
+        they have. Processes that started after the last acknowledgement hold nothing."""
         pids = self._cluster.pids()
         for journal in journals:
-            held = self._recorder.members.get(journal, ())
-            processes = {(name, pids[name]) for name in held if name in pids}
+            acknowledged = self._recorder.acknowledged.get(journal)
+            last = acknowledged[-1] if acknowledged else 0.0
+            processes = {
+                (name, pids[name])
+                for name in self._holders(journal)
+                if name in pids and (name == leaving or self._started.get(pids[name], 0.0) <= last)
+            }
             begin = self._recorder.heads[journal]
             if stored is not None:
                 begin = min(begin, _contiguous(stored[journal]))
@@ -330,9 +343,15 @@ class Driver:
         return {
             journal: replication
             for journal, replication in self._replication.items()
-            if replication == 1
-            and broker.name in (self._recorder.members.get(journal, ()) or (broker.name,))
+            if replication == 1 and broker.name in (self._holders(journal) or {broker.name})
         }
+
+    def _holders(self, journal: str) -> set[str]:
+        """Brokers that acknowledged the journal's last append, or have the journal in etcd."""
+        route, _ = self._cluster.route(journal)
+        return {member.suffix for member in route.members} | set(
+            self._recorder.members.get(journal, ())
+        )
 
     # Faults. Each begins, and returns what it broke and how to put that right.
 
@@ -369,7 +388,7 @@ class Driver:
 
     async def _terminate(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
         self._asked.add(broker.process.pid)
-        self._allow_confirmation(self._single(broker), None)
+        self._allow_confirmation(self._single(broker), None, broker.name)
         broker.process.signal(signal.SIGTERM)
 
         async def end() -> None:
@@ -393,7 +412,7 @@ class Driver:
         return broker.name, end
 
     async def _pause_beyond_the_lease(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
-        self._allow_confirmation(self._single(broker), None)
+        self._allow_confirmation(self._single(broker), None, broker.name)
         return await self._pause(planned, broker)
 
     async def _kill_etcd(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
@@ -427,7 +446,7 @@ class Driver:
     async def _cut_from_etcd_beyond_the_lease(
         self, planned: Planned, broker: Broker
     ) -> tuple[str, _End]:
-        self._allow_confirmation(self._single(broker), None)
+        self._allow_confirmation(self._single(broker), None, broker.name)
         return self._cut(planned, [(broker.name, ETCD)])
 
     async def _cut_from_brokers(self, planned: Planned, broker: Broker) -> tuple[str, _End]:

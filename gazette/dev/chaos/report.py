@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -13,6 +13,7 @@ from gazette.dev.chaos.checker import Verdict
 from gazette.dev.chaos.history import FaultEvent
 
 _TIMELINE_MAX = 120
+_SHOWN_MAX = 4
 
 
 @dataclass(slots=True)
@@ -31,12 +32,13 @@ def outages(
     """For each fault, the longest time without an acknowledgement that began while it lasted, or was
     going on when it began; of all journals the worst. Faults of two lanes at once share theirs."""
     found: dict[str, Outages] = defaultdict(Outages)
-    begun: dict[str, float] = {}
+    begun: dict[tuple[str, str], float] = {}
     for fault in faults:
+        key = (fault.kind, fault.target)
         if fault.phase == "begun":
-            begun[fault.kind] = fault.time
-        elif fault.kind in begun:
-            begin = begun.pop(fault.kind)
+            begun[key] = fault.time
+        elif key in begun:
+            begin = begun.pop(key)
             gaps = [_longest_gap(times, begin, fault.time) for times in acknowledged.values()]
             found[fault.kind].seconds.append(max(gaps, default=0.0))
     return dict(found)
@@ -75,19 +77,34 @@ def table(verdict: Verdict, found: Mapping[str, Outages], seconds: float) -> str
         lines.append("verdict   no violation")
     else:
         lines.append(f"verdict   {len(verdict.violations)} VIOLATIONS")
-        lines += [f"  {violation}" for violation in verdict.violations[:50]]
+        lines += _violations(verdict)
     return "\n".join(lines)
+
+
+def _violations(verdict: Verdict) -> Iterator[str]:
+    """The first of each kind and journal, and how many others there are."""
+    counts = Counter((one.kind, one.journal) for one in verdict.violations)
+    shown: Counter[tuple[str, str]] = Counter()
+    for violation in verdict.violations:
+        key = (violation.kind, violation.journal)
+        shown[key] += 1
+        if shown[key] <= _SHOWN_MAX:
+            yield f"  {violation}"
+        if shown[key] == counts[key] > _SHOWN_MAX:
+            more = counts[key] - _SHOWN_MAX
+            yield f"  {violation.kind}: {violation.journal}: and {more:,} more"
 
 
 def timeline(faults: Sequence[FaultEvent]) -> str:
     """When each fault began and ended, one line for each; of a long run the end."""
-    begun: dict[str, list[float]] = defaultdict(list)
+    begun: dict[tuple[str, str], float] = {}
     lines = []
     for fault in faults:
+        key = (fault.kind, fault.target)
         if fault.phase == "begun":
-            begun[fault.kind].append(fault.time)
-        elif begun[fault.kind]:
-            begin = begun[fault.kind].pop(0)
+            begun[key] = fault.time
+        elif key in begun:
+            begin = begun.pop(key)
             lines.append(
                 (begin, f"  {begin:7.1f} to {fault.time:7.1f} s  {fault.kind} ({fault.target})")
             )

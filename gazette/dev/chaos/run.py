@@ -179,6 +179,7 @@ class Trial:
         self._print = say
         self._assigned: dict[str, int] = {}
         self._contents: dict[str, bytes] = {}
+        self._unread: set[str] = set()
         self._wrong: list[Violation] = []
 
     def _say(self, text: str) -> None:
@@ -220,7 +221,7 @@ class Trial:
         replication = {spec.name: spec.replication for spec in self._specs}
         floor = min((count for count in replication.values() if count > 1), default=1)
         store_s = self._flags.lease + STORE_S
-        bounds = Bounds(floor, store_s)
+        bounds = Bounds(floor, self._flags.brokers, store_s)
         return Driver(self.cluster, self.recorder, bounds, replication, self._lives, say=self._say)
 
     async def _break_and_read(self, driver: Driver) -> None:
@@ -301,12 +302,15 @@ class Trial:
                     await self._read_from(broker.name, client, journal)
 
     async def _read_from(self, name: str, client: Client, journal: str) -> None:
+        if journal in self._unread:
+            return  # One broker that does not give it is enough to know.
         gaps = self.recorder.quiet.gaps.get(journal, [])
         try:
             held, holes = await _read_all(client, journal, gaps)
         except (GazetteError, TimeoutError) as error:
             text = f"{name} did not give all of {journal}: {error}"
             self.recorder.record(Stopped(self.recorder.time, text))
+            self._unread.add(journal)
         else:
             self._record_final(name, journal, held, holes)
             self._contents.setdefault(journal, held)

@@ -6,7 +6,7 @@ of docs/consistency.md, so that every acknowledged byte must be there in the end
 * A broker counts as *gone* when it is killed, asked to leave, or away for longer than its lease.
 * It counts so until the others had ``store_s`` seconds in which they could store what they hold,
   and until every journal has all of its replicas in etcd again. What is stored is never looked at.
-* With a replication of R, at most R-1 brokers are gone at a time.
+* With a replication of R, at most R-1 brokers are gone at a time; with R=1, all but one.
 * Seconds in which stores, etcd, disks or links between brokers were broken do not count.
 
 Two kinds of faults end all replicas, and say so in the history: the death of all brokers at once, and an
@@ -38,6 +38,8 @@ class Effect(Enum):
     IMPAIRS = auto()
     """Survivors may be unable to store what they hold."""
     HARMLESS = auto()
+    REPLACES = auto()
+    """Journals end, and others begin under their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ KINDS: Final = {
         Kind("pause", Effect.HARMLESS, 0.05, 0.4, weight=2),
         Kind("cut from clients", Effect.HARMLESS, 0.2, 1.2, weight=2),
         Kind("clock jumps", Effect.HARMLESS, 0.2, 3.0),
-        Kind("journals are created again", Effect.HARMLESS, 0.0, 0.3, resource="lives", weight=2),
+        Kind("journals are created again", Effect.REPLACES, 0.0, 0.3, resource="lives"),
     )
 }
 _GAPS_S: Final = {
@@ -85,6 +87,7 @@ _GAPS_S: Final = {
     Effect.ALL: (100.0, 200.0),
     Effect.IMPAIRS: (6.0, 18.0),
     Effect.HARMLESS: (2.0, 9.0),
+    Effect.REPLACES: (10.0, 40.0),
 }
 """Between the beginnings of two faults of an effect."""
 _TWINS: Final = 0.5
@@ -164,12 +167,14 @@ def _planned(rng: random.Random, begin: float, kind: Kind, target: int, lease_s:
 class Bounds:
     """Decide which faults may begin. Call ``tick`` often, with what is broken now.
 
-    ``floor`` is the smallest replication above 1; 1 if there is none, and then everything may begin.
+    ``floor`` is the smallest replication above 1. It is 1 if there is none: each broker may then be gone,
+    but for one that takes over, and only for as long as it is broken.
     """
 
-    def __init__(self, floor: int, store_s: float) -> None:
-        self.floor = floor
-        self._store_s = store_s
+    def __init__(self, floor: int, brokers: int, store_s: float) -> None:
+        self._replicated = floor > 1
+        self._most = floor - 1 if self._replicated else max(brokers - 1, 1)
+        self._store_s = store_s if self._replicated else 0.0
         self._clear: dict[str, float] = {}
         """By broker that counts as gone: seconds in which others could store what they hold."""
         self._now = 0.0
@@ -182,15 +187,15 @@ class Bounds:
     @property
     def exceeded(self) -> bool:
         """True if more brokers are gone than the promise covers."""
-        return self.floor > 1 and len(self._clear) >= self.floor
+        return self._replicated and len(self._clear) > self._most
 
     def admits(self, effect: Effect, broker: str) -> bool:
         """Return True if such a fault may begin now."""
         if effect is Effect.ALL:
             return not self._clear and not self._all_until_whole
-        if effect is not Effect.GONE or self.floor == 1:
+        if effect is not Effect.GONE:
             return True
-        return not self._all_until_whole and len({*self._clear, broker}) < self.floor
+        return not self._all_until_whole and len({*self._clear, broker}) <= self._most
 
     def begin(self, effect: Effect, broker: str) -> None:
         """Take note of a fault that begins."""
@@ -209,7 +214,8 @@ class Bounds:
         for broker in list(self._clear):
             if not impaired:
                 self._clear[broker] += passed
-            if whole and broker not in away and self._clear[broker] >= self._store_s:
+            settled = whole or not self._replicated
+            if settled and broker not in away and self._clear[broker] >= self._store_s:
                 del self._clear[broker]
         if whole and not away:
             self._all_until_whole = False

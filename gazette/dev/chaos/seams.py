@@ -21,7 +21,8 @@ from typing import Any, Final
 CONTROL_ENV: Final = "GAZETTE_CHAOS_CONTROL"
 BROKER_ENV: Final = "GAZETTE_CHAOS_BROKER"
 _POLL_S: Final = 0.1
-_CALLS: Final = ("exists", "open", "put", "list", "remove", "sign_get")
+_CALLS: Final = ("exists", "open", "put", "list", "remove")
+"""What reaches out for a store. Signing does not."""
 
 
 class Control:

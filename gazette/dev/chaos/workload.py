@@ -37,6 +37,7 @@ ATTEMPT_TIMEOUT_S: Final = 15.0
 _ABORTED: Final = "ABORTED_BY_CLIENT"
 _SCAN_BYTES: Final = 1 << 18
 _SCANS_PER_S: Final = 0.3
+_HESITATION_S: Final = (1.0, 20.0)
 _ENDLESS: Final = 1 << 62
 _BARE: Final = "-bare@"
 _DATA_LOSS: Final = "DATA_LOSS"
@@ -95,7 +96,7 @@ class Workload:
                     self._plain,
                 ],
                 "offsets": [self._explicit, self._explicit, self._plain],
-                "lives": [self._plain, self._plain],
+                "lives": [self._hesitant],
             }
             for index, kind in enumerate(kinds[style]):
                 name = f"{kind.__name__.strip('_')}-{index}@{journal}"
@@ -141,6 +142,16 @@ class Workload:
     async def _plain(self, appending: Appending) -> AsyncIterator[None]:
         while True:
             await appending.append(appending.new())
+            yield
+
+    async def _hesitant(self, appending: Appending) -> AsyncIterator[None]:
+        """Wait after the first append of each life: before the second nothing need be stored."""
+        revision = 0
+        while True:
+            result = await appending.append(appending.new())
+            if result is not None and revision != self._recorder.revisions[appending.journal]:
+                revision = self._recorder.revisions[appending.journal]
+                await self._clock.sleep(appending.rng.uniform(*_HESITATION_S))
             yield
 
     async def _conditional(self, appending: Appending) -> AsyncIterator[None]:

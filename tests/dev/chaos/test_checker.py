@@ -206,7 +206,7 @@ def test_lost_and_its_place_given_to_another() -> None:
     story.content = b""
     story.append()
     verdict = story.verdict()
-    assert {one.kind for one in verdict.violations} == {"lost", "overwritten", "changed"}
+    assert {one.kind for one in verdict.violations} == {"lost", "overwritten"}
     assert f"op {lost} of 100 bytes" in str(verdict.violations[0])
 
 
@@ -518,7 +518,7 @@ def test_a_declared_loss_does_not_excuse_what_came_after_it() -> None:
 
 
 def test_a_hole_is_excused_only_where_all_replicas_were_lost() -> None:
-    for declared, kinds in ((True, set()), (False, {"source", "lost", "changed", "jump"})):
+    for declared, kinds in ((True, set()), (False, {"source", "lost", "jump"})):
         story = Story()
         for _ in range(3):
             story.held_by("b1", "b2")
@@ -558,12 +558,7 @@ def test_two_histories() -> None:
     story.content = b""
     second = story.held_by("b2")
     verdict = story.verdict()
-    assert {one.kind for one in verdict.violations} == {
-        "lost",
-        "overwritten",
-        "changed",
-        "replication",
-    }
+    assert {one.kind for one in verdict.violations} == {"lost", "overwritten", "replication"}
     text = next(one.text for one in verdict.violations if one.kind == "overwritten")
     assert f"op {first} was acknowledged as [0, 100)" in text
     assert f"op {second} as [0, 100)" in text
@@ -759,12 +754,14 @@ def test_a_broker_that_logged_a_bug() -> None:
     assert "b1, 3 times: error gazette.broker" in verdict.violations[0].text
 
 
-def ending(exit_code: int, *, asked: bool, error: str = "", fault: str = "") -> set[str]:
+def ending(
+    exit_code: int, *, asked: bool, error: str = "", fault: str = "", target: str = "b1 | etcd held"
+) -> set[str]:
     story = Story()
     story.append()
     if fault:
-        story.say(FaultEvent, fault, "", "begun")
-        story.say(FaultEvent, fault, "b1", "ended")
+        story.say(FaultEvent, fault, target, "begun")
+        story.say(FaultEvent, fault, target, "ended")
     story.say(Ended, "b1", exit_code, asked, error)
     return story.kinds()
 
@@ -777,6 +774,11 @@ def test_a_broker_that_ended() -> None:
     assert ending(1, asked=False, error=lease) == {"ended"}
     # Case: a fault may have cost it its lease, and that is what it says.
     assert ending(1, asked=False, error=lease, fault="pause beyond the lease") == set()
+    assert ending(1, asked=False, error=lease, fault="pause etcd", target="etcd") == set()
+    # Case: another broker's lease, another reason to end, another fault.
+    assert ending(1, asked=False, error=lease, fault="cut from etcd", target="b2 | etcd") == {
+        "ended"
+    }
     assert ending(1, asked=False, error="Bug", fault="pause beyond the lease") == {"ended"}
     assert ending(1, asked=False, error=lease, fault="store is missing") == {"ended"}
 

@@ -169,3 +169,7 @@ def test_the_table_says_what_was_found() -> None:
     assert "kill" in text
     verdict.violations.append(Violation("lost", "a/journal", "op 7"))
     assert "1 VIOLATIONS\n  lost: a/journal: op 7" in table(verdict, found, 60.0)
+    verdict.violations += [Violation("lost", "a/journal", f"op {op}") for op in range(8, 108)]
+    verdict.violations.append(Violation("stuck", "a/journal", "r"))
+    text = table(verdict, found, 60.0)
+    assert "  lost: a/journal: op 10\n  lost: a/journal: and 97 more\n  stuck: a/journal: r" in text

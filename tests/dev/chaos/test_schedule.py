@@ -60,7 +60,7 @@ def pass_time(bounds: Bounds, begin: float, end: float, *, impaired: bool = Fals
 
 
 def test_fewer_than_r_brokers_are_gone_at_a_time() -> None:
-    bounds = Bounds(3, STORE_S)
+    bounds = Bounds(3, 3, STORE_S)
     pass_time(bounds, 0, 1)
     bounds.begin(Effect.GONE, "a")
     assert bounds.admits(Effect.GONE, "b")
@@ -78,7 +78,7 @@ def test_fewer_than_r_brokers_are_gone_at_a_time() -> None:
 
 
 def test_time_in_which_nothing_could_be_stored_does_not_count() -> None:
-    bounds = Bounds(2, STORE_S)
+    bounds = Bounds(2, 3, STORE_S)
     bounds.begin(Effect.GONE, "a")
     pass_time(bounds, 0, 20)
     pass_time(bounds, 20, 100, impaired=True)
@@ -90,7 +90,7 @@ def test_time_in_which_nothing_could_be_stored_does_not_count() -> None:
 
 
 def test_a_broker_is_gone_until_it_is_back_and_journals_are_whole() -> None:
-    bounds = Bounds(2, STORE_S)
+    bounds = Bounds(2, 3, STORE_S)
     bounds.begin(Effect.GONE, "a")
     for whole, away in ((True, {"a"}), (False, set())):
         bounds.tick(bounds._now + 100, impaired=False, whole=whole, away=away)
@@ -100,7 +100,7 @@ def test_a_broker_is_gone_until_it_is_back_and_journals_are_whole() -> None:
 
 
 def test_after_the_end_of_all_brokers_none_is_broken_until_journals_are_whole() -> None:
-    bounds = Bounds(3, STORE_S)
+    bounds = Bounds(3, 3, STORE_S)
     bounds.begin(Effect.ALL, "")
     bounds.tick(1.0, impaired=False, whole=True, away={"etcd"})
     assert not bounds.admits(Effect.GONE, "a")
@@ -111,14 +111,19 @@ def test_after_the_end_of_all_brokers_none_is_broken_until_journals_are_whole() 
     assert bounds.admits(Effect.ALL, "a")
 
 
-def test_a_single_replica_may_be_lost_at_any_time() -> None:
-    bounds = Bounds(1, STORE_S)
-    for broker in "abc":
+def test_of_single_replicas_all_may_be_lost_but_those_of_one_broker() -> None:
+    bounds = Bounds(1, 3, STORE_S)
+    for broker in "ab":
         assert bounds.admits(Effect.GONE, broker)
         bounds.begin(Effect.GONE, broker)
+    assert not bounds.admits(Effect.GONE, "c")
     assert not bounds.exceeded
+    # Case: only for as long as they are broken.
+    bounds.tick(1.0, impaired=True, whole=False, away={"b"})
+    assert set(bounds.gone) == {"b"}
+    assert bounds.admits(Effect.GONE, "c")
     # Case: with replicas, brokers that end for other reasons than those of the plan may be too many.
-    bounds = Bounds(2, STORE_S)
+    bounds = Bounds(2, 3, STORE_S)
     bounds.begin(Effect.GONE, "a")
     assert not bounds.exceeded
     bounds.begin(Effect.GONE, "b")
@@ -130,7 +135,7 @@ def test_no_plan_ever_breaks_the_bounds(floor: int) -> None:
     """Against a count of its own: brokers whose exposure is not over are never as many as replicas."""
     rng = random.Random(floor)
     for seed in range(20):
-        bounds = Bounds(floor, STORE_S)
+        bounds = Bounds(floor, 3, STORE_S)
         exposed: dict[str, float] = {}
         begun = 0
         faults = [one for one in planned(seed, 600.0) if one.kind.effect is Effect.GONE]

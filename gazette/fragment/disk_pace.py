@@ -1,0 +1,65 @@
+"""Stage 6 of the byte path: whether the spool disk is fast enough for the event loop.
+
+A small write or read takes microseconds, since it ends in the page cache, and a thread would cost more
+than it frees. A disk that is slow, as one that must write back before it takes more, would stop the whole
+broker so, and cost it its lease. So operations are timed: one that was slow sends the next ones to
+threads, for all spools of the disk, until it has been fast again for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+SLOW_S: Final = 0.010
+"""Twice as long as the interpreter may keep a thread from going on, which is no fault of the disk."""
+FAST_AGAIN_S: Final = 5.0
+FAST_AGAIN_OPERATIONS: Final = 16
+_UNIT_BYTES: Final = 1 << 19
+"""Operations on more bytes may take longer, in proportion."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """One kind of operations on a disk. ``monotonic`` is a clock's."""
+
+    monotonic: Callable[[], float]
+    _slow_at: float | None = None
+    """When the last slow operation ended; None: fast."""
+    _fast: int = 0
+    """How many have been fast since."""
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether operations may be done on the event loop."""
+        return self._slow_at is None
+
+    def note(self, began: float, length: int) -> None:
+        """Note an operation on ``length`` bytes that ends now, on the loop or in a thread, well or not.
+
+        ``began`` is its ``monotonic`` time.
+        """
+        ended = self.monotonic()
+        if ended - began >= SLOW_S * max(1.0, length / _UNIT_BYTES):
+            self._slow_at, self._fast = ended, 0
+            return
+        slow_at = self._slow_at
+        if slow_at is None:
+            return
+        self._fast += 1
+        if self._fast >= FAST_AGAIN_OPERATIONS and ended - slow_at >= FAST_AGAIN_S:
+            self._slow_at = None
+
+
+@dataclass(slots=True)
+class DiskPace:
+    """The pace of one disk. Writes wait for other things than reads do."""
+
+    monotonic: Callable[[], float]
+    writes: Pace = field(init=False)
+    """And the creation of files."""
+    reads: Pace = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.writes, self.reads = Pace(self.monotonic), Pace(self.monotonic)

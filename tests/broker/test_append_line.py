@@ -1,0 +1,177 @@
+"""Appends that wait for their journal: with content at hand, and no more of them than may."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from gazette.broker import append_line
+from gazette.broker.append_line import ContentAhead, Line
+from gazette.client.wire import COMMIT
+from gazette.clock import SystemClock
+from gazette.errors import Broken, Invalid, Unavailable
+from gazette.protocol.status import Status
+from gazette.testing.broker import journal_spec
+from gazette.testing.fixed_cluster import FixedCluster
+from tests.broker.test_append_api import JOURNAL, Append, append, in_step, written
+
+
+class Script:
+    """A stream of which the parts are there at once; then an error, or nothing more."""
+
+    def __init__(self, *parts: bytes | None, error: Exception | None = None) -> None:
+        self.parts = list(parts)
+        self._error = error
+
+    async def next(self) -> bytes | None:
+        if self.parts:
+            return self.parts.pop(0)
+        if self._error is not None:
+            raise self._error
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def all_of(content: ContentAhead) -> list[bytes | None]:
+    parts: list[bytes | None] = []
+    while not parts or parts[-1] is not None:
+        parts.append(await content.next())
+    return parts
+
+
+async def test_content_is_read_to_its_end_and_given_in_order() -> None:
+    content = ContentAhead(Script(b"ab", b"c", b"", None))
+    await content.read_ahead(0)
+    assert content.held == 3
+    await content.read_ahead(0)
+    assert await all_of(content) == [b"ab", b"c", b"", None]
+    assert content.held == 0
+
+
+async def test_content_is_read_up_to_a_bound() -> None:
+    script = Script(*[bytes(1 << 16)] * 10, None)
+    content = ContentAhead(script)
+    await content.read_ahead(0)
+    assert content.held == append_line.AHEAD_BYTES
+    assert len(script.parts) == 7
+    assert len(await all_of(content)) == 11
+    # Case: many chunks of nothing.
+    content = ContentAhead(Script(*[b""] * 5000))
+    await content.read_ahead(0)
+    assert len(content._ahead) == 4096
+
+
+async def test_what_is_wrong_with_a_stream_is_raised_in_its_place() -> None:
+    content = ContentAhead(Script(b"ab", error=Invalid("no chunk")))
+    await content.read_ahead(0)
+    await content.read_ahead(0)
+    assert await content.next() == b"ab"
+    for _ in range(2):
+        with pytest.raises(Invalid, match="no chunk"):
+            await content.next()
+
+
+async def test_a_client_that_sends_too_little_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(append_line, "AHEAD_S", 0.01)
+    content = ContentAhead(Script(b"a"))
+    with pytest.raises(Broken, match="didn't sustain the minimum append data rate"):
+        await content.read_ahead(1 << 30)
+
+
+def test_a_line_is_bounded_in_count_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(append_line, "WAITING_MAX", 2)
+    line, one, two = Line(), ContentAhead(Script()), ContentAhead(Script())
+    with line.wait(one):
+        with line.wait(two):
+            with pytest.raises(Unavailable, match="waiting=2"), line.wait(ContentAhead(Script())):
+                pass
+        one.held = append_line.WAITING_BYTES_MAX
+        with pytest.raises(Unavailable, match=r"too many .*waiting=1,"), line.wait(two):
+            pass
+        one.held -= 1
+        with line.wait(two):
+            pass
+    assert not line._waiting
+
+
+@pytest.fixture
+async def ready(tmp_path: Path) -> AsyncIterator[FixedCluster]:
+    async with await FixedCluster.start(2, tmp_path) as cluster:
+        cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
+        await in_step(cluster)
+        yield cluster
+
+
+@pytest.mark.parametrize("content", [b"", b"a bit"])
+async def test_appends_that_stall_delay_no_other(ready: FixedCluster, content: bytes) -> None:
+    """By way of another broker, too, which leaves it to the primary to read ahead."""
+    stalled = []
+    for index in range(20):
+        one = await Append(ready["a" if index % 2 else "b"]).open()
+        stalled.append(await one.send(content) if content else one)
+    line = ready["a"].replica(JOURNAL).line
+    while len(line._waiting) < 20:
+        await SystemClock().sleep(0.001)
+    response = await append(ready["a"], b"honest")
+    assert response.status == Status.OK
+    assert not any(one.call.done() for one in stalled)
+    for one in stalled:
+        one.call.cancel()
+    while line._waiting:
+        await SystemClock().sleep(0.001)
+    assert (await append(ready["a"], b" again")).commit.end == len(b"honest again")
+
+
+async def test_content_that_was_read_ahead_is_passed_on_to_another_primary(
+    ready: FixedCluster,
+) -> None:
+    """The journal is handed over while the append waits for its turn."""
+    replica = ready["a"].replica(JOURNAL)
+    held = await replica.pipeline.take()
+    one = await (await Append(ready["a"]).open()).send(b"all of it")
+    await one.call.write(COMMIT)
+    await one.call.done_writing()
+    while not replica.line._waiting or not next(iter(replica.line._waiting))._enough():
+        await SystemClock().sleep(0.001)
+    ready.assign(JOURNAL, "b", "a")
+    replica.pipeline.give(held)
+    assert (await one.call).commit.end == len(b"all of it")
+    assert written(ready, "b") == b"all of it"
+
+
+async def test_large_content_does_not_wait_for_its_end(ready: FixedCluster) -> None:
+    one = await Append(ready["a"]).open()
+    part = bytes(1 << 17)
+    await one.send(part, part, part)
+    replica = ready["a"].replica(JOURNAL)
+    while replica.pipeline.idle or replica.line._waiting:
+        await SystemClock().sleep(0.001)
+    assert (await one.commit()).commit.end == 3 * len(part)
+    assert written(ready, "b") == 3 * part
+
+
+async def test_appends_beyond_what_may_wait_are_refused_so_that_they_come_again(
+    ready: FixedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pulse is none of them: replicas come into step however many wait."""
+    monkeypatch.setattr(append_line, "WAITING_MAX", 1)
+    stalled = await Append(ready["a"]).open()
+    line = ready["a"].replica(JOURNAL).line
+    while not line._waiting:
+        await SystemClock().sleep(0.001)
+    for broker in "ab":
+        with pytest.raises(grpc.aio.AioRpcError, match="too many appends to the journal wait") as e:
+            await append(ready[broker], b"x")
+        assert e.value.code() is grpc.StatusCode.UNAVAILABLE
+    ready.assign(JOURNAL, "a")
+    ready.put_spec(journal_spec(JOURNAL, replication=1))
+    await in_step(ready)
+    stalled.call.cancel()
+    while line._waiting:
+        await SystemClock().sleep(0.001)
+    assert (await append(ready["a"], b"x")).status == Status.OK
