@@ -12,7 +12,7 @@ STAMP := $(BIN)/.gazette-installed
 DEV_STAMP := $(BIN)/.gazette-dev-installed
 WORKERS ?= 2
 
-.PHONY: setup demo test test-long check fmt bench docs bench-spark faults faults-spark soak-stores crash-matrix chaos soak sim sim-consumers protos clean
+.PHONY: setup demo test test-long check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores crash-matrix chaos soak sim sim-consumers protos clean
 
 setup: $(DEV_STAMP)
 
@@ -67,6 +67,12 @@ faults-spark: $(DEV_STAMP)
 soak-stores: $(DEV_STAMP)
 	$(BIN)/python benchmarks/soak_stores.py --store sqlite $(ARGS)
 	$(BIN)/python benchmarks/soak_stores.py --store rocksdb $(ARGS)
+
+# Random work on SQLite and RocksDB stores, cuts and pruning of their logs, standbys, and a plain database beside them.
+# Prints its first seed, and for a failure how to repeat it: ARGS="--kind sqlite --seed 7 --seeds 100". `make test` has a short form.
+FUZZ_MINUTES ?= 10
+fuzz-stores: $(DEV_STAMP)
+	$(BIN)/python -m tools.fuzz_stores --minutes $(FUZZ_MINUTES) $(ARGS)
 
 # A member dies at each point of a transaction, with each kind of store, GAZETTE_REPEATS (10) times: 20 to 40 minutes.
 crash-matrix: $(DEV_STAMP)
