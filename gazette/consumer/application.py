@@ -304,7 +304,7 @@ class MessageProducer(ABC):
 
 def checked_store(store: object) -> Store:
     """Return what ``new_store`` returned. Raise ``ApplicationFailed`` or ``Invalid`` if it is no store."""
-    methods = ("start_commit", "restore_checkpoint", "savepoint", "destroy")
+    methods = ("start_commit", "restore_checkpoint", "savepoint", "classify_error", "destroy")
     require_instance("new_store", store, Store, methods)
     assert isinstance(store, Store)
     return store

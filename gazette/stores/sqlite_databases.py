@@ -121,8 +121,9 @@ class RedoDatabases:
         Of an offline log nothing is recorded before its end.
         """
         if self._recorder.offline:
-            for one in self._all:
-                one.shorten()
+            shortened = [one.shorten() for one in self._all]
+            if changed and not shortened[0]:
+                raise no_frames(self.path)
             return self._recorder.barrier(wait_for)
         collected = [(one, one.collect()) for one in self._all]
         if changed and collected[0][1] is None:

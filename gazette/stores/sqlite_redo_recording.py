@@ -211,10 +211,19 @@ class RedoRecording:
 
     # -- commits
 
-    def shorten(self) -> None:
-        """Keep the WAL short, of an offline log, of which nothing is recorded before its end."""
-        if self._position().frames >= self._checkpoint_frames:
+    def shorten(self) -> bool:
+        """Keep the WAL short, of an offline log, of which nothing is recorded before its end.
+
+        Return whether anything was committed since the last call. Raises ``Broken`` as `collect` does.
+        """
+        assert self._connection is not None
+        check_file(self._connection, self.schema, self.path)
+        position = self._position()
+        changed = position.commits != self._commits
+        self._commits = position.commits
+        if position.frames >= self._checkpoint_frames:
             self._checkpoint()
+        return changed
 
     def _record_images(self) -> None:
         """Record the database as images of all its groups: at the end of an offline log."""

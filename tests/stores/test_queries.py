@@ -18,7 +18,9 @@ from gazette.stores.json_file import JSONFileStore
 from gazette.stores.rocksdb import RocksDBStore
 from gazette.stores.sql import SQLStore, create_checkpoint_table, create_engine
 from gazette.stores.sqlite import SQLiteStore
+from gazette.testing.app_driver import AppDriver
 from gazette.testing.recovery import MemoryLog, take_over
+from tests.consumer.apps import SOURCE, Tally, frame
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS counts (word TEXT PRIMARY KEY, n INTEGER)"
 READ = "SELECT n FROM counts WHERE word = 'a'"
@@ -205,3 +207,37 @@ def test_views_of_the_running_transaction(tmp_path: Path) -> None:
             assert dict(theirs.iterate(column_family="f")) == committed
             store.delete(b"later", column_family="f")
     store.destroy()
+
+
+class Reader(Tally):
+    """Counts words by what a query says, for stores of any kind."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        super().__init__()
+        self.kind = kind
+        self.engine: Any = None
+        if kind == "sql":
+            new_sql(directory).destroy()
+            self.engine = create_engine(f"sqlite:///{directory}/shared.db")
+
+    def new_store(self, shard: Any, recorder: Any) -> Any:
+        if self.kind == "sql":
+            return SQLStore(self.engine)
+        return SQLiteStore(recorder, SCHEMA)
+
+    def consume_message(self, shard: Any, store: Any, envelope: Any, publisher: Any) -> None:
+        (n,) = store.query(READ)[0] if store.query(READ) else (0,)
+        store.execute(ADD % (n + 1))
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "sql"])
+def test_an_application_that_reads_adds_and_writes_back(kind: str, tmp_path: Path) -> None:
+    """On the thread that the runtime gives a shard; through transactions and a crash."""
+    with AppDriver(Reader(kind, tmp_path), tmp_path, [SOURCE], log=kind != "sql") as driver:
+        for round_ in range(3):
+            driver.feed(SOURCE, b"".join(frame("a", round_ * 5 + n + 1) for n in range(5)))
+            driver.run()
+            assert [tuple(row) for row in driver.store.query(READ)] == [(5 * (round_ + 1),)]
+            if round_ == 1:
+                driver.crash()
+                driver.run()

@@ -13,6 +13,7 @@ import pytest
 
 from gazette.errors import Broken, Corrupt, GazetteError, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
+from gazette.recoverylog.log_file import Branch, LogFile, offline_recorder
 from gazette.recoverylog.sqlite_redo import HEADER_LENGTH, build, files_of
 from gazette.recoverylog.sqlite_wal import WalIndex
 from gazette.stores.sqlite import SQLiteStore
@@ -250,3 +251,18 @@ def test_tables_outside_of_the_recorded_directory(
     with pytest.raises(Broken, match="outside of the recorded directory"):
         store.start_commit(SHARD, Checkpoint(), ()).result()
     store.destroy()
+
+
+def test_a_build_whose_database_is_replaced(tmp_path: Path) -> None:
+    """A state that is built away from its shard records its database at the end, whatever that is."""
+    (tmp_path / "files").mkdir()
+    log = LogFile(tmp_path / "log")
+    recorder = offline_recorder("a/log", Branch.new(random.Random(1)), tmp_path / "files", log)
+    store = SQLiteStore(recorder, SCHEMA)
+    commit(store, 1)
+    detach_file(store.connection)
+    store.execute("INSERT INTO t VALUES (1, 'lost')")
+    with pytest.raises(Broken, match="another database as main"):
+        commit(store, 2)
+    store.destroy()
+    log.close()
