@@ -33,6 +33,7 @@ class Uploads(Protocol):
         spool: CompletedSpool,
         *,
         life: Revision,
+        tenure: Revision,
         reassigned: asyncio.Event | None = None,
         end: Offset | None = None,
     ) -> None: ...
@@ -55,6 +56,8 @@ class Agreement:
         self._uploads = uploads
         self._life = life
         self._completed = completed
+        self._tenure: Revision = 0
+        """The assignment of the primary that had content appended last, by when it was created."""
         self._end: Offset | None = None
         self._held: list[CompletedSpool] = []
         self._confirmed: Fragment | None = None
@@ -65,11 +68,11 @@ class Agreement:
         """The agreed end; None while this replica follows."""
         return self._end
 
-    def lead(self, end: Offset) -> None:
-        """This replica leads the journal from now on, whose spool ends at ``end``. Of no effect if it did
-        before: a replica that has led never follows, it is replaced."""
+    def lead(self, end: Offset, tenure: Revision) -> None:
+        """This replica leads the journal from now on, by the assignment of that creation. Its spool ends at
+        ``end``. Of no effect if it did before: a replica that has led never follows, it is replaced."""
         if self._end is None:
-            self._end = end
+            self._end, self._tenure = end, tenure
 
     def agree(self, end: Offset) -> None:
         """All replicas of the journal's route have acknowledged everything before ``end``."""
@@ -80,22 +83,25 @@ class Agreement:
         for spool in held:
             self.spool_complete(spool)
 
-    def confirm(self, fragment: Fragment, reassigned: asyncio.Event) -> None:
-        """The primary has proposed exactly ``fragment``, which this replica has accepted.
+    def confirm(self, fragment: Fragment, reassigned: asyncio.Event, tenure: Revision) -> None:
+        """The primary of ``tenure`` has proposed exactly ``fragment``, which this replica has accepted.
 
         ``reassigned`` is set once the journal has another primary or other members than it had then.
         """
-        self._confirmed, self._reassigned = fragment, reassigned
+        self._confirmed, self._reassigned, self._tenure = fragment, reassigned, tenure
 
     def spool_complete(self, spool: CompletedSpool) -> None:
         """Give a spool on, or hold it until its end is agreed. Raises as the persister does."""
         if self._end is None:
             confirmed = spool.fragment == self._confirmed
             self._uploads.spool_complete(
-                spool, life=self._life, reassigned=self._reassigned if confirmed else None
+                spool,
+                life=self._life,
+                tenure=self._tenure,
+                reassigned=self._reassigned if confirmed else None,
             )
         elif spool.fragment.end <= self._end:
-            self._uploads.spool_complete(spool, life=self._life)
+            self._uploads.spool_complete(spool, life=self._life, tenure=self._tenure)
             self._completed(spool.fragment.end)
         else:
             self._held.append(spool)
@@ -119,5 +125,5 @@ class Agreement:
             {"journal": fragment.journal, "begin": max(end, fragment.begin), "end": fragment.end},
         )
         if end > fragment.begin:
-            self._uploads.spool_complete(spool, life=self._life, end=end)
+            self._uploads.spool_complete(spool, life=self._life, tenure=self._tenure, end=end)
             self._completed(end)

@@ -278,7 +278,7 @@ class AppendDriver:
             await roll_back(spool, primary=True)  # Its last holder may have been cut short.
             if replica.agreement.end is None:
                 replica.head.loaded = False  # It may have grown since this replica began to follow.
-            replica.agreement.lead(spool.fragment.end)
+            replica.agreement.lead(spool.fragment.end, at.tenure)
             self._pipeline = open_pipeline(
                 self._context, at.header, at.journal, spool, agree=replica.agree
             )
@@ -460,8 +460,7 @@ class AppendDriver:
         if end <= begin:
             return
         assert self._replica is not None
-        (tenure,) = (kv.raw.create_revision for kv in self._at.assignments if not kv.decoded.slot)
-        await self._replica.head.acknowledge(tenure, begin, end)
+        await self._replica.head.acknowledge(self._at.tenure, begin, end)
 
     # The pipeline's ways back.
 

@@ -120,6 +120,11 @@ def route_of(assignments: Sequence[DecodedKV]) -> Route:
     return Route(tuple(members), primary)
 
 
+def tenure_of(assignments: Sequence[DecodedKV]) -> Revision:
+    """When the assignment of a journal's primary was created; 0 without a primary."""
+    return next((kv.raw.create_revision for kv in assignments if not kv.decoded.slot), 0)
+
+
 def progress(assignment: DecodedKV) -> tuple[int, ...]:
     """Rank brokers of a journal whose replicas are not in step: who holds more of it sorts higher.
 

@@ -20,12 +20,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from gazette.broker.key_space import tenure_of
 from gazette.errors import Conflict, GazetteError, Unavailable
 from gazette.etcd_values import Compare, Op
 from gazette.protocol.ids import JournalName, Offset, Revision
 
 if TYPE_CHECKING:
+    from gazette.allocator.state import State
     from gazette.broker.context import BrokerContext
+    from gazette.broker.lease_guard import LeaseGuard
+    from gazette.clock import Clock
+    from gazette.etcd import Etcd
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +38,9 @@ _TENURES_MAX: Final = 16
 _ATTEMPTS_MAX: Final = 5
 """Of one write: each that fails has found a newer value, which another primary has written."""
 _RETRY_S: Final = 5.0
+_ASK_S: Final = 2.0
+_SILENT_S: Final = 10.0
+"""For how long etcd is not asked again after it did not answer: the exit of a broker must not wait for it."""
 
 
 def head_key(root: str, journal: JournalName) -> str:
@@ -185,3 +193,42 @@ class KnownHead:
             hint="Several brokers take themselves for its primary: compare their routes.",
             journal=self._journal,
         )
+
+
+class UploadLimits:
+    """Where later primaries have begun, for uploads of those before them. Loop-bound.
+
+    A broker whose lease holds, of a primary that still leads, need not ask. All others ask etcd, once per
+    upload. While etcd does not answer, nothing is held back: with etcd away no other primary can begin.
+    A broker that alone is cut off from etcd uploads what it holds, and cannot know better.
+    """
+
+    def __init__(self, etcd: Etcd, state: State, lease: LeaseGuard, clock: Clock) -> None:
+        self._etcd = etcd
+        self._state = state
+        self._lease = lease
+        self._clock = clock
+        self._silent_until = 0.0
+
+    async def of(self, journal: JournalName, life: Revision, tenure: Revision) -> Offset | None:
+        """Return where a later primary of the journal began; None if none has, or etcd is silent."""
+        present = tenure_of(self._state.assignments_of(journal))
+        if self._lease.holds and present == tenure:
+            return None
+        if self._clock.monotonic() < self._silent_until:
+            return None
+        try:
+            async with asyncio.timeout(_ASK_S):
+                kv = await self._etcd.get(head_key(self._state.root, journal))
+        except (GazetteError, TimeoutError) as error:
+            self._silent_until = self._clock.monotonic() + _SILENT_S
+            log.warning(
+                "uploading without knowing whether another broker has led since: etcd does not answer: "
+                "%(error)s",
+                {"error": str(error) or "no answer in time"},
+            )
+            return None
+        if kv is None:
+            return None
+        head = Head.decode(kv.value)
+        return head.limit(tenure) if head.life == life else None

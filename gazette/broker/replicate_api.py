@@ -9,7 +9,6 @@ nothing happens is cut off.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -95,7 +94,7 @@ class ReplicateApi:
             expiry,
             replica.agreement,
             context.lease,
-            at.reassigned,
+            at,
         )
         try:
             async with TaskScope(f"replicate {at.journal}") as scope:
@@ -179,7 +178,7 @@ class _Stream:
     expiry: Expiry
     agreement: Agreement
     lease: LeaseGuard
-    reassigned: asyncio.Event
+    at: Resolution
     messages: int = 0
 
     async def serve(self, proposal: Proposal) -> None:
@@ -205,7 +204,7 @@ class _Stream:
     async def _propose(self, proposal: Proposal, *, acknowledge: bool) -> None:
         result = await self.local.propose(proposal)
         if result.status is Status.OK:
-            self.agreement.confirm(result.fragment, self.reassigned)
+            self.agreement.confirm(result.fragment, self.at.reassigned, self.at.tenure)
         if acknowledge:
             self.lease.check()  # Without it, another replica may count for ours.
             header, self.header = self.header, None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from gazette.allocator.model import DecodedKV
 from gazette.allocator.state import LocalItem, State
 from gazette.auth import Claims
-from gazette.broker.key_space import JournalItem, route_of
+from gazette.broker.key_space import JournalItem, route_of, tenure_of
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.keyspace.key_space import KeySpace
 from gazette.protocol.fragment import Fragment
@@ -59,6 +59,11 @@ class Resolution:
     """Set once a local replica has another primary or other members than these, or has ended."""
     local_id: ProcessId
     desired_replication: int
+
+    @property
+    def tenure(self) -> Revision:
+        """When the assignment of the primary was created; 0 without a primary."""
+        return tenure_of(self.assignments)
 
     @property
     def is_local(self) -> bool:

@@ -34,6 +34,7 @@ from gazette.broker.health_api import HealthApi
 from gazette.broker.http_gateway import HttpGateway, Loopback
 from gazette.broker.json_gateway import json_routes
 from gazette.broker.key_space import broker_decoder, is_consistent, progress, spec_of
+from gazette.broker.known_head import UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.list_apply_api import ListApplyApi
 from gazette.broker.read_api import ReadApi
@@ -212,10 +213,12 @@ class BrokerService:
             constructors=self._constructors,
         )
 
+        lease = LeaseGuard()
         persister = Persister(
             blob_stores,
             partial(spec_of, state),
             clock,
+            limit_of=UploadLimits(etcd, state, lease, clock).of,
             relies_on=lambda fragment: resolver.relies_on(fragment),
             rng=self._rng,
             settings=PersisterSettings(parallel=settings.parallel_persists),
@@ -232,7 +235,7 @@ class BrokerService:
             rng=self._rng,
             settings=settings,
             etcd=etcd,
-            lease=LeaseGuard(),
+            lease=lease,
             key_space=key_space,
             state=state,
             resolver=resolver,

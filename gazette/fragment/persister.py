@@ -11,7 +11,7 @@ import asyncio
 import concurrent.futures
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
@@ -33,6 +33,10 @@ log = logging.getLogger(__name__)
 
 SpecOf: TypeAlias = Callable[[JournalName, Revision], JournalSpec | None]
 """The specification of a journal whose life began at that revision; None if that life is over."""
+
+LimitOf: TypeAlias = Callable[[JournalName, Revision, Revision], Awaitable[Offset | None]]
+"""``(journal, life, tenure)``: where a later primary than that of ``tenure`` began to give out offsets
+again; None if none has. What is beyond is not the journal's any more."""
 
 _NAMED_MAX: Final = 5
 
@@ -73,6 +77,8 @@ class _Entry:
     spool: CompletedSpool
     life: Revision
     """The revision at which the journal of these bytes was created."""
+    tenure: Revision
+    """The assignment of the primary that had them appended last, by when it was created."""
     reassigned: asyncio.Event | None
     """Not set: a living primary holds the same bytes. None: no other upload is waited for."""
     cut: Offset | None = None
@@ -90,6 +96,11 @@ class _Entry:
         return f"{fragment.journal} [{fragment.begin}, {end}): {self.error}"
 
 
+async def _no_limit(journal: JournalName, life: Revision, tenure: Revision) -> Offset | None:
+    del journal, life, tenure
+    return None
+
+
 class Persister:
     """Uploads completed spools, in the threads of their stores. Loop-bound.
 
@@ -101,6 +112,11 @@ class Persister:
     part of the new journal, and is removed again: unless the new journal relies on it. That is so if
     a replica there has completed exactly the same bytes at the same offsets: it found the object in the
     store and let its own spool go. ``relies_on`` says what may be so.
+
+    A broker that was paused or cut off may hold bytes at offsets that a later primary gave out again. It
+    asks ``limit_of`` right before and after an upload, and uploads nothing beyond. An object that got
+    there in between is removed. The later primary cannot rely on it: for that it would have had to begin,
+    and to complete the very same bytes at the same offsets, while this upload was under way.
     """
 
     def __init__(
@@ -109,12 +125,14 @@ class Persister:
         spec_of: SpecOf,
         clock: Clock,
         *,
+        limit_of: LimitOf = _no_limit,
         relies_on: Callable[[Fragment], bool] = lambda _: False,
         rng: random.Random | None = None,
         settings: PersisterSettings | None = None,
     ) -> None:
         self._blob_stores = blob_stores
         self._spec_of = spec_of
+        self._limit_of = limit_of
         self._relies_on = relies_on
         self._clock = clock
         self._rng = rng if rng is not None else random.Random()
@@ -140,10 +158,13 @@ class Persister:
         spool: CompletedSpool,
         *,
         life: Revision,
+        tenure: Revision,
         reassigned: asyncio.Event | None = None,
         end: Offset | None = None,
     ) -> None:
         """Take over a spool of the journal that was created at revision ``life``. Upload it at once.
+
+        ``tenure`` is the creation of the assignment of the primary that had its bytes appended.
 
         With ``reassigned``, a primary is known to hold the very same bytes: the upload is left to it
         until that event is set, which says that it may be gone. With an ``end`` within the fragment,
@@ -153,7 +174,7 @@ class Persister:
             raise Closed("persister has finished", journal=spool.fragment.journal)
         if not spool.fragment.length:
             return
-        entry = _Entry(spool, life, reassigned, end)
+        entry = _Entry(spool, life, tenure, reassigned, end)
         self._entries.add(entry)
         self._idle.clear()
         metrics.UNPERSISTED.inc()
@@ -320,6 +341,8 @@ class Persister:
         there is no later attempt to wait for. Without stores there is nothing to do.
         """
         stores = spec.fragment.stores
+        if stores and not look and await self._is_superseded(entry):
+            return True
         if entry.cut is not None and stores:
             entry.spool = await entry.spool.cut_to(
                 entry.cut, self._blob_stores.get(stores[0]).calls
@@ -353,7 +376,43 @@ class Persister:
         await self._end_call(entry)
         if self._spec_of(fragment.journal, entry.life) is None:
             return await self._take_back(entry)
-        return True
+        if not await self._is_beyond(entry, fragment.end):
+            return True
+        await self._remove(entry)
+        return False  # What is left of it is for the next attempt.
+
+    async def _is_beyond(self, entry: _Entry, end: Offset) -> bool:
+        fragment = entry.spool.fragment
+        limit = await self._limit_of(fragment.journal, entry.life, entry.tenure)
+        return limit is not None and limit < end
+
+    async def _is_superseded(self, entry: _Entry) -> bool:
+        """Cut the entry where a later primary has begun. Return True if nothing is left of it."""
+        fragment = entry.spool.fragment
+        end = fragment.end if entry.cut is None else entry.cut
+        limit = await self._limit_of(fragment.journal, entry.life, entry.tenure)
+        if limit is None or limit >= end:
+            return False
+        log.error(
+            "%(journal)s: not uploading [%(begin)d, %(end)d): another broker has led the journal since and "
+            "gave these offsets out again. If this broker acknowledged them, those appends are lost",
+            {"journal": fragment.journal, "begin": max(limit, fragment.begin), "end": end},
+        )
+        entry.cut = limit
+        return limit <= fragment.begin
+
+    async def _remove(self, entry: _Entry) -> None:
+        """Remove the object that this entry has put into its store, if it has."""
+        if entry.placed is None:
+            return
+        url, path = entry.placed
+        active = self._blob_stores.get(url)
+        await active.calls.run(active.store.remove, path)
+        log.warning(
+            "removed %(path)s from %(store)s: the journal has gone another way since",
+            {"path": path, "store": url},
+        )
+        entry.placed = None
 
     async def _take_back(self, entry: _Entry) -> bool:
         """Remove what was uploaded for a journal that was deleted meanwhile. Return True when done."""
@@ -368,13 +427,7 @@ class Persister:
                     {"path": path, "store": url},
                 )
             else:
-                active = self._blob_stores.get(url)
-                await active.calls.run(active.store.remove, path)
-                log.warning(
-                    "removed %(path)s from %(store)s: its journal was deleted during the upload",
-                    {"path": path, "store": url},
-                )
-            entry.placed = None
+                await self._remove(entry)
         return self._drop(entry)
 
     async def _end_call(self, entry: _Entry) -> None:

@@ -27,6 +27,7 @@ from gazette.broker.append_api import AppendApi
 from gazette.broker.append_wire import decode_append, decode_replicate
 from gazette.broker.context import BrokerContext, Pools
 from gazette.broker.key_space import broker_decoder, is_consistent, spec_of
+from gazette.broker.known_head import UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.replica import Replica
 from gazette.broker.replicate_api import ReplicateApi
@@ -160,12 +161,14 @@ class FixedBroker:
         blob_stores = BlobStores(BlobSettings(file_root=files), clock, threads=2)
 
         channels = ChannelSettings(backoff_min_s=0.01, keepalive_s=1.0, keepalive_timeout_s=1.0)
+        guard = LeaseGuard()
+        guard.attach(self.lease)
         self.context = BrokerContext(
             clock=clock,
             rng=random.Random(name),
             settings=settings,
             etcd=cast("Etcd", etcd),
-            lease=LeaseGuard(),
+            lease=guard,
             key_space=key_space,
             state=state,
             resolver=Resolver(
@@ -180,6 +183,7 @@ class FixedBroker:
                 blob_stores,
                 partial(spec_of, state),
                 clock,
+                limit_of=UploadLimits(cast("Etcd", etcd), state, guard, clock).of,
                 relies_on=lambda fragment: self.context.resolver.relies_on(fragment),
                 rng=random.Random(name),
             ),
@@ -191,7 +195,6 @@ class FixedBroker:
             disk_pace=DiskPace(clock.monotonic),
             scope=self.scope,
         )
-        self.context.lease.attach(self.lease)
         key_space.observers += [
             state.observe,
             self.context.resolver.update,

@@ -36,10 +36,11 @@ class Uploads:
         spool: CompletedSpool,
         *,
         life: int,
+        tenure: int,
         reassigned: asyncio.Event | None = None,
         end: int | None = None,
     ) -> None:
-        assert life == 7
+        assert (life, tenure) in ((7, 8), (7, 9), (7, 0))
         self.spools.append((spool, reassigned))
         self.ends.append(end)
 
@@ -95,20 +96,20 @@ async def test_who_follows_leaves_the_same_bytes_to_the_primary(agreement, uploa
     """Not other bytes at the same offsets, and not more or fewer of them."""
     same, other = make(0), make(0, b"CONTENT")
     reassigned = asyncio.Event()
-    agreement.confirm(same.fragment, reassigned)
+    agreement.confirm(same.fragment, reassigned, 8)
     agreement.spool_complete(same)
     agreement.spool_complete(other)
     agreement.spool_complete(make(0, b"conten"))
     assert [event for _, event in uploads.spools] == [reassigned, None, None]
     # Case: another primary has proposed other bytes since.
-    agreement.confirm(other.fragment, asyncio.Event())
+    agreement.confirm(other.fragment, asyncio.Event(), 9)
     agreement.spool_complete(same)
     assert uploads.spools[-1][1] is None
 
 
 async def test_who_leads_gives_on_what_is_agreed(agreement, uploads, make):
-    agreement.lead(7)
-    agreement.lead(0)  # Of no effect: it leads.
+    agreement.lead(7, 8)
+    agreement.lead(0, 8)  # Of no effect: it leads.
     agreement.spool_complete(make(0))
     assert uploads.ranges == [(0, 7)]
     # Case: what is not yet waits, and nothing else waits for it.
@@ -129,7 +130,7 @@ async def test_who_leads_gives_on_what_is_agreed(agreement, uploads, make):
 
 async def test_what_never_was_agreed_is_cut_off(agreement, uploads, make, caplog):
     end = 100 + len(CONTENT)
-    agreement.lead(0)
+    agreement.lead(0, 8)
     agreement.spool_complete(make(100, CONTENT))
     agreement.spool_complete(make(end))
     agreement.agree(end - 1)

@@ -109,6 +109,11 @@ async def test_the_first_fragment_is_stored_before_a_second_append(
     cluster: FixedCluster, tmp_path: Path
 ) -> None:
     cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
+    await append(cluster["a"])
+    for _ in range(500):
+        await SystemClock().sleep(
+            0
+        )  # The pulses of new replicas are over; the next is a minute away.
     await append(cluster["a"], b"first")
     await until(lambda: stored(tmp_path))
     assert [path.name for path in stored(tmp_path)] == [name_of(0, b"first")]
@@ -241,6 +246,29 @@ async def test_two_primaries_do_not_both_begin(cluster: FixedCluster) -> None:
     assert isinstance(outcome.error, Conflict)
     assert "another broker leads the journal since" in str(outcome.error)
     cluster["a"].catch_up()
+
+
+async def test_a_broker_that_wakes_up_uploads_nothing_at_offsets_of_a_later_one(
+    cluster: FixedCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One replica. It was paused beyond its lease, and an operator went on without what it held."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"], b"first")
+    await until(lambda: stored(tmp_path))
+    await append(cluster["a"], b"held by a")
+    cluster["a"].lagging, cluster["a"].lease.remaining_s = [], 0.0
+    cluster.assign(JOURNAL, "b")
+    assert (await append(cluster["b"])).status is Status.INDEX_HAS_GREATER_OFFSET
+    assert (await append(cluster["b"], offset=5)).ending is Ending.COMMITTED
+    assert (await append(cluster["b"], b"of b")).ending is Ending.COMMITTED
+    cluster["a"].catch_up()
+    await cluster["a"].context.resolver.wait_torn_down(10.0)
+    await until(lambda: not cluster["a"].context.persister.unpersisted)
+    assert [path.name for path in stored(tmp_path)] == [name_of(0, b"first")]
+    assert "not uploading [5, 14): another broker has led the journal since" in caplog.text
+    cluster.assign(JOURNAL)
+    await until(lambda: len(stored(tmp_path)) == 2)
+    assert stored(tmp_path)[1].name == name_of(5, b"of b")
 
 
 async def test_it_goes_with_its_journal(etcd: Etcd, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
+
 from gazette.auth import Capability, Claims
 from gazette.client.appender import AppendParams
 from gazette.client.reader import ReadParams
@@ -26,6 +28,7 @@ async def primary_of(brokers: list[BrokerFixture]) -> BrokerFixture:
     raise AssertionError("no broker leads the journal")
 
 
+@pytest.mark.long
 async def test_two_deaths_and_later_a_third_lose_nothing_with_three_replicas(
     etcd: Etcd, tmp_path: Path
 ) -> None:
@@ -37,7 +40,7 @@ async def test_two_deaths_and_later_a_third_lose_nothing_with_three_replicas(
 
         async def start(number: int) -> BrokerFixture:
             broker = await BrokerFixture.start(
-                etcd, tmp_path, zone="abc"[number % 3], id=f"broker-{number}", lease_ttl_s=1.0
+                etcd, tmp_path, zone="abc"[number % 3], id=f"broker-{number}", lease_ttl_s=2.0
             )
             return await stack.enter_async_context(broker)
 

@@ -28,6 +28,7 @@ from gazette.testing.clock import ManualClock
 
 SETTINGS = PersisterSettings(parallel=4)
 LIFE = 7
+TENURE = 8
 NAME = "0000000000000000-0000000000000007-" + hashlib.sha1(b"content").hexdigest()
 
 
@@ -82,11 +83,13 @@ class Bench:
         self.stores.close()
         self.specs: dict[str, JournalSpec] = {}
         self.life = LIFE
+        self.limit: int | None = None
         self.relied_on: list[Fragment] = []
         self.persister = Persister(
             self.stores,
             self.spec_of,
             clock,
+            limit_of=self.limit_of,
             relies_on=lambda fragment: fragment in self.relied_on,
             rng=random.Random(1),
             settings=settings,
@@ -96,6 +99,10 @@ class Bench:
     def spec(self, journal: str = "a/journal", stores=("s3://one/",), template: str = "") -> None:
         fragment = FragmentSpec(stores=tuple(stores), path_postfix_template=template)
         self.specs[journal] = JournalSpec(journal, fragment=fragment)
+
+    async def limit_of(self, journal: str, life: int, tenure: int) -> int | None:
+        assert tenure == TENURE
+        return self.limit
 
     def spec_of(self, journal: str, life: int) -> JournalSpec | None:
         return self.specs.get(journal) if life == self.life else None
@@ -142,9 +149,9 @@ async def test_a_primary_uploads_at_once(bench):
     """Under the name of the fragment, with the bytes of its codec."""
     before = metric("gazette_spool_persisted_total")
     waiting = metric("gazette_spool_unpersisted")  # of other brokers in this process
-    bench.persister.spool_complete(bench.spool(), life=LIFE)
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
     codec = Codec.GZIP_OFFLOAD_DECOMPRESSION
-    bench.persister.spool_complete(bench.spool(codec=codec), life=LIFE)
+    bench.persister.spool_complete(bench.spool(codec=codec), life=LIFE, tenure=TENURE)
     assert metric("gazette_spool_unpersisted") == waiting + 2
     await bench.until(lambda: bench.persister.unpersisted == 0)
     assert paths(bench.one, "") == [f"a/journal/{NAME}", f"a/journal/{NAME}.raw"]
@@ -155,15 +162,19 @@ async def test_a_primary_uploads_at_once(bench):
     assert metric("gazette_spool_unpersisted") == waiting
     # Case: nothing to persist.
     empty = replace(bench.spool(), fragment=Fragment("a/journal", 7, 7))
-    bench.persister.spool_complete(empty, life=LIFE)
+    bench.persister.spool_complete(empty, life=LIFE, tenure=TENURE)
     assert bench.persister.unpersisted == 0
 
 
 async def test_a_replica_waits_for_the_primary(bench):
     """Two to three minutes at most; a spool whose object it finds before that is let go."""
-    bench.persister.spool_complete(bench.spool(), reassigned=asyncio.Event(), life=LIFE)
+    bench.persister.spool_complete(
+        bench.spool(), reassigned=asyncio.Event(), life=LIFE, tenure=TENURE
+    )
     bench.spec("b/journal")
-    bench.persister.spool_complete(bench.spool("b/journal"), reassigned=asyncio.Event(), life=LIFE)
+    bench.persister.spool_complete(
+        bench.spool("b/journal"), reassigned=asyncio.Event(), life=LIFE, tenure=TENURE
+    )
     bench.one.put(f"b/journal/{NAME}.raw", bench.spool().open())
     await bench.settled()
     bench.clock.advance(9)
@@ -185,14 +196,16 @@ async def test_a_replica_waits_for_the_primary(bench):
 async def test_a_replica_uploads_at_once_when_its_primary_may_be_gone(bench):
     """No time passes here: what it waited for will not happen."""
     reassigned = asyncio.Event()
-    bench.persister.spool_complete(bench.spool(), reassigned=reassigned, life=LIFE)
+    bench.persister.spool_complete(bench.spool(), reassigned=reassigned, life=LIFE, tenure=TENURE)
     await bench.settled()
     reassigned.set()
     await bench.until(lambda: bench.persister.unpersisted == 0)
     assert paths(bench.one, "") == [f"a/journal/{NAME}.raw"]
     # Case: it was gone already.
     bench.spec("b/journal")
-    bench.persister.spool_complete(bench.spool("b/journal"), reassigned=reassigned, life=LIFE)
+    bench.persister.spool_complete(
+        bench.spool("b/journal"), reassigned=reassigned, life=LIFE, tenure=TENURE
+    )
     await bench.until(lambda: bench.persister.unpersisted == 0)
     assert len(paths(bench.one, "")) == 2
 
@@ -204,7 +217,7 @@ async def test_a_replica_that_looks_leaves_a_store_alone_that_is_down(bench):
     for number in range(20):
         bench.spec(f"journal/{number}")
         bench.persister.spool_complete(
-            bench.spool(f"journal/{number}"), reassigned=reassigned, life=LIFE
+            bench.spool(f"journal/{number}"), reassigned=reassigned, life=LIFE, tenure=TENURE
         )
     await bench.settled()
     bench.clock.advance(15)
@@ -221,7 +234,9 @@ async def test_a_replica_that_looks_leaves_a_store_alone_that_is_down(bench):
 
 async def test_the_present_specification_counts(bench):
     """Store and postfix as of now, even if the journal changed while the spool waited."""
-    bench.persister.spool_complete(bench.spool(), reassigned=asyncio.Event(), life=LIFE)
+    bench.persister.spool_complete(
+        bench.spool(), reassigned=asyncio.Event(), life=LIFE, tenure=TENURE
+    )
     await bench.settled()
     template = (
         'region={{ .Spool.Registers.ValueOf "region" }}'
@@ -237,9 +252,9 @@ async def test_the_present_specification_counts(bench):
 async def test_a_journal_that_is_gone(bench, caplog):
     """Is the one reason to drop a spool. One without stores has nothing to be done, either."""
     with caplog.at_level(logging.INFO):
-        bench.persister.spool_complete(bench.spool("gone/journal"), life=LIFE)
+        bench.persister.spool_complete(bench.spool("gone/journal"), life=LIFE, tenure=TENURE)
         bench.spec("b/journal", stores=[])
-        bench.persister.spool_complete(bench.spool("b/journal"), life=LIFE)
+        bench.persister.spool_complete(bench.spool("b/journal"), life=LIFE, tenure=TENURE)
         await bench.until(lambda: bench.persister.unpersisted == 0)
     [record] = caplog.records
     assert "gone/journal" in record.getMessage()
@@ -249,11 +264,11 @@ async def test_a_journal_that_is_gone(bench, caplog):
 async def test_a_journal_that_was_created_again_is_another_one(bench, caplog):
     """Its name and its stores are the same: only what is of its own life gets there."""
     bench.one.error = Unavailable("down")
-    bench.persister.spool_complete(bench.spool(content=b"former"), life=LIFE)
+    bench.persister.spool_complete(bench.spool(content=b"former"), life=LIFE, tenure=TENURE)
     await bench.settled()
     bench.life, bench.one.error = LIFE + 1, None
     with caplog.at_level(logging.INFO):
-        bench.persister.spool_complete(bench.spool(), life=LIFE + 1)
+        bench.persister.spool_complete(bench.spool(), life=LIFE + 1, tenure=TENURE)
         bench.clock.advance(10)
         await bench.until(lambda: bench.persister.unpersisted == 0)
     assert paths(bench.one, "") == [f"a/journal/{NAME}.raw"]
@@ -265,7 +280,7 @@ async def test_an_upload_across_a_new_creation_is_taken_back(clock, tmp_path, hu
     """Also one that ends after its time was up: nothing else would ever remove its object."""
     bench = Bench(clock, tmp_path, replace(SETTINGS, put_timeout_s=0.01 if hung else 10.0))
     bench.one.gate.clear()
-    bench.persister.spool_complete(bench.spool(), life=LIFE)
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
     await bench.until(lambda: bench.one.active == 1)
     bench.life = LIFE + 1
     if hung:
@@ -284,7 +299,7 @@ async def test_an_upload_that_the_new_journal_relies_on_stays(bench, caplog):
     """It holds the same bytes at the same offsets, found the object, and let its own spool go."""
     bench.one.gate.clear()
     spool = bench.spool()
-    bench.persister.spool_complete(spool, life=LIFE)
+    bench.persister.spool_complete(spool, life=LIFE, tenure=TENURE)
     await bench.until(lambda: bench.one.active == 1)
     bench.life, bench.relied_on = LIFE + 1, [spool.fragment]
     bench.one.gate.set()
@@ -293,11 +308,41 @@ async def test_an_upload_that_the_new_journal_relies_on_stays(bench, caplog):
     assert "gazctl journals fragments" in caplog.text
 
 
+async def test_nothing_is_uploaded_beyond_where_a_later_primary_began(bench, caplog):
+    bench.limit = 4
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
+    await bench.until(lambda: bench.persister.unpersisted == 0)
+    cut = "0000000000000000-0000000000000004-" + hashlib.sha1(b"cont").hexdigest()
+    assert paths(bench.one, "") == [f"a/journal/{cut}.raw"]
+    assert "not uploading [4, 7): another broker has led the journal since" in caplog.text
+    # Case: nothing is left of it.
+    bench.limit = 0
+    bench.spec("b/journal")
+    bench.persister.spool_complete(bench.spool("b/journal"), life=LIFE, tenure=TENURE)
+    await bench.until(lambda: bench.persister.unpersisted == 0)
+    assert len(paths(bench.one, "")) == 1
+
+
+async def test_an_upload_is_cut_where_a_later_primary_began_meanwhile(bench):
+    """It asked before its upload, and must ask again behind it."""
+    bench.one.gate.clear()
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
+    await bench.until(lambda: bench.one.active == 1)
+    bench.limit = 4
+    bench.one.gate.set()
+    await bench.settled()
+    assert paths(bench.one, "") == []
+    bench.clock.advance(5)
+    await bench.until(lambda: bench.persister.unpersisted == 0)
+    cut = "0000000000000000-0000000000000004-" + hashlib.sha1(b"cont").hexdigest()
+    assert paths(bench.one, "") == [f"a/journal/{cut}.raw"]
+
+
 async def test_an_object_of_another_broker_is_not_taken_back(bench):
     """It was there before, and is not this broker's to remove."""
     bench.one.put(f"a/journal/{NAME}.raw", bench.spool().open())
     bench.one.gate.clear()
-    bench.persister.spool_complete(bench.spool(), life=LIFE)
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
     await bench.until(lambda: bench.one.attempts == 1)
     bench.life = LIFE + 1
     await bench.until(lambda: bench.persister.unpersisted == 0)
@@ -310,9 +355,9 @@ async def test_a_store_that_is_down(bench, caplog):
     tries = 3  # Each attempt is repeated twice at once, by the store itself.
     for number in range(40):
         bench.spec(f"journal/{number}")
-        bench.persister.spool_complete(bench.spool(f"journal/{number}"), life=LIFE)
+        bench.persister.spool_complete(bench.spool(f"journal/{number}"), life=LIFE, tenure=TENURE)
     bench.spec("b/journal", stores=["s3://two/"])
-    bench.persister.spool_complete(bench.spool("b/journal"), life=LIFE)
+    bench.persister.spool_complete(bench.spool("b/journal"), life=LIFE, tenure=TENURE)
     await bench.settled()
     # Case: another store is not held back.
     assert len(paths(bench.two, "")) == 1
@@ -339,7 +384,7 @@ async def test_failures_side_by_side_are_one_outage(bench):
     bench.one.gate.clear()
     for number in range(SETTINGS.parallel):
         bench.spec(f"journal/{number}")
-        bench.persister.spool_complete(bench.spool(f"journal/{number}"), life=LIFE)
+        bench.persister.spool_complete(bench.spool(f"journal/{number}"), life=LIFE, tenure=TENURE)
     await bench.until(lambda: bench.one.active == SETTINGS.parallel)
     bench.one.error = Unavailable("down")
     bench.one.gate.set()
@@ -352,7 +397,7 @@ async def test_uploads_are_bounded(bench):
     bench.one.gate.clear()
     for number in range(20):
         bench.spec(f"journal/{number}")
-        bench.persister.spool_complete(bench.spool(f"journal/{number}"), life=LIFE)
+        bench.persister.spool_complete(bench.spool(f"journal/{number}"), life=LIFE, tenure=TENURE)
     await bench.until(lambda: bench.one.active == SETTINGS.parallel)
     bench.one.gate.set()
     await bench.until(lambda: bench.persister.unpersisted == 0)
@@ -365,9 +410,9 @@ async def test_a_store_that_hangs_takes_no_slot_of_another(bench):
     bench.one.gate.clear()
     for number in range(20):
         bench.spec(f"journal/{number}")
-        bench.persister.spool_complete(bench.spool(f"journal/{number}"), life=LIFE)
+        bench.persister.spool_complete(bench.spool(f"journal/{number}"), life=LIFE, tenure=TENURE)
     bench.spec("b/journal", stores=["s3://two/"])
-    bench.persister.spool_complete(bench.spool("b/journal"), life=LIFE)
+    bench.persister.spool_complete(bench.spool("b/journal"), life=LIFE, tenure=TENURE)
     await bench.until(lambda: bench.persister.unpersisted == 20)
     assert paths(bench.two, "") == [f"b/journal/{NAME}.raw"]
 
@@ -382,8 +427,10 @@ async def test_finish_waits_for_what_is_under_way(bench):
     """An upload of a primary that is in the middle, and what replicas left to others."""
     bench.one.gate.clear()
     bench.spec("b/journal", stores=["s3://two/"])
-    bench.persister.spool_complete(bench.spool(), life=LIFE)
-    bench.persister.spool_complete(bench.spool("b/journal"), reassigned=asyncio.Event(), life=LIFE)
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
+    bench.persister.spool_complete(
+        bench.spool("b/journal"), reassigned=asyncio.Event(), life=LIFE, tenure=TENURE
+    )
     await bench.until(lambda: bench.one.active == 1)
     async with TaskScope("test") as scope:
         finish = scope.spawn(bench.persister.finish(30.0), name="finish")
@@ -391,7 +438,7 @@ async def test_finish_waits_for_what_is_under_way(bench):
         # Case: replicas that stop late hand over their spools meanwhile.
         bench.spec("c/journal", stores=["s3://two/"])
         bench.persister.spool_complete(
-            bench.spool("c/journal"), reassigned=asyncio.Event(), life=LIFE
+            bench.spool("c/journal"), reassigned=asyncio.Event(), life=LIFE, tenure=TENURE
         )
         await bench.until(lambda: bench.persister.unpersisted == 1)
         assert not finish.done()
@@ -400,13 +447,13 @@ async def test_finish_waits_for_what_is_under_way(bench):
     assert len(paths(bench.one, "")) == 1
     assert len(paths(bench.two, "")) == 2
     with pytest.raises(Closed):
-        bench.persister.spool_complete(bench.spool(), life=LIFE)
+        bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
 
 
 async def test_finish_keeps_trying(bench):
     """With pauses, of which none is long, until the store is back; sleepers are woken at once."""
     bench.one.error = Unavailable("down")
-    bench.persister.spool_complete(bench.spool(), life=LIFE)
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
     await bench.settled()
     for _ in range(300):
         bench.clock.advance(1)
@@ -433,7 +480,7 @@ async def test_finish_says_what_is_lost(bench):
     bench.one.error = Unavailable("down")
     for number in range(7):
         bench.spec(f"journal/{number}")
-        bench.persister.spool_complete(bench.spool(f"journal/{number}"), life=LIFE)
+        bench.persister.spool_complete(bench.spool(f"journal/{number}"), life=LIFE, tenure=TENURE)
     with pytest.raises(Unavailable) as raised:
         await bench.persister.finish(0.05)
     text = str(raised.value)
@@ -445,7 +492,7 @@ async def test_finish_says_what_is_lost(bench):
 async def test_a_cancelled_finish_may_be_repeated(bench):
     """Stopping has stages and deadlines of its own."""
     bench.one.gate.clear()
-    bench.persister.spool_complete(bench.spool(), life=LIFE)
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await bench.persister.finish(30.0)
@@ -458,7 +505,7 @@ async def test_a_store_that_refuses_us_makes_way_at_the_end(bench):
     """Only while finishing, only for want of permission, and only for a store that is read."""
     bench.spec(stores=["s3://one/", "s3://two/"])
     bench.one.error = NotAllowed("access denied")
-    bench.persister.spool_complete(bench.spool(), life=LIFE)
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
     await bench.settled()
     assert paths(bench.two, "") == []
     await bench.persister.finish(30.0)
@@ -469,7 +516,7 @@ async def test_an_outage_does_not_divert_at_the_end(bench):
     """It may be over soon; a second store is for reading."""
     bench.spec(stores=["s3://one/", "s3://two/"])
     bench.one.error = Unavailable("down")
-    bench.persister.spool_complete(bench.spool(), life=LIFE)
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
     with pytest.raises(Unavailable):
         await bench.persister.finish(0.05)
     assert paths(bench.two, "") == []
@@ -479,7 +526,7 @@ async def test_an_upload_that_hangs_is_not_repeated(clock, tmp_path):
     """Its thread is waited for again and again, and its success counts whenever it comes."""
     bench = Bench(clock, tmp_path, replace(SETTINGS, put_timeout_s=0.01))
     bench.one.gate.clear()
-    bench.persister.spool_complete(bench.spool(), life=LIFE)
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
     for _ in range(5):
         await bench.settled()
         clock.advance(200)
@@ -501,7 +548,7 @@ async def test_a_damaged_spool_stays_out_of_the_store(bench, codec, caplog):
     """It is kept, and reported as an error; another replica has the right bytes."""
     spool = bench.spool(codec=codec)
     spool.file.pwrite(b"?", 3)
-    bench.persister.spool_complete(spool, life=LIFE)
+    bench.persister.spool_complete(spool, life=LIFE, tenure=TENURE)
     await bench.settled()
     bench.clock.advance(10)
     await bench.settled()
@@ -510,13 +557,13 @@ async def test_a_damaged_spool_stays_out_of_the_store(bench, codec, caplog):
     assert {record.levelno for record in caplog.records} == {logging.ERROR}
     # Case: others of the same store are not held back by it.
     bench.spec("b/journal")
-    bench.persister.spool_complete(bench.spool("b/journal"), life=LIFE)
+    bench.persister.spool_complete(bench.spool("b/journal"), life=LIFE, tenure=TENURE)
     await bench.until(lambda: bench.persister.unpersisted == 1)
 
 
 async def test_a_spool_is_uploaded_up_to_an_end(bench):
     """What is beyond it is somebody else's."""
-    bench.persister.spool_complete(bench.spool(), end=4, life=LIFE)
+    bench.persister.spool_complete(bench.spool(), end=4, life=LIFE, tenure=TENURE)
     await bench.persister.finish(30.0)
     name = "0000000000000000-0000000000000004-" + hashlib.sha1(b"cont").hexdigest()
     assert paths(bench.one, "") == [f"a/journal/{name}.raw"]
@@ -527,7 +574,7 @@ async def test_a_damaged_spool_that_cannot_be_cut_is_named_at_the_end(bench):
     """Like one that cannot be uploaded: nobody may take the process to have ended well."""
     spool = bench.spool()
     spool.file.pwrite(b"?", 3)
-    bench.persister.spool_complete(spool, end=6, life=LIFE)
+    bench.persister.spool_complete(spool, end=6, life=LIFE, tenure=TENURE)
     with pytest.raises(Unavailable, match=r"a/journal \[0, 6\): .*differ"):
         await bench.persister.finish(0.05)
     assert paths(bench.one, "") == []
@@ -537,7 +584,7 @@ async def test_a_damaged_spool_that_cannot_be_cut_is_named_at_the_end(bench):
 async def test_a_postfix_that_cannot_be_made(bench, caplog, template):
     """The bytes are stored without one: other versions may apply templates that fail here."""
     bench.spec(template=template)
-    bench.persister.spool_complete(bench.spool(), life=LIFE)
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
     await bench.until(lambda: bench.persister.unpersisted == 0)
     assert paths(bench.one, "") == [f"a/journal/{NAME}.raw"]
     assert "a/journal: fragment" in caplog.text
@@ -547,7 +594,7 @@ async def test_a_postfix_that_cannot_be_made(bench, caplog, template):
 async def test_a_defect_of_a_store_costs_nothing(bench, caplog):
     """Whatever a client library throws: it is logged with where it came from, and repeated."""
     bench.one.error = ZeroDivisionError("surprise")
-    bench.persister.spool_complete(bench.spool(), life=LIFE)
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
     await bench.settled()
     assert "surprise" in caplog.text
     assert "Traceback" in caplog.text
@@ -561,7 +608,7 @@ async def test_serve_is_a_daemon(bench):
     """It ends with an error, and only when the persister itself is broken."""
     async with TaskScope("test") as scope:
         serve = scope.spawn(bench.persister.serve(), name="serve")
-        bench.persister.spool_complete(bench.spool(), life=LIFE)
+        bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
         await bench.until(lambda: bench.persister.unpersisted == 0)
         assert not serve.done()
         serve.cancel()
@@ -570,7 +617,7 @@ async def test_serve_is_a_daemon(bench):
         raise KeyError(journal)
 
     bench.persister._spec_of = broken
-    bench.persister.spool_complete(bench.spool(), life=LIFE)
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
     with pytest.raises(Bug):
         await bench.persister.serve()
     with pytest.raises(Bug):
