@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from gazette.process_exit import end_process
 from gazette.version import __version__
 
 USAGE: Final = f"""gazette {__version__}
@@ -64,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def main() -> None:
-    sys.exit(run(sys.argv[1:]))
+    end_process(run(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -206,6 +206,15 @@ class Persister:
         if self._scope.failure is not None:
             raise Bug("persister failed") from self._scope.failure
         if self._entries:
+            for entry in self._entries:
+                log.error(
+                    "%(fragment)s of %(journal)s was not persisted: %(error)s",
+                    {
+                        "fragment": entry.spool.fragment.content_name(),
+                        "journal": entry.spool.fragment.journal,
+                        "error": entry.error,
+                    },
+                )
             raise self._unfinished(deadline_s)
 
     def _on_broken(self, _: BaseException) -> None:

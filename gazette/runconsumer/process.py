@@ -14,7 +14,6 @@ import re
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from gazette.file_limit import ConnectionLimits, raise_file_limit, warn_of_few_f
 from gazette.flags import DebugFlags, EtcdFlags, LogFlags, member_id
 from gazette.http_server import HttpServer, bind_tcp
 from gazette.names import two_words
+from gazette.process_exit import end_process
 from gazette.protocol.validation import within
 from gazette.runconsumer.flags import ConsumerFlags, ProcessFlags
 from gazette.server import Server
@@ -48,7 +48,6 @@ EXIT_FAILED: Final = 1
 PREFIX_DEFAULT: Final = "/gazette/consumers/"
 _PORTS_PER_WORKER: Final = 2
 _STOP_S: Final = 15.0
-_THREADS_S: Final = 2.0
 
 USAGE: Final = """usage: {program} [serve | print-config] [FLAGS]
 
@@ -81,33 +80,7 @@ def main(application: Application[Any]) -> NoReturn:
     The command line is ``[serve] FLAGS`` or ``print-config FLAGS``; settings come from flags, the
     environment, ``gazette.ini`` or ``gazette.yaml``, and defaults, in this order.
     """
-    code = run(application, sys.argv[1:], os.environ)
-    if left := threads_left(_THREADS_S):
-        # A query of the application, for one. The interpreter would wait for it without end.
-        log.error(
-            "threads do not end; leaving without %(threads)s",
-            {"threads": ", ".join(one.name for one in left)},
-        )
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
-
-
-def threads_left(timeout_s: float) -> list[threading.Thread]:
-    """Threads that the interpreter's exit would wait for, after waiting for each for that long.
-
-    Idle threads of pools that were closed end meanwhile.
-    """
-    left: list[threading.Thread] = []
-    for thread in threading.enumerate():
-        if thread is threading.main_thread() or thread.daemon:
-            continue
-        thread.join(timeout_s)
-        if thread.is_alive():
-            left.append(thread)
-    return left
+    end_process(run(application, sys.argv[1:], os.environ))
 
 
 def run(application: Application[Any], argv: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -591,6 +591,56 @@ async def test_an_appended_journal_survives_the_process(
     assert path.read_bytes() == b"content"
 
 
+HANGING_FILES = """
+import pathlib, threading
+from fsspec.implementations.memory import MemoryFileSystem
+
+class HangingFiles(MemoryFileSystem):
+    protocol = "hanging"
+
+    def _open(self, path, mode="rb", **options):
+        if "w" in mode and pathlib.Path("hang").exists():
+            threading.Event().wait()
+        return super()._open(path, mode, **options)
+"""
+
+
+async def test_a_process_whose_store_hangs_ends_and_names_what_it_could_not_persist(
+    process: Any, tmp_path: Path
+) -> None:
+    """In a thread that never returns, for which the interpreter would wait at its end."""
+    # A file system that is installed where the process looks for modules.
+    (tmp_path / "hanging_files.py").write_text(HANGING_FILES)
+    installed = tmp_path / "hanging_files-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: hanging-files\nVersion: 1.0\n"
+    )
+    (installed / "entry_points.txt").write_text(
+        "[fsspec.specs]\nhanging = hanging_files.HangingFiles\n"
+    )
+    running = process(
+        "--broker.id=some-broker",
+        "--broker.persist-timeout=0.5s",
+        "--broker.fsspec-protocols=hanging",
+    )
+    endpoint = logged(running, "serves at")["msg"].rpartition(" ")[2]
+    async with Client(endpoint) as client:
+        spec = journal_spec(JOURNAL, stores=("fsspec+hanging://host/fragments/",))
+        await client.apply_journals([JournalChange(upsert=spec)])
+        assert (await client.append(AppendParams(JOURNAL), b"content")).commit.end == 7
+    (tmp_path / "hang").touch()
+    running.terminate()
+    assert running.wait(20) == 1
+    lines = [json.loads(line) for line in running.stderr.read().splitlines()]
+    (lost,) = [line for line in lines if "was not persisted" in line["msg"]]
+    assert (lost["level"], lost["journal"]) == ("error", JOURNAL)
+    assert lost["fragment"].startswith("0000000000000000-0000000000000007-")
+    (left,) = [line for line in lines if "threads do not end" in line["msg"]]
+    assert left["threads"] == "store fsspec+hanging://host/fragments/_0"
+    assert any(line["level"] == "fatal" for line in lines)
+
+
 def test_settings_that_cannot_be_right_are_refused() -> None:
     with pytest.raises(GazetteError):
         BrokerSettings(journal_limit=1 << 18)

@@ -22,6 +22,7 @@ from gazette.consumer.service import ConsumerService
 from gazette.errors import Bug
 from gazette.etcd import Etcd
 from gazette.http_server import bind_tcp
+from gazette.process_exit import threads_left
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.process import ConsumerSpec
 from gazette.protocol.shard import ReplicaCode
@@ -169,13 +170,13 @@ def test_threads_that_do_not_end_are_named() -> None:
     thread = threading.Thread(target=release.wait, name="stuck query")
     thread.start()
     try:
-        names = [one.name for one in process.threads_left(0.05)]
+        names = [one.name for one in threads_left(0.05)]
         assert "stuck query" in names
         assert threading.main_thread().name not in names
     finally:
         release.set()
         thread.join()
-    assert "stuck query" not in [one.name for one in process.threads_left(0.05)]
+    assert "stuck query" not in [one.name for one in threads_left(0.05)]
 
 
 # --- Stopping, in this process
