@@ -242,9 +242,9 @@ class Driver:
         self._recorder.record(Ended(time, broker.name, code or 0, asked, error))
         if broker.name not in self._bounds.gone and not asked:
             # Its lease is lost, for reasons that were not planned. What it held it has stored.
-            self._say(f"{broker.name} ended unplanned")
             self._bounds.begin(Effect.GONE, broker.name)
             if self._bounds.exceeded:
+                self._say(f"{broker.name} ended unplanned: more are gone than replication covers")
                 self._allow_confirmation(self._replication, None)
 
     async def _revive(self, broker: Broker) -> None:

@@ -6,7 +6,7 @@ of docs/consistency.md, so that every acknowledged byte must be there in the end
 * A broker counts as *gone* when it is killed, asked to leave, or away for longer than its lease.
 * It counts so until the others had ``store_s`` seconds in which they could store what they hold,
   and until every journal has all of its replicas in etcd again. What is stored is never looked at.
-* With a replication of R, at most R-1 brokers are gone at a time; with R=1, all but one.
+* With a replication of R, at most R-1 brokers are gone at a time; with R=1, fewer than half of all.
 * Seconds in which stores, etcd, disks or links between brokers were broken do not count.
 
 Two kinds of faults end all replicas, and say so in the history: the death of all brokers at once, and an
@@ -167,13 +167,13 @@ def _planned(rng: random.Random, begin: float, kind: Kind, target: int, lease_s:
 class Bounds:
     """Decide which faults may begin. Call ``tick`` often, with what is broken now.
 
-    ``floor`` is the smallest replication above 1. It is 1 if there is none: each broker may then be gone,
-    but for one that takes over, and only for as long as it is broken.
+    ``floor`` is the smallest replication above 1. It is 1 if there is none: a broker is then gone for as
+    long as it is broken, and most brokers must be there to take over.
     """
 
     def __init__(self, floor: int, brokers: int, store_s: float) -> None:
         self._replicated = floor > 1
-        self._most = floor - 1 if self._replicated else max(brokers - 1, 1)
+        self._most = floor - 1 if self._replicated else max((brokers - 1) // 2, 1)
         self._store_s = store_s if self._replicated else 0.0
         self._clear: dict[str, float] = {}
         """By broker that counts as gone: seconds in which others could store what they hold."""

@@ -111,8 +111,8 @@ def test_after_the_end_of_all_brokers_none_is_broken_until_journals_are_whole() 
     assert bounds.admits(Effect.ALL, "a")
 
 
-def test_of_single_replicas_all_may_be_lost_but_those_of_one_broker() -> None:
-    bounds = Bounds(1, 3, STORE_S)
+def test_of_single_replicas_fewer_than_half_are_gone() -> None:
+    bounds = Bounds(1, 5, STORE_S)
     for broker in "ab":
         assert bounds.admits(Effect.GONE, broker)
         bounds.begin(Effect.GONE, broker)
@@ -122,6 +122,7 @@ def test_of_single_replicas_all_may_be_lost_but_those_of_one_broker() -> None:
     bounds.tick(1.0, impaired=True, whole=False, away={"b"})
     assert set(bounds.gone) == {"b"}
     assert bounds.admits(Effect.GONE, "c")
+    assert Bounds(1, 1, STORE_S).admits(Effect.GONE, "a")
     # Case: with replicas, brokers that end for other reasons than those of the plan may be too many.
     bounds = Bounds(2, 3, STORE_S)
     bounds.begin(Effect.GONE, "a")
