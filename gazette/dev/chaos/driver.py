@@ -61,6 +61,7 @@ class _Confirmation:
 
     processes: set[tuple[str, int]]
     begin: int
+    since: float
 
 
 class Driver:
@@ -279,9 +280,12 @@ class Driver:
             if stored is not None:
                 begin = min(begin, _contiguous(stored[journal]))
             if (former := self._confirmations.get(journal)) is not None:
-                # What happened before is not made good yet, and reaches as far back as it did.
+                # What happened before is not made good yet, and reaches as far back as it did. Without an
+                # acknowledgement since then, none but those that held the journal then hold it.
                 begin = min(former.begin, begin)
-            self._confirmations[journal] = _Confirmation(processes, begin)
+                if last <= former.since:
+                    processes = former.processes
+            self._confirmations[journal] = _Confirmation(processes, begin, self._recorder.time)
 
     async def _declare_loss(self, journals: dict[str, int], brokers: tuple[str, ...]) -> None:
         """Write down what may be gone: what these brokers, which are dead, alone had of the journals."""

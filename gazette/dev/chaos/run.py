@@ -158,7 +158,7 @@ class Trial:
         self._specs = [
             _spec(f"chaos/r{replication}/{style}", replication, style)
             for replication in dict.fromkeys(replications)
-            for style in (*STYLES, *(() if flags.restarts else (LIVES,)))
+            for style in (*STYLES, *(() if flags.restarts else _mortal(replication)))
         ]
         settings = ChaosSettings(
             directory, brokers=flags.brokers, zones=min(2, flags.brokers), lease_ttl_s=flags.lease
@@ -359,7 +359,13 @@ class Trial:
         return verdict
 
 
+def _mortal(replication: int) -> list[str]:
+    """Styles of journals that are created again. A single replica has no fence but its lease: try more."""
+    return [LIVES, f"{LIVES}-2", f"{LIVES}-3"] if replication == 1 else [LIVES]
+
+
 def _spec(name: str, replication: int, style: str) -> JournalSpec:
+    style = style.partition("-")[0]
     store = OTHER_STORE if style == "registers" else STORE
     fragment = FragmentSpec(
         length=_FRAGMENT_BYTES,

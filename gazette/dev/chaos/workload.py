@@ -86,7 +86,7 @@ class Workload:
     def start(self, scope: TaskScope, journals: list[str]) -> None:
         """Start all of them, as children of ``scope``."""
         for journal in journals:
-            style = journal.rpartition("/")[2]
+            style = journal.rpartition("/")[2].partition("-")[0]
             kinds: dict[str, list[Kind]] = {
                 "plain": [self._plain, self._plain, self._plain],
                 "registers": [
