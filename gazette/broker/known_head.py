@@ -220,15 +220,12 @@ class UploadLimits:
         try:
             async with asyncio.timeout(_ASK_S):
                 kv = await self._etcd.get(head_key(self._state.root, journal))
+            head = Head(life) if kv is None else Head.decode(kv.value)
         except (GazetteError, TimeoutError) as error:
             self._silent_until = self._clock.monotonic() + _SILENT_S
             log.warning(
-                "uploading without knowing whether another broker has led since: etcd does not answer: "
-                "%(error)s",
-                {"error": str(error) or "no answer in time"},
+                "uploading %(journal)s without knowing whether another broker has led it since: %(error)s",
+                {"journal": journal, "error": str(error) or "etcd did not answer in time"},
             )
             return None
-        if kv is None:
-            return None
-        head = Head.decode(kv.value)
         return head.limit(tenure) if head.life == life else None

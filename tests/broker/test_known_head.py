@@ -271,6 +271,23 @@ async def test_a_broker_that_wakes_up_uploads_nothing_at_offsets_of_a_later_one(
     assert stored(tmp_path)[1].name == name_of(5, b"of b")
 
 
+async def test_a_key_that_cannot_be_read_refuses_appends_and_holds_up_no_upload(
+    cluster: FixedCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it would forbid is not known: bytes that were acknowledged must not be lost for that."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"], b"first")
+    await until(lambda: stored(tmp_path))
+    await append(cluster["a"], b"second")
+    cluster.etcd.change({KEY: b"of another version"})
+    cluster.assign(JOURNAL, "b")
+    await until(lambda: len(stored(tmp_path)) == 2)
+    assert "without knowing whether another broker has led it since" in caplog.text
+    outcome = await append(cluster["b"], b"third")
+    assert isinstance(outcome.error, Conflict)
+    assert "cannot be read" in str(outcome.error)
+
+
 async def test_it_goes_with_its_journal(etcd: Etcd, tmp_path: Path) -> None:
     key = head_key("/gazette/cluster", JOURNAL)
     async with await BrokerFixture.start(etcd, tmp_path) as broker:
