@@ -9,13 +9,15 @@ not known is there as a whole or not at all. Registers change as if appends were
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from tools.simulation.history import Append, History, Life, Piece, Stored
 
 LifeKey: TypeAlias = "tuple[str, int]"
 
+_NONE: Final[Mapping[str, float]] = MappingProxyType({})
 UPLOAD_S: Final = 60.0
 """How long brokers may take to upload what a lost replica had, while nothing is wrong."""
 
@@ -250,11 +252,16 @@ def is_lost(history: History, append: Append, stored: list[Stored]) -> bool:
     return _quiet(history, min(ends), max(ends)) < UPLOAD_S
 
 
-def replicas_ended(history: History, append: Append) -> list[float] | None:
-    """When each replica of an acknowledged append ended or lost its lease; None unless all did."""
+def replicas_ended(
+    history: History, append: Append, others: Mapping[str, float] = _NONE
+) -> list[float] | None:
+    """When each replica of an acknowledged append ended or lost its lease; None unless all did.
+
+    ``others`` are further processes that count as ended.
+    """
     ends: list[float] = []
     for candidates in append.holders:
-        ended = [history.lost_brokers.get(name) for name in candidates]
+        ended = [history.lost_brokers.get(name, others.get(name)) for name in candidates]
         if not ended or any(end is None for end in ended):
             return None
         ends.append(max(end for end in ended if end is not None))

@@ -124,6 +124,8 @@ class History:
     faults: list[Fault] = field(default_factory=list)
     evicted: dict[str, float] = field(default_factory=dict)
     """Processes whose member key was deleted from etcd, and when."""
+    hurried: dict[str, float] = field(default_factory=dict)
+    """Processes that left in good order, but did not wait until others had their journals."""
     stopped: bool = False
     """Whether all brokers were stopped in good order at the end."""
     lost_brokers: dict[str, float] = field(default_factory=dict)

@@ -410,6 +410,12 @@ class Scenario:
             if self.plan.until < world.loop.now and not down:
                 break
             await self.clock.sleep(5.0)
+        for journal in self.plan.journals:
+            # A deletion whose answer was lost may come about late.
+            life = world.history.last_life(journal)
+            if life is None or life.deleted is not None:
+                assert self._client is not None
+                await self._create(self._client, journal)
         world.say("fault", "all are over")
 
     async def _end_writing(self) -> None:
@@ -478,7 +484,7 @@ class Scenario:
         if life is None:
             return False
         return any(
-            replicas_ended(history, one) is not None
+            replicas_ended(history, one, history.hurried) is not None
             for one in history.appends
             if one.journal == journal and one.acknowledged and life.has(one.revision)
         )

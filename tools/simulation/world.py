@@ -162,6 +162,8 @@ class BrokerProcess:
 
     def terminate(self, *, hurried: bool) -> None:
         """As SIGTERM; twice if ``hurried``."""
+        if hurried:
+            self.world.history.hurried.setdefault(self.name, self.world.loop.now)
 
         def signal() -> None:
             if self.service is None:
