@@ -62,11 +62,16 @@ def _check_life(
     for piece in pieces:
         known = [one for one in kept if one.begun <= piece.time]
         yield from _mismatches(
-            f"reader {piece.reader}", piece.offset, piece.content, piece.time, known, gone
+            f"reader {piece.reader}",
+            piece.offset,
+            piece.content,
+            piece.time,
+            known,
+            () if piece.final else gone,
         )
     for fragment in stored:
         yield from _mismatches(
-            f"fragment {fragment.path}", fragment.begin, fragment.content, None, kept, ()
+            f"fragment {fragment.path}", fragment.begin, fragment.content, None, kept, gone
         )
     yield from _registers(history, kept)
     finals = [piece for piece in pieces if piece.final]

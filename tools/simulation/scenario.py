@@ -478,11 +478,17 @@ class Scenario:
         self.world.say(append.client, f"append {append.number} failed", append.refused, error)
 
     def may_reset(self, journal: str) -> bool:
-        """Whether all replicas of a journal came to be replaced, so that its head must be confirmed."""
+        """Whether a journal's head may have to be confirmed: all of its replicas came to be replaced, or its
+        store has more than was acknowledged."""
         history = self.world.history
         life = history.last_life(journal)
         if life is None:
             return False
+        # A replica that leaves uploads what it was sent. If its primary dies before all others have that,
+        # the store has bytes that no replica has, and that were never acknowledged.
+        stored = max((one.end for one in history.stored if one.bucket == life.bucket), default=0)
+        if stored > self.heads[journal] and (history.lost_brokers or history.hurried):
+            return True
         return any(
             replicas_ended(history, one, history.hurried) is not None
             for one in history.appends

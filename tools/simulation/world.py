@@ -32,6 +32,7 @@ ROOT: Final = "/gazette/cluster"
 ETCD: Final = "etcd"
 ETCD_ADDRESS: Final = "etcd:2379"
 ZONE: Final = "zone"
+_LEAVING: Final = ("releasing its lease", "cancelling", "stopped")
 _ETCD_TICK_S: Final = 1.0
 _TRACE_MAX: Final = 200_000
 
@@ -157,8 +158,9 @@ class BrokerProcess:
 
     @property
     def leaving(self) -> bool:
-        """Whether it stops because it was asked to."""
-        return self.stopping and self.service is not None and self.service.failure is None
+        """Whether it gives its lease back, because it was asked to stop."""
+        service = self.service
+        return service is not None and service.failure is None and service._phase in _LEAVING
 
     def terminate(self, *, hurried: bool) -> None:
         """As SIGTERM; twice if ``hurried``."""
