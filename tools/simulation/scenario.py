@@ -642,13 +642,24 @@ class Scenario:
             except (GazetteError, TimeoutError) as caught:
                 error = caught
                 if isinstance(error, TimeoutError) and self.may_reset(journal):
-                    break  # A hole of what was lost.
+                    offset = self._behind_hole(journal, offset)
                 await self.clock.sleep(2.0)
             finally:
                 reader.close()
         if offset < head and not self.may_reset(journal):
             world.violated(f"{name} is stuck at {offset} of {head}: {error!r}")
         await client.close()
+
+    def _behind_hole(self, journal: str, offset: int) -> int:
+        """Where a journal goes on behind what was lost: readers do not wait for those bytes."""
+        life = self.world.history.last_life(journal)
+        assert life is not None
+        begins = [
+            one.begin
+            for one in self.world.history.appends
+            if one.journal == journal and one.begin is not None and life.has(one.revision)
+        ]
+        return min((begin for begin in begins if begin > offset), default=offset)
 
 
 class Writer:
