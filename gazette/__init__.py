@@ -7,7 +7,12 @@ importing one module of this package never imports others.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
+
+# gRPC's core writes to stderr itself, past our log: a line for each connection that ends. It reads this
+# when it is imported, and its errors are still written.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 if TYPE_CHECKING:
     from gazette import runconsumer

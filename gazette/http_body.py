@@ -10,7 +10,7 @@ import grpc.aio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gazette.errors import GazetteError
+from gazette.errors import Broken, Closed, GazetteError
 from gazette.tasks import TaskScope
 
 log = logging.getLogger(__name__)
@@ -55,19 +55,28 @@ class StreamedBody(Response):
             async for part in self._parts:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         except grpc.aio.AioRpcError as error:
-            log.warning(
-                "the body of %(path)s was cut off: %(error)s",
-                {"path": path, "error": error.details()},
-            )
+            _cut_off(path, Broken(error.details() or error.code().name))
             return
         except GazetteError as error:
-            log.warning(
-                "the body of %(path)s was cut off: %(error)s", {"path": path, "error": error}
-            )
+            _cut_off(path, error)
             return
-        except OSError:  # the client is gone
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            _cut_off(path, Closed("the channel to the process that serves it was closed"))
+            return
+        except OSError:  # The client is gone.
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _cut_off(path: str, error: GazetteError) -> None:
+    log.warning(
+        "the body of %(path)s was cut off: %(error)s",
+        {"path": path, "error": error},
+        extra={"cause": f"body {type(error).__name__}"},
+    )
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -31,6 +31,7 @@ LEVELS: Final = {
 _NAMES: Final = {5: "trace", 10: "debug", 20: "info", 30: "warning", 40: "error", 50: "fatal"}
 _COLORS: Final = {5: "2", 10: "2", 20: "36", 30: "33", 40: "31", 50: "1;31"}
 _GONE: Final = "ExecuteBatchError"
+_CUT_OFF: Final = "ASGI callable returned without completing response."
 _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     *("message", "asctime", "color_message", "cause"),
 }
@@ -56,8 +57,14 @@ def setup(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Not that a caller was gone when its call was answered, which gRPC logs with a traceback."""
+    """Leave out what we log ourselves, or what is no news.
+
+    gRPC logs with a traceback that a caller was gone when its call was answered. uvicorn logs that a
+    body was cut off, which is how `gazette.http_body` tells a client of a failure that it has logged.
+    """
     error = record.exc_info[0] if record.exc_info else None
+    if record.name == "uvicorn.error" and record.msg == _CUT_OFF:
+        return False
     return not (record.name.startswith("grpc.") and getattr(error, "__name__", "") == _GONE)
 
 

@@ -56,8 +56,6 @@ def run(argv: Sequence[str]) -> int:
         guess = f" (did you mean {near[0]}?)" if near else ""
         print(f"gazette: unknown command {command}{guess}\n\n{USAGE}", file=sys.stderr)
         return 2
-    # What gRPC's core has to say of every connection that ends is not for people.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     module, name = _COMMANDS[command]
     # Imported on demand: a broker need not load what only the demonstration uses.
     function: Callable[..., int] = getattr(importlib.import_module(module), name)

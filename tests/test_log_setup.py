@@ -6,7 +6,10 @@ import ast
 import io
 import json
 import logging
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -262,3 +265,37 @@ def test_a_cause_is_not_written(stream: io.StringIO) -> None:
         logging.getLogger("gazette.test").warning("again", extra={"cause": "why"})
     assert stream.getvalue().endswith("warning gazette.test: again\n")
     assert stream.getvalue().count("again") == 1
+
+
+GRPC_NOISE = """
+{first}
+{second}
+import asyncio, grpc.aio, socket
+
+async def main():
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    target = f"127.0.0.1:{{port}}"
+    async with grpc.aio.secure_channel(target, grpc.ssl_channel_credentials()) as channel:
+        try:
+            await channel.unary_unary("/a/b")(b"", timeout=5)
+        except grpc.aio.AioRpcError as error:
+            print(error.code().name)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_the_core_of_grpc_does_not_write_past_the_log(quiet: bool) -> None:
+    """If gazette is imported first; a variable that is set already stays."""
+    first = "import gazette" if quiet else "import os; os.environ['GRPC_VERBOSITY'] = 'info'"
+    program = GRPC_NOISE.format(first=first, second="import gazette")
+    environ = {key: value for key, value in os.environ.items() if key != "GRPC_VERBOSITY"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environ, check=True
+    )
+    assert done.stdout == "UNAVAILABLE\n"
+    assert ("Handshake failed" in done.stderr) is not quiet
+    assert bool(done.stderr) is not quiet

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import os
 import resource
@@ -27,10 +28,12 @@ from starlette.routing import Route
 from gazette import http_accept, http_stopping
 from gazette.clock import SystemClock
 from gazette.diagnostics import diagnostic_routes
-from gazette.errors import Invalid, Unavailable
+from gazette.errors import Broken, Invalid, Unavailable
 from gazette.file_limit import ConnectionLimits, file_limit, raise_file_limit, warn_of_few_files
 from gazette.grpc_metrics import MetricsInterceptor
+from gazette.http_body import StreamedBody
 from gazette.http_server import TlsFiles, bind_tcp
+from gazette.log_setup import setup
 from gazette.metrics import (
     GRPC_SERVER_HANDLED,
     GRPC_SERVER_RECEIVED,
@@ -687,6 +690,41 @@ def test_the_soft_limit_of_files_is_raised_and_few_files_are_warned_of(
     assert not caplog.records
     warn_of_few_files(4095, 1024, "--broker.limit")
     assert "4095 files, and --broker.limit 1024 asks for 4096" in caplog.text
+
+
+@pytest.mark.parametrize("error", [Broken("the end"), asyncio.CancelledError()])
+async def test_a_body_that_fails_is_one_line_of_ours(
+    error: BaseException, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A channel that is closed cancels what reads from it; uvicorn would log a traceback."""
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"some"
+        raise error
+
+    async def body(request: Request) -> Response:
+        return StreamedBody(parts())
+
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    lines = io.StringIO()
+    setup("info", "text", stream=lines)
+    server = bound()
+    scope = TaskScope("test")
+    try:
+        server.start_http(scope, Starlette(routes=[Route("/body", body)]))
+        for _ in range(3):
+            reader, writer = await connected(server)
+            ask(writer, "/body")
+            assert (await reader.read()).endswith(b"\r\n4\r\nsome\r\n")  # Without its end.
+            writer.close()
+    finally:
+        await server.stop(5.0)
+        await scope.stop()
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    (line,) = lines.getvalue().splitlines()
+    assert "gazette.http_body: the body of /body was cut off: " in line
 
 
 async def test_what_is_called_is_counted() -> None:

@@ -109,6 +109,7 @@ async def pulse_forever(context: BrokerContext, replica: Replica) -> NoReturn:
             log.warning(
                 "pulse of %(journal)s failed (will retry): %(error)s",
                 {"journal": replica.journal, "error": problem},
+                extra={"cause": f"pulse {cause_of(outcome)}"},
             )
         invalidated = driver.invalidated or asyncio.Event()
         try:
@@ -158,3 +159,10 @@ def problem_of(outcome: Outcome) -> GazetteError | None:
         return None
     text = f"{outcome.status.name} {outcome.store_error}".rstrip()
     return Broken(text, hint=_HINTS.get(outcome.status))
+
+
+def cause_of(outcome: Outcome) -> str:
+    """Return what pulses that failed for one reason have in common, whatever their journal."""
+    if outcome.error is None:
+        return outcome.status.name
+    return f"{outcome.context}: {outcome.error.message}"

@@ -258,8 +258,6 @@ def _tell_os_error(error: OSError, terminal: Terminal) -> int:
 
 
 def main() -> None:
-    # What gRPC's core has to say of every connection that fails is not for people.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     terminal = Terminal.system()
     code = run(sys.argv[1:], os.environ, terminal)
     try:

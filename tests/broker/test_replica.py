@@ -22,7 +22,7 @@ from gazette.broker.append_events import (
     PipelineBuilt,
     SuspendControl,
 )
-from gazette.broker.pulse import Heartbeat, problem_of
+from gazette.broker.pulse import Heartbeat, cause_of, problem_of
 from gazette.broker.unless import Superseded, changed, take_unless
 from gazette.clock import SystemClock
 from gazette.errors import Broken, Closed, Unavailable
@@ -122,6 +122,15 @@ async def test_pulses_alone_bring_replicas_into_step(cluster: FixedCluster) -> N
         cluster.assign(JOURNAL, *names)
         assert not cluster.consistent(JOURNAL)
         await until(lambda: cluster.consistent(JOURNAL))
+
+
+def test_pulses_of_many_journals_that_fail_for_one_reason_have_one_cause() -> None:
+    causes = {
+        cause_of(Outcome(Ending.FAILED, context="recv", error=Unavailable("peer", journal=name)))
+        for name in ("a/journal", "b/journal")
+    }
+    assert causes == {"recv: peer"}
+    assert cause_of(Outcome(Ending.REFUSED, Status.SUSPENDED)) == "SUSPENDED"
 
 
 def test_a_pulse_that_fails_says_what_to_do() -> None:
