@@ -62,6 +62,10 @@ class _Confirmation:
     processes: set[tuple[str, int]]
     begin: int
     since: float
+    lost: bool
+    """A loss of bytes was declared."""
+    head: int | None = None
+    """Where it was confirmed."""
 
 
 class Driver:
@@ -279,13 +283,16 @@ class Driver:
             begin = self._recorder.heads[journal]
             if stored is not None:
                 begin = min(begin, _contiguous(stored[journal]))
+            lost = stored is not None
             if (former := self._confirmations.get(journal)) is not None:
                 # What happened before is not made good yet, and reaches as far back as it did. Without an
                 # acknowledgement since then, none but those that held the journal then hold it.
-                begin = min(former.begin, begin)
+                begin, lost = min(former.begin, begin), lost or former.lost
                 if last <= former.since:
                     processes = former.processes
-            self._confirmations[journal] = _Confirmation(processes, begin, self._recorder.time)
+            self._confirmations[journal] = _Confirmation(
+                processes, begin, self._recorder.time, lost
+            )
 
     async def _declare_loss(self, journals: dict[str, int], brokers: tuple[str, ...]) -> None:
         """Write down what may be gone: what these brokers, which are dead, alone had of the journals."""
@@ -306,16 +313,22 @@ class Driver:
             for journal, confirmation in list(self._confirmations.items()):
                 if confirmation.processes & set(self._cluster.pids().items()):
                     continue
-                if await self._went_on(journal):
-                    head = await self._head_of(journal)
-                    if head is None:
+                if await self._went_on(journal, confirmation):
+                    head = confirmation.head
+                    if head is None and confirmation.lost:
+                        head = (
+                            confirmation.begin
+                        )  # Without being asked, it goes on behind what was stored.
+                    elif head is None:
+                        head = await self._head_of(journal)
+                    if head is None or self._confirmations.get(journal) is not confirmation:
                         continue
                     del self._confirmations[journal]
                     self._recorder.restart(journal, min(confirmation.begin, head), head)
                     self._say(f"all replicas of {journal} had ended: it goes on from {head}")
 
-    async def _went_on(self, journal: str) -> bool:
-        """True if a journal takes appends. If it asks for its head to be confirmed, that is done."""
+    async def _went_on(self, journal: str, confirmation: _Confirmation) -> bool:
+        """Return True if a journal takes appends. Confirm its head if it asks for that."""
         try:
             async with asyncio.timeout(_PROBE_S):
                 await append_once(self._client, AppendParams(journal), b"")
@@ -331,6 +344,7 @@ class Driver:
             async with asyncio.timeout(_PROBE_S):
                 if head is not None:
                     await append_once(self._client, AppendParams(journal, offset=head), b"")
+                    confirmation.head = head
         except (GazetteError, TimeoutError) as error:
             self._say(f"the head of {journal} was not confirmed: {error}")
         return False
@@ -529,18 +543,17 @@ class Driver:
 
         return f"{broker.name} {seconds:+.0f} s", end
 
-    async def _journals_are_created_again(
-        self, planned: Planned, broker: Broker
-    ) -> tuple[str, _End]:
+    async def _journal_is_created_again(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
+        mortal = self._lives.mortal
+        name = mortal[int(planned.dice * len(mortal)) % len(mortal)]
         if not self._lives.pending:
-            for journal in self._lives.mortal:
-                self._confirmations.pop(journal, None)
-            self._reviving.spawn(self._lives.again(planned.seconds), name="lives")
+            self._confirmations.pop(name, None)
+            self._reviving.spawn(self._lives.again(name, planned.seconds), name="lives")
 
         async def end() -> None:
-            """They are created as soon as etcd and brokers allow it."""
+            """It is created as soon as etcd and brokers allow it."""
 
-        return ", ".join(self._lives.mortal), end
+        return name, end
 
     async def close(self) -> None:
         """Stop. Brokers that are being restarted go on."""

@@ -15,7 +15,7 @@ from gazette.errors import GazetteError
 from gazette.protocol.journal import JournalSpec
 
 _ATTEMPT_S: Final = 10.0
-_RETRY_S: Final = 0.5
+_RETRY_S: Final = 0.1
 _ANY: Final = -1
 
 
@@ -55,19 +55,17 @@ class Lives:
         for spec in self.specs:
             self._record(spec)
 
-    async def again(self, gap_s: float) -> None:
-        """Delete the mortal journals; create them again ``gap_s`` seconds later, with empty stores."""
+    async def again(self, name: str, gap_s: float) -> None:
+        """Delete a journal, and create it again ``gap_s`` seconds later, with an empty store."""
         self.pending = True
-        former = {name: self._cluster.created(name) for name in self.mortal}
-        for name in former:
-            while self._cluster.created(name) == former[name]:
-                await self._apply(JournalChange(delete=name, expect_mod_revision=_ANY))
+        former = self._cluster.created(name)
+        while self._cluster.created(name) == former:
+            await self._apply(JournalChange(delete=name, expect_mod_revision=_ANY))
         await self._cluster.clock.sleep(gap_s)
-        for name in former:
-            self._next_life(name, self._life[name] + 1)
-            while not self._cluster.created(name):
-                await self._apply(JournalChange(upsert=self._specs[name]))
-            self._record(self._specs[name])
+        self._next_life(name, self._life[name] + 1)
+        while not self._cluster.created(name):
+            await self._apply(JournalChange(upsert=self._specs[name]))
+        self._record(self._specs[name])
         self.pending = False
 
     def _absent(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -58,6 +59,8 @@ class QuietTimes:
         """By journal and reader, of those that follow the head."""
         self.gaps: dict[str, list[tuple[int, int]]] = defaultdict(list)
         """By journal, where declared losses left nothing before what was stored. Readers wait there."""
+        self._stored: dict[str, tuple[tuple[int, int], ...]] = {}
+        """What was stored when all replicas were lost, of journals that have not gone on since then."""
         self._ops: dict[int, str] = {}
         self._window: _Window | None = None
 
@@ -67,17 +70,18 @@ class QuietTimes:
             case Created():
                 self._journals.add(event.journal)
                 self.gaps.pop(event.journal, None)
+                self._stored.pop(event.journal, None)
                 self._head_is(event.journal, 0)
             case Lost():
-                ends = [(0, 0), *event.stored]
-                self.gaps[event.journal] += [
-                    (before, begin) for (_, before), (begin, _) in pairwise(ends) if before < begin
-                ]
+                self._stored[event.journal] = event.stored
+                self._enter_gaps(event.journal, event.stored)
             case Invoked():
                 self._ops[event.op] = event.journal
             case Completed():
                 self._enter_completed(event)
             case HeadReset():
+                if (stored := self._stored.pop(event.journal, None)) is not None:
+                    self._enter_gaps(event.journal, [*stored, (event.offset, event.offset)])
                 self._head_is(event.journal, event.offset)
             case Opened(follows=True):
                 self._positions[event.journal, event.reader] = event.offset
@@ -101,6 +105,11 @@ class QuietTimes:
             for journal in sorted(self._journals - self._served)
         ]
         return found
+
+    def _enter_gaps(self, journal: str, spans: Sequence[tuple[int, int]]) -> None:
+        for (_, before), (begin, _) in pairwise([(0, 0), *spans]):
+            if before < begin:
+                self.gaps[journal].append((before, begin))
 
     def _enter_completed(self, event: Completed) -> None:
         journal = self._ops.pop(event.op)

@@ -30,7 +30,7 @@ class Recorder:
         self.revisions: dict[str, int] = {}
         """As of which each journal was created."""
         self.restarted: list[Callable[[str, int], None]] = []
-        """Called with a journal and the offset from which on its bytes may differ from before."""
+        """Called with a journal and an offset at which readers that are beyond it must start again."""
         self.counts: Counter[str] = Counter()
         self.quiet = QuietTimes()
         self._clock = clock
@@ -73,11 +73,13 @@ class Recorder:
     def restart(self, journal: str, begin: int, head: int) -> None:
         """Record that a journal went on after all of its replicas had ended.
 
-        Its bytes from ``begin`` on may not be those of before. Its head was ``head`` a moment ago.
+        Its bytes from ``begin`` on may not be those of before. Its head was ``head`` a moment ago. It may
+        have gone on behind a gap: etcd knows of a greater head than what was stored.
         """
         self.record(HeadReset(self.time, journal, head, begin))
         self.heads[journal] = head
-        self._tell(journal, begin)
+        gaps = self.quiet.gaps.get(journal, [])
+        self._tell(journal, next((end for at, end in gaps if at <= begin < end), begin))
 
     def _tell(self, journal: str, begin: int) -> None:
         for call in self.restarted:

@@ -79,7 +79,7 @@ KINDS: Final = {
         Kind("pause", Effect.HARMLESS, 0.05, 0.4, weight=2),
         Kind("cut from clients", Effect.HARMLESS, 0.2, 1.2, weight=2),
         Kind("clock jumps", Effect.HARMLESS, 0.2, 3.0),
-        Kind("journals are created again", Effect.REPLACES, 0.0, 0.3, resource="lives"),
+        Kind("journal is created again", Effect.REPLACES, 0.0, 0.3, resource="lives"),
     )
 }
 _GAPS_S: Final = {

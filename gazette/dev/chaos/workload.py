@@ -146,11 +146,9 @@ class Workload:
 
     async def _hesitant(self, appending: Appending) -> AsyncIterator[None]:
         """Wait after the first append of each life: before the second nothing need be stored."""
-        revision = 0
         while True:
             result = await appending.append(appending.new())
-            if result is not None and revision != self._recorder.revisions[appending.journal]:
-                revision = self._recorder.revisions[appending.journal]
+            if result is not None and result.commit.begin == 0:
                 await self._clock.sleep(appending.rng.uniform(*_HESITATION_S))
             yield
 

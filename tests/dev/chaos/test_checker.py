@@ -710,6 +710,26 @@ def test_a_reader_that_waits_where_a_declared_loss_left_nothing() -> None:
         assert story.kinds() == kinds
 
 
+def test_a_reader_that_waits_before_a_head_that_etcd_knows() -> None:
+    """Less was stored than etcd knows of: the journal goes on there, and nothing is before it."""
+    for declared, kinds in ((True, set()), (False, {"stuck", "source", "lost"})):
+        story = Story()
+        follower(story, 0)
+        story.held_by("b1", "b2")
+        story.held_by("b1", "b2")
+        story.read(0, 100, reader="tail")
+        if declared:
+            loss(story, "b1", "b2", stored=((0, 100),))
+        story.say(HeadReset, JOURNAL, 200, 100)
+        story.content = story.content[:100] + bytes(100)
+        story.say(Quiet, "begun")
+        story.held_by("b1", "b2")
+        story.say(Quiet, "ended")
+        digest = hashlib.sha1(story.content).hexdigest()
+        story.events.append(Final(STORED, JOURNAL, 300, digest, ((100, 200),)))
+        assert story.kinds() == kinds
+
+
 def test_a_journal_that_refuses_everything() -> None:
     story = Story()
     story.append()
