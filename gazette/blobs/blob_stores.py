@@ -177,6 +177,14 @@ class ActiveStore:
             await self._changed.wait()
         return self._health
 
+    async def wait_healthy(self) -> None:
+        """Return once a check has found the store healthy; never, if it is not checked any more.
+
+        Cancellation: no effect.
+        """
+        while self._health.error is not None:
+            await (asyncio.Event() if self._final else self._changed).wait()
+
     @property
     def _is_calling(self) -> bool:
         threads = self._threads

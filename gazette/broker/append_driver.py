@@ -323,7 +323,7 @@ class AppendDriver:
         store_error = None if self._store_seen is None else self._store_seen.error
         expired = context.clock.monotonic() >= self._store_deadline
         if expired and not replica.index.first_refreshed:
-            store_error = store_error or replica.refresh_error
+            store_error = store_error or replica.unlisted_reason
         return ev.ReadinessSeen(
             refreshed=replica.index.first_refreshed,
             store_error=store_error,

@@ -103,7 +103,7 @@ async def pulse_forever(context: BrokerContext, replica: Replica) -> NoReturn:
     while True:
         replica.first_commit.clear()
         driver = _driver(context, replica, heartbeat.control)
-        outcome = await _pulse(context, driver)
+        outcome = await _pulse(context, replica, driver)
         problem = problem_of(outcome)
         if problem:
             log.warning(
@@ -133,7 +133,7 @@ def _driver(context: BrokerContext, replica: Replica, control: SuspendControl) -
     return AppendDriver(context, call, NoContent())
 
 
-async def _pulse(context: BrokerContext, driver: AppendDriver) -> Outcome:
+async def _pulse(context: BrokerContext, replica: Replica, driver: AppendDriver) -> Outcome:
     """Run one append; when it takes too long or we are cancelled, it is wound up in good order."""
     running = context.scope.spawn(driver.run(), name=f"pulse {driver.journal}")
     timeout_s = context.settings.pulse_timeout_s
@@ -141,7 +141,8 @@ async def _pulse(context: BrokerContext, driver: AppendDriver) -> Outcome:
         async with asyncio.timeout(timeout_s):
             return await asyncio.shield(running)
     except TimeoutError:
-        driver.interrupt(Unavailable("pulse took too long", timeout_s=timeout_s))
+        reason = "" if replica.index.first_refreshed else f": {replica.unlisted_reason}"
+        driver.interrupt(Unavailable(f"pulse took too long{reason}", timeout_s=timeout_s))
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         driver.interrupt(Broken("the replica is shut down"))

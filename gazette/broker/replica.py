@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -29,14 +30,16 @@ from gazette.fragment.spool_file import Spool
 from gazette.protocol.fragment import ZERO_SUM, Fragment
 from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.journal import JournalSpec
-from gazette.tasks import TaskScope
+from gazette.tasks import TaskScope, sleep_unless
 
 if TYPE_CHECKING:
+    from gazette.blobs.blob_stores import ActiveStore
     from gazette.broker.context import BrokerContext
 
 log = logging.getLogger(__name__)
 
 _REFRESH_RETRY_MIN_S: Final = 1.0
+_REFRESH_FIRST_MAX_S: Final = 4.0
 _REFRESH_HOLE_S: Final = 10.0
 _HEAD_WRITE_S: Final = 2.0
 """How long a replica that is shut down waits for etcd; what it would write is in the store soon."""
@@ -137,8 +140,7 @@ class Replica:
                 await self.index.wait_first_refresh()
         except TimeoutError:
             raise Unavailable(
-                "the journal's fragment stores have not been listed yet: "
-                f"{self.refresh_error or 'the first listing still runs'}",
+                f"the journal's fragment stores have not been listed yet: {self.unlisted_reason}",
                 hint="Check the stores: `gazctl journals store-health`.",
                 journal=self.journal,
             ) from None
@@ -217,7 +219,8 @@ class Replica:
 
     async def _refresh_forever(self) -> None:
         """List the blob stores now, and at each refresh interval. A failed listing keeps the previous
-        index; until the first has succeeded it is repeated soon, because appends wait for it.
+        index. It is repeated as soon as a store of the journal is found healthy again; and every few
+        seconds until the first has succeeded, because appends wait for that.
 
         A replica that is new lists more often, at intervals that double: what a former owner held has
         just been uploaded, or is about to be, and readers of it wait. So does one whose index has a
@@ -232,8 +235,41 @@ class Replica:
                 if self.index.has_hole:
                     interval_s = min(interval_s, _REFRESH_HOLE_S)
                 interval_s = min(interval_s, soon_s)
+            if not self.index.first_refreshed:
+                interval_s = min(interval_s, _REFRESH_FIRST_MAX_S)
             soon_s *= 2
-            await self._context.clock.sleep(interval_s)
+            stores = spec.fragment.stores if spec is not None and self.refresh_error else ()
+            if await self._recovered(stores, interval_s):
+                soon_s = _REFRESH_RETRY_MIN_S
+
+    async def _recovered(self, stores: Sequence[str], seconds: float) -> bool:
+        """Sleep; return early, and True, when one of ``stores`` that are unhealthy becomes healthy."""
+        unhealthy = [
+            active for active in map(self._context.blob_stores.get, stores) if active.health.error
+        ]
+        recovered = asyncio.Event()
+
+        async def wait(active: ActiveStore) -> None:
+            await active.wait_healthy()
+            recovered.set()
+
+        async with TaskScope(f"stores of {self.journal}") as scope:
+            for active in unhealthy:
+                scope.spawn(wait(active), name=active.url)
+            early = await sleep_unless(self._context.clock, seconds, recovered)
+            scope.cancel()
+        return early
+
+    @property
+    def unlisted_reason(self) -> str:
+        """Why the blob stores have not been listed yet, as far as that is known."""
+        if self.refresh_error:
+            return self.refresh_error
+        for url in () if self.spec is None else self.spec.fragment.stores:
+            health = self._context.blob_stores.get(url).health
+            if health.error and health.checks:
+                return f"{health.error} (store={url})"
+        return "the first listing of its fragment stores still runs"
 
     async def _refresh(self, spec: JournalSpec) -> bool:
         try:

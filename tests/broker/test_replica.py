@@ -95,6 +95,15 @@ async def pass_time(clock: ManualClock, seconds: float, condition: Callable[[], 
         await SystemClock().sleep(0.001)
 
 
+async def elapsed(clock: ManualClock, condition: Callable[[], object]) -> float:
+    """Let time pass until it holds, so slowly that threads keep up; the seconds that it took."""
+    began = clock.monotonic()
+    while not condition():
+        clock.advance(1.0)
+        await SystemClock().sleep(0.01)
+    return clock.monotonic() - began
+
+
 def metric(name: str) -> float:
     return REGISTRY.get_sample_value(name) or 0.0
 
@@ -292,6 +301,44 @@ async def test_stores_are_listed_again_until_it_succeeds(
     timed.put_spec(bad)
     await pass_time(clock, 120, lambda: replica.refresh_error)
     assert replica.index.end_offset == 11
+
+
+async def test_a_store_that_was_down_at_the_start_is_listed_soon_after_its_repair(
+    timed: FixedCluster, clock: ManualClock, tmp_path: Path
+) -> None:
+    """Not when the next of ever longer pauses is over; and callers are told of the store until then."""
+    spec = journal_spec(JOURNAL, stores=("file:///missing/",))
+    slow = replace(spec.fragment, refresh_interval_ns=10 * duration.MINUTE)
+    timed.create(replace(spec, fragment=slow), "a")
+    replica = timed["a"].replica(JOURNAL)
+    await pass_time(clock, 130, lambda: clock.monotonic() > 1_130)
+    assert not replica.index.first_refreshed
+    with pytest.raises(Unavailable, match=r"invalid file store directory .*missing"):
+        await replica.wait_listed(0.0)
+    (tmp_path / "root" / "missing").mkdir()
+    assert await elapsed(clock, lambda: replica.index.first_refreshed) <= 60
+    # It is checked at once, too: appends need not wait for the next check.
+    active = timed["a"].context.blob_stores.get("file:///missing/")
+    assert await elapsed(clock, lambda: active.health.error is None) <= 60
+
+
+async def test_stores_are_listed_again_as_soon_as_they_are_healthy(
+    timed: FixedCluster, clock: ManualClock, tmp_path: Path
+) -> None:
+    """Not when the refresh interval is over."""
+    good, bad = journal_spec(JOURNAL), journal_spec(JOURNAL, stores=("file:///missing/",))
+    good, bad = (
+        replace(one, fragment=replace(one.fragment, refresh_interval_ns=duration.HOUR))
+        for one in (good, bad)
+    )
+    timed.create(good, "a")
+    replica = timed["a"].replica(JOURNAL)
+    await until(lambda: replica.index.first_refreshed)
+    timed.put_spec(bad)
+    await pass_time(clock, 600, lambda: replica.refresh_error)
+    await pass_time(clock, 300, lambda: clock.monotonic() > 1_600)
+    (tmp_path / "root" / "missing").mkdir()
+    assert await elapsed(clock, lambda: replica.refresh_error is None) <= 300
 
 
 async def test_what_a_former_owner_uploads_is_soon_readable(
