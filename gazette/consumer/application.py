@@ -188,6 +188,9 @@ class Application(ABC, Generic[StoreT]):
     """Settings of the application: group name → frozen dataclass made with `gazette.config.setting`.
     Their flags, environment names and file keys work like the runtime's own."""
 
+    application_name: ClassVar[str] = ""
+    """Name of the application in etcd and in its states. Empty: module and name of the class."""
+
     deliver_acks: bool = False
     """Whether transaction acknowledgements of producers are delivered as messages."""
 

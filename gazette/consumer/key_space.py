@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from gazette.allocator.model import Assignment, DecodedKV, Item, Member, allocator_decoder
+from gazette.consumer.application_name import Owner, decode_owner, owner_key
 from gazette.errors import Invalid
 from gazette.etcd_values import KeyValue
 from gazette.protocol.ids import ProcessId
@@ -50,13 +51,19 @@ class ConsumerMember:
 
 def consumer_decoder(
     root: str, max_hot_standbys: int
-) -> Callable[[KeyValue], Item | Member | Assignment]:
+) -> Callable[[KeyValue], Item | Member | Assignment | Owner]:
     """The decoder of a consumer cluster's KeySpace. What it returns raises ``Invalid``."""
 
     def decode_item(shard_id: str, value: bytes) -> ShardItem:
         return ShardItem(decode_shard(shard_id, value), max_hot_standbys)
 
-    return allocator_decoder(root, decode_item, _decode_member, _decode_assignment)
+    decode = allocator_decoder(root, decode_item, _decode_member, _decode_assignment)
+    key = owner_key(root).encode()
+
+    def decode_any(raw: KeyValue) -> Item | Member | Assignment | Owner:
+        return decode_owner(raw.value) if raw.key == key else decode(raw)
+
+    return decode_any
 
 
 def decode_shard(shard_id: str, value: bytes) -> ShardSpec:

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 from gazette.allocator.model import DecodedKV
 from gazette.client.append_service import AppendService
 from gazette.consumer.application import MessageProducer, Shard, Store, checked_store
+from gazette.consumer.application_name import require_own_state
 from gazette.consumer.callbacks import require_instance
 from gazette.consumer.delivery import application_code
 from gazette.consumer.hints_store import store_recorded_hints, store_recovered_hints
@@ -160,6 +161,7 @@ class Primary:
         with application_code("Store.restore_checkpoint"):
             checkpoint = store.restore_checkpoint(shard)
         require_instance("Store.restore_checkpoint", checkpoint, Checkpoint)
+        require_own_state(checkpoint, self._context.owner, shard.id)
         with application_code("poison_policy"):
             self._poison_policy = checked_policy(application.poison_policy(shard), store)
         hit("promotion.opened", shard.id)
@@ -200,6 +202,7 @@ class Primary:
             spec_of=lambda: shard.spec,
             recovery_log=self._spec.recovery_log,
             poison_policy=self._poison_policy,
+            application_name=context.owner.name,
         )
 
     # -- serving

@@ -32,6 +32,14 @@ from gazette.client.channel import Channels, TlsSettings
 from gazette.client.client import Client
 from gazette.clock import Clock
 from gazette.consumer.application import Application
+from gazette.consumer.application_name import (
+    Owner,
+    checked_name,
+    claim_prefix,
+    name_of,
+    other_application,
+    owner_key,
+)
 from gazette.consumer.broker_watch import BrokerWatch
 from gazette.consumer.callbacks import initialized, require_callbacks
 from gazette.consumer.debug_shards import debug_routes
@@ -45,6 +53,7 @@ from gazette.consumer.shard import Shard
 from gazette.consumer.shard_api import ShardApi
 from gazette.consumer.shard_collector import ShardCollector
 from gazette.consumer.shard_context import ShardContext
+from gazette.consumer.shard_journals import retried
 from gazette.consumer.shard_route import BoundShardRoute, HttpQueries, error_answer
 from gazette.consumer.shard_thread import ShardThread, WorkerFactory
 from gazette.diagnostics import diagnostic_routes
@@ -142,7 +151,17 @@ class ConsumerService:
         self._auth = NoAuth() if auth is None else auth
         self._config = dict(config or {})
         self._private_diagnostics = private_diagnostics
-        self._spec = ConsumerSpec(self.process_id, server.endpoint, settings.shard_limit)
+        self.application_name = (
+            checked_name(settings.application, "--consumer.application")
+            if settings.application
+            else name_of(application)
+        )
+        self._spec = ConsumerSpec(
+            self.process_id,
+            server.endpoint,
+            settings.shard_limit,
+            application=self.application_name,
+        )
         self._spec.validate()
         self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock, transport=transport)
         """Channels to the other members."""
@@ -317,8 +336,20 @@ class ConsumerService:
         app.router.routes[:] = self._all_routes()
         self._phase = "connecting to etcd"
         etcd = await connect_patiently(self._etcd_settings, self.clock, transport=self._transport)
-        parts = self._parts = self._build(etcd)
         self._phase = "announcing itself"
+        try:
+            owner = await retried(
+                lambda: claim_prefix(
+                    etcd, self.settings.root, self.application_name, self.settings.adopt_from
+                ),
+                "claiming the etcd prefix",
+                self.application_name,
+                self.clock,
+            )
+        except BaseException:
+            await etcd.close()
+            raise
+        parts = self._parts = self._build(etcd, owner)
         parts.session = await MemberSession.start(
             etcd,
             parts.key_space,
@@ -356,7 +387,14 @@ class ConsumerService:
                 {"size": one.size, "path": one.path},
             )
 
-    def _build(self, etcd: Etcd) -> _Parts:
+    def _check_owner(self, key_space: KeySpace) -> None:
+        """Break the member if its prefix was given to another application meanwhile."""
+        kv = key_space.get(owner_key(self.settings.root))
+        owner = None if kv is None else kv.decoded
+        if isinstance(owner, Owner) and owner.name != self.application_name:
+            self.fail(other_application(self.settings.root, owner.name, self.application_name))
+
+    def _build(self, etcd: Etcd, owner: Owner) -> _Parts:
         settings = self.settings
         decoder = consumer_decoder(settings.root, settings.max_hot_standbys)
         key_space = KeySpace(settings.root, decoder, apply_delay_s=settings.watch_delay_s)
@@ -377,6 +415,7 @@ class ConsumerService:
             lag_interval_s=settings.lag_interval_s,
             append_budget=self._append_budget,
             restarts=self._restarts,
+            owner=owner,
             new_worker=self._new_worker,
         )
 
@@ -394,6 +433,7 @@ class ConsumerService:
             self._auth,
         )
         key_space.observers += [
+            lambda: self._check_owner(key_space),
             state.observe,
             resolver.update,
             lambda: self.peers.follow(state.peers()),

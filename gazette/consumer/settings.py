@@ -16,6 +16,10 @@ class ConsumerSettings:
     id: str = "local-consumer"
     root: str = "/gazette/consumers/application"
     """etcd prefix of the application's members, without a trailing slash."""
+    application: str = ""
+    """Name of the application; empty: its own, see ``application_name.name_of``."""
+    adopt_from: str = ""
+    """A former name of the application, whose prefix and states are taken over."""
     shard_limit: int = 32
     max_hot_standbys: int = 3
     lease_ttl_s: float = 20.0

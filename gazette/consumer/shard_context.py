@@ -12,6 +12,7 @@ from gazette.client.append_service import AppendService, MemoryBudget
 from gazette.client.client import Client
 from gazette.clock import Clock
 from gazette.consumer.application import Application
+from gazette.consumer.application_name import Owner
 from gazette.consumer.restarts import Restarts
 from gazette.consumer.shard_thread import ShardThread, WorkerFactory
 from gazette.etcd import Etcd
@@ -32,6 +33,8 @@ class ShardContext:
     rng: random.Random
     player_pool: Pool
     new_publisher: Callable[[AppendService], Publisher]
+    owner: Owner
+    """To which application the shards belong."""
     scratch_directory: Path | None = None
     hints_interval_s: float = 300.0
     stall_timeout_s: float = 60.0

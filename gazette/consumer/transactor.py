@@ -100,7 +100,9 @@ class Transactor:
         spec_of: Callable[[], ShardSpec],
         recovery_log: str,
         poison_policy: PoisonPolicy | None = None,
+        application_name: str = "",
     ) -> None:
+        """``application_name`` is put into each checkpoint."""
         self._application = application
         self._shard = shard
         self._store = store
@@ -112,6 +114,7 @@ class Transactor:
         self._decoders = decoders
         self._spec_of = spec_of
         self._recovery_log = recovery_log
+        self._application_name = application_name
         self._poison = (
             None
             if poison_policy is None
@@ -449,6 +452,7 @@ class Transactor:
         checkpoint = Checkpoint(
             sources=self._sequencer.checkpoint(PRUNE_HORIZON_NS),
             ack_intents=self._publisher.build_ack_intents(),
+            application=self._application_name,
         )
         hit("commit.finalized", shard.id)
         commit = self._start_commit(checkpoint)

@@ -46,9 +46,11 @@ class Checkpoint:
 
     sources: dict[JournalName, SourceCheckpoint] = field(default_factory=dict)
     ack_intents: dict[JournalName, bytes] = field(default_factory=dict)
+    application: str = field(default="", compare=False)
+    """Name of the application that committed it. Empty: it is older than names, or of the original."""
 
     def to_pb(self) -> consumer_pb2.Checkpoint:
-        pb = consumer_pb2.Checkpoint(ack_intents=self.ack_intents)
+        pb = consumer_pb2.Checkpoint(ack_intents=self.ack_intents, application=self.application)
         for journal, source in self.sources.items():
             pb_source = pb.sources[journal]
             pb_source.read_through = source.read_through
@@ -73,6 +75,7 @@ class Checkpoint:
                 for journal, source in pb.sources.items()
             },
             ack_intents=dict(pb.ack_intents),
+            application=pb.application,
         )
 
     def to_bytes(self) -> bytes:
@@ -97,7 +100,7 @@ class Checkpoint:
             journal: go_json.encode_bytes(intent)
             for journal, intent in sorted(self.ack_intents.items())
         }
-        value = {"sources": sources, "ack_intents": intents}
+        value = {"sources": sources, "ack_intents": intents, "application": self.application}
         return go_json.dumps(go_json.omit_zero(value, "sources"))
 
     @classmethod
@@ -114,7 +117,14 @@ class Checkpoint:
                 go_json.as_text(journal): go_json.decode_bytes(intent)
                 for journal, intent in intents.items()
             },
+            application=_name_from_json(value.get("application", "")),
         )
+
+
+def _name_from_json(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Corrupt(f"expected the name of an application, not {type(value).__name__}")
+    return go_json.as_text(value)
 
 
 def _state(last_ack: int, begin: int) -> ProducerState:

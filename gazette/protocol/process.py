@@ -82,6 +82,8 @@ class ConsumerSpec:
     endpoint: str
     shard_limit: int
     exiting: bool = False
+    application: str = ""
+    """Name of the application; empty for members that have none, such as those of the original."""
 
     @property
     def process(self) -> ProcessSpec:
@@ -95,9 +97,10 @@ class ConsumerSpec:
             process_spec=self.process.to_pb(),
             shard_limit=self.shard_limit,
             exiting=self.exiting,
+            application=self.application,
         )
 
     @classmethod
     def from_pb(cls, pb: consumer_pb2.ConsumerSpec) -> ConsumerSpec:
         process = ProcessSpec.from_pb(pb.process_spec)
-        return cls(process.id, process.endpoint, pb.shard_limit, pb.exiting)
+        return cls(process.id, process.endpoint, pb.shard_limit, pb.exiting, pb.application)

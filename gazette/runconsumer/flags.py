@@ -51,6 +51,12 @@ class ConsumerFlags:
     scratch_dir: Path | None = setting(
         None, "where shards keep files while they run (empty: the temporary directory)"
     )
+    application: str = setting(
+        "", "name of the application in etcd and in its states (empty: that of its class)"
+    )
+    adopt_from: str = setting(
+        "", "former name of the application, whose etcd prefix and states are taken over"
+    )
     hints_interval: float = duration("5m", "how often recovery hints are stored")
     stall_timeout: float = duration("60s", "how long play-back may get no bytes before it fails")
     max_restarts: int = setting(
@@ -73,6 +79,8 @@ class ConsumerFlags:
             zone=self.zone,
             id=process_id,
             root=root,
+            application=self.application,
+            adopt_from=self.adopt_from,
             shard_limit=self.limit,
             max_hot_standbys=self.max_hot_standbys,
             lease_ttl_s=lease_ttl_s,

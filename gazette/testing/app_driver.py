@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from gazette.consumer.application import Application, MessageProducer, Store, checked_store
+from gazette.consumer.application_name import Owner, name_of, require_own_state
 from gazette.consumer.callbacks import initialized, require_callbacks
 from gazette.consumer.delivery import application_code
 from gazette.consumer.host import FinishedTransaction
@@ -157,6 +158,7 @@ class AppDriver(Generic[StoreT]):
         """By which the next promotion plays the recovery log; None: from its first byte."""
         require_callbacks(application)
         self.application = application
+        self._owner = Owner(name_of(application))
         self.journals = MemoryJournals() if journals is None else journals
         self.clock = ManualClock() if clock is None else clock
         self.transactions: list[FinishedTransaction] = []
@@ -377,6 +379,7 @@ class AppDriver(Generic[StoreT]):
             with application_code("new_store"):
                 store = checked_store(self.application.new_store(shard, recorder))
             checkpoint = store.restore_checkpoint(shard)
+            require_own_state(checkpoint, self._owner, shard.id)
             policy = checked_policy(self.application.poison_policy(shard), store)
             return store, checkpoint, policy
 
@@ -404,6 +407,7 @@ class AppDriver(Generic[StoreT]):
             spec_of=lambda: self.spec,
             recovery_log=LOG if self._log else "",
             poison_policy=self._policy,
+            application_name=self._owner.name,
         )
         shard.waits = transactor.add_wait
         running = thread.submit(partial(transactor.run, checkpoint))

@@ -65,14 +65,16 @@ class ShardSpec(_message.Message):
     def __init__(self, id: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[ShardSpec.Source, _Mapping]]] = ..., recovery_log_prefix: _Optional[str] = ..., hint_prefix: _Optional[str] = ..., hint_backups: _Optional[int] = ..., max_txn_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., min_txn_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., disable: _Optional[bool] = ..., hot_standbys: _Optional[int] = ..., labels: _Optional[_Union[_broker_pb2.LabelSet, _Mapping]] = ..., disable_wait_for_ack: _Optional[bool] = ..., ring_buffer_size: _Optional[int] = ..., read_channel_size: _Optional[int] = ...) -> None: ...
 
 class ConsumerSpec(_message.Message):
-    __slots__ = ("process_spec", "shard_limit", "exiting")
+    __slots__ = ("process_spec", "shard_limit", "exiting", "application")
     PROCESS_SPEC_FIELD_NUMBER: _ClassVar[int]
     SHARD_LIMIT_FIELD_NUMBER: _ClassVar[int]
     EXITING_FIELD_NUMBER: _ClassVar[int]
+    APPLICATION_FIELD_NUMBER: _ClassVar[int]
     process_spec: _broker_pb2.ProcessSpec
     shard_limit: int
     exiting: bool
-    def __init__(self, process_spec: _Optional[_Union[_broker_pb2.ProcessSpec, _Mapping]] = ..., shard_limit: _Optional[int] = ..., exiting: _Optional[bool] = ...) -> None: ...
+    application: str
+    def __init__(self, process_spec: _Optional[_Union[_broker_pb2.ProcessSpec, _Mapping]] = ..., shard_limit: _Optional[int] = ..., exiting: _Optional[bool] = ..., application: _Optional[str] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
     __slots__ = ("code", "errors")
@@ -95,7 +97,7 @@ class ReplicaStatus(_message.Message):
     def __init__(self, code: _Optional[_Union[ReplicaStatus.Code, str]] = ..., errors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("sources", "ack_intents")
+    __slots__ = ("sources", "ack_intents", "application")
     class Source(_message.Message):
         __slots__ = ("read_through", "producers")
         class ProducerEntry(_message.Message):
@@ -133,9 +135,11 @@ class Checkpoint(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     ACK_INTENTS_FIELD_NUMBER: _ClassVar[int]
+    APPLICATION_FIELD_NUMBER: _ClassVar[int]
     sources: _containers.MessageMap[str, Checkpoint.Source]
     ack_intents: _containers.ScalarMap[str, bytes]
-    def __init__(self, sources: _Optional[_Mapping[str, Checkpoint.Source]] = ..., ack_intents: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+    application: str
+    def __init__(self, sources: _Optional[_Mapping[str, Checkpoint.Source]] = ..., ack_intents: _Optional[_Mapping[str, bytes]] = ..., application: _Optional[str] = ...) -> None: ...
 
 class ListRequest(_message.Message):
     __slots__ = ("selector", "extension")
