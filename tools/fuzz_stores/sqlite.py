@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -287,7 +288,8 @@ class SQLiteFuzzer(Fuzzer[Content]):
     def _virtual(self, schema: str) -> None:
         rng, text = self.rng, self.rng.choice(_TEXTS)
         words, boxes, row = f"{schema}.words", f"{schema}.boxes", self.rng.randrange(40)
-        match rng.randrange(12):
+        # SQLite itself cannot commit after a savepoint is rolled back within which FTS5 made a table.
+        match rng.randrange(12) if not self._savepoints else rng.randrange(2, 11):
             case 0:
                 self._both(_FTS.format(schema))
             case 1:
@@ -317,11 +319,16 @@ class SQLiteFuzzer(Fuzzer[Content]):
         self._both(f"INSERT OR IGNORE INTO {schema}.blobs VALUES (?, zeroblob(?))", row, 20_000)
         pieces = [(rng.randrange(19_000), rng.randbytes(rng.randrange(900))) for _ in range(3)]
         self.say(f"write blob {row} of {schema}")
-        for connection in (self.store.connection, self._plain):
+
+        def write(connection: apsw.Connection) -> None:
             with connection.blob_open(schema, "blobs", "data", row, True) as blob:
                 for offset, data in pieces:
                     blob.seek(offset)
                     blob.write(data)
+
+        outcomes = [_outcome(partial(write, one)) for one in (self.store.connection, self._plain)]
+        if outcomes[0] != outcomes[1]:
+            raise Difference(f"writing a blob gives {outcomes[0]}; plain SQLite {outcomes[1]}")
 
     def _savepoint(self, _schema: str) -> None:
         rng = self.rng
