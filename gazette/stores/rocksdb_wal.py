@@ -78,26 +78,26 @@ def records(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
     Also of manifests, which have the same form. Raises ``Corrupt`` at anything else: who stopped there
     without a word would stand still for ever, and take what it has for the present.
     """
-    record = bytearray()
+    # None between records. A first fragment may be empty: its block had room for the header only.
+    record: bytearray | None = None
     for fragment in _fragments(data, offset):
         if fragment is None:
             return
         kind, begin, end = fragment
-        if kind == _ZEROS and begin == end and not record:
+        if kind == _ZEROS and begin == end and record is None:
             return
-        if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or (kind in (_FULL, _FIRST)) == bool(record):
+        begins = kind in (_FULL, _FIRST)
+        if not (begins or kind in (_MIDDLE, _LAST)) or begins != (record is None):
             raise Corrupt(
                 "a file of RocksDB's holds what is no record",
                 offset=offset + begin - HEADER,
                 kind=kind,
             )
-        if kind == _FULL:
-            yield data[begin:end], offset + end
-            continue
+        record = bytearray() if record is None else record
         record += data[begin:end]
-        if kind == _LAST:
+        if kind in (_FULL, _LAST):
             yield bytes(record), offset + end
-            record.clear()
+            record = None
 
 
 def continues(tails: Iterable[tuple[bytes, int]], last: int, latest: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 import sys
 import threading
 from pathlib import Path
@@ -24,7 +25,7 @@ from gazette.recoverylog.rocksdb_keys import (
     mark_key,
 )
 from gazette.stores.rocksdb import RocksDBOptions, RocksDBStore
-from gazette.stores.rocksdb_wal import batches
+from gazette.stores.rocksdb_wal import _FIRST, _LAST, batches, records
 from gazette.testing.recovery import LOG, MemoryLog, take_over
 
 rocksdict: Any = pytest.importorskip("rocksdict")
@@ -375,3 +376,22 @@ def test_options_that_cannot_be(log: MemoryLog, tmp_path: Path) -> None:
     ):
         with pytest.raises(Invalid, match=what):
             RocksDBStore(recorder, **wrong)
+
+
+def test_a_record_of_which_a_block_has_room_for_the_header_only() -> None:
+    """RocksDB then writes a first fragment without any bytes; standbys took the next one for damage."""
+
+    def fragment(kind: int, data: bytes) -> bytes:
+        return struct.pack("<IHB", 0, len(data), kind) + data
+
+    batch = struct.pack("<QI", 9, 1) + b"one write"
+    filling = struct.pack("<QI", 8, 1).ljust((32 << 10) - 2 * 7, b"x")
+    data = fragment(1, filling) + fragment(_FIRST, b"") + fragment(_LAST, batch)
+    assert len(fragment(1, filling)) == (32 << 10) - 7
+    assert [record for record, _ in records(data, 0)] == [filling, batch]
+    assert batches(data, 0) == [(8, 1), (9, 1)]
+    # Cut off behind the empty fragment, it is a record that is still to come.
+    assert [record for record, _ in records(data[: 32 << 10], 0)] == [filling]
+    for wrong in (fragment(_LAST, batch), fragment(_FIRST, b"") + fragment(1, batch)):
+        with pytest.raises(Corrupt, match="no record"):
+            list(records(wrong, 0))
