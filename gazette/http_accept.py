@@ -202,6 +202,13 @@ class Acceptor:
             )
         except OSError as error:  # A reset, or a handshake that failed or took too long.
             log.debug("a connection did not begin: %(error)s", {"error": error})
+        except Exception as error:  # One connection must not end the server.
+            log.exception(
+                "a connection to %(endpoint)s could not begin",
+                {"endpoint": self._name},
+                extra={"cause": f"begin {self._name} {type(error).__name__}"},
+            )
+            connection.close()
 
 
 async def next_turn(loop: asyncio.AbstractEventLoop) -> None:

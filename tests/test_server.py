@@ -636,6 +636,26 @@ async def test_a_client_that_takes_nothing_is_cut_off(monkeypatch: pytest.Monkey
     await scope.stop()
 
 
+async def test_a_connection_that_cannot_begin_does_not_end_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Running(bound()) as running:
+        with monkeypatch.context() as broken:
+
+            async def fail(*args: Any, **kwargs: Any) -> None:
+                raise ValueError("a defect")
+
+            broken.setattr(asyncio.get_running_loop(), "connect_accepted_socket", fail)
+            reader, writer = await connected(running.server)
+            assert await reader.read() == b""
+            writer.close()
+        reader, writer = await connected(running.server)
+        ask(writer, "/next")
+        await answer(reader, b"/next")
+        writer.close()
+    assert "ValueError: a defect" in caplog.text
+
+
 async def test_without_descriptors_one_line_is_logged_and_connections_wait(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
