@@ -36,6 +36,8 @@ _TICK_S: Final = 0.2
 _PROBE_S: Final = 10.0
 _CUTS: Final = (LinkState.HELD, LinkState.REFUSED)
 _JUMPS_S: Final = (-7200.0, -60.0, 60.0, 7200.0)
+_LISTED_S: Final = 10.0
+"""Within which brokers have listed the stores again."""
 _RECOVERY_S: Final = 5.0
 """How long survivors need at least until they try a repaired store again."""
 
@@ -66,6 +68,8 @@ class _Confirmation:
     """A loss of bytes was declared."""
     head: int | None = None
     """Where it was confirmed."""
+    ended: float | None = None
+    """When all of the processes had ended."""
 
 
 class Driver:
@@ -267,18 +271,19 @@ class Driver:
         self,
         journals: dict[str, int],
         stored: dict[str, tuple[tuple[int, int], ...]] | None,
-        leaving: str = "",
     ) -> None:
-        """Take note that all replicas of journals end, as ``leaving`` does: each head may be confirmed once
-        they have. Processes that started after the last acknowledgement hold nothing."""
+        """Take note that all replicas of journals end: each head may be confirmed once they have.
+
+        A broker that acknowledged nothing, or started after the last acknowledgement, holds nothing.
+        """
         pids = self._cluster.pids()
         for journal in journals:
             acknowledged = self._recorder.acknowledged.get(journal)
             last = acknowledged[-1] if acknowledged else 0.0
             processes = {
                 (name, pids[name])
-                for name in self._holders(journal)
-                if name in pids and (name == leaving or self._started.get(pids[name], 0.0) <= last)
+                for name in self._recorder.members.get(journal, ())
+                if name in pids and self._started.get(pids[name], 0.0) <= last
             }
             begin = self._recorder.heads[journal]
             if stored is not None:
@@ -313,6 +318,10 @@ class Driver:
             for journal, confirmation in list(self._confirmations.items()):
                 if confirmation.processes & set(self._cluster.pids().items()):
                     continue
+                if confirmation.ended is None:
+                    confirmation.ended = self._recorder.time
+                if self._recorder.time < confirmation.ended + _LISTED_S:
+                    continue  # What they stored at their end must be known to those that go on.
                 if await self._went_on(journal, confirmation):
                     head = confirmation.head
                     if head is None and confirmation.lost:
@@ -406,7 +415,7 @@ class Driver:
 
     async def _terminate(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
         self._asked.add(broker.process.pid)
-        self._allow_confirmation(self._single(broker), None, broker.name)
+        self._allow_confirmation(self._single(broker), None)
         broker.process.signal(signal.SIGTERM)
 
         async def end() -> None:
@@ -430,7 +439,7 @@ class Driver:
         return broker.name, end
 
     async def _pause_beyond_the_lease(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
-        self._allow_confirmation(self._single(broker), None, broker.name)
+        self._allow_confirmation(self._single(broker), None)
         return await self._pause(planned, broker)
 
     async def _kill_etcd(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
@@ -464,7 +473,7 @@ class Driver:
     async def _cut_from_etcd_beyond_the_lease(
         self, planned: Planned, broker: Broker
     ) -> tuple[str, _End]:
-        self._allow_confirmation(self._single(broker), None, broker.name)
+        self._allow_confirmation(self._single(broker), None)
         return self._cut(planned, [(broker.name, ETCD)])
 
     async def _cut_from_brokers(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
