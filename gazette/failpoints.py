@@ -29,9 +29,9 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from gazette.clock import Clock, SystemClock
 from gazette.errors import Invalid, Unavailable
@@ -110,8 +110,34 @@ class _Armed:
             self.seen += 1
             return self.when is None or self.seen == self.when
 
+    def perform(self, point: str, detail: str) -> float:
+        """Do what is armed, if it fires; how many seconds are to be waited."""
+        if not self.fires(point, detail):
+            return 0.0
+        match self.action:
+            case Action.KILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case Action.STOP:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case Action.ERROR:
+                raise Unavailable("a failpoint", point=point, detail=detail)
+            case Action.DELAY:
+                return self.seconds
+            case Action.MARK:
+                _marks.write(point, detail)
+        return 0.0
 
-_armed: tuple[_Armed, ...] = ()
+
+Hook: TypeAlias = Callable[[str, str], float]
+"""Called with a point and its detail where it is passed; returns how many seconds are to be waited."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Hooked:
+    perform: Hook
+
+
+_armed: tuple[_Armed | _Hooked, ...] = ()
 
 
 def parse(text: str) -> tuple[_Armed, ...]:
@@ -164,6 +190,18 @@ def armed(text: str) -> Iterator[None]:
         _armed = before
 
 
+@contextlib.contextmanager
+def hooked(hook: Hook) -> Iterator[None]:
+    """Have ``hook`` called at every point within a block, for simulations."""
+    global _armed
+    before = _armed
+    _armed = (*before, _Hooked(hook))
+    try:
+        yield
+    finally:
+        _armed = before
+
+
 def hit(point: str, detail: str = "") -> None:
     """Pass a point, on a thread that may wait."""
     if _armed and (seconds := _perform(point, detail)):
@@ -178,22 +216,7 @@ async def reach(point: str, detail: str, clock: Clock) -> None:
 
 def _perform(point: str, detail: str) -> float:
     """Do what is armed; how many seconds are to be waited."""
-    seconds = 0.0
-    for one in _armed:
-        if not one.fires(point, detail):
-            continue
-        match one.action:
-            case Action.KILL:
-                os.kill(os.getpid(), signal.SIGKILL)
-            case Action.STOP:
-                os.kill(os.getpid(), signal.SIGSTOP)
-            case Action.ERROR:
-                raise Unavailable("a failpoint", point=point, detail=detail)
-            case Action.DELAY:
-                seconds += one.seconds
-            case Action.MARK:
-                _marks.write(point, detail)
-    return seconds
+    return sum(one.perform(point, detail) for one in _armed)
 
 
 class _Marks:

@@ -170,3 +170,19 @@ def test_every_point_is_in_the_code_and_documented() -> None:
                 assert isinstance(point, ast.Constant), f"{path}: a point is named by a literal"
                 passed.add(str(point.value))
     assert passed == set(failpoints.POINTS)
+
+
+def test_a_hook_hears_of_every_point_and_decides_what_to_wait():
+    heard: list[tuple[str, str]] = []
+
+    def hook(point: str, detail: str) -> float:
+        heard.append((point, detail))
+        return 0.0
+
+    with failpoints.hooked(hook):
+        failpoints.hit("ack.appended", "out/a")
+        with failpoints.armed("ack.appended=error"), pytest.raises(Unavailable):
+            failpoints.hit("ack.appended", "out/b")
+        failpoints.hit("append.begin", "out/c")
+    failpoints.hit("ack.appended", "out/d")
+    assert heard == [("ack.appended", "out/a"), ("append.begin", "out/c")]

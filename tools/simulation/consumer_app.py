@@ -51,7 +51,7 @@ class FoldApp(Application[FoldStore]):
     message_type = Input
 
     def __init__(
-        self, outputs: Sequence[str], rng: random.Random, pause: Callable[[float], None]
+        self, outputs: Sequence[str], rng: random.Random, pause: Callable[[float], object]
     ) -> None:
         self._partitions = [Partition(name, CONTENT_JSON_LINES) for name in outputs]
         self._rng = rng

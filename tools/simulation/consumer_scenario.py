@@ -32,7 +32,7 @@ from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.tasks import TaskScope, settled
 from tools.simulation.consumer_app import KEYS, FoldStore, Input, Output
-from tools.simulation.consumer_world import CONSUMERS, ConsumerWorld, MemberProcess
+from tools.simulation.consumer_world import CONSUMERS, ConsumerWorld, MemberProcess, Trap
 from tools.simulation.loop import Node, NodeClock
 from tools.simulation.network import SimTransport
 from tools.simulation.storage import Threads
@@ -46,6 +46,27 @@ HINTS: Final = "/gazette/hints/fold"
 _HEAL_S: Final = 420.0
 """After the last fault: how long until every shard has read all of its input."""
 _CALL_S: Final = 45.0
+TRAPS: Final = (
+    "transaction.begun",
+    "transaction.consumed",
+    "commit.finalized",
+    "commit.recording",
+    "commit.started",
+    "commit.enqueued",
+    "append.begin",
+    "append.sent",
+    "append.applied",
+    "ack.appended",
+    "transaction.acknowledged",
+    "recovery.playing",
+    "recovery.handed_off",
+    "recovery.live",
+    "promotion.fencing",
+    "promotion.opened",
+    "promotion.hinted",
+    "hints.storing",
+)
+"""Failpoints at which processes are killed or held."""
 
 
 @dataclass(slots=True)
@@ -145,7 +166,7 @@ class ConsumerScenario:
     def run(self) -> None:
         world = self.world
         main = self.node.spawn(self._main(), "scenario")
-        ended = world.loop.run(until=36_000.0)
+        ended = world.run(until=36_000.0)
         if not main.done():
             world.violated("nothing is left to wait for" if not ended else "the run does not end")
         elif not main.cancelled() and (error := main.exception()) is not None:
@@ -203,7 +224,8 @@ class ConsumerScenario:
         rng = self.rng
         await self.clock.sleep(rng.uniform(1.0, 20.0))
         faults = [
-            *[self._crash, self._crash, self._pause, self._pause, self._terminate] * 2,
+            *[self._crash, self._pause, self._terminate, self._trap, self._trap] * 2,
+            *[self._late_appends, self._late_appends],
             self._partition_etcd,
             self._partition_broker,
             self._slow_link,
@@ -213,7 +235,7 @@ class ConsumerScenario:
             self._pause_broker,
         ]
         for _ in range(rng.choice((1, 2, 3))):
-            for _ in range(rng.choice((1, 2, 3))):
+            for _ in range(rng.choice((1, 2, 4))):
                 scope.spawn(
                     self._delayed(rng.expovariate(1 / 8.0), rng.choice(faults)), name="fault"
                 )
@@ -238,15 +260,18 @@ class ConsumerScenario:
         return self.rng.choice(self.plan.members)
 
     async def _crash(self) -> None:
-        host = self._member()
-        if not self.world.members[host].ended:
+        self._kill(self._member())
+
+    def _kill(self, host: str, restart_s: float | None = None) -> None:
+        if not self.world.members[host].ended and not self.done:
             self._fault("crash", 1.0, host)
             self.world.crash_member(host, silent=self.rng.random() < 0.3)
-            self._restart_later(host)
+            self._restart_later(host, restart_s)
 
-    def _restart_later(self, host: str) -> None:
+    def _restart_later(self, host: str, seconds: float | None = None) -> None:
         rng, world = self.rng, self.world
-        delay = rng.choice((0.2, 2.0, 10.0, 40.0)) * rng.uniform(0.5, 1.5)
+        mean = rng.choice((0.2, 2.0, 10.0, 40.0)) if seconds is None else seconds
+        delay = mean * rng.uniform(0.5, 1.5)
         id = f"{host}-{len(world.all_members)}" if rng.random() < 0.5 else None
 
         def restart() -> None:
@@ -260,6 +285,38 @@ class ConsumerScenario:
         if not self.done:
             self._restart_later(process.host)
 
+    async def _trap(self) -> None:
+        """Kill or hold a process at one of its failpoints."""
+        rng, world = self.rng, self.world
+        point = rng.choice(TRAPS)
+        kind = rng.choice(("kill", "kill", "kill soon", "pause"))
+        seconds = rng.choice((0.01, 0.5, 5.0, 40.0)) * rng.random()
+
+        def spring(process: MemberProcess) -> None:
+            host = process.host
+            if kind == "kill":
+                self._kill(host)
+            elif kind == "kill soon":
+                self._fault("crash soon", seconds, host)
+                world.loop.at(world.loop.now + seconds, self._kill, host)
+            else:
+                self._hold(host, seconds)
+
+        passes = rng.choice((1, 1, 2, 5))
+        world.traps += [Trap(host, point, passes, spring) for host in self.plan.members]
+
+    async def _late_appends(self) -> None:
+        """Appends to a journal begin late, and its members are killed meanwhile, once or more."""
+        rng, world = self.rng, self.world
+        logs = [spec.recovery_log for spec in self.plan.shards]
+        journal = rng.choice([*world.outputs, *logs])
+        seconds, late_s = rng.uniform(5.0, 40.0), rng.choice((0.5, 5.0, 30.0))
+        self._fault(f"appends to {journal} are late by {late_s} s", seconds)
+        world.late[journal] = (world.loop.now + seconds, late_s)
+        for _ in range(rng.choice((0, 1, 2, 4))):
+            await self.clock.sleep(seconds / 3 * rng.random())
+            self._kill(self._member(), restart_s=rng.choice((0.1, 1.0)))
+
     async def _terminate(self) -> None:
         host = self._member()
         hurried = self.rng.random() < 0.5
@@ -267,8 +324,12 @@ class ConsumerScenario:
         self.world.members[host].terminate(hurried=hurried)
 
     async def _pause(self) -> None:
-        host, seconds = self._member(), self.rng.choice((0.5, 5.0, 25.0, 60.0))
-        seconds *= self.rng.uniform(0.7, 1.3)
+        seconds = self.rng.choice((0.5, 5.0, 25.0, 60.0))
+        self._hold(self._member(), seconds * self.rng.uniform(0.7, 1.3))
+
+    def _hold(self, host: str, seconds: float) -> None:
+        if self.world.members[host].ended:
+            return
         self._fault("pause", seconds, host, lease=seconds > 5.0)
         node = self.world.members[host].node
         node.hold(seconds)
@@ -372,6 +433,7 @@ class ConsumerScenario:
             if self.plan.until < world.loop.now and not down:
                 break
             await self.clock.sleep(5.0)
+        world.traps.clear()
         world.say("fault", "all are over")
 
     # The end.
@@ -483,7 +545,7 @@ class Writer:
         self._journal = journal
         self._map = fixed_mapping(journal, CONTENT_JSON_LINES)
         self._publishers = [self._new_publisher() for _ in range(rng.choice((1, 2)))]
-        self._left = rng.choice((5, 20, 40))
+        self._left = rng.choice((5, 15, 30))
         self._think_s = rng.choice((0.3, 3.0))
 
     def _new_publisher(self) -> Publisher:

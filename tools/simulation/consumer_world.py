@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,15 +19,26 @@ from gazette.consumer.settings import ConsumerSettings
 from gazette.consumer.shard import Shard
 from gazette.errors import Bug, Corrupt, GazetteError
 from gazette.etcd import EtcdSettings
+from gazette.failpoints import hooked
 from gazette.tasks import TaskScope
 from tools.simulation.consumer_app import FoldApp
-from tools.simulation.loop import Node, NodeClock
+from tools.simulation.loop import Node, NodeClock, current_node
 from tools.simulation.network import SimTransport
 from tools.simulation.storage import Threads
 from tools.simulation.workers import SimWorker, Workers
 from tools.simulation.world import ETCD_ADDRESS, ZONE, BrokerServer, World
 
 CONSUMERS: Final = "/gazette/consumers/fold"
+
+
+@dataclass(slots=True)
+class Trap:
+    """What happens to a process of ``host`` when it passes a failpoint for the n-th time."""
+
+    host: str
+    point: str
+    passes: int
+    spring: Callable[[MemberProcess], None]
 
 
 class _Service(ConsumerService):
@@ -98,10 +111,20 @@ class MemberProcess:
         self.workers.append(worker)
         return worker
 
-    def _pause(self, seconds: float) -> None:
-        for worker in self.workers:
-            if worker.is_current:
-                worker.sleep(seconds)
+    def _pause(self, seconds: float) -> bool:
+        """Block the caller's worker for that long, if it is one."""
+        worker = next((one for one in self.workers if one.is_current), None)
+        if worker is not None and seconds > 0:
+            worker.sleep(seconds)
+        return worker is not None
+
+    def passed(self, seconds: float) -> float:
+        """Wait at a failpoint, for ever in a process that was killed there. What the caller is to wait."""
+        if not self.node.alive:
+            seconds = math.inf
+        elif self.node.blocked:
+            seconds = max(seconds, 1e-6)  # It stands still here, and not only where it waits next.
+        return 0.0 if self._pause(seconds) else seconds
 
     def terminate(self, *, hurried: bool) -> None:
         """As SIGTERM; twice if ``hurried``."""
@@ -147,6 +170,9 @@ class ConsumerWorld(World):
         self.all_members: list[MemberProcess] = []
         self.consumer_options: dict[str, Any] = {}
         self.on_member_exited: Callable[[MemberProcess], None] = lambda process: None
+        self.traps: list[Trap] = []
+        self.late: dict[str, tuple[float, float]] = {}
+        """Journals to which appends of members begin late: until when, and by how many seconds."""
         self.scratch = Path(tempfile.mkdtemp(prefix="gazette-simulation-"))
 
     def consumer_settings(self, process: MemberProcess) -> ConsumerSettings:
@@ -201,6 +227,31 @@ class ConsumerWorld(World):
         process.node.kill()
         self.network.crashed(process.node, silent=False)
         self.on_member_exited(process)
+
+    def run(self, until: float) -> bool:
+        """Run the loop; processes that pass failpoints meanwhile may be trapped there."""
+        with hooked(self._passed):
+            return self.loop.run(until)
+
+    def _passed(self, point: str, detail: str) -> float:
+        node = current_node()
+        process = None if node is None else self.members.get(node.name)
+        if process is None or process.node is not node:
+            return 0.0
+        self.loop.note(node.name, point)
+        seconds = 0.0
+        if point == "append.begin" and detail in self.late:
+            until, most = self.late[detail]
+            seconds = self.rng.random() * most if self.loop.now < until else 0.0
+        for trap in self.traps:
+            if trap.host == node.name and trap.point == point:
+                trap.passes -= 1
+                if trap.passes == 0:
+                    self.traps.remove(trap)
+                    self.say(node.name, f"is trapped at {point}", detail)
+                    trap.spring(process)
+                    break
+        return process.passed(seconds)
 
     def look_at_failures(self) -> None:
         """Judge by what the shards have failed that members hold now."""

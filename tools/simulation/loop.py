@@ -245,6 +245,11 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
         self._on_error(f"{context.get('message')}: {error!r}")
 
 
+def current_node() -> Node | None:
+    """Return the node whose code runs now; None outside of all nodes."""
+    return _NODE.get()
+
+
 _OUTSIDE: Final = contextvars.copy_context()
 
 
