@@ -121,7 +121,7 @@ class ConsumerScenario:
         members = [f"member-{number}" for number in range(rng.choice((1, 2, 2, 3)))]
         replication = 1 if len(brokers) == 1 else rng.choice((2, 3))
         shards, journals = [], []
-        world.outputs = [f"out/{number}" for number in range(rng.choice((1, 1, 2)))]
+        world.outputs = [f"out/{number}" for number in range(rng.choice((1, 2, 3)))]
         for name in world.outputs:
             journals.append(self._journal(name, replication, CONTENT_JSON_LINES))
         for number in range(rng.choice((1, 1, 2))):
@@ -313,9 +313,20 @@ class ConsumerScenario:
         seconds, late_s = rng.uniform(5.0, 40.0), rng.choice((0.5, 5.0, 30.0))
         self._fault(f"appends to {journal} are late by {late_s} s", seconds)
         world.late[journal] = (world.loop.now + seconds, late_s)
-        for _ in range(rng.choice((0, 1, 2, 4))):
+        kills = rng.choice((0, 1, 2, 4))
+        if rng.random() < 0.5:
+            # As soon as it owes acknowledgements, which are late then; and whoever recovers it, again.
+            for host in self.plan.members:
+                for _ in range(kills):
+                    trap = Trap(host, "commit.enqueued", rng.choice((1, 2, 3)), self._kill_again)
+                    world.traps.append(trap)
+            return
+        for _ in range(kills):
             await self.clock.sleep(seconds / 3 * rng.random())
             self._kill(self._member(), restart_s=rng.choice((0.1, 1.0)))
+
+    def _kill_again(self, process: MemberProcess) -> None:
+        self._kill(process.host, restart_s=0.1)
 
     async def _terminate(self) -> None:
         host = self._member()
