@@ -9,18 +9,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final, ParamSpec, TypeVar
 
 from gazette.clock import Clock
 from gazette.errors import Corrupt, GazetteError, Invalid
 from gazette.etcd import Etcd
-from gazette.etcd_values import Compare, Op, Operation, RangeResult
-from gazette.protocol.hints import FSMHints, decode_hints
+from gazette.etcd_values import Compare, Op, RangeResult
+from gazette.protocol.hints import (
+    FEWER_FILES,
+    HINTS_BYTES_MAX,
+    FSMHints,
+    HintsForm,
+    decode_hints,
+    encode_hints,
+)
 from gazette.protocol.shard import ShardSpec
 from gazette.recoverylog.fsm import RecoveryFSM
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_ON_LOOP_BYTES: Final = 128 << 10
+_FILE_BYTES: Final = 153
+"""About what a file takes in JSON."""
+_SHORT_BYTES: Final = 4096
+"""More than hints without files take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +51,8 @@ class StoredHints:
     mod_revision: int
     value: bytes = b""
     error: str = ""
+    unchecked: bool = False
+    """Whether the value was not decoded: it is too long for hints without files."""
 
 
 def checked_hints(value: bytes, recovery_log: str) -> FSMHints:
@@ -46,8 +67,11 @@ def checked_hints(value: bytes, recovery_log: str) -> FSMHints:
     return hints
 
 
-async def read_hints(etcd: Etcd, spec: ShardSpec) -> tuple[StoredHints, ...]:
-    """All slots of a shard, at one revision: the primary's, then the backups. Raises ``Unavailable``."""
+async def read_hints(etcd: Etcd, spec: ShardSpec, check: bool = True, /) -> tuple[StoredHints, ...]:
+    """Read all slots of a shard, at one revision: the primary's, then the backups.
+
+    Without ``check``, only short values are decoded: for those that move values on. Raises ``Unavailable``.
+    """
     keys = (spec.hint_primary_key, *spec.hint_backup_keys)
     result = await etcd.txn((), tuple(Op.get(key) for key in keys))
     stored: list[StoredHints] = []
@@ -57,13 +81,23 @@ async def read_hints(etcd: Etcd, spec: ShardSpec) -> tuple[StoredHints, ...]:
             stored.append(StoredHints(key, None, 0))
             continue
         kv = read.kvs[0]
+        if not check and len(kv.value) > _SHORT_BYTES:
+            stored.append(StoredHints(key, None, kv.mod_revision, kv.value, unchecked=True))
+            continue
         try:
-            hints = checked_hints(kv.value, spec.recovery_log)
+            hints = await _computed(len(kv.value), checked_hints, kv.value, spec.recovery_log)
         except (Invalid, Corrupt) as error:
             stored.append(StoredHints(key, None, kv.mod_revision, kv.value, str(error)))
         else:
             stored.append(StoredHints(key, hints, kv.mod_revision, kv.value))
     return tuple(stored)
+
+
+async def _computed(size: int, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function, on a thread if what it works on is large: 100 GiB of state take a second."""
+    if size <= _ON_LOOP_BYTES:
+        return fn(*args, **kwargs)
+    return await asyncio.to_thread(fn, *args, **kwargs)
 
 
 def usable_hints(stored: tuple[StoredHints, ...], spec: ShardSpec) -> tuple[FSMHints, ...]:
@@ -94,31 +128,39 @@ def usable_hints(stored: tuple[StoredHints, ...], spec: ShardSpec) -> tuple[FSMH
 
 
 async def store_recorded_hints(
-    etcd: Etcd, spec: ShardSpec, hints: FSMHints, assignment_key: str, create_revision: int
+    etcd: Etcd,
+    spec: ShardSpec,
+    hints: FSMHints,
+    assignment_key: str,
+    create_revision: int,
+    size: HintsSize | None = None,
 ) -> bool:
     """Write the primary's hints, if we still are the primary; whether that was so.
 
     They also go into backups that have none yet, or some without files: as long as there is such a one a
     log cannot be pruned, and it took as many promotions as there are backups to fill them. A zombie's
-    hints are dropped by the comparison. Raises ``Unavailable``.
+    hints are dropped by the comparison. ``size`` warns of large ones. Raises ``Unavailable``, and
+    ``Invalid`` for hints that are larger than etcd accepts.
     """
     ours = Compare.create_revision(assignment_key, "=", create_revision)
-    value = hints.to_json()
+    form, value = await _encoded(hints)
+    if size is not None:
+        size.note(spec, hints, form, len(value))
     result = await etcd.txn((ours,), (Op.put(spec.hint_primary_key, value),))
     if not result.succeeded or not hints.live_nodes or not spec.hint_backup_keys:
         return result.succeeded
-    empty = [slot for slot in (await read_hints(etcd, spec))[1:] if _is_empty(slot)]
-    if empty:
-        # Should somebody else have written one of them meanwhile, then all wait for the next time.
-        await etcd.txn(
-            (ours, *(Compare.mod_revision(slot.key, "=", slot.mod_revision) for slot in empty)),
-            tuple(Op.put(slot.key, value) for slot in empty),
-        )
+    for slot in (await read_hints(etcd, spec, False))[1:]:
+        if _is_empty(slot):
+            # Each by itself: together they may be more than etcd takes. One that was written meanwhile
+            # is left as it is.
+            await etcd.txn((ours, _unchanged(slot)), (Op.put(slot.key, value),))
     return True
 
 
 def _is_empty(slot: StoredHints) -> bool:
-    return not slot.error and (slot.hints is None or not slot.hints.live_nodes)
+    if slot.error or slot.unchecked:
+        return False
+    return slot.hints is None or not slot.hints.live_nodes
 
 
 async def store_recovered_hints(
@@ -134,14 +176,16 @@ async def store_recovered_hints(
     Hints without files, those of a shard's first owner, are not worth a backup: they say to read the
     log from its first byte, and would keep it from ever being pruned. Retried until it is done or the
     assignment is gone, whatever etcd answers: pruning relies on it, and the shard serves meanwhile.
+    Raises ``Invalid`` for hints that are larger than etcd accepts.
     Cancellation: it may have been written.
     """
     if not spec.hint_backup_keys or not hints.live_nodes:
         return
+    _, value = await _encoded(hints)
     attempt = 0
     while True:
         try:
-            if await _rotate(etcd, spec, hints, assignment_key, create_revision):
+            if await _rotate(etcd, spec, value, assignment_key, create_revision):
                 return
         except GazetteError as error:
             log.warning(
@@ -165,16 +209,65 @@ async def _moved(etcd: Etcd, assignment_key: str, create_revision: int) -> bool:
 
 
 async def _rotate(
-    etcd: Etcd, spec: ShardSpec, hints: FSMHints, assignment_key: str, create_revision: int
+    etcd: Etcd, spec: ShardSpec, value: bytes, assignment_key: str, create_revision: int
 ) -> bool:
-    backups = (await read_hints(etcd, spec))[1:]
-    value = hints.to_json()
-    compares = [Compare.create_revision(assignment_key, "=", create_revision)]
-    operations: list[Operation] = []
-    for slot in backups:
-        compares.append(Compare.mod_revision(slot.key, "=", slot.mod_revision))
-        operations.append(Op.put(slot.key, value))
-        if _is_empty(slot):
-            break  # An empty slot takes the last one that moves.
-        value = slot.value
-    return (await etcd.txn(tuple(compares), tuple(operations))).succeeded
+    """Move backups on and write the first one. Return False if one of them was changed meanwhile.
+
+    Each slot is written by a transaction of its own, since all together may be more than etcd accepts.
+    From the last slot that moves to the first, so that at each moment every value is in some slot. Two
+    neighbours that are equal are a rotation that was interrupted there, and it goes on from them.
+    """
+    backups = (await read_hints(etcd, spec, False))[1:]
+    if backups[0].value == value:
+        return True
+    last = 0
+    while not _is_empty(backups[last]) and last + 1 < len(backups):
+        last += 1
+        if backups[last].value == backups[last - 1].value:
+            break
+    ours = Compare.create_revision(assignment_key, "=", create_revision)
+    values = [value, *(slot.value for slot in backups[:last])]
+    for slot, moved in reversed(list(zip(backups[: last + 1], values, strict=True))):
+        result = await etcd.txn((ours, _unchanged(slot)), (Op.put(slot.key, moved),))
+        if not result.succeeded:
+            return False
+    return True
+
+
+def _unchanged(slot: StoredHints) -> Compare:
+    return Compare.mod_revision(slot.key, "=", slot.mod_revision)
+
+
+async def _encoded(hints: FSMHints) -> tuple[HintsForm, bytes]:
+    return await _computed(_FILE_BYTES * len(hints.live_nodes), encode_hints, hints)
+
+
+class HintsSize:
+    """Warns of hints that outgrow etcd: once for each form that they take. Belongs to one shard."""
+
+    def __init__(self) -> None:
+        self._warned: HintsForm | None = None
+
+    def note(self, spec: ShardSpec, hints: FSMHints, form: HintsForm, size: int) -> None:
+        """Log a warning if JSON takes more than half of what etcd accepts."""
+        if form is HintsForm.JSON and 2 * size <= HINTS_BYTES_MAX:
+            self._warned = None
+            return
+        if form is self._warned:
+            return
+        self._warned = form
+        log.warning(
+            "hints of shard %(shard)s name %(files)d files and take %(size)d of %(max)d bytes that etcd"
+            " accepts, as %(form)s%(readers)s. %(hint)s",
+            {
+                "shard": spec.id,
+                "files": len(hints.live_nodes),
+                "size": size,
+                "max": HINTS_BYTES_MAX,
+                "form": form.value,
+                "readers": ", which the original cannot read"
+                if form is HintsForm.COMPRESSED
+                else "",
+                "hint": FEWER_FILES,
+            },
+        )

@@ -19,7 +19,11 @@ from gazette.consumer.application import MessageProducer, Shard, Store, checked_
 from gazette.consumer.application_name import require_own_state
 from gazette.consumer.callbacks import require_instance
 from gazette.consumer.delivery import application_code
-from gazette.consumer.hints_store import store_recorded_hints, store_recovered_hints
+from gazette.consumer.hints_store import (
+    HintsSize,
+    store_recorded_hints,
+    store_recovered_hints,
+)
 from gazette.consumer.inbox import Call, Inbox
 from gazette.consumer.outside import ShardOutside
 from gazette.consumer.ownership import Ownership
@@ -30,7 +34,7 @@ from gazette.consumer.shard_context import ShardContext
 from gazette.consumer.shard_journals import ShardJournals
 from gazette.consumer.source_reading import check_source, read_source
 from gazette.consumer.transactor import Transactor
-from gazette.errors import Closed, GazetteError
+from gazette.errors import Closed, GazetteError, Invalid
 from gazette.failpoints import hit, reach
 from gazette.labels import CONTENT_TYPE
 from gazette.message.envelope_decoder import EnvelopeDecoder
@@ -257,26 +261,42 @@ class Primary:
         self._inbox.put(Call(fn, future))
         return await settled(future)
 
-    async def keep_hints(self) -> None:
-        """Store hints: first those that were recovered from, then new ones from time to time, so that a
-        recovery need not read more than it must. Returns at once for a shard without a log.
+    async def keep_backup_hints(self) -> None:
+        """Store the hints that were recovered from. Returns at once for a shard without a log.
 
         Beside serving, not before it: until they are stored, the hints are those that were there, which
         recover the same state from a longer log.
         """
-        context, recorder = self._context, self._recorder
-        if recorder is None or self._recovered_hints is None:
+        context = self._context
+        if self._recovered_hints is None:
             return
         assignment = self._assignment_of()
-        await store_recovered_hints(
-            context.etcd,
-            context.clock,
-            self._spec,
-            self._recovered_hints,
-            assignment.key,
-            assignment.raw.create_revision,
-        )
+        try:
+            await store_recovered_hints(
+                context.etcd,
+                context.clock,
+                self._spec,
+                self._recovered_hints,
+                assignment.key,
+                assignment.raw.create_revision,
+            )
+        except Invalid as error:
+            log.warning(
+                "recovered hints of shard %(shard)s are not stored, and its log cannot be pruned: %(error)s."
+                " %(hint)s",
+                {"shard": self._shard.id, "error": error, "hint": error.hint},
+            )
         await reach("promotion.hinted", self._shard.id, context.clock)
+
+    async def keep_hints(self) -> None:
+        """Store new hints from time to time, so that a recovery need not read more than it must.
+
+        Returns at once for a shard without a log. Does not wait for `keep_backup_hints`.
+        """
+        context, recorder = self._context, self._recorder
+        if recorder is None:
+            return
+        size = HintsSize()
         stored: FSMHints | None = None
         while True:
             await context.clock.sleep(context.hints_interval_s)
@@ -293,13 +313,14 @@ class Primary:
                     hints,
                     assignment.key,
                     assignment.raw.create_revision,
+                    size,
                 ):
                     stored = hints
             except GazetteError as error:
                 # Whatever etcd has against them: the shard goes on, and its recovery reads more.
                 log.warning(
-                    "hints of shard %(shard)s are stored next time: %(error)s",
-                    {"shard": self._shard.id, "error": error},
+                    "hints of shard %(shard)s are stored next time: %(error)s. %(hint)s",
+                    {"shard": self._shard.id, "error": error, "hint": error.hint},
                 )
 
     # -- ending

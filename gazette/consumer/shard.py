@@ -399,6 +399,7 @@ class Shard:
         )
         primary.start()
         self._scope.spawn(self._guard(primary.keep_hints()), name="hints")
+        self._scope.spawn(self._guard(primary.keep_backup_hints()), name="backup hints")
         await primary.run(checkpoint)
 
     async def _take_over(self) -> RecoveredState | None:

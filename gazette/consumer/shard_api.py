@@ -20,7 +20,7 @@ from gazette.etcd import Etcd
 from gazette.etcd_values import Compare, Op, Operation
 from gazette.keyspace.key_space import KeySpace
 from gazette.labels import META_SHARD_ID
-from gazette.protocol.hints import FSMHints
+from gazette.protocol.hints import FSMHints, encode_hints
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import consumer_pb2 as pb
 from gazette.protocol.route import Header
@@ -291,7 +291,7 @@ def _operations(key: str, change: pb.ApplyRequest.Change) -> list[Operation]:
     operations: list[Operation] = [Op.put(key, spec.to_pb().SerializeToString())]
     if change.HasField("primary_hints"):
         hints = FSMHints.from_pb(change.primary_hints)
-        operations.append(Op.put(spec.hint_primary_key, hints.to_json()))
+        operations.append(Op.put(spec.hint_primary_key, encode_hints(hints)[1]))
     return operations
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import enum
+import gzip
+import zlib
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
@@ -12,6 +15,15 @@ from gazette.protocol import go_json
 from gazette.protocol.ids import JournalName, Offset, validate_journal_name
 from gazette.protocol.pb import recoverylog_pb2
 from gazette.protocol.validation import within
+
+HINTS_BYTES_MAX: Final = (3 << 19) - (8 << 10)
+"""The default of etcd's ``--max-request-bytes``, 1.5 MiB, less what else is in the request."""
+FEWER_FILES: Final = (
+    "Have fewer files: a larger target_file_size_base for RocksDB, a VACUUM for SQLite, or more shards"
+    " with less state each."
+)
+_GZIP: Final = b"\x1f\x8b"
+_PLAIN_BYTES_MAX: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,20 +159,63 @@ class FSMHints:
         return go_json.dumps(go_json.omit_zero(value, "live_nodes", "properties"))
 
 
+class HintsForm(enum.Enum):
+    """How hints are encoded in etcd."""
+
+    JSON = "JSON"
+    PROTOBUF = "protobuf"
+    COMPRESSED = "compressed protobuf"
+    """The original cannot read these."""
+
+
+def encode_hints(hints: FSMHints, bytes_max: int = HINTS_BYTES_MAX) -> tuple[HintsForm, bytes]:
+    """Encode hints for etcd in the first form that fits: JSON, protobuf, or that compressed.
+
+    The original reads the first two. Raises :class:`Invalid` if none fits into ``bytes_max``.
+    """
+    encoded = hints.to_json()
+    if len(encoded) <= bytes_max:
+        return HintsForm.JSON, encoded
+    encoded = hints.to_pb().SerializeToString(deterministic=True)
+    if len(encoded) <= bytes_max:
+        return HintsForm.PROTOBUF, encoded
+    encoded = gzip.compress(encoded, 6, mtime=0)
+    if len(encoded) <= bytes_max:
+        return HintsForm.COMPRESSED, encoded
+    raise Invalid(
+        f"hints take {len(encoded)} bytes compressed, and etcd accepts {bytes_max}",
+        hint=FEWER_FILES,
+        files=len(hints.live_nodes),
+    )
+
+
 def decode_hints(data: bytes) -> FSMHints:
-    """Read hints from a value of etcd, which holds them as JSON or, long ago, as protobuf.
+    """Read hints from a value of etcd: JSON, protobuf, or protobuf compressed by gzip.
 
     They are not validated. Raises :class:`Invalid` for an empty value, and :class:`Corrupt` for
     one that holds anything else.
     """
     if not data:
         raise Invalid("hints are empty", hint="Delete the key, or write hints to it.")
+    if data[:2] == _GZIP:
+        data = _decompressed(data)
     if data[:1] == b"{":
         return _hints_from_json(go_json.loads(data))
     try:
         return FSMHints.from_pb(recoverylog_pb2.FSMHints.FromString(data))
     except DecodeError as error:
         raise Corrupt(f"not hints: {error}", length=len(data)) from error
+
+
+def _decompressed(data: bytes) -> bytes:
+    decoder = zlib.decompressobj(wbits=31)
+    try:
+        plain = decoder.decompress(data, _PLAIN_BYTES_MAX)
+    except zlib.error as error:
+        raise Corrupt(f"not compressed hints: {error}", length=len(data)) from error
+    if not decoder.eof or decoder.unused_data:
+        raise Corrupt("compressed hints are cut off, or too long", length=len(data))
+    return plain
 
 
 def _node_to_json(node: FnodeSegments) -> dict[str, Any]:
