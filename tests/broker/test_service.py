@@ -628,8 +628,9 @@ async def test_a_process_whose_store_hangs_ends_and_names_what_it_could_not_pers
     async with Client(endpoint) as client:
         spec = journal_spec(JOURNAL, stores=("fsspec+hanging://host/fragments/",))
         await client.apply_journals([JournalChange(upsert=spec)])
+        await client.append(AppendParams(JOURNAL))  # Its store is listed, and healthy.
+        (tmp_path / "hang").touch()
         assert (await client.append(AppendParams(JOURNAL), b"content")).commit.end == 7
-    (tmp_path / "hang").touch()
     running.terminate()
     assert running.wait(20) == 1
     lines = [json.loads(line) for line in running.stderr.read().splitlines()]
