@@ -105,6 +105,7 @@ class Replay:
             JOURNALS,
             journals=journals,
             content_types=dict.fromkeys(JOURNALS, self.subject.content_type),
+            initialize=False,  # The subject has its settings and mappings already.
         )
         made.spec = replace(
             made.spec,
