@@ -84,7 +84,7 @@ KINDS: Final = {
 }
 _GAPS_S: Final = {
     Effect.GONE: (2.0, 14.0),
-    Effect.ALL: (100.0, 200.0),
+    Effect.ALL: (60.0, 140.0),
     Effect.IMPAIRS: (6.0, 18.0),
     Effect.HARMLESS: (2.0, 9.0),
     Effect.REPLACES: (10.0, 40.0),
