@@ -177,6 +177,7 @@ class _Book:
         self.quiet = QuietTimes()
         self.reads = self.read_bytes = 0
         self._lease_s = lease_s
+        self._blind: dict[str, list[tuple[float, float]]] = {}
         self._shaken: dict[str, float] = {}
         """Targets of faults that may cost leases, until when: infinity while they last."""
 
@@ -258,6 +259,25 @@ class _Book:
             and not _covers_any(loss.stored, completed.begin, completed.end)
             for loss in self.losses.get(journal, ())
         )
+
+    def saw_what_was_lost(self, journal: str, time: float) -> bool:
+        """True if registers of that time may be those of appends that a declared loss took."""
+        if journal not in self._blind:
+            self._blind[journal] = list(self._blind_times(journal))
+        return any(begin <= time <= end for begin, end in self._blind[journal])
+
+    def _blind_times(self, journal: str) -> Iterator[tuple[float, float]]:
+        """From the beginning of the first append that each loss took until that loss."""
+        for loss in self.losses.get(journal, ()):
+            until = loss.time + _DELIVERY_S
+            taken = [
+                invoked.time
+                for invoked, completed in _acknowledged(self.attempts_of[journal])
+                if completed.time <= until
+                and not _covers_any(loss.stored, completed.begin, completed.end)
+            ]
+            if taken:
+                yield min(taken), until
 
     def _enter_fault(self, event: FaultEvent) -> None:
         if any(word in event.kind for word in _LEASE_KINDS):
@@ -399,7 +419,9 @@ def _check_journal(verdict: Verdict, journal: str, content: bytes, book: _Book) 
     refused = [
         one
         for one in attempts
-        if one.completed is not None and one.completed.status == REGISTER_MISMATCH
+        if one.completed is not None
+        and one.completed.status == REGISTER_MISMATCH
+        and not book.saw_what_was_lost(journal, one.completed.time)
     ]
     begins = [one.begin for one in placed]
     gone = {

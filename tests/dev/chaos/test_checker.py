@@ -551,6 +551,22 @@ def test_bytes_that_were_read_before_they_were_lost() -> None:
         assert story.kinds() == ({"read"} if late else set())
 
 
+def test_registers_of_appends_that_were_lost() -> None:
+    for declared in (True, False):
+        story = Story()
+        story.append(registers=(("lock", "a"),), union=(("lock", "a"),))
+        story.append(registers=(("lock", "b"),), union=(("lock", "b"),))
+        story.refuse("REGISTER_MISMATCH", check="lock = a")
+        story.content = story.content[:100]
+        if declared:
+            loss(story, "b1", "b2", stored=((0, 100),))
+            story.say(HeadReset, JOURNAL, 100, 100)
+        story.append()
+        # Case: without a loss, that append is lost and the refusal is unexplained.
+        kinds = story.kinds()
+        assert kinds == set() if declared else {"lost", "register"} <= kinds
+
+
 def test_two_histories() -> None:
     """What a broker acknowledged that had been replaced, and what its successor did."""
     story = Story()
