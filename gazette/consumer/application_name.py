@@ -89,8 +89,8 @@ def decode_owner(value: bytes) -> Owner:
 async def claim_prefix(etcd: Etcd, root: str, name: str, adopt_from: str) -> Owner:
     """Make sure that an etcd prefix belongs to the application ``name``, before a member joins it.
 
-    A prefix of nobody, or of ``adopt_from``, becomes its own. Raises ``Invalid`` if it belongs to another
-    application, or if members of another one run; ``Unavailable``. Cancellation: it may be claimed.
+    A prefix without an owner, or of ``adopt_from``, becomes its own. Raises ``Invalid`` if it belongs to
+    another application, or if members of another one run; ``Unavailable``. Cancellation: it may be claimed.
     """
     key = owner_key(root)
     for _ in range(_ATTEMPTS_MAX):

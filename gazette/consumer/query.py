@@ -286,7 +286,7 @@ class _Attempts:
             return await settled(answer)
         except asyncio.CancelledError:
             if answer.cancelled():
-                # Nobody cancelled us: the pool was closed.
+                # This task was not cancelled: the pool was closed.
                 raise Unavailable("this member has stopped", shard=self._shard_id) from None
             answer.cancel()
             raise

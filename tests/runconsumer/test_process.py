@@ -329,3 +329,33 @@ async def test_a_signal_at_any_moment_ends_a_process(
     async with asyncio.timeout(30):
         # Before it listens to signals, it ends of the signal.
         assert await child.wait() in (0, -signal.SIGTERM)
+
+
+async def test_another_application_on_the_same_prefix_ends_with_what_to_do(
+    etcd: Etcd, etcd_server: EtcdServer, launch: tuple[BrokerFixture, Launch], tmp_path: Path
+) -> None:
+    """It says so on its standard error, and does not become a member."""
+    broker, start = launch
+    await start()
+    assert await members(etcd, 1)
+    other = tmp_path / "other.py"
+    other.write_text(APPLICATION)
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(other),
+        f"--etcd.address={etcd_server.endpoint}",
+        "--etcd.prefix=/gazette/consumers/counter",
+        f"--broker.address={broker.endpoint}",
+        "--consumer.bind-host=127.0.0.1",
+        env={**os.environ, "HOME": str(tmp_path)},
+        cwd=tmp_path,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(40):
+        _, said = await child.communicate()
+    assert child.returncode == 2
+    text = said.decode()
+    assert "belongs to application counter.Counter, and this is application other.Counter" in text
+    assert "--consumer.adopt-from=counter.Counter" in text
+    assert len(await members(etcd, 1)) == 1
