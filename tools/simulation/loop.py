@@ -32,6 +32,7 @@ class Node:
     __slots__ = (
         "_backlog",
         "_holds",
+        "ahead_at",
         "alive",
         "blocked",
         "context",
@@ -49,6 +50,8 @@ class Node:
         self.blocked = False
         """Whether callbacks are kept back: the node is held, or dead."""
         self.held_since: float | None = None
+        self.ahead_at = 0.0
+        """Until when the node has blocked itself: what time it is for the callback that does so."""
         self._holds = 0
         self._backlog: list[asyncio.Handle] = []
         self.tasks: list[asyncio.Task[Any]] = []
@@ -80,6 +83,11 @@ class Node:
             self.held_since = self.loop.now
         self.blocked = True
         self.loop.at(self.loop.now + seconds, self._release)
+
+    def block(self, seconds: float) -> None:
+        """Block the node from within: the present callback takes that long, and nothing else runs."""
+        self.ahead_at = max(self.ahead_at, self.loop.now) + seconds
+        self.hold(self.ahead_at - self.loop.now)
 
     def _release(self) -> None:
         self._holds -= 1
@@ -256,19 +264,21 @@ _OUTSIDE: Final = contextvars.copy_context()
 class NodeClock:
     """Time as one node sees it: the virtual loop's, and a wall clock that may be wrong."""
 
-    __slots__ = ("_loop", "offset_s")
+    __slots__ = ("_loop", "_node", "offset_s")
 
     EPOCH_S: Final = 1_700_000_000.0
 
-    def __init__(self, loop: VirtualLoop) -> None:
+    def __init__(self, loop: VirtualLoop, node: Node | None = None) -> None:
         self._loop = loop
+        self._node = node
         self.offset_s = 0.0
 
     def now(self) -> float:
-        return self.EPOCH_S + self._loop.now + self.offset_s
+        return self.EPOCH_S + self.monotonic() + self.offset_s
 
     def monotonic(self) -> float:
-        return self._loop.now
+        now = self._loop.now
+        return now if self._node is None else max(now, self._node.ahead_at)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)  # noqa: TID251 - a clock is where this belongs

@@ -22,6 +22,8 @@ import grpc.aio
 
 from tools.simulation.loop import Node, VirtualLoop
 
+MESSAGE_BYTES_MAX: Final = 4 << 20
+"""What servers take, as brokers and etcd do by default."""
 EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs do not know it
 _Code: Final = grpc.StatusCode
 _OVERHEAD: Final = 16
@@ -590,11 +592,18 @@ class SimCall:
         if self._network.silent_since(self._node, server.node) is not None:
             connection.suspect()
         if self._request is not None:
-            self.up.put(self._node, self._request)
+            self._put(self._request)
             self._end_writing()
         if self._network.on_call is not None:
             self._network.on_call(self._node.name, server.node.name, self.path, "begins")
         self._attached.wake()
+
+    def _put(self, message: bytes) -> None:
+        assert self.up is not None
+        if len(message) <= MESSAGE_BYTES_MAX:
+            self.up.put(self._node, message)
+        elif self.context is not None:
+            self.up.send(self._node, self.context.refuse, len(message))
 
     def _encoded(self, message: Any) -> bytes:
         return message if self._serialize is None else self._serialize(message)
@@ -718,7 +727,7 @@ class SimCall:
                 await self._attached.wait()
             if self._status is None:
                 assert self.up is not None
-                self.up.put(self._node, message)
+                self._put(message)
                 while self.up.full and self._status is None:
                     await self.up.room()
             await _yield()
@@ -824,6 +833,12 @@ class SimContext:
             loop = self._network.loop
             delay = self._network.rng.random() * 0.001
             loop.call_later(delay, task.cancel, context=self._node.context)
+
+    def refuse(self, length: int) -> None:
+        """A message is too large to be received."""
+        code = _Code.RESOURCE_EXHAUSTED
+        self.finish(code, f"Received message larger than max ({length} vs. {MESSAGE_BYTES_MAX})")
+        self.caller_gone()
 
     # What grpc.aio offers.
 

@@ -81,7 +81,7 @@ class Scenario:
 
     def _plan(self) -> Plan:
         rng, world = self.rng, self.world
-        count = rng.choice((2, 3, 3, 3, 4, 5))
+        count = rng.choice((2, 3, 3, 3, 3, 4))
         hosts = [f"broker-{number}" for number in range(count)]
         world.network.delay_s = rng.choice((0.0003, 0.001, 0.005))
         world.network.window = rng.choice((1 << 12, 1 << 16, 1 << 22))
@@ -198,6 +198,7 @@ class Scenario:
             self._clock_jump,
             self._recreate,
             self._part_client,
+            self._large_registers,
         ]
         return common * 2 + rare
 
@@ -402,6 +403,23 @@ class Scenario:
         await self.clock.sleep(self.rng.choice((0.0, 0.0, 0.1, 5.0)))
         await self._create(client, journal)
 
+    async def _large_registers(self) -> None:
+        """Unite registers that together are larger than a message between brokers may be."""
+        journal = self.rng.choice(list(self.plan.journals))
+        client = self._client
+        assert client is not None
+        self._fault(f"large registers of {journal}", 0.0)
+        for part in range(3):
+            values = [(f"large-{part}", f"{number:01000d}") for number in range(1_650)]
+            append = self.new_append("op", journal, 30)
+            params = AppendParams(journal, union_registers=LabelSet.of(*values))
+            try:
+                async with asyncio.timeout(_CALL_S):
+                    self.answered(append, await append_once(client, params, append.payload))
+            except (GazetteError, TimeoutError) as error:
+                self.failed(append, error)
+                return
+
     async def _heal(self) -> None:
         """Wait until faults are over, and every broker runs."""
         world = self.world
@@ -580,10 +598,14 @@ class Scenario:
             for host in self.plan.hosts:
                 await self._judge_read(journal, host)
         self.done = True
+        together = self.rng.random() < 0.5
+        for host in self.plan.hosts if together else ():
+            world.brokers[host].terminate(hurried=False)
         for host in self.plan.hosts:
             process = world.brokers[host]
             world.say("op", f"stops {host}")
-            process.terminate(hurried=False)
+            if not together:
+                process.terminate(hurried=False)
             deadline = world.loop.now + _STOP_S
             while not process.ended:
                 if world.loop.now > deadline:

@@ -126,7 +126,7 @@ class Threads:
         if (worker := TurnThread.current()) is not None:
             worker.wait(seconds)
         else:
-            self.node.hold(seconds)
+            self.node.block(seconds)
 
     def pool(self, name: str, threads: int) -> SimPool:
         return SimPool(self, name, threads)

@@ -105,7 +105,7 @@ class BrokerProcess:
         """Of this very process."""
         self.ended_at: float | None = None
         self.node = Node(world.loop, host)
-        self.clock = NodeClock(world.loop)
+        self.clock = NodeClock(world.loop, self.node)
         self.clock.offset_s = world.clock_offsets.get(host, 0.0)
         self.threads = Threads(self.node, random.Random(world.rng.getrandbits(64)))
         self.disk = SimDisk(self.threads)
