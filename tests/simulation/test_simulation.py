@@ -33,6 +33,14 @@ def test_a_seed_is_reproduced_by_another_process(seed):
     assert len(runs[0].stdout.splitlines()) > 100
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", range(1, 301, 50))
+def test_seeds_hold(first):
+    """Brokers, clients and faults of 300 seeds in all: ``make sim`` runs more."""
+    run = simulate("--first", str(first), "--seeds", "50", "--keep-going")
+    assert run.returncode == 0, run.stdout[-5000:] + run.stderr
+
+
 def test_seeds_differ():
     digests = {simulate("--seed", seed).stdout.split()[-1] for seed in ("1", "2", "3")}
     assert len(digests) == 3

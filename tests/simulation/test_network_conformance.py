@@ -1,0 +1,242 @@
+"""The simulated network answers as gRPC does: each test runs over both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from tools.simulation.loop import Node, VirtualLoop
+from tools.simulation.network import Network, SimChannel, SimServer
+
+CODE = grpc.StatusCode
+
+
+@dataclass
+class Service:
+    """Handlers of the four kinds of calls, and what became of them."""
+
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    got: list[bytes] = field(default_factory=list)
+
+    async def echo(self, request: bytes, context: Any) -> bytes:
+        if request == b"abort":
+            await context.abort(CODE.NOT_FOUND, "there is none")
+        return b"echo " + request
+
+    async def count(self, request: bytes, context: Any) -> None:
+        for number in range(int(request)):
+            await context.write(b"%d" % number)
+
+    async def join(self, requests: Any, context: Any) -> bytes:
+        async for request in requests:
+            self.got.append(request)
+            if request == b"enough":
+                break
+        return b",".join(self.got)
+
+    async def talk(self, requests: Any, context: Any) -> None:
+        try:
+            async for request in requests:
+                await context.write(request.upper())
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        self.cancelled.set()  # Its end of the stream may be all that it sees.
+
+    def handler(self) -> Any:
+        return grpc.method_handlers_generic_handler(
+            "test.Service",
+            {
+                "Echo": grpc.unary_unary_rpc_method_handler(self.echo),
+                "Count": grpc.unary_stream_rpc_method_handler(self.count),
+                "Join": grpc.stream_unary_rpc_method_handler(self.join),
+                "Talk": grpc.stream_stream_rpc_method_handler(self.talk),
+            },
+        )
+
+
+Case = Callable[[Any, Service], Awaitable[None]]
+OPTIONS = [("grpc.min_reconnect_backoff_ms", 1_000), ("grpc.initial_reconnect_backoff_ms", 50)]
+
+
+def over_grpc(case: Case, *, serve: bool) -> None:
+    async def run() -> None:
+        service = Service()
+        server = grpc.aio.server(options=[("grpc.max_receive_message_length", 4 << 20)])
+        port = server.add_insecure_port("127.0.0.1:0")
+        if serve:
+            server.add_generic_rpc_handlers((service.handler(),))
+            await server.start()
+        else:
+            await server.stop(0)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS) as channel:
+            await case(channel, service)
+        await server.stop(0)
+
+    asyncio.run(run())
+
+
+def over_simulation(case: Case, *, serve: bool) -> None:
+    import random
+
+    errors: list[str] = []
+    loop = VirtualLoop(errors.append)
+    network = Network(loop, random.Random(1))
+    network.on_error = errors.append
+    at, client = Node(loop, "server"), Node(loop, "client")
+
+    async def run() -> None:
+        service = Service()
+        server = SimServer(network, at, "server:80")
+        server.add_generic_rpc_handlers((service.handler(),))
+        if serve:
+            await server.start()
+        channel = SimChannel(network, client, "server:80", dict(OPTIONS))
+        await case(channel, service)
+        await channel.close()
+
+    task = client.spawn(run(), "case")
+    loop.run(60.0)
+    assert task.done(), "the case waits for ever"
+    task.result()
+    assert errors == []
+
+
+@pytest.fixture(params=["grpc", "simulation"])
+def run(request: pytest.FixtureRequest) -> Any:
+    over = {"grpc": over_grpc, "simulation": over_simulation}[request.param]
+
+    def run(case: Case, *, serve: bool = True) -> None:
+        over(case, serve=serve)
+
+    return run
+
+
+async def code_of(call: Any) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code()
+
+
+def test_unary_calls(run):
+    async def case(channel, service):
+        echo = channel.unary_unary("/test.Service/Echo")
+        assert await echo(b"this") == b"echo this"
+        call = echo(b"abort")
+        assert await code_of(call) is CODE.NOT_FOUND
+        assert await call.details() == "there is none"
+        assert call.done()
+
+    run(case)
+
+
+def test_unknown_methods(run):
+    async def case(channel, service):
+        assert await code_of(channel.unary_unary("/test.Service/No")(b"")) is CODE.UNIMPLEMENTED
+
+    run(case)
+
+
+def test_nobody_listens(run):
+    async def case(channel, service):
+        echo = channel.unary_unary("/test.Service/Echo")
+        assert await code_of(echo(b"")) is CODE.UNAVAILABLE
+        assert await code_of(echo(b"")) is CODE.UNAVAILABLE
+
+    run(case, serve=False)
+
+
+def test_responses_are_read_to_the_end(run):
+    async def case(channel, service):
+        call = channel.unary_stream("/test.Service/Count")(b"3")
+        got = [await call.read() for _ in range(4)]
+        assert got == [b"0", b"1", b"2", grpc.aio.EOF]
+        assert await call.code() is CODE.OK
+        assert [one async for one in channel.unary_stream("/test.Service/Count")(b"2")] == [
+            b"0",
+            b"1",
+        ]
+
+    run(case)
+
+
+def test_requests_are_written(run):
+    async def case(channel, service):
+        call = channel.stream_unary("/test.Service/Join")()
+        await call.write(b"a")
+        await call.write(b"b")
+        await call.done_writing()
+        assert await call == b"a,b"
+        with pytest.raises(asyncio.InvalidStateError):
+            await call.write(b"c")
+
+    run(case)
+
+
+def test_server_that_answers_before_all_was_written(run):
+    async def case(channel, service):
+        call = channel.stream_unary("/test.Service/Join")()
+        await call.write(b"enough")
+        assert await call == b"enough"
+        with pytest.raises(asyncio.InvalidStateError):
+            await call.write(b"more")
+
+    run(case)
+
+
+def test_full_duplex(run):
+    async def case(channel, service):
+        call = channel.stream_stream("/test.Service/Talk")()
+        for text in (b"a", b"b"):
+            await call.write(text)
+            assert await call.read() == text.upper()
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        assert await call.code() is CODE.OK
+
+    run(case)
+
+
+def test_caller_that_cancels(run):
+    async def case(channel, service):
+        call = channel.stream_stream("/test.Service/Talk")()
+        await call.write(b"a")
+        assert await call.read() == b"A"
+        ended = []
+        call.add_done_callback(ended.append)
+        assert call.cancel()
+        assert call.done()
+        assert call.cancelled()
+        with pytest.raises(asyncio.CancelledError):
+            await call.read()
+        await service.cancelled.wait()
+        assert ended == [call]
+
+    run(case)
+
+
+def test_message_that_is_too_large(run):
+    async def case(channel, service):
+        call = channel.unary_unary("/test.Service/Echo")(bytes((4 << 20) + 1))
+        assert await code_of(call) is CODE.RESOURCE_EXHAUSTED
+
+    run(case)
+
+
+def test_closed_channels(run):
+    async def case(channel, service):
+        call = channel.stream_stream("/test.Service/Talk")()
+        await call.write(b"a")
+        await channel.close(None)
+        with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)):
+            await call.read()
+        with pytest.raises(grpc.aio.UsageError):
+            await channel.unary_unary("/test.Service/Echo")(b"")
+
+    run(case)
