@@ -171,7 +171,7 @@ class Scenario:
         rng = self.rng
         await self.clock.sleep(rng.uniform(1.0, 20.0))
         faults = self._faults()
-        for _ in range(rng.choice((1, 1, 2, 3))):
+        for _ in range(rng.choice((1, 1, 2, 2))):
             for _ in range(rng.choice((1, 2, 2, 3, 4))):
                 chosen = rng.choice(faults)
                 scope.spawn(self._delayed(rng.expovariate(1 / 8.0), chosen), name="fault")
@@ -698,7 +698,7 @@ class Writer:
         self._client = client
         self._clock = NodeClock(scenario.world.loop)
         self._think_s = rng.choice((4.0, 8.0, 16.0))
-        self._left = rng.choice((8, 16, 24))
+        self._left = rng.choice((6, 12, 18))
         self._sizes = rng.choice(((0, 30, 100), (30, 700, 5000), (100, 1000, 1000, 1000, 300_000)))
         self._uses_registers = rng.random() < 0.3
         self._service: AppendService | None = None
