@@ -24,11 +24,11 @@ from gazette.broker.append_events import AppendTerms, Ending, Outcome, SuspendCo
 from gazette.broker.append_line import ContentSource
 from gazette.broker.append_wire import AppendMessage
 from gazette.broker.context import BrokerContext
-from gazette.broker.edge import Expiry, authorize, code_of, counted, failing
+from gazette.broker.edge import Expiry, authorize, code_of, counted, failing, passed_on
 from gazette.broker.resolver import Resolution
 from gazette.client.credentials import journal_claims
 from gazette.client.wire import COMMIT, append_content
-from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, Unavailable
+from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.metrics import WRITE_HEAD
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
@@ -181,19 +181,15 @@ class AppendApi:
         opening.journal = at.journal
         opening.header.CopyFrom(at.header.to_pb())
         try:
-            await _forward(opening, content, upstream)
-            return await upstream  # type: ignore[no-any-return]
+            with passed_on("Append"):
+                await _forward(opening, content, upstream)
+                return await upstream  # type: ignore[no-any-return]
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
                 text = "authorization expired during the append"
                 await call.abort(grpc.StatusCode.UNAUTHENTICATED, text)
             await call.abort(error.code(), error.details() or "")
             raise  # Not reached: ``abort`` raises.
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            raise Closed("the channel to the primary was closed", primary=primary) from None
         finally:
             upstream.cancel()
 

@@ -9,7 +9,7 @@ import grpc.aio
 
 from gazette.auth import Capability, Claims
 from gazette.broker.context import BrokerContext
-from gazette.broker.edge import authorize, counted, failing
+from gazette.broker.edge import authorize, counted, failing, passed_on
 from gazette.broker.read_api import reachable
 from gazette.broker.resolver import Resolution
 from gazette.client.credentials import journal_claims
@@ -108,7 +108,8 @@ class FragmentsApi:
         metadata = peers.credentials.metadata(journal_claims(Capability.READ, resolution.journal))
         try:
             upstream = stub.ListFragments(forwarded, metadata=metadata)
-            response: broker_pb2.FragmentsResponse = await upstream
+            with passed_on("ListFragments"):
+                response: broker_pb2.FragmentsResponse = await upstream
             call.set_trailing_metadata(
                 tuple(
                     (key, value)

@@ -7,7 +7,6 @@ of fragments and however slow the reader.
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
@@ -21,7 +20,7 @@ from gazette import tracing
 from gazette.auth import Capability, Claims
 from gazette.blobs.store_calls import StoreCall
 from gazette.broker.context import BrokerContext
-from gazette.broker.edge import Expired, Expiry, Outcome, authorize, counted, failing
+from gazette.broker.edge import Expired, Expiry, Outcome, authorize, counted, failing, passed_on
 from gazette.broker.replica import Replica
 from gazette.broker.resolver import Resolution
 from gazette.client.credentials import journal_claims
@@ -292,15 +291,15 @@ class ReadApi:
         upstream = self._open_upstream(request, resolution, timeout_s)
         self._proxied[upstream] = None
         try:
-            async for message in upstream:
-                await call.write(message)
+            with passed_on("Read"):
+                async for message in upstream:
+                    await call.write(message)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
                 raise Expired from None
             await call.abort(error.code(), error.details() or "")
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not self._stopped or (task is not None and task.cancelling()):
+        except Closed:
+            if not self._stopped:
                 raise
         finally:
             self._proxied.pop(upstream, None)

@@ -477,6 +477,31 @@ async def test_reads_are_proxied_to_a_broker_that_has_the_journal(
             await read_all(two, offset=9, end_offset=8)
 
 
+@pytest.mark.timeout(20)
+async def test_calls_that_are_passed_on_end_when_the_other_broker_loses_its_lease(
+    etcd: Etcd, tmp_path: Path
+) -> None:
+    """Regression: a blocked read got no answer any more, as its broker was paused beyond its lease."""
+    async with (
+        await BrokerFixture.start(etcd, tmp_path, id="broker-one") as one,
+        await BrokerFixture.start(etcd, tmp_path, id="broker-two", journal_limit=0) as two,
+    ):
+        await one.create(journal_spec(JOURNAL))
+        await two.settled(JOURNAL)
+        await append(one, b"so far")
+        call = read(two, block=True)
+        stream = aiter(call)
+        assert (await anext(stream)).status == Status.OK
+        assert (await anext(stream)).content == b"so far"
+        await waiting_at(one, 1)
+        # As the key space tells it once the lease is over.
+        two.service.context.peers.follow({})
+        with pytest.raises(grpc.aio.AioRpcError, match="has lost its lease") as raised:
+            await anext(stream)
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert (await read_all(two))[0].status == Status.OK
+
+
 async def test_a_proxied_read_is_signed_for_by_the_proxy(etcd: Etcd, tmp_path: Path) -> None:
     auth = KeyedAuth.parse(SystemClock(), base64.b64encode(b"k" * 32).decode())
     async with (
