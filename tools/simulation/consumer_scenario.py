@@ -310,15 +310,18 @@ class ConsumerScenario:
         rng, world = self.rng, self.world
         logs = [spec.recovery_log for spec in self.plan.shards]
         journal = rng.choice([*world.outputs, *logs])
-        seconds, late_s = rng.uniform(5.0, 40.0), rng.choice((0.5, 5.0, 30.0))
+        # Who takes over does so a lease later: it is to meet late appends, too.
+        seconds, late_s = rng.uniform(20.0, 90.0), rng.choice((0.5, 5.0, 30.0))
         self._fault(f"appends to {journal} are late by {late_s} s", seconds)
         world.late[journal] = (world.loop.now + seconds, late_s)
         kills = rng.choice((0, 1, 2, 4))
         if rng.random() < 0.5:
-            # As soon as it owes acknowledgements, which are late then; and whoever recovers it, again.
+            # As soon as its log has a commit, whose acknowledgements are late then; and whoever recovers
+            # it, again.
             for host in self.plan.members:
                 for _ in range(kills):
-                    trap = Trap(host, "commit.enqueued", rng.choice((1, 2, 3)), self._kill_again)
+                    passes = rng.choice((1, 2, 3, 5))
+                    trap = Trap(host, "append.applied", passes, self._kill_again, rng.choice(logs))
                     world.traps.append(trap)
             return
         for _ in range(kills):

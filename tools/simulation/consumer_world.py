@@ -39,6 +39,11 @@ class Trap:
     point: str
     passes: int
     spring: Callable[[MemberProcess], None]
+    detail: str = ""
+    """If it is given, only passes with this detail count."""
+
+    def matches(self, host: str, point: str, detail: str) -> bool:
+        return (host, point) == (self.host, self.point) and self.detail in ("", detail)
 
 
 class _Service(ConsumerService):
@@ -244,7 +249,7 @@ class ConsumerWorld(World):
             until, most = self.late[detail]
             seconds = self.rng.random() * most if self.loop.now < until else 0.0
         for trap in self.traps:
-            if trap.host == node.name and trap.point == point:
+            if trap.matches(node.name, point, detail):
                 trap.passes -= 1
                 if trap.passes == 0:
                     self.traps.remove(trap)
