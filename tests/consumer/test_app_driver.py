@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from gazette.consumer.application import DeferToNextTransaction
+from gazette.consumer.inbox import Jump
 from gazette.consumer.transactor import ApplicationFailed
 from gazette.errors import Broken, Closed, Corrupt, Fenced, GazetteError
 from gazette.message.message_uuid import ACK_TXN
@@ -743,3 +744,18 @@ def test_a_stop_takes_effect_between_two_messages(driver: AppDriver[Any]) -> Non
 def test_ack_flag_is_what_the_helpers_make() -> None:
     assert is_ack(ack(1))
     assert not is_ack(pending("a", 1))
+
+
+def test_a_source_that_jumped_is_read_through_to_there_though_nothing_follows(tmp_path: Path):
+    """Else whoever waits for its head waits for ever, and the next owner meets the jump again."""
+    with AppDriver(Words(), tmp_path, [SOURCE, "b/source"]) as driver:
+        driver.publish("b/source", Word(word="before"))
+        driver.run()
+        driver._alive().inbox.put(Jump(SOURCE, 1_000))
+        driver.publish("b/source", Word(word="behind"))
+        driver.run()
+        assert driver.transactions[-1].read_through[SOURCE] == 1_000
+        assert (
+            driver.store.restore_checkpoint(driver._alive().shard).sources[SOURCE].read_through
+            == 1_000
+        )
