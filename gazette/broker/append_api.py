@@ -24,9 +24,10 @@ from gazette.broker.append_events import AppendTerms, Ending, Outcome, SuspendCo
 from gazette.broker.append_line import ContentSource
 from gazette.broker.append_wire import AppendMessage
 from gazette.broker.context import BrokerContext
-from gazette.broker.edge import Expiry, authorize, code_of, counted, failing, passed_on
+from gazette.broker.edge import Expiry, authorize, code_of, counted, failing
 from gazette.broker.resolver import Resolution
 from gazette.client.credentials import journal_claims
+from gazette.client.rpc_errors import open_channel
 from gazette.client.wire import COMMIT, append_content
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.metrics import WRITE_HEAD
@@ -181,7 +182,7 @@ class AppendApi:
         opening.journal = at.journal
         opening.header.CopyFrom(at.header.to_pb())
         try:
-            with passed_on("Append"):
+            with open_channel("Append"):
                 await _forward(opening, content, upstream)
                 return await upstream  # type: ignore[no-any-return]
         except grpc.aio.AioRpcError as error:

@@ -68,25 +68,6 @@ async def failing(call: Call) -> AsyncIterator[None]:
         log.debug("a caller has gone: %(error)s", {"error": error})
 
 
-@contextmanager
-def passed_on(method: str) -> Iterator[None]:
-    """Wrap a call that is passed on to another broker. Raise ``Closed`` if the channel to it was closed.
-
-    A channel is closed when that broker loses its lease, and its calls are cancelled then. This task is
-    not: a cancellation that went on from here would leave the caller without any answer.
-    """
-    try:
-        yield
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise Closed(
-            f"{method}: the broker that the call was passed on to has lost its lease",
-            hint="No action: ask again, and the call is passed on to another broker.",
-        ) from None
-
-
 class Expired(Exception):
     """The caller's claims have expired: the stream ends here, cleanly."""
 

@@ -9,11 +9,12 @@ import grpc.aio
 
 from gazette.auth import Capability, Claims
 from gazette.broker.context import BrokerContext
-from gazette.broker.edge import authorize, counted, failing, passed_on
+from gazette.broker.edge import authorize, counted, failing
 from gazette.broker.read_api import reachable
 from gazette.broker.resolver import Resolution
 from gazette.client.credentials import journal_claims
 from gazette.client.journals import CONFLICT_KEY
+from gazette.client.rpc_errors import open_channel
 from gazette.fragment.conflicts import FragmentConflict
 from gazette.protocol import duration
 from gazette.protocol.fragment import Fragment
@@ -108,7 +109,7 @@ class FragmentsApi:
         metadata = peers.credentials.metadata(journal_claims(Capability.READ, resolution.journal))
         try:
             upstream = stub.ListFragments(forwarded, metadata=metadata)
-            with passed_on("ListFragments"):
+            with open_channel("ListFragments"):
                 response: broker_pb2.FragmentsResponse = await upstream
             call.set_trailing_metadata(
                 tuple(

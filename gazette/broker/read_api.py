@@ -20,10 +20,11 @@ from gazette import tracing
 from gazette.auth import Capability, Claims
 from gazette.blobs.store_calls import StoreCall
 from gazette.broker.context import BrokerContext
-from gazette.broker.edge import Expired, Expiry, Outcome, authorize, counted, failing, passed_on
+from gazette.broker.edge import Expired, Expiry, Outcome, authorize, counted, failing
 from gazette.broker.replica import Replica
 from gazette.broker.resolver import Resolution
 from gazette.client.credentials import journal_claims
+from gazette.client.rpc_errors import open_channel
 from gazette.errors import Closed, Unavailable
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.fragment.index import AT_WRITE_HEAD, QueryResult
@@ -291,7 +292,7 @@ class ReadApi:
         upstream = self._open_upstream(request, resolution, timeout_s)
         self._proxied[upstream] = None
         try:
-            with passed_on("Read"):
+            with open_channel("Read"):
                 async for message in upstream:
                     await call.write(message)
         except grpc.aio.AioRpcError as error:

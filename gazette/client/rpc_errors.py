@@ -137,19 +137,36 @@ def rpc_error(error: grpc.aio.AioRpcError, method: str, **facts: Any) -> Gazette
 def translated(method: str, **facts: Any) -> Iterator[None]:
     """Around the awaits of one call: what gRPC raises becomes ours.
 
-    A cancellation that nobody asked of this task means that the call's channel was closed: ``Closed``.
+    A call whose channel was closed is ``Closed``.
     """
     try:
-        yield
+        with open_channel(method, **facts):
+            yield
     except grpc.aio.AioRpcError as error:
         raise rpc_error(error, method, **facts) from error
     except grpc.aio.UsageError as error:
         raise Closed(f"{method}: {error}", **facts) from error
+
+
+@contextmanager
+def open_channel(method: str, **facts: Any) -> Iterator[None]:
+    """Wrap the awaits of one call. Raise ``Closed`` if the channel of the call is closed meanwhile.
+
+    A channel is closed with its client, or when the process behind it loses its lease. gRPC cancels its
+    calls then. This task is not cancelled: a cancellation that went on from here would leave its own
+    caller without any answer.
+    """
+    try:
+        yield
     except asyncio.CancelledError:
         task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if task is None or task.cancelling():
             raise
-        raise Closed(f"{method}: the client was closed", **facts) from None
+        raise Closed(
+            f"{method}: the channel was closed, as its process has lost its lease, or as this one ends",
+            hint="No action: what is asked again goes to another process.",
+            **facts,
+        ) from None
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import grpc.aio
 
 from gazette.auth import Claims
 from gazette.client.channel import Channels
+from gazette.client.rpc_errors import open_channel
 from gazette.clock import Clock
 from gazette.consumer.resolver import Resolution, Resolver
 from gazette.consumer.shard import Shard
@@ -369,7 +370,10 @@ class _Attempts:
     ) -> Answer[Any] | GazetteError:
         """The peer's answer, or the error that it amounts to."""
         try:
-            answer = await self._proxy(channel, replace(self._question, header=header))
+            with open_channel("query", shard=self._shard_id):
+                answer = await self._proxy(channel, replace(self._question, header=header))
+        except Closed as error:
+            return Moved(f"its member has lost its lease: {error.message}", shard=self._shard_id)
         except grpc.aio.AioRpcError as error:
             if error.code() in _RETRIED_CODES:
                 return Unavailable(

@@ -12,6 +12,7 @@ from gazette.allocator.model import DecodedKV, item_key
 from gazette.allocator.state import State
 from gazette.auth import Capability, Claims, Verifier, authorization_of
 from gazette.client.channel import Channels
+from gazette.client.rpc_errors import open_channel
 from gazette.consumer.hints_store import read_hints
 from gazette.consumer.key_space import route_of
 from gazette.consumer.resolver import Resolver
@@ -148,9 +149,10 @@ class ShardApi:
         own = Claims(Capability.READ, LabelSelector.of(id=request.shard))
         metadata = self._peers.credentials.metadata(own)
         try:
-            response: pb.StatResponse = await self._peers.shard(endpoint).Stat(
-                forwarded, metadata=metadata
-            )
+            with open_channel("Stat", shard=request.shard):
+                response: pb.StatResponse = await self._peers.shard(endpoint).Stat(
+                    forwarded, metadata=metadata
+                )
         except grpc.aio.AioRpcError as error:
             raise Unavailable(
                 f"the shard's primary did not answer: {error.details()}",

@@ -194,3 +194,24 @@ async def test_a_member_that_stops_while_it_is_asked_is_no_error(
         await two.count("a", timeout_s=0.5)
     await first.stop()
     assert await two.count("a") == 1
+
+
+async def test_a_question_that_was_passed_on_is_asked_again_when_its_member_loses_its_lease(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """Regression: the channel is closed then, and its calls are cancelled, though the question is not."""
+    _, one, second, two = await two_members(start, broker)
+    one.hangs = True
+    async with TaskScope("questions") as scope:
+        asked = scope.spawn(two.count("a", timeout_s=20.0), name="ask")
+        while not two.proxied:
+            await breathe()
+        one.hangs = False
+        peers = second.service.peers
+        members = dict(peers._members)
+        # As the key space tells it; the member is back in the next step.
+        peers.follow({})
+        peers.follow(members)
+        answer = await asked
+    assert answer == 1
+    assert two.proxied == 2
