@@ -31,7 +31,7 @@ from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.tasks import TaskScope, settled
-from tools.simulation.consumer_app import KEYS, FoldStore, Input, Output
+from tools.simulation.consumer_app import KEYS, Input, Output
 from tools.simulation.consumer_world import CONSUMERS, ConsumerWorld, MemberProcess, Trap
 from tools.simulation.loop import Node, NodeClock
 from tools.simulation.network import SimTransport
@@ -129,14 +129,17 @@ class ConsumerScenario:
             for name in sources:
                 journals.append(self._journal(name, replication, CONTENT_JSON_LINES))
             id = f"shard-{number}"
-            journals.append(self._journal(f"{LOGS}/{id}", replication, CONTENT_RECOVERY_LOG))
+            recorded = rng.random() < 0.7
+            if recorded:
+                log = self._journal(f"{LOGS}/{id}", replication, CONTENT_RECOVERY_LOG)
+                journals.append(log)
             shards.append(
                 ShardSpec(
                     id,
                     sources=tuple(ShardSource(name) for name in sources),
-                    recovery_log_prefix=LOGS,
-                    hint_prefix=HINTS,
-                    hint_backups=rng.choice((0, 1, 2)),
+                    recovery_log_prefix=LOGS if recorded else "",
+                    hint_prefix=HINTS if recorded else "",
+                    hint_backups=rng.choice((0, 1, 2)) if recorded else 0,
                     min_txn_duration_ns=int(rng.choice((0.0, 0.0, 0.5)) * duration.SECOND),
                     max_txn_duration_ns=int(rng.choice((0.1, 1.0)) * duration.SECOND),
                     hot_standbys=rng.choice((0, 1, 1, 2)),
@@ -308,14 +311,14 @@ class ConsumerScenario:
     async def _late_appends(self) -> None:
         """Appends to a journal begin late, and its members are killed meanwhile, once or more."""
         rng, world = self.rng, self.world
-        logs = [spec.recovery_log for spec in self.plan.shards]
+        logs = [spec.recovery_log for spec in self.plan.shards if spec.recovery_log]
         journal = rng.choice([*world.outputs, *logs])
         # Who takes over does so a lease later: it is to meet late appends, too.
         seconds, late_s = rng.uniform(20.0, 90.0), rng.choice((0.5, 5.0, 30.0))
         self._fault(f"appends to {journal} are late by {late_s} s", seconds)
         world.late[journal] = (world.loop.now + seconds, late_s)
         kills = rng.choice((0, 1, 2, 4))
-        if rng.random() < 0.5:
+        if logs and rng.random() < 0.5:
             # As soon as its log has a commit, whose acknowledgements are late then; and whoever recovers
             # it, again.
             for host in self.plan.members:
@@ -488,27 +491,26 @@ class ConsumerScenario:
         store: Any = None
         while world.loop.now < deadline:
             store = self._caught_up(spec.id)
-            if store is not None and len(store.read().numbers) >= len(expected):
+            if store is not None and len(store.folded().numbers) >= len(expected):
                 break
             await self.clock.sleep(1.0)
         if store is None:
             world.violated(f"{spec.id} is stuck {again}: {self._states(spec.id)}")
             return
-        state = store.read()
+        state = store.folded()
         self._compare(f"{again}state of {spec.id}", expected, state.numbers)
         counts = Counter(str(number % KEYS) for number in state.numbers)
         if dict(counts) != state.counts:
             world.violated(f"{again}state of {spec.id} is torn: {state.counts} of {dict(counts)}")
 
-    def _caught_up(self, shard_id: str) -> FoldStore | None:
+    def _caught_up(self, shard_id: str) -> Any:
         """The store of the shard's primary, if it serves."""
         for process in self.world.members.values():
             shard: Any = process.shards.get(shard_id)
             if shard is None or shard.failure is not None or shard.ended.is_set():
                 continue
             if shard.is_primary and shard.store_ready.is_set():
-                store: FoldStore | None = shard.store
-                return store
+                return shard.store
         return None
 
     def _states(self, shard_id: str) -> list[str]:

@@ -21,6 +21,7 @@ from gazette.errors import Bug, Corrupt, GazetteError
 from gazette.etcd import EtcdSettings
 from gazette.failpoints import hooked
 from gazette.tasks import TaskScope
+from gazette.testing.remote_store import RemoteDatabase
 from tools.simulation.consumer_app import FoldApp
 from tools.simulation.loop import Node, NodeClock, current_node
 from tools.simulation.network import SimTransport
@@ -82,7 +83,13 @@ class MemberProcess:
         """As ``runconsumer.main`` does."""
         world, rng = self.world, self._rng
         service = self.service = _Service(
-            FoldApp(world.outputs, random.Random(rng.getrandbits(64)), self._pause),
+            FoldApp(
+                world.outputs,
+                random.Random(rng.getrandbits(64)),
+                self._pause,
+                world.database,
+                world.violated,
+            ),
             self.clock,
             random.Random(rng.getrandbits(64)),
             BrokerServer(world.network, self.node, self.clock),
@@ -169,6 +176,7 @@ class ConsumerWorld(World):
         self.stalls = (0.0, 0.0)
         """How often turns of workers are late, and by how many seconds at most."""
         self.outputs: list[str] = []
+        self.database = RemoteDatabase()
         self.broker_hosts: list[str] = []
         self.members: dict[str, MemberProcess] = {}
         """The present process of each host."""
