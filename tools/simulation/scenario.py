@@ -199,6 +199,8 @@ class Scenario:
             self._recreate,
             self._part_client,
             self._large_registers,
+            self._deaths_apart,
+            self._late_etcd,
         ]
         return common * 2 + rare
 
@@ -228,6 +230,16 @@ class Scenario:
         self._kill(hosts[0])
         await self.clock.sleep(self.rng.choice((0.0, 0.5, 2.0, 25.0)))
         self._kill(hosts[1])
+
+    async def _deaths_apart(self) -> None:
+        """Two brokers die at nearly the same time, and the others once those have long been replaced."""
+        hosts = self.rng.sample(self.plan.hosts, len(self.plan.hosts))
+        self._kill(hosts[0])
+        await self.clock.sleep(self.rng.uniform(0.0, 2.0))
+        self._kill(hosts[1])
+        await self.clock.sleep(self.rng.uniform(95.0, 150.0))
+        for host in hosts[2:]:
+            self._kill(host)
 
     def _kill(self, host: str) -> None:
         process = self.world.brokers[host]
@@ -317,6 +329,18 @@ class Scenario:
         network.slow(one, other, 0.0)
         network.slow(other, one, 0.0)
 
+    async def _late_etcd(self) -> None:
+        """A broker's renewals are answered late, and then not at all."""
+        rng, network, host = self.rng, self.world.network, self._host()
+        late_s, cut_s = rng.uniform(8.0, 16.0), rng.uniform(25.0, 50.0)
+        self._fault("etcd answers late, then not", late_s + cut_s, host, lease=True)
+        network.slow(ETCD, host, rng.uniform(2.0, 8.0))
+        await self.clock.sleep(late_s)
+        network.block(host, ETCD)
+        await self.clock.sleep(cut_s)
+        network.unblock(host, ETCD)
+        network.slow(ETCD, host, 0.0)
+
     async def _cut_connections(self) -> None:
         host = self.rng.choice([ETCD, *self.plan.hosts])
         self._fault("cut connections", 0.0, host)
@@ -365,7 +389,7 @@ class Scenario:
         seconds = rng.uniform(20.0, 60.0)
         disk = self.world.brokers[host].disk
         self._fault("slow disk", seconds, host)
-        disk.write_s = rng.choice((0.01, 0.5, 3.0))
+        disk.write_s = rng.choice((0.01, 0.5, 3.0, 6.0))
         await self.clock.sleep(seconds)
         disk.write_s = 0.0
 
