@@ -389,9 +389,29 @@ class Scenario:
         seconds = rng.uniform(20.0, 60.0)
         disk = self.world.brokers[host].disk
         self._fault("slow disk", seconds, host)
-        disk.write_s = rng.choice((0.01, 0.5, 3.0, 6.0))
-        await self.clock.sleep(seconds)
+        until = self.world.loop.now + seconds
+        disk.write_s = rng.choice((0.01, 0.5, 2.5))
+        await self._append_much()
+        await self.clock.sleep(max(0.0, until - self.world.loop.now))
         disk.write_s = 0.0
+
+    async def _append_much(self) -> None:
+        """Append several times to each journal, at once."""
+        client = self._client
+        assert client is not None
+
+        async def one(append: Append) -> None:
+            try:
+                async with asyncio.timeout(_CALL_S):
+                    params = AppendParams(append.journal)
+                    self.answered(append, await append_once(client, params, append.payload))
+            except (GazetteError, TimeoutError) as error:
+                self.failed(append, error)
+
+        async with TaskScope("appends") as scope:
+            for journal in self.plan.journals:
+                for _ in range(5):
+                    scope.spawn(one(self.new_append("op", journal, 5_000)), name="append")
 
     async def _lagging_watch(self) -> None:
         host, seconds = self._host(), self.rng.uniform(1.0, 40.0)
