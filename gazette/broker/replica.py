@@ -82,6 +82,7 @@ class Replica:
         self.line = Line()
         self.refresh_error: str | None = None
         """Why the last listing of the blob stores failed; None if it did not."""
+        self._other_stores = asyncio.Event()
         self._context = context
         self.head = KnownHead(context, journal, life)
         self.agreement = Agreement(context.persister, life, self.head.note)
@@ -217,6 +218,11 @@ class Replica:
         await spool.close()
         self.index.close()
 
+    def list_again(self) -> None:
+        """List the blob stores now: the journal has others. A listing that still runs is given up, as the
+        store that it waits for may have been taken out because it hangs."""
+        self._other_stores.set()
+
     async def _refresh_forever(self) -> None:
         """List the blob stores now, and at each refresh interval. A failed listing keeps the previous
         index. It is repeated as soon as a store of the journal is found healthy again; and every few
@@ -231,7 +237,7 @@ class Replica:
             interval_s = soon_s
             if spec is not None:
                 interval_s = spec.fragment.refresh_interval_ns / _SECOND_NS
-                await self._refresh(spec)
+                await self._refresh_unless_changed(spec)
                 if self.index.has_hole:
                     interval_s = min(interval_s, _REFRESH_HOLE_S)
                 interval_s = min(interval_s, soon_s)
@@ -242,8 +248,18 @@ class Replica:
             if await self._recovered(stores, interval_s):
                 soon_s = _REFRESH_RETRY_MIN_S
 
+    async def _refresh_unless_changed(self, spec: JournalSpec) -> None:
+        """List the blob stores of a specification, for as long as the journal has these."""
+        self._other_stores.clear()
+        async with TaskScope(f"listing of {self.journal}") as scope:
+            listing = scope.spawn(self._refresh(spec), name="list")
+            changed = scope.spawn(self._other_stores.wait(), name="other stores")
+            await asyncio.wait({listing, changed}, return_when=asyncio.FIRST_COMPLETED)
+            scope.cancel()
+
     async def _recovered(self, stores: Sequence[str], seconds: float) -> bool:
-        """Sleep; return early, and True, when one of ``stores`` that are unhealthy becomes healthy."""
+        """Sleep; return early, and True, when one of ``stores`` that are unhealthy becomes healthy, or when
+        the journal has other stores."""
         unhealthy = [
             active for active in map(self._context.blob_stores.get, stores) if active.health.error
         ]
@@ -253,7 +269,12 @@ class Replica:
             await active.wait_healthy()
             recovered.set()
 
+        async def changed() -> None:
+            await self._other_stores.wait()
+            recovered.set()
+
         async with TaskScope(f"stores of {self.journal}") as scope:
+            scope.spawn(changed(), name="other stores")
             for active in unhealthy:
                 scope.spawn(wait(active), name=active.url)
             early = await sleep_unless(self._context.clock, seconds, recovered)

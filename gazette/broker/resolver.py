@@ -283,6 +283,8 @@ class Resolver:
             return _Held(
                 replica, life, assignment, is_primary, assignments, stores, members=members
             )
+        if held.stores != stores:
+            held.replica.list_again()
         if held.assignments != assignments or held.stores != stores:
             held.invalidated.set()
             held.invalidated = asyncio.Event()

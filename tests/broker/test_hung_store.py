@@ -124,6 +124,20 @@ async def test_a_store_that_hangs_stops_no_other(
     assert not health
 
 
+@pytest.mark.timeout(30)
+async def test_a_journal_leaves_a_store_that_hangs(
+    broker: BrokerFixture, stores: dict[str, Hanging]
+) -> None:
+    """An operator takes it out: neither its listing nor the interval of listings is waited for."""
+    await broker.create(spec("a/journal", HUNG))
+    await until(lambda: stores["hung"].waiting)
+    listed = await broker.client.get_journal("a/journal")
+    change = JournalChange(upsert=spec("a/journal", GOOD), expect_mod_revision=listed.mod_revision)
+    await broker.client.apply_journals([change])
+    await append(broker, "a/journal", b"content")
+    assert stores["hung"].waiting
+
+
 async def test_a_store_that_hangs_is_unhealthy_with_the_reason_until_it_answers(
     etcd: Etcd, tmp_path: Path, stores: dict[str, Hanging]
 ) -> None:

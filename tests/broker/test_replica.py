@@ -480,7 +480,11 @@ async def test_journal_that_is_created_again_gets_nothing_of_its_former_life(
         clock, 300, lambda: not any(timed[name].context.persister.unpersisted for name in "ab")
     )
     assert stored(tmp_path) == []
-    outcome = await append(timed["a"], b"latter")
+    async with TaskScope("append") as scope:
+        # It waits until the store is found healthy again, as does the pulse before it.
+        latter = scope.spawn(append(timed["a"], b"latter"), name="latter")
+        await pass_time(clock, 300, latter.done)
+        outcome = await latter
     assert outcome.commit is not None
     assert outcome.commit.begin == 0
 

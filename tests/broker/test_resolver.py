@@ -41,9 +41,14 @@ class StubReplica:
     started: bool = False
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
     ended: bool = False
+    listings: int = 0
+    """How often it was told to list again."""
 
     def start(self, scope: TaskScope) -> None:
         self.started = True
+
+    def list_again(self) -> None:
+        self.listings += 1
 
     async def shut_down(self) -> None:
         await self.may_end.wait()
@@ -389,7 +394,8 @@ async def test_a_resolution_is_invalidated_by_assignments_and_stores_and_by_noth
         world.write(change)
         assert before.is_set() is invalidates
         assert ((await world.resolve()).invalidated is before) is not invalidates
-    assert len(world.replicas) == 1
+    (replica,) = world.replicas
+    assert replica.listings == 1
     assert world.opened == [*SPEC.fragment.stores, "file:///other/"]
 
 
