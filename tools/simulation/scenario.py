@@ -28,7 +28,7 @@ from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.status import Status
 from gazette.tasks import TaskScope, settled
-from tools.simulation.checker import replicas_ended
+from tools.simulation.checker import is_lost, replicas_ended
 from tools.simulation.history import Append, Fault, Jump, Piece
 from tools.simulation.loop import Node, NodeClock
 from tools.simulation.storage import Threads
@@ -253,7 +253,7 @@ class Scenario:
         rng, world = self.rng, self.world
         delay = rng.choice((0.2, 2.0, 10.0, 40.0)) * rng.uniform(0.5, 1.5)
         id = None
-        if rng.random() < 0.3:
+        if rng.random() < 0.5:
             world.identities += 1
             id = f"{host}-{world.identities}"
 
@@ -718,12 +718,17 @@ class Scenario:
 
     def _behind_hole(self, journal: str, offset: int) -> int:
         """Where a journal goes on behind what was lost: readers do not wait for those bytes."""
-        life = self.world.history.last_life(journal)
+        history = self.world.history
+        life = history.last_life(journal)
         assert life is not None
+        stored = [one for one in history.stored if one.bucket == life.bucket]
         begins = [
             one.begin
-            for one in self.world.history.appends
-            if one.journal == journal and one.begin is not None and life.has(one.revision)
+            for one in history.appends
+            if one.journal == journal
+            and one.begin is not None
+            and life.has(one.revision)
+            and not is_lost(history, one, stored)
         ]
         return min((begin for begin in begins if begin > offset), default=offset)
 
