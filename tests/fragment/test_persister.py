@@ -388,7 +388,8 @@ async def test_failures_side_by_side_are_one_outage(bench):
     await bench.until(lambda: bench.one.active == SETTINGS.parallel)
     bench.one.error = Unavailable("down")
     bench.one.gate.set()
-    await bench.settled()
+    entries = bench.persister._entries
+    await bench.until(lambda: all(entry.failures for entry in entries))
     assert bench.persister._outages["s3://one/"].failures == 1
 
 
