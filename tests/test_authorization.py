@@ -397,7 +397,7 @@ async def test_routes_of_brokers(broker: BrokerFixture) -> None:
 
 
 async def test_routes_of_consumers(member: ConsumerFixture) -> None:
-    await check_routes(member.http, member.service._app().routes, CONSUMER_ROUTES)
+    await check_routes(member.http, member.service._all_routes(), CONSUMER_ROUTES)
 
 
 async def test_private_diagnostics_are_not_on_the_port(etcd: Etcd, tmp_path: Path) -> None:
