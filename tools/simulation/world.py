@@ -264,10 +264,18 @@ class World:
                 bucket = FragmentStoreUrl.parse(spec.fragment.stores[0]).host
                 self.history.lives.append(Life(journal, revision, bucket))
 
+    def _left_alone(self, process: BrokerProcess) -> bool:
+        """Whether a process has left with journals that no other broker had taken over."""
+        service = process.service
+        parts = None if service is None else service._parts
+        return parts is not None and bool(parts.context.state.local_items)
+
     def _evicted(self, id: str) -> None:
         for name, process in self.announced.items():
             if process.id == id:
                 self.history.evicted.setdefault(name, self.loop.now)
+                if process.leaving and self._left_alone(process):
+                    self.history.hurried.setdefault(name, self.loop.now)
                 if not process.leaving:
                     self.history.lost_brokers.setdefault(name, self.loop.now)
         self.announced = {n: p for n, p in self.announced.items() if p.id != id}
