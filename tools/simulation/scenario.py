@@ -216,6 +216,9 @@ class Scenario:
         self.plan.until = max(self.plan.until, now + seconds)
         if lease:
             for host in hosts:
+                if ETCD in what:
+                    blind = world.blind_until.get(host, 0.0)
+                    world.blind_until[host] = max(blind, now + seconds + 30.0)
                 until = now + seconds + LEASE_S + 10.0
                 world.excused_until[host] = max(world.excused_until.get(host, 0.0), until)
 
@@ -321,7 +324,7 @@ class Scenario:
         other = rng.choice([ETCD, *(host for host in self.plan.hosts if host != one)])
         seconds, delay = rng.uniform(5.0, 60.0), rng.choice((0.05, 0.5, 3.0, 8.0))
         late = other == ETCD and delay > 1.0
-        self._fault(f"slow link by {delay} s", seconds, one, lease=late)
+        self._fault(f"slow link to {other} by {delay} s", seconds, one, lease=late)
         for link in ((one, other), (other, one)):
             if rng.random() < 0.7:
                 network.slow(*link, delay)
