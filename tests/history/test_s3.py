@@ -47,7 +47,7 @@ class Bucket:
         """As ``format("gazette")`` reads them with such options."""
         given = {"store": store or self.url, "journal": JOURNAL, "run_bytes": "1", **options}
         parsed = ReadOptions.parse(given)
-        format = row_format(parsed, table_schema(parsed), "json")
+        format = row_format(parsed, table_schema(parsed)[0], "json")
         with parsed.access.open() as opened:
             snapshot = take_snapshot(opened, parsed.selection)
             folded = fold_locally(parsed.access, snapshot, run_bytes=1)
