@@ -236,7 +236,10 @@ class FoldApplication(Application[Any]):
             output = Output(key=message.key, n=message.n, count=count, total=total)
             mapping = fixed_mapping(journal, CONTENT_JSON_LINES)
             if self.plant == "eager":
-                publisher.publish_committed(mapping, output)
+                published = publisher.publish_committed(mapping, output)
+                if message.n % FLUSH_EVERY == 0:
+                    # In its journal before the transaction commits, however soon the process dies then.
+                    published.result(10)
             else:
                 publisher.publish_uncommitted(mapping, output)
         if message.n % FLUSH_EVERY == 0:
