@@ -244,7 +244,7 @@ class _ItemPlan:
             self.loads.remove(kv.decoded.member_id, kv.decoded.slot)
 
     def _promotee(self, keep: list[DecodedKV]) -> DecodedKV | None:
-        """Who becomes the primary, if none is left.
+        """Return the replica that becomes the primary, if none is left.
 
         A consistent replica; without one, a replica that holds more than the others. A member that has
         just joined holds nothing, and would have the item go on without what the survivors hold. Load

@@ -223,7 +223,10 @@ def _decimal(precision: int, scale: int) -> Convert:
             raise _misfit(raw, "a number")
         if not _DECIMAL.fullmatch(text):
             raise _misfit(raw, "a number")
-        value = decimal.Decimal(text)
+        try:
+            value = decimal.Decimal(text)
+        except decimal.InvalidOperation as error:  # An exponent beyond 18 digits.
+            raise _misfit(raw, f"a decimal({precision},{scale})") from error
         exponent = value.adjusted()
         if not value or exponent < -_EXPONENT_MAX:
             value = decimal.Decimal(0)
@@ -315,7 +318,8 @@ def _micros(raw: bytes, *, zoned: bool) -> int:
     try:
         seconds = _days(year, month, day) * _DAY_S + hour * 3600 + minute * 60 + second
         seconds -= _offset_s(zone, seconds) if zone else 0
-    except (ValueError, zoneinfo.ZoneInfoNotFoundError) as error:
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError) as error:
+        # An OSError: zones are files, and the name is that of a directory, or too long for one.
         raise _misfit(raw, wanted) from error
     # Digits beyond microseconds are cut off.
     micros = seconds * _MICROS + int(f"{fraction:0<6}"[:6])
