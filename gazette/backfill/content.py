@@ -95,7 +95,11 @@ def first_difference(first: Iterable[Any], second: Iterable[Any]) -> Difference 
 
 
 class Spooled:
-    """Rows that wait in a file, to be compared with others."""
+    """Rows that wait in a file, to be compared with others.
+
+    They are pickled, since ``content`` of a Backfill may give any values. The file has no name: no other
+    process can write to it.
+    """
 
     def __init__(self, directory: Path | None) -> None:
         self._file = tempfile.TemporaryFile(  # noqa: SIM115 - it is closed with this object

@@ -2,6 +2,9 @@
 
 Each task is a process of its own, as many at once as asked for, so that Python's lock does not keep them
 on one core. They end with the driver, however that ends.
+
+Tasks, attempts and errors pass as pickles. Only the driver and the processes that it started hold the ends
+of those pipes, and a task is the driver's own code.
 """
 
 from __future__ import annotations

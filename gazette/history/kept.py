@@ -46,6 +46,8 @@ LOGGER: Final = logging.getLogger(__name__)
 
 _UNDECIDED: Final = (("pending", pa.bool_()), ("producer", pa.uint64()), ("clock", pa.uint64()))
 """Columns of what is not decided, before those of rows."""
+KEPT_NAME: Final = r"[0-9a-f]{32}\.arrow"
+"""Names of kept files, as a regular expression. They cannot be guessed."""
 _FREE_SHARE: Final = 0.1
 """Nothing is kept on a disk that would have less than this left …"""
 _TAKEN_SHARE: Final = 0.25

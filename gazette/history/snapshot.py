@@ -145,6 +145,11 @@ class Snapshot:
         """Bytes of content."""
         return sum(piece.end - piece.begin for journal in self.journals for piece in journal.pieces)
 
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """How the messages of each journal lie in it."""
+        return tuple(journal.shape for journal in self.journals)
+
     def runs(self, run_bytes: int = RUN_BYTES) -> tuple[Run, ...]:
         """Runs of whole fragments, of about ``run_bytes`` each: journal by journal, in order."""
         runs: list[Run] = []

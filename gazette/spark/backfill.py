@@ -21,6 +21,7 @@ from gazette.backfill.build import Attempt, OnRead, ShardTask, build_state, run_
 from gazette.backfill.job import Backfill, load_backfill
 from gazette.errors import Bug, Conflict, Invalid
 from gazette.history.access import Access
+from gazette.history.combine import Combine
 from gazette.history.fold import Folded
 from gazette.history.kept import Keeping
 from gazette.history.rows import META
@@ -31,8 +32,10 @@ from gazette.spark.failures import telling
 from gazette.spark.java import ensure_java
 from gazette.spark.master import require_reachable
 from gazette.spark.options import ReadOptions
-from gazette.spark.planning import Plan, encode_plan, plan_by_spark
+from gazette.spark.plan import Plan, encode_plan
+from gazette.spark.planning import plan_by_spark
 from gazette.spark.schema import common_value, row_format
+from gazette.spark.source import with_combine
 from gazette.spark.spark_session import session
 from gazette.stores.state_builder import BuiltState, StateBuilder
 
@@ -65,7 +68,7 @@ class SparkRunner:
         self._spark = spark
         self._own = spark is None
         self._run_bytes = run_bytes
-        self._plan: Plan | None = None
+        self._first_pass: _FirstPass | None = None
 
     @property
     def description(self) -> str:
@@ -90,8 +93,8 @@ class SparkRunner:
         and what reading does."""
         keeping = None if backfill is None else _keeping(backfill, access, snapshot)
         with telling():
-            self._plan = plan_by_spark(self.spark, access, snapshot, self._run_bytes, keeping)
-        folded = self._plan.folded
+            folded, plan = plan_by_spark(self.spark, access, snapshot, self._run_bytes, keeping)
+        self._first_pass = _FirstPass(snapshot, plan, None if keeping is None else keeping.combine)
         on_read(sum(run.run.length for run in folded.runs))
         return folded
 
@@ -142,14 +145,15 @@ class SparkRunner:
         return joined.drop(_JOURNAL) if _adds_journal(backfill) else joined
 
     def _read(self, backfill: Backfill, access: Access) -> Any:
-        if self._plan is None:
+        first = self._first_pass
+        if first is None:
             raise Conflict("the second pass needs the first of the same runner")
-        given = _options(backfill, access, self._plan.folded.snapshot)
-        given["plan"] = encode_plan(self._plan)
-        from gazette.spark.source import GazetteDataSource
-
-        self.spark.dataSource.register(GazetteDataSource)
-        return self.spark.read.format("gazette").options(**given).schema(_schema(backfill)).load()
+        given = _options(backfill, access, first.snapshot)
+        given["plan"] = encode_plan(first.plan)
+        source = with_combine(first.combine)
+        self.spark.dataSource.register(source)
+        reader = self.spark.read.format(source.name()).options(**given)
+        return reader.schema(_schema(backfill)).load()
 
     def _mapped(self, backfill: Backfill, rows: Any, tasks: Sequence[ShardTask]) -> Any:
         from pyspark.sql.types import IntegerType, StructField, StructType
@@ -162,6 +166,15 @@ class SparkRunner:
         if self._own and self._spark is not None:
             spark, self._spark = self._spark, None
             spark.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstPass:
+    """What the second pass needs of the first."""
+
+    snapshot: Snapshot
+    plan: Plan
+    combine: Combine | None
 
 
 def _options(backfill: Backfill, access: Access, snapshot: Snapshot) -> dict[str, str]:
@@ -203,7 +216,7 @@ def _keeping(backfill: str | Backfill, access: Access, snapshot: Snapshot) -> Ke
     if type(loaded).fold is Backfill.fold or not snapshot.journals:
         return None
     parsed = ReadOptions.parse(_options(loaded, access, snapshot))
-    format = row_format(parsed, _schema(loaded), common_value(parsed, snapshot))
+    format = row_format(parsed, _schema(loaded), common_value(parsed, snapshot.shapes))
     combines = type(loaded).combine is not Backfill.combine
     return Keeping(format, _Combine(backfill) if combines else None)
 

@@ -8,20 +8,12 @@ removes it at its end; the second pass has little left to do wherever it finds t
 
 from __future__ import annotations
 
-import base64
 import os
-import pickle
-import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark import cloudpickle
-
-from gazette.errors import Invalid
 from gazette.history.access import Access
-from gazette.history.combine import Combine
 from gazette.history.fold import Folded, fold_snapshot
 from gazette.history.kept import Keeping, summarise_keeping
 from gazette.history.read import resolver, summarise_run
@@ -30,23 +22,13 @@ from gazette.history.summary import RunSummary
 from gazette.history.take import require_stored, take_snapshot
 from gazette.spark.hints import with_hints
 from gazette.spark.options import ReadOptions
+from gazette.spark.plan import DIRECTORY, Plan, encode_plan
 from gazette.spark.schema import common_value, row_format, table_schema
 from gazette.spark.table import check_isolation
 from gazette.spark.worker_process import keep_imports
 
 _LOCAL_DIRECTORIES: Final = "SPARK_LOCAL_DIRS"
 """Where Spark tells its Python workers which directories the executor has. It removes them at its end."""
-_DIRECTORY: Final = "gazette"
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What has committed; and by the numbers of runs, where a first pass has kept their rows."""
-
-    folded: Folded
-    kept: Mapping[int, str] = field(default_factory=dict)
-    combine: Combine | None = None
-    """How the rows of each run are put together, if they are."""
 
 
 @with_hints()
@@ -75,9 +57,9 @@ def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
             snapshot = take_snapshot(opened, parsed.selection)
             require_stored(snapshot, parsed.selection)
             check_isolation(parsed, snapshot)
-        format = row_format(parsed, schema, common_value(parsed, snapshot))
+        format = row_format(parsed, schema, common_value(parsed, snapshot.shapes))
         keeping = Keeping(format) if parsed.keep else None
-        plan = plan_by_spark(spark, parsed.access, snapshot, parsed.run_bytes, keeping)
+        _, plan = plan_by_spark(spark, parsed.access, snapshot, parsed.run_bytes, keeping)
         reader = reader.option("plan", encode_plan(plan))
     if schema is not None:
         reader = reader.schema(schema)
@@ -90,8 +72,8 @@ def plan_by_spark(
     snapshot: Snapshot,
     run_bytes: int = RUN_BYTES,
     keeping: Keeping | None = None,
-) -> Plan:
-    """The first pass as a job: each run is summarised by a task, and the driver folds.
+) -> tuple[Folded, Plan]:
+    """Run the first pass as a job: each run is summarised by a task, and the driver folds.
 
     ``keeping``: what the tasks keep for the second pass. Raises what reading does, as of the driver.
     """
@@ -110,7 +92,7 @@ def plan_by_spark(
 
     with access.open() as opened:
         folded = fold_snapshot(snapshot, summarise_all, resolver(opened), run_bytes)
-    return Plan(folded, kept, None if keeping is None else keeping.combine)
+    return folded, Plan(folded.runs, kept)
 
 
 @with_hints()
@@ -121,29 +103,9 @@ def _summarise(task: tuple[Access, Run, Keeping | None]) -> tuple[RunSummary, st
         if keeping is None or not local:
             found = summarise_run(opened, run), ""
         else:
-            found = summarise_keeping(opened, run, keeping, Path(local) / _DIRECTORY)
+            found = summarise_keeping(opened, run, keeping, Path(local) / DIRECTORY)
     keep_imports()
     return found
-
-
-def encode_plan(plan: Plan) -> str:
-    """A plan as the value of an option."""
-    return base64.b64encode(zlib.compress(cloudpickle.dumps(plan), 1)).decode()
-
-
-def decode_plan(text: str) -> Plan:
-    """Undo `encode_plan`. Raises `Invalid`."""
-    try:
-        plan = pickle.loads(zlib.decompress(base64.b64decode(text, validate=True)))  # noqa: S301
-    except (ValueError, zlib.error, pickle.UnpicklingError, EOFError) as error:
-        raise Invalid(
-            f"not a plan: {error}",
-            path="option plan",
-            hint="Use gazette.spark.read(), which sets it.",
-        ) from error
-    if not isinstance(plan, Plan):
-        raise Invalid("not a plan", path="option plan")
-    return plan
 
 
 def _text(value: Any) -> str:

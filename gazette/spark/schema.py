@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from gazette.errors import Invalid
 from gazette.history.access import OpenAccess
+from gazette.history.columns import Shape
 from gazette.history.protobuf_rows import protobuf_schema
 from gazette.history.read import read_columns
 from gazette.history.rows import META, RowFormat
@@ -156,9 +158,9 @@ def value_of(options: ReadOptions, content_type: str) -> str:
     return {CONTENT_JSON_LINES: "json", CONTENT_CSV: "csv"}.get(content_type, "binary")
 
 
-def common_value(options: ReadOptions, snapshot: Snapshot) -> str:
-    """What becomes of the messages of all journals. Raises `Invalid` if that differs."""
-    values = {value_of(options, journal.shape.content_type) for journal in snapshot.journals}
+def common_value(options: ReadOptions, shapes: Iterable[Shape]) -> str:
+    """Return what becomes of the messages of all journals. Raises `Invalid` if that differs."""
+    values = {value_of(options, shape.content_type) for shape in shapes}
     if len(values) > 1:
         raise Invalid(
             f"the journals are of several content types ({one_of(values)})",
@@ -179,7 +181,7 @@ def _fields(options: ReadOptions) -> tuple[pa.Schema, bool]:
         with options.access.open() as access:
             snapshot = take_snapshot(access, options.selection)
             require_stored(snapshot, options.selection)
-            value = common_value(options, snapshot)
+            value = common_value(options, snapshot.shapes)
             if value in ("json", "csv"):
                 return _inferred(options, access, snapshot, value), True
     kind = pa.string() if value == "text" else pa.binary()

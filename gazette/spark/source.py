@@ -7,6 +7,8 @@ run in processes of their own: they hold options and what these mean, and nothin
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +26,11 @@ class GazetteDataSource(DataSource):
     @classmethod
     def name(cls) -> str:
         return "gazette"
+
+    @classmethod
+    def _combine(cls) -> Callable[[Any], Any] | None:
+        """Return the function that puts the rows of a run together. No option names one."""
+        return None
 
     @with_hints()
     def schema(self) -> Any:
@@ -43,7 +50,7 @@ class GazetteDataSource(DataSource):
         if self._inferred:
             options = options.inferred()
         kind = GazettePushdownReader if options.pushdown else GazetteReader
-        return kind(options, schema)
+        return kind(options, schema, self._combine())
 
     @with_hints()
     def streamReader(self, schema: Any) -> Any:
@@ -70,6 +77,25 @@ class GazetteDataSource(DataSource):
 
         _no_overwriting(overwrite)
         return GazetteStreamWriter(WriteOptions.parse(self.options, streaming=True), schema)
+
+
+def with_combine(combine: Callable[[Any], Any] | None) -> type[GazetteDataSource]:
+    """Make a source whose tasks put the rows of each run together, under a name of its own.
+
+    Spark ships the class from the driver that registers it, like all of a job's own code.
+    """
+    own = f"gazette_{uuid.uuid4().hex}"
+
+    class CombiningSource(GazetteDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return own
+
+        @classmethod
+        def _combine(cls) -> Callable[[Any], Any] | None:
+            return combine
+
+    return CombiningSource
 
 
 def _no_overwriting(overwrite: bool) -> None:

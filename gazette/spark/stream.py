@@ -171,7 +171,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             folded = self._fold(start, end, known, ends)
             snapshot, runs = folded.snapshot, folded.runs
-        format = row_format(read, self._schema, common_value(read, snapshot))
+        format = row_format(read, self._schema, common_value(read, snapshot.shapes))
         return [RunPartition(run, format) for run in runs if format.selects(run)]
 
     def commit(self, end: StreamOffset) -> None:

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 
 from gazette.errors import Invalid
 from gazette.history.access import Access, OpenAccess
-from gazette.history.columns import require_uuids
+from gazette.history.columns import Shape, require_uuids
 from gazette.history.combine import Combine
 from gazette.history.fold import CommittedRun, Folded, fold_snapshot
 from gazette.history.kept import Keeping, read_keeping
@@ -34,6 +34,7 @@ from gazette.history.take import require_stored, take_snapshot
 from gazette.message.message_uuid import clock_at
 from gazette.spark.hints import with_hints
 from gazette.spark.options import ReadOptions
+from gazette.spark.plan import decode_plan
 from gazette.spark.schema import common_value, row_format
 from gazette.spark.worker_process import keep_imports
 
@@ -92,39 +93,39 @@ def check_isolation(options: ReadOptions, snapshot: Snapshot) -> None:
 class GazetteReader(DataSourceReader):
     """Reads journals as a table."""
 
-    def __init__(self, options: ReadOptions, schema: Any) -> None:
+    def __init__(self, options: ReadOptions, schema: Any, combine: Combine | None = None) -> None:
         self._options = options
         self._schema = schema
+        self._combine = combine
         self._bounds = Bounds()
 
     @with_hints()
     def partitions(self) -> list[InputPartition]:
         options = self._options
         if options.plan:
-            from gazette.spark.planning import decode_plan
-
             plan = decode_plan(options.plan)
-            return self._partitions(plan.folded.snapshot, plan.folded.runs, plan.kept, plan.combine)
+            shapes = [run.run.shape for run in plan.runs]
+            return self._partitions(shapes, plan.runs, plan.kept)
         with options.access.open() as access:
             snapshot = take_snapshot(access, options.selection)
             require_stored(snapshot, options.selection)
             snapshot = self._bounds.selected(snapshot)
             check_isolation(options, snapshot)
             if options.isolation == "read_uncommitted":
-                return self._partitions(snapshot, snapshot.runs(options.run_bytes))
-            return self._partitions(snapshot, fold_on_driver(access, snapshot, options).runs)
+                return self._partitions(snapshot.shapes, snapshot.runs(options.run_bytes))
+            folded = fold_on_driver(access, snapshot, options)
+            return self._partitions(snapshot.shapes, folded.runs)
 
     def _partitions(
         self,
-        snapshot: Snapshot,
+        shapes: Iterable[Shape],
         runs: Sequence[CommittedRun | Run],
         kept: Mapping[int, str] = {},
-        combine: Combine | None = None,
     ) -> list[InputPartition]:
-        format = row_format(self._options, self._schema, common_value(self._options, snapshot))
+        format = row_format(self._options, self._schema, common_value(self._options, shapes))
         format = self._bounds.applied(format)
         return [
-            RunPartition(run, format, kept=kept.get(_number(run), ""), combine=combine)
+            RunPartition(run, format, kept=kept.get(_number(run), ""), combine=self._combine)
             for run in runs
             if format.selects(run)
         ]

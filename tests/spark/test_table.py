@@ -38,7 +38,7 @@ from gazette.message.message_uuid import (
 from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSet
 from gazette.spark.ddl import parse_columns
-from gazette.spark.planning import decode_plan
+from gazette.spark.plan import decode_plan
 from gazette.spark.source import GazetteDataSource
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.stored import json_line, write_journal
