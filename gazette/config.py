@@ -11,30 +11,38 @@ A group is a frozen dataclass whose fields are made by ``setting`` or ``duration
     etcd = schema.load(argv, os.environ).group(EtcdFlags)
 
 Its flags are ``--etcd.address`` and ``--etcd.lease``, its environment names ``ETCD_ADDRESS`` and
-``ETCD_LEASE_TTL``, and a file says ``[etcd] address = …`` (INI) or ``etcd: {address: …}`` (YAML).
-Nothing that is given may be unknown: a typing error is an error, with the nearest name.
+``ETCD_LEASE_TTL``, and a file says ``[Etcd] Address = …`` (INI) or ``etcd: {address: …}`` (YAML).
+Nothing that is given may be unknown: a typing error is an error, with the nearest name. In an INI file
+it is a warning, because the original shares these files among programs and skips what it does not know.
 
-A setting may have a one-letter ``short`` flag, and may be ``flag_only``: neither the environment nor
-a file says it. A program of several commands has a schema for each, and one file for all of them.
+A setting may have a one-letter ``short`` flag, and may be ``flag_only``: the environment does not say
+it. A program of several commands has a schema for each, and one file for all of them.
 """
 
 from __future__ import annotations
 
 import argparse
-import configparser
 import difflib
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import yaml
 
-from gazette.config_file import ini_entries, yaml_entries
+from gazette.config_file import ini_entries, ini_value, yaml_entries
 from gazette.errors import Bug, Invalid
 from gazette.options import FALSE_WORDS, TRUE_WORDS, Option, duration, options_of, setting
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+_SECTIONS: Final = {"": "options", "log": "Logging"}
+"""Sections of INI files that are not named after their group."""
+_ALIASES: Final = {"options": "", "logging": "log"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,9 @@ class Loaded:
     file: Path | None
     arguments: tuple[str, ...] = ()
     """Words that are no flags, where the program takes such."""
+    warnings: tuple[str, ...] = ()
+    """Keys of the file that no program knows, each in a sentence."""
+    argv: tuple[str, ...] = ()
 
     def group(self, cls: type[T]) -> T:
         for value in self.groups.values():
@@ -76,8 +87,10 @@ class Schema:
     """The groups of one program. ``file_stem`` names its configuration file, None: it has none.
 
     ``arguments`` says what words without dashes are, as in ``[FILE...]``; by default there must be
-    none. ``description`` and ``examples`` are for ``--help``. ``also_in_file`` are groups that other
-    programs read from the same file.
+    none. ``description`` and ``examples`` are for ``--help``. ``also_in_file`` are sections that other
+    programs read from the same file. ``scopes`` are sections of a file, the general one first, whose
+    keys and sub-sections (``[scope.Group]``) count for this program, before those of all programs.
+    Only in the last one are settings that are ``flag_only``.
     """
 
     def __init__(
@@ -90,6 +103,7 @@ class Schema:
         description: str = "",
         examples: str = "",
         also_in_file: Mapping[str, type] | None = None,
+        scopes: Sequence[str] = (),
     ) -> None:
         self.program = program
         self.groups = dict(groups)
@@ -100,12 +114,8 @@ class Schema:
         self.options = tuple(
             option for group, cls in self.groups.items() for option in options_of(group, cls)
         )
-        self._others = tuple(
-            option
-            for group, cls in (also_in_file or {}).items()
-            if group not in self.groups
-            for option in options_of(group, cls)
-        )
+        self._others = dict(also_in_file or {})
+        self.scopes = tuple(scopes)
 
     def load(
         self, argv: Sequence[str], environ: Mapping[str, str], *, directory: Path | None = None
@@ -116,14 +126,14 @@ class Schema:
         """
         given, arguments = self._parse_flags(argv)
         path = self._find_file(given.pop("config", None), environ, directory)
-        from_file = self._read_file(path) if path is not None else {}
+        from_file, warnings = self._read_file(path) if path is not None else ({}, ())
         values: dict[str, dict[str, Any]] = {group: {} for group in self.groups}
         sources: dict[str, str] = {}
         for option in self.options:
             sources[option.key], value = self._settle(option, given, environ, from_file, path)
             values[option.group][option.field] = value
         built = {group: cls(**values[group]) for group, cls in self.groups.items()}
-        return Loaded(built, sources, path, arguments)
+        return Loaded(built, sources, path, arguments, tuple(warnings), tuple(argv))
 
     def _settle(
         self,
@@ -136,9 +146,8 @@ class Schema:
         if (texts := given.get(option.key)) is not None:
             text = ",".join(texts) if option.kind == "list" else texts[-1]
             return "flag", option.parse(text, option.flag)
-        if option.flag_only:
-            return "default", option.default
-        if text_or_none := environ.get(option.env):  # set but empty is as good as not set
+        # Set but empty is as good as not set.
+        if not option.flag_only and (text_or_none := environ.get(option.env)):
             return f"env {option.env}", option.parse(text_or_none, option.env)
         if (text_or_none := from_file.get(option.key)) is not None:
             return f"file {path}", option.parse(text_or_none, f"{path}: {option.key}")
@@ -213,6 +222,8 @@ class Schema:
             value = argv[at + 1].lower() if at + 1 < len(argv) else ""
             if word in switches and (self.arguments or value not in TRUE_WORDS | FALSE_WORDS):
                 words.append(f"{switches[word]}=true")
+            elif re.match("-[A-Za-z]=", word):
+                words.extend((word[:2], word[3:]))
             elif _is_cluster(word) and all(f"-{letter}" in switches for letter in word[1:]):
                 words.extend(f"{switches[f'-{letter}']}=true" for letter in word[1:])
             else:
@@ -220,10 +231,12 @@ class Schema:
         return words
 
     def _unknown(self, message: str, path: str, word: str, names: Sequence[str]) -> Invalid:
-        near = difflib.get_close_matches(word, names, n=1, cutoff=0.65)
+        folded = {_folded(name): name for name in names}
+        near = difflib.get_close_matches(_folded(word), folded, n=1, cutoff=0.65)
         hint = f"See `{self.program} --help`."
         if near:
-            message, hint = f"{message} (did you mean {near[0]}?)", f"Write {near[0]}."
+            name = folded[near[0]]
+            message, hint = f"{message} (did you mean {name}?)", f"Write {name}."
         return Invalid(message, path=path, hint=hint)
 
     def _find_file(
@@ -243,30 +256,66 @@ class Schema:
                     return path
         return None
 
-    def _read_file(self, path: Path) -> dict[str, str]:
-        """Option key → text of everything a file says. Raises ``Invalid`` for what is unknown."""
+    def _read_file(self, path: Path) -> tuple[dict[str, str], list[str]]:
+        """Return option key → text of everything a file says, and a warning for each unknown key.
+
+        Raises ``Invalid``, in YAML for an unknown key as well: the original has no such files.
+        """
+        is_ini = path.suffix == ".ini"
         try:
             text = path.read_text()
-            entries = list(ini_entries(text) if path.suffix == ".ini" else yaml_entries(text))
-        except (OSError, UnicodeDecodeError, configparser.Error, yaml.YAMLError) as error:
+            entries = list(ini_entries(text) if is_ini else yaml_entries(text))
+        except (OSError, UnicodeDecodeError, Invalid, yaml.YAMLError) as error:
             raise Invalid(f"configuration file cannot be read: {error}", path=str(path)) from error
-        options = [one for one in (*self.options, *self._others) if not one.flag_only]
-        known = {_folded(option.key): option for option in options}
-        known |= {_folded(f"{one.group}.{one.field}"): one for one in options}
-        found: dict[str, str] = {}
+        known = self._file_keys()
+        found: dict[str, tuple[int, str]] = {}
+        warnings: list[str] = []
         for key, value in entries:
-            option = known.get(_folded(key))
-            if option is None:
-                names = [one.key for one in options]
-                raise self._unknown(f"unknown key {key}", str(path), key.lower(), names)
-            found[option.key] = value
-        return found
+            match = known.get(_folded(key))
+            if match is None:
+                names = [name for _, _, name in known.values()]
+                unknown = self._unknown(f"unknown key {key}", str(path), key, names)
+                if not is_ini:
+                    raise unknown
+                warnings.append(f"{unknown}; it is ignored")
+            elif (option := match[1]) is not None:
+                rank, earlier = found.get(option.key, (-1, ""))
+                if option.kind == "list" and rank == match[0]:
+                    value = f"{earlier},{value}"
+                if rank <= match[0]:
+                    found[option.key] = match[0], value
+        return {key: value for key, (_, value) in found.items()}, warnings
 
-    def render_ini(self, loaded: Loaded) -> str:
-        """The effective configuration as an INI file, without secrets."""
+    def _file_keys(self) -> dict[str, tuple[int, Option | None, str]]:
+        """Return, by each key that a file may have: its rank, its option, and its usual name.
+
+        What a key of a greater rank says counts. The option is None if it is another program's.
+        """
+        known: dict[str, tuple[int, Option | None, str]] = {}
+        for section, cls in self._others.items():
+            for option in options_of(section.rpartition(".")[2], cls):
+                name = _joined(section, option.name)
+                known |= dict.fromkeys(_spellings(section, option), (0, None, name))
+        for rank, scope in enumerate(("", *self.scopes)):
+            for option in self.options:
+                if not option.flag_only or (scope and rank == len(self.scopes)):
+                    section = _joined(scope, option.group)
+                    name = _joined(section, option.name)
+                    known |= dict.fromkeys(_spellings(section, option), (rank, option, name))
+        return known
+
+    def render_ini(self, loaded: Loaded, groups: Sequence[str] | None = None) -> str:
+        """Return the effective configuration as an INI file, without secrets.
+
+        Sections and keys are those of the original. Defaults are comments, as there. ``groups`` are
+        those to render (None: all).
+        """
         lines: list[str] = []
-        for group in self.groups:
-            lines.append(f"[{group or 'options'}]")
+        scope = self.scopes[0] if self.scopes else ""
+        for group in self.groups if groups is None else groups:
+            name = _SECTIONS.get(group, group[:1].upper() + group[1:])
+            section = _joined(scope, name if group or not scope else "")
+            lines.append(f"[{section}]")
             for option in self.options:
                 if option.group != group or option.flag_only:
                     continue
@@ -275,7 +324,9 @@ class Schema:
                 if option.secret:
                     lines.append(f"; {option.name} is {'set' if value else 'not set'}; not shown")
                 else:
-                    lines.append(f"{option.name} = {option.render(value)}".rstrip())
+                    mark = "; " if loaded.sources[option.key] == "default" else ""
+                    texts = value if option.kind == "list" and value else [option.render(value)]
+                    lines += [f"{mark}{option.ini} = {ini_value(text)}" for text in texts]
                 lines.append("")
         return "\n".join(lines)
 
@@ -294,12 +345,20 @@ def _is_cluster(word: str) -> bool:
     return len(word) > 2 and word[0] == "-" and word[1:].isalpha()
 
 
+def _spellings(section: str, option: Option) -> set[str]:
+    """Return the folded keys of an option in a section: our names, and those of the original."""
+    keys = (option.name, option.field, option.ini, option.flag[2:])
+    return {_folded(_joined(section, key)) for key in keys}
+
+
+def _joined(*parts: str) -> str:
+    return ".".join(filter(None, parts))
+
+
 def _folded(key: str) -> str:
-    """Keys are compared without case and separators, so that ``MaxAppendRate`` is known too."""
-    group, _, name = key.lower().partition(".")
-    group, name = ("", group) if not name else (group, name)
-    group = "" if group == "options" else group
-    return f"{group}.{name.replace('-', '').replace('_', '').replace('.', '')}"
+    """Return a key as it is compared: without case and separators, by our name of its group."""
+    *sections, name = (re.sub("[-_]", "", part) for part in key.lower().split("."))
+    return _joined(*(_ALIASES.get(one, one) for one in sections), name)
 
 
 def exit_with(error: Invalid, stderr: Any) -> int:
@@ -310,4 +369,19 @@ def exit_with(error: Invalid, stderr: Any) -> int:
     return 2
 
 
-__all__ = ["Loaded", "Option", "Schema", "duration", "exit_with", "options_of", "setting"]
+def log_warnings(loaded: Loaded) -> None:
+    """Log the keys of the file that no program knows."""
+    for warning in loaded.warnings:
+        log.warning("%(warning)s", {"warning": warning})
+
+
+__all__ = [
+    "Loaded",
+    "Option",
+    "Schema",
+    "duration",
+    "exit_with",
+    "log_warnings",
+    "options_of",
+    "setting",
+]

@@ -1,24 +1,55 @@
-"""What files of settings say: (``group.key``, text) of each entry, in INI or YAML."""
+"""Read files of settings: (``section.key``, text) of each entry, in INI or YAML."""
 
 from __future__ import annotations
 
-import configparser
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 
+from gazette.errors import Invalid
+
 
 def ini_entries(text: str) -> Iterator[tuple[str, str]]:
-    """Raises ``configparser.Error``."""
-    parser = configparser.ConfigParser(interpolation=None, default_section="\0")
-    parser.optionxform = lambda optionstr: optionstr  # type: ignore[method-assign]
-    parser.read_string(text)
-    for section in parser.sections():
-        for key, value in parser.items(section):
-            if value:
-                quoted = len(value) >= 2 and value[0] == value[-1] == '"'
-                yield f"{section}.{key}", value[1:-1] if quoted else value
+    """Yield each entry of an INI file, as go-flags reads it. Raises ``Invalid`` that names the line.
+
+    Blanks around lines, keys and values do not count. ``;`` and ``#`` begin a comment at the begin of a
+    line only. A value in double quotes may hold escapes. A key without a value is left out.
+    """
+    section = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        line = line.strip()
+        if not line or line[0] in ";#":
+            continue
+        if line[0] == "[":
+            section = line[1:-1].strip()
+            if line[-1] != "]" or not section:
+                raise Invalid(f"line {number}: expected [section], not {line}")
+            continue
+        key, equals, value = (part.strip() for part in line.partition("="))
+        if not equals:
+            # Without the line itself: it may hold a secret.
+            raise Invalid(f"line {number}: expected key = value, or [section]")
+        if value:
+            path = f"{section}.{key}" if section else key
+            yield path, _unquoted(value, number) if value[0] == '"' else value
+
+
+def _unquoted(value: str, number: int) -> str:
+    try:
+        text = json.loads(value)
+    except ValueError:
+        text = None
+    if not isinstance(text, str):
+        raise Invalid(f"line {number}: a value that begins with a quote must end with one")
+    return text
+
+
+def ini_value(text: str) -> str:
+    """Return the text that ``ini_entries``, and go-flags, read as ``text``."""
+    plain = text and text == text.strip() and text[0] != '"' and text.isprintable()
+    return text if plain else json.dumps(text, ensure_ascii=False)
 
 
 def yaml_entries(text: str) -> Iterator[tuple[str, str]]:

@@ -30,7 +30,9 @@ class EtcdFlags:
     trusted_ca_file: str = setting("", "certificates to verify etcd with (PEM)")
     user: str = setting("", "etcd user, where etcd has authentication on")
     password: str = setting("", "password of the etcd user", secret=True)
-    lease: float = duration("20s", "time to live of this member's lease", env="ETCD_LEASE_TTL")
+    lease: float = duration(
+        "20s", "time to live of this member's lease", env="ETCD_LEASE_TTL", ini="LeaseTTL"
+    )
     prefix: str = setting("/gazette/cluster", "etcd prefix that the members of a cluster share")
 
     def settings(self) -> EtcdSettings:

@@ -29,6 +29,7 @@ class _Meta:
     is_duration: bool
     short: str
     flag_only: bool
+    ini: str
 
 
 def setting(
@@ -41,11 +42,14 @@ def setting(
     secret: bool = False,
     short: str = "",
     flag_only: bool = False,
+    ini: str = "",
 ) -> Any:
-    """A field of a group: str, int, float, bool, ``bool | None``, ``Path | None`` or ``tuple[str, ...]``.
+    """Describe a field of a group: str, int, float, bool, ``bool | None``, ``Path | None`` or
+    ``tuple[str, ...]``.
 
-    ``name`` and ``env`` replace the names that follow from the field's name. A ``secret`` is never
-    printed. ``short`` is a letter for ``-x``; ``flag_only`` keeps it out of environment and files.
+    ``name``, ``env`` and ``ini`` replace the names that follow from the field's name. A ``secret`` is
+    never printed. ``short`` is a letter for ``-x``; ``flag_only`` keeps it out of the environment, and
+    of all sections of files but that of its own command.
     """
     meta = _Meta(
         help_text,
@@ -56,16 +60,31 @@ def setting(
         is_duration=False,
         short=short,
         flag_only=flag_only,
+        ini=ini,
     )
     return dataclasses.field(default=default, metadata={_META: meta})
 
 
 def duration(
-    default: str, help_text: str, *, name: str = "", env: str = "", flag_only: bool = False
+    default: str,
+    help_text: str,
+    *,
+    name: str = "",
+    env: str = "",
+    flag_only: bool = False,
+    ini: str = "",
 ) -> Any:
-    """A field of a group that holds seconds and is written as ``20s``, ``1m30s`` or ``0``."""
+    """Describe a field of a group that holds seconds and is written as ``20s``, ``1m30s`` or ``0``."""
     meta = _Meta(
-        help_text, name, env, (), secret=False, is_duration=True, short="", flag_only=flag_only
+        help_text,
+        name,
+        env,
+        (),
+        secret=False,
+        is_duration=True,
+        short="",
+        flag_only=flag_only,
+        ini=ini,
     )
     return dataclasses.field(default=_parse_duration(default), metadata={_META: meta})
 
@@ -87,6 +106,8 @@ class Option:
     short: str = ""
     """A letter: the flag has a second form, ``-x``."""
     flag_only: bool = False
+    ini: str = ""
+    """Its key in an INI file, without the section: ``MaxAppendRate``."""
 
     @property
     def flag(self) -> str:
@@ -179,4 +200,14 @@ def options_of(group: str, cls: type) -> Iterator[Option]:
             secret=meta.secret,
             short=meta.short,
             flag_only=meta.flag_only,
+            ini=meta.ini or _camel(name),
         )
+
+
+_UPPER_WORDS: Final = frozenset({"ca", "grpc", "http", "id", "rf", "ttl", "url"})
+
+
+def _camel(name: str) -> str:
+    """Return a name as the original writes it in INI files: ``server-ca-file`` is ``ServerCAFile``."""
+    words = name.replace(".", "-").split("-")
+    return "".join(word.upper() if word in _UPPER_WORDS else word.capitalize() for word in words)

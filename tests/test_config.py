@@ -111,12 +111,10 @@ def test_an_environment_name_that_is_set_but_empty_is_as_good_as_not_set(cache: 
     assert load(cache, environ={"BROKER_CACHE_SIZE": ""}) == CacheFlags()
 
 
-@pytest.mark.parametrize("suffix", ["ini", "yaml"])
-def test_an_unknown_key_of_a_file_is_an_error_with_the_nearest_name(
-    cache: Schema, tmp_path: Path, suffix: str
+def test_an_unknown_key_of_a_yaml_file_is_an_error_with_the_nearest_name(
+    cache: Schema, tmp_path: Path
 ) -> None:
-    text = "[broker]\nratios = 1\n" if suffix == "ini" else "broker:\n  ratios: 1\n"
-    (tmp_path / f"prog.{suffix}").write_text(text)
+    (tmp_path / "prog.yaml").write_text("broker:\n  ratios: 1\n")
     with pytest.raises(Invalid, match=r"unknown key broker.ratios \(did you mean broker.ratio\?\)"):
         load(cache, directory=tmp_path)
 

@@ -25,7 +25,7 @@ from gazette.auth import KeyedAuth, NoAuth
 from gazette.broker.flags import BrokerFlags, ProcessFlags
 from gazette.broker.service import BrokerService
 from gazette.clock import Clock, SystemClock
-from gazette.config import Loaded, Schema, exit_with
+from gazette.config import Loaded, Schema, exit_with, log_warnings
 from gazette.diagnostics import diagnostic_routes
 from gazette.errors import GazetteError, Invalid
 from gazette.file_limit import ConnectionLimits, raise_file_limit, warn_of_few_files
@@ -64,6 +64,7 @@ def serve(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         loaded = schema().load(argv, environ)
         log_flags = loaded.group(LogFlags)
         log_setup.setup(log_flags.level, log_flags.format)
+        log_warnings(loaded)
         supervisor.die_with_parent(environ)
         files = raise_file_limit()
         debug = loaded.group(DebugFlags)
@@ -90,7 +91,9 @@ def print_config(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Print the effective configuration of ``gazette serve``, as a file it could be read from."""
     program = schema("gazette print-config")
     try:
-        sys.stdout.write(program.render_ini(program.load(argv, environ)))
+        loaded = program.load(argv, environ)
+        sys.stderr.writelines(f"warning: {warning}\n" for warning in loaded.warnings)
+        sys.stdout.write(program.render_ini(loaded))
     except Invalid as error:
         return exit_with(error, sys.stderr)
     return EXIT_OK

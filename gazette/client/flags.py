@@ -28,9 +28,12 @@ class ClientFlags:
     auth_keys: str = setting("", "base64 keys to sign tokens with", secret=True)
     auth_token: str = setting("", "a token to present, used as it is", secret=True)
     cache_size: int = setting(
-        1024, "how many routes are remembered; 0: always by way of the address", name="cache.size"
+        1024,
+        "how many routes are remembered; 0: always by way of the address",
+        name="cache.size",
+        ini="Size",
     )
-    cache_ttl: float = duration("1m", "how long a route is remembered", name="cache.ttl")
+    cache_ttl: float = duration("1m", "how long a route is remembered", name="cache.ttl", ini="TTL")
 
     def tls(self) -> TlsSettings | None:
         files = (self.trusted_ca_file, self.cert_file, self.cert_key_file)

@@ -18,7 +18,8 @@ FILE_STEM: Final = "gazctl"
 
 _BROKER: Final = ("broker", "log")
 _BOTH: Final = ("consumer", "broker", "log")
-_CONSUMER: Final = ("consumer", "log")
+FAMILIES: Final = {"journals": _BROKER, "shards": _BOTH}
+"""Groups of commands, with the groups of settings that each has."""
 
 SELECTORS: Final = """\
 A selector is like "env in (prod, qa), tier != cache, !legacy". A journal is selected by its name with
@@ -52,8 +53,29 @@ class Command:
             arguments=self.arguments,
             description=f"{self.summary}.\n\n{self.description}",
             examples=f"examples:\n{self.examples}" if self.examples else "",
-            also_in_file=GROUPS,
+            also_in_file=file_sections(),
+            scopes=[".".join(self.words[:count]) for count in range(1, len(self.words) + 1)],
         )
+
+
+def shared_schema(scope: str) -> Schema:
+    """Return the settings that the commands of a group share, such as ``journals``."""
+    return Schema(
+        "gazctl print-config",
+        {"": flags.SharedFlags, **GROUPS},
+        file_stem=FILE_STEM,
+        also_in_file=file_sections(),
+        scopes=[scope],
+    )
+
+
+def file_sections() -> dict[str, type]:
+    """Return all sections that a configuration file may have, by their names."""
+    sections: dict[str, type] = {"": flags.SharedFlags, **GROUPS}
+    for family, groups in FAMILIES.items():
+        sections |= {family: flags.SharedFlags}
+        sections |= {f"{family}.{name}": GROUPS[name] for name in groups}
+    return sections | {".".join(command.words): command.flags for command in COMMANDS}
 
 
 _JOURNALS: Final = (
@@ -347,7 +369,7 @@ succeeded.""",
         "Take shards from their members, to be assigned anew",
         flags.UnassignFlags,
         "shards_unassign:run",
-        _CONSUMER,
+        _BOTH,
         f"""\
 Removes the primary of each selected shard, and every replica that has FAILED; healthy standbys stay,
 and one of them takes over. With --failed only those that have FAILED are removed: that restarts them.
@@ -436,7 +458,8 @@ Consumers are asked only if --consumer.address is given.""",
         flags.NoFlags,
         "print_config:run",
         _BOTH,
-        "The settings that commands share, as a file they could be read from; secrets are left out.",
+        "The settings that commands share, as a file that both implementations read. Defaults are comments;"
+        " secrets are left out.",
         "  gazctl print-config > gazctl.ini",
         offline=True,
     ),

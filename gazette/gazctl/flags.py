@@ -1,7 +1,8 @@
 """The settings of ``gazctl``: what all commands share, and what each has of its own.
 
 Shared ones come from flags, the environment, ``gazctl.ini`` or ``gazctl.yaml``, and defaults. Those of
-a command come from flags alone: neither ``$FORMAT`` nor a file should change what a command does.
+a command come from flags, or from the command's own section of a file (``[journals.list]``): neither
+``$FORMAT`` nor a section of all commands should change what a command does.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class BrokerFlags(BrokerClientFlags):
     reached through a tunnel."""
 
     cache_size: int = setting(
-        0, "how many routes are remembered; 0: always by way of the address", name="cache.size"
+        0,
+        "how many routes are remembered; 0: always by way of the address",
+        name="cache.size",
+        ini="Size",
     )
     file_root: Path | None = setting(
         None, "directory of file:// stores, to read and to remove fragments there"
@@ -48,7 +52,10 @@ class ConsumerFlags(ConsumerClientFlags):
     """Group ``consumer``."""
 
     cache_size: int = setting(
-        0, "how many routes are remembered; 0: always by way of the address", name="cache.size"
+        0,
+        "how many routes are remembered; 0: always by way of the address",
+        name="cache.size",
+        ini="Size",
     )
 
 
@@ -73,7 +80,10 @@ class JournalsListFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("journals to list (empty: all)"), short="l")
     format: str = flag("table", "form of the output", choices=FORMATS, short="o")
     label_columns: tuple[str, ...] = flag(
-        (), "labels to show as columns, separated by commas; may be repeated", short="L"
+        (),
+        "labels to show as columns, separated by commas; may be repeated",
+        short="L",
+        ini="Labels",
     )
     primary: bool = flag(False, "show the primary broker", short="p")
     replicas: bool = flag(False, "show all brokers of the journal", short="r")
@@ -84,7 +94,7 @@ class JournalsListFlags(SharedFlags):
 
 @dataclass(frozen=True, slots=True)
 class ApplyFlags(SharedFlags):
-    specs: str = flag("-", "YAML file of specifications (-: stdin)")
+    specs: str = flag("-", "YAML file of specifications (-: stdin)", ini="SpecsPath")
     dry_run: bool = flag(False, "print the request instead of sending it")
     max_txn_size: int = flag(0, "most changes in one transaction of etcd; 0: all of them in one")
 
@@ -101,13 +111,18 @@ class ReadFlags(SharedFlags):
     block: bool = flag(False, "at the write head wait for more, until interrupted", short="b")
     tail: bool = flag(False, "begin at the write head instead of the first byte")
     output: str = flag("-", "file to write to (-: stdout)", short="o")
-    offsets: Path | None = flag(None, "JSON file of the offsets to begin at, by journal")
-    offsets_out: Path | None = flag(None, "JSON file to write the final offsets to")
+    offsets: Path | None = flag(
+        None, "JSON file of the offsets to begin at, by journal", ini="OffsetsPath"
+    )
+    offsets_out: Path | None = flag(
+        None, "JSON file to write the final offsets to", ini="OffsetsOutPath"
+    )
     file_root: Path | None = flag(None, "directory of file:// stores (as --broker.file-root)")
     since: str = flag(
         "",
         "skip fragments that were persisted before: Unix seconds, a time, or a duration ago",
         name="from",
+        ini="FromUnix",
     )
 
 
@@ -137,10 +152,14 @@ class FragmentsFlags(SharedFlags):
         "",
         "only fragments persisted at or after: Unix seconds, a time, or a duration ago",
         name="from",
+        ini="FromUnix",
     )
-    until: str = flag("", "only fragments persisted at or before", name="to")
+    until: str = flag("", "only fragments persisted at or before", name="to", ini="ToUnix")
     url_ttl: float = duration(
-        "0s", "sign a URL for each fragment, good for this long; 0: no URLs", flag_only=True
+        "0s",
+        "sign a URL for each fragment, good for this long; 0: no URLs",
+        flag_only=True,
+        ini="SigTTL",
     )
 
 
@@ -180,7 +199,10 @@ class ShardsListFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("shards to list (empty: all)"), short="l")
     format: str = flag("table", "form of the output", choices=FORMATS, short="o")
     label_columns: tuple[str, ...] = flag(
-        (), "labels to show as columns, separated by commas; may be repeated", short="L"
+        (),
+        "labels to show as columns, separated by commas; may be repeated",
+        short="L",
+        ini="Labels",
     )
     primary: bool = flag(False, "show the primary member", short="p")
     replicas: bool = flag(False, "show all members of the shard, with their status", short="r")

@@ -61,13 +61,17 @@ def _commands_of(group: str) -> list[str]:
 def find_command(argv: Sequence[str]) -> tuple[Command | str, list[str]]:
     """The command that is named, or the text to show instead, and the words that are left.
 
-    Shared flags may precede the command. Raises ``Invalid`` for a command that there is not.
+    Shared flags may precede the command, or stand between its words. Raises ``Invalid`` for an unknown
+    command.
     """
     rest = list(argv)
-    before = _take_leading_flags(rest)
+    before: list[str] = []
     words: list[str] = []
     names = {command.words: command for command in COMMANDS}
-    while rest and tuple(words) not in names:
+    while tuple(words) not in names:
+        before += _take_leading_flags(rest)
+        if not rest:
+            break
         word = rest[0]
         if word in ("-h", "--help", "help") and not words[1:]:
             rest.pop(0)
@@ -169,6 +173,8 @@ def _prepare(
             terminal.write(schema.parser().format_help())
             return EXIT_OK
         loaded = schema.load(rest, environ)
+        for warning in loaded.warnings:
+            terminal.note(f"gazctl: warning: {warning}")
     except Invalid as error:
         return tell(error, terminal)
     except BrokenPipeError:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from gazette.gazctl.commands import Command
+from gazette.gazctl.commands import FAMILIES, Command, shared_schema
 from gazette.gazctl.context import Context
 
 
-def run(context: Context, command: Command) -> int:
-    context.terminal.write(command.schema().render_ini(context.loaded))
+def run(context: Context, _command: Command) -> int:
+    """Print the settings of each group of commands, as a file that both implementations read."""
+    for family, groups in FAMILIES.items():
+        schema = shared_schema(family)
+        loaded = schema.load(context.loaded.argv, context.environ)
+        context.terminal.write(schema.render_ini(loaded, ("", *groups)) + "\n")
     return 0

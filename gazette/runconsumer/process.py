@@ -25,7 +25,7 @@ from gazette import log_setup, supervisor
 from gazette.auth import KeyedAuth, NoAuth
 from gazette.client.flags import BrokerClientFlags
 from gazette.clock import Clock, SystemClock
-from gazette.config import Loaded, Schema, exit_with
+from gazette.config import Loaded, Schema, exit_with, log_warnings
 from gazette.consumer.application import Application
 from gazette.consumer.callbacks import require_callbacks
 from gazette.consumer.service import ConsumerService
@@ -101,10 +101,12 @@ def run(application: Application[Any], argv: Sequence[str], environ: Mapping[str
         require_callbacks(application)
         loaded = options.load(rest, environ)
         if command == "print-config":
+            sys.stderr.writelines(f"warning: {warning}\n" for warning in loaded.warnings)
             sys.stdout.write(options.render_ini(loaded))
             return EXIT_OK
         log_flags = loaded.group(LogFlags)
         log_setup.setup(log_flags.level, log_flags.format)
+        log_warnings(loaded)
         supervisor.die_with_parent(environ)
         files = raise_file_limit()
         workers = loaded.group(ProcessFlags).workers

@@ -69,9 +69,9 @@ def run(*argv: str, environ: dict[str, str] | None = None) -> int:
 def test_print_config_names_every_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("print-config") == 0
     out = capsys.readouterr().out
-    for group in ("consumer", "broker", "etcd", "log", "debug", "extra"):
+    for group in ("Consumer", "Broker", "Etcd", "Logging", "Debug", "Extra"):
         assert f"[{group}]" in out
-    assert "number = 3" in out
+    assert "; Number = 3" in out
 
 
 def test_flags_come_before_the_environment_before_files(
@@ -80,12 +80,12 @@ def test_flags_come_before_the_environment_before_files(
     (tmp_path / "gazette.ini").write_text("[extra]\nnumber = 5\n[consumer]\nlimit = 7\n")
     run("print-config")
     out = capsys.readouterr().out
-    assert "number = 5" in out
-    assert "limit = 7" in out
+    assert "Number = 5" in out
+    assert "Limit = 7" in out
     run("print-config", environ={"EXTRA_NUMBER": "6"})
-    assert "number = 6" in capsys.readouterr().out
+    assert "Number = 6" in capsys.readouterr().out
     run("print-config", "--extra.number=8", environ={"EXTRA_NUMBER": "6"})
-    assert "number = 8" in capsys.readouterr().out
+    assert "Number = 8" in capsys.readouterr().out
 
 
 def test_secrets_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
