@@ -25,4 +25,4 @@ class WordCount(Application[SQLiteStore]):
 
 
 if __name__ == "__main__":
-    runconsumer.main(WordCount())
+    runconsumer.main(WordCount(), bind_host="127.0.0.1")

@@ -93,6 +93,7 @@ class NoAuth:
     """Signer and verifier of a cluster without keys: everybody may do everything."""
 
     __slots__ = ()
+    keyless: Final = True
 
     def sign(self, claims: Claims, lifetime_s: float) -> str:
         return ""
@@ -118,6 +119,11 @@ class KeyedAuth:
     clock: Clock
     keys: tuple[bytes, ...] = field(repr=False)
     allow_missing: bool = False
+
+    @property
+    def keyless(self) -> bool:
+        """Return True if callers without a token are let in."""
+        return self.allow_missing
 
     @staticmethod
     def parse(clock: Clock, text: str) -> KeyedAuth:

@@ -26,7 +26,7 @@ import difflib
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -90,7 +90,8 @@ class Schema:
     none. ``description`` and ``examples`` are for ``--help``. ``also_in_file`` are sections that other
     programs read from the same file. ``scopes`` are sections of a file, the general one first, whose
     keys and sub-sections (``[scope.Group]``) count for this program, before those of all programs.
-    Only in the last one are settings that are ``flag_only``.
+    Only in the last one are settings that are ``flag_only``. ``defaults`` replaces those of some option
+    keys.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Schema:
         examples: str = "",
         also_in_file: Mapping[str, type] | None = None,
         scopes: Sequence[str] = (),
+        defaults: Mapping[str, Any] | None = None,
     ) -> None:
         self.program = program
         self.groups = dict(groups)
@@ -111,8 +113,11 @@ class Schema:
         self.arguments = arguments
         self.description = description
         self.examples = examples
+        replaced = defaults or {}
         self.options = tuple(
-            option for group, cls in self.groups.items() for option in options_of(group, cls)
+            replace(option, default=replaced.get(option.key, option.default))
+            for group, cls in self.groups.items()
+            for option in options_of(group, cls)
         )
         self._others = dict(also_in_file or {})
         self.scopes = tuple(scopes)

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import socket
 import ssl
 from dataclasses import dataclass
@@ -79,6 +80,25 @@ def bind_unix(path: str) -> socket.socket:
         sock.close()
         raise cannot_listen(f"{UNIX_PREFIX}{path}", error) from error
     return sock
+
+
+def bind_debug(port: str, host: str) -> socket.socket:
+    """A listening socket for ``--debug.port``, on the host that the other ports are on.
+
+    Raises ``Invalid``, and ``Unavailable`` (the port is in use).
+    """
+    if port.startswith(UNIX_PREFIX):
+        return bind_unix(port.removeprefix(UNIX_PREFIX))
+    return bind_tcp(host, port_number(port, "--debug.port"))
+
+
+def port_number(text: str, setting: str) -> int:
+    """Return the number of a port, 0 for no text. Raises ``Invalid`` that names the setting."""
+    if not text:
+        return 0
+    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65_535:
+        raise Invalid(f'invalid port "{text}" (expected a number, or unix:///path)', path=setting)
+    return int(text)
 
 
 def clear_stale_socket(path: str) -> None:

@@ -83,8 +83,17 @@ class Cors:
         return wrapped
 
 
+class WrongMediaType(Invalid):
+    """A body that is not declared as JSON: any page may send one, without asking the server first."""
+
+    default_hint = "Send the header Content-Type: application/json."
+
+
 async def parse_body(request: Request, message: Message) -> None:
-    """Read the body as the JSON of ``message``; no body is an empty message. Raises ``Invalid``."""
+    """Read the body as the JSON of ``message``; no body is an empty message.
+
+    Raises ``Invalid``, and ``WrongMediaType`` for a body that is not ``application/json``.
+    """
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -92,14 +101,18 @@ async def parse_body(request: Request, message: Message) -> None:
             raise Invalid(
                 f"request body is too large (expected <= {BODY_BYTES_MAX} bytes)", path="body"
             )
+    types = request.headers.getlist("content-type")
+    if body and [one.partition(";")[0].strip().lower() for one in types] != ["application/json"]:
+        raise WrongMediaType("expected a body of Content-Type application/json", path="body")
     try:
         json_format.Parse(bytes(body) or b"{}", message)
     except (json_format.ParseError, ValueError, RecursionError) as error:
         raise Invalid(str(error), path="body") from error
 
 
-def error_object(code: grpc.StatusCode, text: str) -> dict[str, Any]:
-    status = _HTTP_CODES.get(code, 500)
+def error_object(code: grpc.StatusCode, text: str, status: int = 0) -> dict[str, Any]:
+    """The value of ``error``; ``status`` replaces the HTTP status that goes with the code."""
+    status = status or http_code_of(code)
     return {
         "grpc_code": code.value[0],
         "http_code": status,
@@ -112,6 +125,14 @@ def error_response(code: grpc.StatusCode, text: str) -> Response:
     """``{"error": …}`` with the HTTP status that goes with the code of a failed call."""
     headers = CHALLENGE if code is grpc.StatusCode.UNAUTHENTICATED else None
     return JSONResponse({"error": error_object(code, text)}, http_code_of(code), headers)
+
+
+def failure_response(error: GazetteError) -> Response:
+    """``error_response`` of an error of our tree."""
+    if isinstance(error, WrongMediaType):
+        body = error_object(grpc.StatusCode.INVALID_ARGUMENT, str(error), 415)
+        return JSONResponse({"error": body}, 415)
+    return error_response(code_of(error), str(error))
 
 
 def http_code_of(code: grpc.StatusCode) -> int:

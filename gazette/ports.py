@@ -43,5 +43,10 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
         return True
 
 
+def bracketed(host: str) -> str:
+    """Return a host as addresses and URLs have it: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
 def _socket(host: str) -> socket.socket:
     return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -6,7 +6,7 @@ advertises is the gRPC one; the HTTP port is the next one, unless it is given.
 
 from __future__ import annotations
 
-import re
+import logging
 import socket
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,9 +16,9 @@ import grpc.aio
 from starlette.types import ASGIApp
 
 from gazette.clock import Clock
-from gazette.errors import Invalid
 from gazette.file_limit import ConnectionLimits
 from gazette.grpc_metrics import MetricsInterceptor
+from gazette.http_guard import is_loopback
 from gazette.http_server import (
     UNIX_PREFIX,
     HttpServer,
@@ -28,8 +28,12 @@ from gazette.http_server import (
     bind_unix,
     cannot_listen,
     clear_stale_socket,
+    port_number,
 )
+from gazette.ports import bracketed
 from gazette.tasks import TaskScope
+
+log = logging.getLogger(__name__)
 
 KEEPALIVE_S: Final = 10.0
 KEEPALIVE_TIMEOUT_S: Final = 10.0
@@ -58,6 +62,34 @@ class ServerSettings:
     """Connections of each port; None: as many as the limit of open files permits."""
 
 
+def advertised_host(bind_host: str, default_host: str) -> str:
+    """Return what to advertise where no host is given: what listens on loopback is nowhere else."""
+    return bind_host if is_loopback(bind_host) else default_host
+
+
+def warn_of_open_server(settings: ServerSettings, group: str, what: str) -> None:
+    """Log a warning if other machines may call a server that has no keys.
+
+    ``group`` is that of its flags, ``what`` says what callers can do.
+    """
+    sockets = settings.port.startswith(UNIX_PREFIX) and (
+        not settings.http_port or settings.http_port.startswith(UNIX_PREFIX)
+    )
+    private = sockets or is_loopback(settings.bind_host)
+    certified = settings.tls is not None and settings.tls.ca_file
+    if private or certified:
+        return
+    log.warning(
+        "without keys, everyone who can connect to %(address)s can %(what)s: set --%(group)s.auth-keys, or"
+        " listen on loopback only with --%(group)s.bind-host=127.0.0.1",
+        {
+            "address": settings.bind_host or "any address of this machine",
+            "what": what,
+            "group": group,
+        },
+    )
+
+
 def _credentials(tls: ReloadedTls) -> grpc.ServerCredentials:
     """Credentials that follow the files. gRPC asks for them with every connection, in a thread of its
     own; that callers must have certificates cannot change while it serves."""
@@ -74,14 +106,6 @@ def _credentials(tls: ReloadedTls) -> grpc.ServerCredentials:
         fetch,
         require_client_authentication=tls.contents[2] is not None,
     )
-
-
-def _port_number(text: str, setting: str) -> int:
-    if not text:
-        return 0
-    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65_535:
-        raise Invalid(f'invalid port "{text}" (expected a number, or unix:///path)', path=setting)
-    return int(text)
 
 
 def grpc_options(max_recv_bytes: int, connections: int) -> list[tuple[str, Any]]:
@@ -147,14 +171,14 @@ class Server:
             self._add_port(f"unix:{path}", settings.port, None)
             self.endpoint = f"{UNIX_PREFIX}{settings.host}{path}"
             return -1
-        wanted = _port_number(settings.port, "port")
+        wanted = port_number(settings.port, "port")
         if wanted:
             # C-core reports a port in use on stderr and by an unspecific error: ask the kernel first.
             bind_tcp(settings.bind_host, wanted).close()
         host = settings.bind_host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
         address = f"[{host}]:{wanted}" if ":" in host else f"{host}:{wanted}"
         port = self._add_port(address, address, settings.tls)
-        self.endpoint = f"{scheme}://{_bracketed(settings.host)}:{port}"
+        self.endpoint = f"{scheme}://{bracketed(settings.host)}:{port}"
         return port
 
     def _add_port(self, address: str, name: str, tls: TlsFiles | None) -> int:
@@ -174,12 +198,12 @@ class Server:
             self._http_socket = bind_unix(path)
             self.http_endpoint = f"{UNIX_PREFIX}{settings.host}{path}"
             return
-        number = _port_number(wanted, "http-port")
-        if not number and _port_number(settings.port, "port"):
+        number = port_number(wanted, "http-port")
+        if not number and port_number(settings.port, "port"):
             number = grpc_port + 1
         self._http_socket = bind_tcp(settings.bind_host, number)
         port = self._http_socket.getsockname()[1]
-        self.http_endpoint = f"{scheme}://{_bracketed(settings.host)}:{port}"
+        self.http_endpoint = f"{scheme}://{bracketed(settings.host)}:{port}"
 
     def start_http(self, scope: TaskScope, app: ASGIApp) -> None:
         """Serve ``app``; should the HTTP server die, ``scope`` fails."""
@@ -207,7 +231,3 @@ class Server:
                 scope.spawn(self._http.stop(grace), name="http")
             elif self._http_socket is not None:
                 self._http_socket.close()
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host

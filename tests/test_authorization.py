@@ -149,6 +149,7 @@ JOURNAL_CALLS: Final = {
         UNAUTHENTICATED,
     ),
 }
+JSON: Final = {"Content-Type": "application/json"}
 CORE_ERROR: Final = "Internal error from Core"
 SHARD_CALLS: Final = {
     "Stat": Row(
@@ -377,12 +378,12 @@ async def check_routes(url: str, routes: Any, rows: dict[tuple[str, str], HttpRo
 async def check_route(http: httpx.AsyncClient, verb: str, row: HttpRow) -> None:
     async def ask(header: str | None) -> httpx.Response:
         headers = {} if header is None else {"Authorization": header}
-        return await http.request(verb, row.path, content=row.content, headers=headers)
+        return await http.request(verb, row.path, content=row.content, headers=JSON | headers)
 
     for why, header in bad_headers(row.capability).items():
         response = await ask(header)
         assert response.status_code == 401, f"{why}: {response.status_code} {response.text}"
-    raw: Any = {"Authorization": b"Bearer \x80"}
+    raw: Any = {"Authorization": b"Bearer \x80", **JSON}
     response = await http.request(verb, row.path, content=row.content, headers=raw)
     assert response.status_code == 401
     response = await ask(f"Bearer {narrowed(row.capability, name='b/other', id='another')}")

@@ -132,6 +132,22 @@ def test_brokers_are_given_the_time_that_they_take_to_leave() -> None:
             assert minutes * 60 >= alone + settings.drain_timeout_s
 
 
+def test_keys_are_required_and_ports_are_not_published() -> None:
+    """Without the secret of keys no pod starts; a development machine publishes to itself only."""
+    seen = 0
+    for one in manifests():
+        if one["kind"] in ("Deployment", "StatefulSet", "Job"):
+            for container in pod(one)["containers"]:
+                for entry in container.get("env", ()):
+                    secret = entry.get("valueFrom", {}).get("secretKeyRef", {})
+                    if secret.get("name") == "gazette-auth":
+                        assert not secret.get("optional"), one["metadata"]["name"]
+                        seen += 1
+    assert seen == 2
+    for name, service in COMPOSE["services"].items():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
+
+
 def test_probes_and_ports_are_of_the_http_server() -> None:
     (broker,) = pod(named("Deployment", "gazette"))["containers"]
     env = {entry["name"]: entry.get("value") for entry in broker["env"]}

@@ -11,4 +11,4 @@ if len(sys.argv) > 1 and sys.argv[1] in ("generate", "publish"):
 
 from bike_share.app import BikeShare
 
-runconsumer.main(BikeShare())
+runconsumer.main(BikeShare(), bind_host="127.0.0.1")

@@ -11,4 +11,4 @@ if len(sys.argv) > 1 and sys.argv[1] == "chunk":
 
 from stream_sum.app import Summer
 
-runconsumer.main(Summer())
+runconsumer.main(Summer(), bind_host="127.0.0.1")

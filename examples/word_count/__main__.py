@@ -3,4 +3,4 @@
 from gazette import runconsumer
 from word_count.app import WordCount
 
-runconsumer.main(WordCount())
+runconsumer.main(WordCount(), bind_host="127.0.0.1")

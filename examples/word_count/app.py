@@ -32,6 +32,7 @@ from gazette.config import setting
 from gazette.consumer.query import rpc_errors
 from gazette.consumer.service import ConsumerService
 from gazette.errors import GazetteError, Invalid, NotFound
+from gazette.json_gateway import WrongMediaType, parse_body
 from gazette.message.mapping import modulo_mapping
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.route import Header
@@ -171,7 +172,7 @@ class Api(NGramServicer):
             grams = await self.query(request.prefix, request.shard, header)
         return QueryResponse(grams=grams)
 
-    # HTTP: GET /query?prefix=…&shard=…, POST /publish.
+    # HTTP: GET /query?prefix=…&shard=…, POST /publish {"text": …}.
 
     async def http_query(self, request: Request) -> Response:
         parameters = request.query_params
@@ -182,20 +183,19 @@ class Api(NGramServicer):
         return JSONResponse({gram.n_gram: gram.count for gram in grams})
 
     async def http_publish(self, request: Request) -> Response:
+        # As JSON, which no page of another origin may send.
+        message = PublishRequest()
         try:
-            text = (await request.body()).decode()
-        except UnicodeDecodeError:
-            return failure(Invalid("the text is not UTF-8"))
-        try:
-            return JSONResponse({"published": await self.publish(text)})
+            await parse_body(request, message)
+            return JSONResponse({"published": await self.publish(message.text)})
         except GazetteError as error:
             return failure(error)
 
 
 def failure(error: GazetteError) -> Response:
-    code = {NotFound: 404, Invalid: 400}.get(type(error), 503)
+    code = {NotFound: 404, Invalid: 400, WrongMediaType: 415}.get(type(error), 503)
     return JSONResponse({"error": str(error), "hint": error.hint}, code)
 
 
 if __name__ == "__main__":
-    runconsumer.main(WordCount())
+    runconsumer.main(WordCount(), bind_host="127.0.0.1")

@@ -12,7 +12,7 @@ from gazette.config import duration, setting
 from gazette.errors import Invalid
 from gazette.flags import check_directory
 from gazette.http_server import TlsFiles
-from gazette.server import ServerSettings
+from gazette.server import ServerSettings, advertised_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,9 @@ class BrokerFlags:
     peer_cert_key_file: str = setting("", "key of that certificate (PEM)")
     peer_ca_file: str = setting("", "CA to verify other brokers with (PEM)")
     max_grpc_recv_size: int = setting(4_194_304, "largest gRPC message that is accepted, in bytes")
-    allow_origin: tuple[str, ...] = setting((), "origin for CORS headers on /v1/; may be repeated")
+    allow_origin: tuple[str, ...] = setting(
+        (), "origin whose pages may call HTTP routes; may be repeated"
+    )
     limit: int = setting(1024, "most journals (replicas of them) that this broker serves")
     file_root: Path | None = setting(None, "directory below which file:// stores are")
     fsspec_protocols: tuple[str, ...] = setting(
@@ -57,6 +59,9 @@ class BrokerFlags:
 
     http_port: str = setting("", "HTTP port, or unix:///path (empty: the gRPC port plus one)")
     bind_host: str = setting("", "address to listen on (empty: all)")
+    allow_host: tuple[str, ...] = setting(
+        (), "name by which HTTP is served without keys, as of a proxy; may be repeated"
+    )
     spool_dir: Path | None = setting(None, "directory of spool files (empty: the temporary one)")
     drain_timeout: float = duration(
         "30s", "at exit, how long to wait for a hand-off when no other broker could take over"
@@ -86,6 +91,7 @@ class BrokerFlags:
             file_only=self.file_only,
             fsspec_protocols=check_protocols(self.fsspec_protocols, "broker.fsspec-protocols"),
             allow_origins=self.allow_origin,
+            allow_hosts=self.allow_host,
             graceful_stop_s=self.graceful_stop,
             drain_timeout_s=self.drain_timeout,
             drain_timeout_max_s=self.drain_timeout_max,
@@ -95,7 +101,7 @@ class BrokerFlags:
     def server_settings(self, default_host: str) -> ServerSettings:
         """Raises ``Invalid``."""
         return ServerSettings(
-            host=self.host or default_host,
+            host=self.host or advertised_host(self.bind_host, default_host),
             port=self.port,
             http_port=self.http_port,
             bind_host=self.bind_host,

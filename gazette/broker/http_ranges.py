@@ -13,6 +13,8 @@ from typing import Final
 
 MAX_OFFSET: Final = (1 << 63) - 1
 
+_DIGITS_MAX: Final = 100
+"""More are not converted: that takes time that grows with their square."""
 _SPEC: Final = re.compile(r"[ \t]*(?:([0-9]+)-([0-9]*)|-([0-9]+))[ \t]*")
 _TAG: Final = re.compile(r'"([0-9a-f]{1,16})-([0-9a-f]{1,16})"')
 
@@ -51,6 +53,8 @@ def parse_range(header: str | None) -> ByteRange | None:
     if match is None:
         raise Unsatisfiable(f"not a range of bytes: {header}")
     first, last, suffix = match.groups()
+    if max(len(one or "") for one in (first, last, suffix)) > _DIGITS_MAX:
+        raise Unsatisfiable("beyond the largest offset")
     if suffix is not None:
         return ByteRange(suffix=min(int(suffix), MAX_OFFSET))
     found = ByteRange(int(first), int(last) if last else None)

@@ -19,9 +19,9 @@ from gazette.errors import GazetteError
 from gazette.http_body import StreamedBody
 from gazette.json_gateway import (
     Cors,
-    code_of,
     error_object,
     error_response,
+    failure_response,
     json_line,
     parse_body,
     to_json,
@@ -58,7 +58,7 @@ async def _call(request: Request, method: Callable[[], Method], message: Message
     except grpc.aio.AioRpcError as error:
         return error_response(error.code(), error.details() or "")
     except GazetteError as error:
-        return error_response(code_of(error), str(error))
+        return failure_response(error)
     return StreamedBody(_lines(call, first, messages), media_type="application/json")
 
 

@@ -30,10 +30,11 @@ from gazette.diagnostics import diagnostic_routes
 from gazette.errors import GazetteError, Invalid
 from gazette.file_limit import ConnectionLimits, raise_file_limit, warn_of_few_files
 from gazette.flags import DebugFlags, EtcdFlags, LogFlags, member_id
-from gazette.http_server import UNIX_PREFIX, HttpServer, bind_tcp, bind_unix
+from gazette.http_guard import HttpGuard
+from gazette.http_server import HttpServer, bind_debug
 from gazette.names import two_words
 from gazette.protocol.validation import within
-from gazette.server import Server
+from gazette.server import Server, warn_of_open_server
 from gazette.tasks import TaskScope
 
 log = logging.getLogger(__name__)
@@ -131,6 +132,9 @@ def _build(loaded: Loaded, clock: Clock, rng: random.Random) -> BrokerService:
         auth = KeyedAuth.parse(clock, flags.auth_keys) if flags.auth_keys else NoAuth()
         server = Server(clock, flags.server_settings(socket.gethostname()))
         server.bind()
+    if auth.keyless:
+        what = "read, append to, change and delete every journal"
+        warn_of_open_server(server.settings, "broker", what)
     return BrokerService(
         clock,
         rng,
@@ -174,15 +178,9 @@ async def _serve_one(loaded: Loaded) -> int:
 def _start_debug(port: str, service: BrokerService, scope: TaskScope) -> HttpServer | None:
     if not port:
         return None
-    if port.startswith(UNIX_PREFIX):
-        sock = bind_unix(port.removeprefix(UNIX_PREFIX))
-    elif port.isdigit():
-        sock = bind_tcp("", int(port))
-    else:
-        raise Invalid(f'invalid port "{port}"', path="--debug.port")
+    sock = bind_debug(port, service.server.settings.bind_host)
     limit = ConnectionLimits.of_process().debug
-    server = HttpServer(
-        sock, Starlette(routes=diagnostic_routes(service.not_ready)), tls=None, limit=limit
-    )
+    app = HttpGuard(Starlette(routes=diagnostic_routes(service.not_ready)), service.guard_rules)
+    server = HttpServer(sock, app, tls=None, limit=limit)
     server.start(scope)
     return server

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.routing import Route as HttpRoute
@@ -51,6 +52,7 @@ from gazette.etcd_startup import connect_patiently
 from gazette.fragment.disk_pace import DiskPace
 from gazette.fragment.local_file import Disk, LocalDisk
 from gazette.fragment.persister import Persister, PersisterSettings
+from gazette.http_guard import GuardRules, HttpGuard
 from gazette.keyspace.key_space import KeySpace
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
@@ -136,6 +138,15 @@ class BrokerService:
             raise Unavailable("the broker is starting")
         return self._parts.context
 
+    @property
+    def guard_rules(self) -> GuardRules:
+        """Return what the HTTP servers of this broker let in."""
+        return GuardRules.of(
+            keyless=self._auth.keyless,
+            hosts=(urlsplit(self.server.endpoint).hostname or "", *self.settings.allow_hosts),
+            origins=self.settings.allow_origins,
+        )
+
     def not_ready(self) -> str:
         """Why the broker does not serve now; empty if it does."""
         if self.failure is not None:
@@ -153,7 +164,7 @@ class BrokerService:
         Waits for etcd as long as it takes, and for a member of the same id to go away. Raises what
         makes that hopeless. Cancellation: call ``stop``.
         """
-        self.server.start_http(self._servers, self._app())
+        self.server.start_http(self._servers, HttpGuard(self._app(), self.guard_rules))
         self._phase = "connecting to etcd"
         self._etcd = await connect_patiently(
             self._etcd_settings, self._clock, transport=self._transport

@@ -44,6 +44,8 @@ class BrokerSettings:
     """Those that ``fsspec+NAME://`` stores may name."""
     file_only: bool = False
     allow_origins: tuple[str, ...] = ()
+    allow_hosts: tuple[str, ...] = ()
+    """Names by which HTTP is served without keys, besides the advertised one."""
 
     read_chunk_bytes: int = 131_072
     """Content of one ReadResponse."""

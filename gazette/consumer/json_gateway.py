@@ -13,7 +13,7 @@ from starlette.routing import Route
 from gazette.auth import Capability, Verifier
 from gazette.consumer.shard_api import ShardApi
 from gazette.errors import GazetteError
-from gazette.json_gateway import Cors, code_of, error_response, parse_body, to_json
+from gazette.json_gateway import Cors, failure_response, parse_body, to_json
 from gazette.protocol.pb import consumer_pb2
 
 
@@ -32,7 +32,7 @@ def json_routes(
                 method: Callable[..., Awaitable[Any]] = getattr(api(), name)
                 response = await method(message, claims)
             except GazetteError as error:
-                return error_response(code_of(error), str(error))
+                return failure_response(error)
             return JSONResponse(to_json(response))
 
         return Route(path, cors.wrap(handle), methods=["POST", "OPTIONS"])

@@ -13,6 +13,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import grpc.aio
 from prometheus_client import REGISTRY
@@ -60,6 +61,7 @@ from gazette.diagnostics import diagnostic_routes
 from gazette.errors import Bug, GazetteError, Unavailable
 from gazette.etcd import Etcd, EtcdSettings
 from gazette.etcd_startup import connect_patiently
+from gazette.http_guard import GuardRules, HttpGuard
 from gazette.keyspace.key_space import KeySpace
 from gazette.message.mapping import PartitionWatch
 from gazette.message.message_uuid import Clock as MessageClock
@@ -306,6 +308,15 @@ class ConsumerService:
             raise Unavailable("the consumer is starting")
         return self._parts
 
+    @property
+    def guard_rules(self) -> GuardRules:
+        """Return what the HTTP servers of this member let in."""
+        return GuardRules.of(
+            keyless=self._auth.keyless,
+            hosts=(urlsplit(self.server.endpoint).hostname or "", *self.settings.allow_hosts),
+            origins=self.settings.allow_origins,
+        )
+
     def not_ready(self) -> str:
         """Why the member does not serve now; empty if it does."""
         if self.failure is not None:
@@ -328,7 +339,7 @@ class ConsumerService:
         """
         self._phase = _INITIALIZING
         app = self._app()
-        self.server.start_http(self._servers, app)
+        self.server.start_http(self._servers, HttpGuard(app, self.guard_rules))
         self._daemons.daemon(self._broker_watch.run(), name="brokers")
         self._daemons.daemon(self.append_service.run(), name="appends")
         self._daemons.spawn(self._sweep(), name="sweep")

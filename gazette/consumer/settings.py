@@ -25,6 +25,8 @@ class ConsumerSettings:
     lease_ttl_s: float = 20.0
     watch_delay_s: float = 0.03
     allow_origins: tuple[str, ...] = ()
+    allow_hosts: tuple[str, ...] = ()
+    """Names by which HTTP is served without keys, besides the advertised one."""
 
     scratch_directory: Path | None = None
     """Where shards' files are while they run; None: the directory for temporary files."""

@@ -162,7 +162,7 @@ async def application(
         "serve",
         "--consumer.id=bench-app",
         "--consumer.zone=zone-a",
-        "--consumer.host=127.0.0.1",
+        "--consumer.bind-host=127.0.0.1",
         f"--consumer.port={grpc_port}",
         f"--consumer.http-port={http_port}",
         f"--consumer.scratch-dir={scratch}",

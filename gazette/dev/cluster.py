@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from gazette.client.client import Client
 from gazette.clock import Clock
@@ -15,7 +17,9 @@ from gazette.dev.heads import resume_journals
 from gazette.dev.processes import ChildProcess, await_ready, python_module
 from gazette.errors import Invalid, Unavailable
 from gazette.etcd_server import EtcdServer
-from gazette.ports import free_port, port_is_free
+from gazette.ports import bracketed, free_port, port_is_free
+
+_WILDCARDS: Final = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,9 @@ class ClusterSettings:
     brokers: int = 3
     zones: int = 2
     lease_ttl_s: float = 20.0
+    host: str = "127.0.0.1"
+    """Address that brokers listen on, and advertise. ``0.0.0.0`` and ``::``: all; advertised is the name of
+    this machine. etcd listens on loopback only."""
     first_port: int = 0
     etcd_port: int = 0
     log_level: str = "warn"
@@ -40,6 +47,10 @@ class ClusterSettings:
         if not 1 <= self.zones <= self.brokers:
             raise Invalid(f"{self.zones} zones for {self.brokers} brokers", path="--zones")
 
+    @property
+    def advertised_host(self) -> str:
+        return socket.gethostname() if self.host in _WILDCARDS else self.host
+
 
 @dataclass(slots=True)
 class Broker:
@@ -47,16 +58,17 @@ class Broker:
 
     process: ChildProcess
     zone: str
+    host: str
     grpc_port: int
     http_port: int
 
     @property
     def grpc_url(self) -> str:
-        return f"http://127.0.0.1:{self.grpc_port}"
+        return f"http://{bracketed(self.host)}:{self.grpc_port}"
 
     @property
     def http_url(self) -> str:
-        return f"http://127.0.0.1:{self.http_port}"
+        return f"http://{bracketed(self.host)}:{self.http_port}"
 
 
 class LocalCluster:
@@ -90,7 +102,11 @@ class LocalCluster:
                 await broker.process.start()
             for broker in self.brokers:
                 await await_ready(
-                    broker.process, broker.http_port, self._clock, self.settings.ready_timeout_s
+                    broker.process,
+                    broker.http_port,
+                    self._clock,
+                    self.settings.ready_timeout_s,
+                    host=broker.host,
                 )
             await self._resume()
         except BaseException:
@@ -114,10 +130,10 @@ class LocalCluster:
     def _ports(self, index: int) -> tuple[int, int]:
         first = self.settings.first_port
         if first == 0:
-            return free_port(), free_port()
+            return free_port(self.settings.host), free_port(self.settings.host)
         ports = (first + 2 * index, first + 2 * index + 1)
         for port in ports:
-            if not port_is_free(port):
+            if not port_is_free(port, self.settings.host):
                 raise Invalid(
                     f"port {port} is in use",
                     path="--port",
@@ -138,7 +154,8 @@ class LocalCluster:
             "serve",
             f"--broker.id={name}",
             f"--broker.zone={zone}",
-            "--broker.host=127.0.0.1",
+            f"--broker.host={self.settings.advertised_host}",
+            f"--broker.bind-host={self.settings.host}",
             f"--broker.port={grpc_port}",
             f"--broker.http-port={http_port}",
             f"--broker.file-root={fragments}",
@@ -151,7 +168,7 @@ class LocalCluster:
         )
         log_path = self.directory / "logs" / f"{name}.log"
         process = ChildProcess(name, argv, log_path, self.environ, self._clock)
-        return Broker(process, zone, grpc_port, http_port)
+        return Broker(process, zone, self.settings.advertised_host, grpc_port, http_port)
 
     def describe(self) -> dict[str, object]:
         """What ``--ready-file`` holds."""

@@ -50,6 +50,9 @@ class DemoFlags:
     )
     json: bool = setting(False, "print one JSON object instead of progress")
     keep: bool = setting(False, "leave everything running afterwards, and say what to try")
+    host: str = setting(
+        "127.0.0.1", "address that brokers and members listen on; 0.0.0.0: all, for anyone"
+    )
     dir: Path | None = setting(None, "where state is kept (default: a temporary directory)")
     kill: bool = setting(True, "kill the busiest consumer and a broker in mid-stream")
     backfill: bool = setting(True, "wipe the state of a shard at the end, and backfill it")
@@ -148,7 +151,9 @@ class _Demo:
         self.clock: Clock = SystemClock()
         self.report = Report()
         self.cluster = LocalCluster(
-            ClusterSettings(directory=directory, brokers=3, zones=2, lease_ttl_s=LEASE_S),
+            ClusterSettings(
+                directory=directory, brokers=3, zones=2, lease_ttl_s=LEASE_S, host=flags.host
+            ),
             self.clock,
         )
         self.words: WordCountCluster | None = None
@@ -332,7 +337,7 @@ class _Demo:
         self.say("\nEverything is left running. Try:\n")
         for line in (
             f"curl '{member.http_url}/query?prefix=gaz'",
-            f"curl -d 'gazette gazette' {member.http_url}/publish",
+            f'curl --json \'{{"text": "gazette gazette"}}\' {member.http_url}/publish',
             f"curl -s -i '{broker.http_url}/{words.partitions[0]}' | head -c 600",
             f"gazctl journals list --broker.address {broker.grpc_url}",
             f"gazctl shards list --lag --consumer.address {member.grpc_url}",

@@ -26,6 +26,9 @@ class DevFlags:
     )
     brokers: int = setting(1, "how many brokers to run")
     zones: int = setting(1, "over how many zones they are spread")
+    host: str = setting(
+        "127.0.0.1", "address that brokers listen on; 0.0.0.0: all, for anyone who can connect"
+    )
     port: int = setting(8080, "gRPC port of the first broker, HTTP is the next; 0: any free ports")
     etcd_port: int = setting(2379, "port of etcd; 0: any free port")
     lease: float = duration("20s", "how long etcd waits for a broker that does not answer")
@@ -57,6 +60,7 @@ def _settings(flags: DevFlags) -> ClusterSettings:
         brokers=flags.brokers,
         zones=min(flags.zones, flags.brokers),
         lease_ttl_s=flags.lease,
+        host=flags.host,
         first_port=flags.port,
         etcd_port=flags.etcd_port,
         log_level=flags.log_level,

@@ -106,7 +106,12 @@ class ChildProcess:
 
 
 async def await_ready(
-    process: ChildProcess, http_port: int, clock: Clock, timeout_s: float
+    process: ChildProcess,
+    http_port: int,
+    clock: Clock,
+    timeout_s: float,
+    *,
+    host: str = "127.0.0.1",
 ) -> None:
     """Return when ``/debug/ready`` of a child answers 200.
 
@@ -116,7 +121,7 @@ async def await_ready(
     while True:
         if not process.running:
             raise process.died()
-        if await asyncio.to_thread(_is_ready, http_port):
+        if await asyncio.to_thread(_is_ready, host, http_port):
             return
         if clock.monotonic() > deadline:
             raise Unavailable(
@@ -126,8 +131,8 @@ async def await_ready(
         await clock.sleep(0.05)
 
 
-def _is_ready(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2.0)
+def _is_ready(host: str, port: int) -> bool:
+    connection = http.client.HTTPConnection(host, port, timeout=2.0)
     try:
         connection.request("GET", "/debug/ready")
         return connection.getresponse().status == 200

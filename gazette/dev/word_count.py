@@ -18,7 +18,7 @@ from gazette.dev.cluster import LocalCluster
 from gazette.dev.processes import ChildProcess, await_ready, python_module
 from gazette.errors import GazetteError, NotFound, Unavailable
 from gazette.labels import CONTENT_PROTO_FIXED, CONTENT_RECOVERY_LOG, CONTENT_TYPE, MESSAGE_TYPE
-from gazette.ports import free_port
+from gazette.ports import bracketed, free_port
 from gazette.protocol import duration
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
@@ -59,6 +59,7 @@ class Member:
 
     process: ChildProcess
     zone: str
+    host: str
     grpc_port: int
     http_port: int
 
@@ -68,11 +69,11 @@ class Member:
 
     @property
     def grpc_url(self) -> str:
-        return f"http://127.0.0.1:{self.grpc_port}"
+        return f"http://{bracketed(self.host)}:{self.grpc_port}"
 
     @property
     def http_url(self) -> str:
-        return f"http://127.0.0.1:{self.http_port}"
+        return f"http://{bracketed(self.host)}:{self.http_port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,8 @@ class WordCountCluster:
             "serve",
             f"--consumer.id={name}",
             f"--consumer.zone={zone}",
-            "--consumer.host=127.0.0.1",
+            f"--consumer.host={cluster.settings.advertised_host}",
+            f"--consumer.bind-host={cluster.settings.host}",
             f"--consumer.port={grpc_port}",
             f"--consumer.http-port={http_port}",
             f"--consumer.scratch-dir={scratch}",
@@ -206,9 +208,12 @@ class WordCountCluster:
         log_path = cluster.directory / "logs" / f"{name}.log"
         process = ChildProcess(name, argv, log_path, environ, self._clock)
         await process.start()
-        member = Member(process, zone, grpc_port, http_port)
+        host = cluster.settings.advertised_host
+        member = Member(process, zone, host, grpc_port, http_port)
         self.members.append(member)
-        await await_ready(process, http_port, self._clock, cluster.settings.ready_timeout_s)
+        await await_ready(
+            process, http_port, self._clock, cluster.settings.ready_timeout_s, host=host
+        )
         return member
 
     async def listed_shards(self, member: Member | None = None) -> tuple[ListedShard, ...]:

@@ -8,11 +8,13 @@ if TYPE_CHECKING:
     from gazette.consumer.application import Application
 
 
-def main(application: Application[Any]) -> NoReturn:
+def main(application: Application[Any], *, bind_host: str = "") -> NoReturn:
     """Run an application until it is told to stop, and leave the process.
+
+    ``bind_host`` is the address to listen on where ``--consumer.bind-host`` is not given; empty: all.
 
     See `gazette.runconsumer.process` for the command line and the exit codes.
     """
     from gazette.runconsumer import process
 
-    process.main(application)
+    process.main(application, bind_host=bind_host)

@@ -11,7 +11,7 @@ from gazette.consumer.settings import ConsumerSettings
 from gazette.errors import Invalid
 from gazette.flags import check_directory
 from gazette.http_server import TlsFiles
-from gazette.server import ServerSettings
+from gazette.server import ServerSettings, advertised_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,9 @@ class ConsumerFlags:
     peer_cert_key_file: str = setting("", "key of that certificate (PEM)")
     peer_ca_file: str = setting("", "CA to verify other members with (PEM)")
     max_grpc_recv_size: int = setting(4_194_304, "largest gRPC message that is accepted, in bytes")
-    allow_origin: tuple[str, ...] = setting((), "origin for CORS headers on /v1/; may be repeated")
+    allow_origin: tuple[str, ...] = setting(
+        (), "origin whose pages may call HTTP routes; may be repeated"
+    )
     limit: int = setting(32, "most shards (replicas of them) that this process serves")
     max_hot_standbys: int = setting(3, "upper bound of any shard's hot standbys")
     watch_delay: float = duration("30ms", "how long changes in etcd are collected before use")
@@ -48,6 +50,9 @@ class ConsumerFlags:
 
     http_port: str = setting("", "HTTP port, or unix:///path (empty: the gRPC port plus one)")
     bind_host: str = setting("", "address to listen on (empty: all)")
+    allow_host: tuple[str, ...] = setting(
+        (), "name by which HTTP is served without keys, as of a proxy; may be repeated"
+    )
     scratch_dir: Path | None = setting(
         None, "where shards keep files while they run (empty: the temporary directory)"
     )
@@ -86,6 +91,7 @@ class ConsumerFlags:
             lease_ttl_s=lease_ttl_s,
             watch_delay_s=self.watch_delay,
             allow_origins=self.allow_origin,
+            allow_hosts=self.allow_host,
             scratch_directory=self.scratch_dir,
             hints_interval_s=self.hints_interval,
             stall_timeout_s=self.stall_timeout,
@@ -100,7 +106,7 @@ class ConsumerFlags:
     def server_settings(self, default_host: str) -> ServerSettings:
         """Raises ``Invalid``."""
         return ServerSettings(
-            host=self.host or default_host,
+            host=self.host or advertised_host(self.bind_host, default_host),
             port=self.port,
             http_port=self.http_port,
             bind_host=self.bind_host,

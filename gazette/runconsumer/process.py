@@ -33,12 +33,13 @@ from gazette.diagnostics import diagnostic_routes
 from gazette.errors import GazetteError, Invalid
 from gazette.file_limit import ConnectionLimits, raise_file_limit, warn_of_few_files
 from gazette.flags import DebugFlags, EtcdFlags, LogFlags, member_id
-from gazette.http_server import HttpServer, bind_tcp
+from gazette.http_guard import HttpGuard
+from gazette.http_server import HttpServer, bind_debug
 from gazette.names import two_words
 from gazette.process_exit import end_process
 from gazette.protocol.validation import within
 from gazette.runconsumer.flags import ConsumerFlags, ProcessFlags
-from gazette.server import Server
+from gazette.server import Server, warn_of_open_server
 from gazette.tasks import TaskScope
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ USAGE: Final = """usage: {program} [serve | print-config] [FLAGS]
 """
 
 
-def schema(application: Application[Any], program: str) -> Schema:
+def schema(application: Application[Any], program: str, bind_host: str = "") -> Schema:
     return Schema(
         program,
         {
@@ -71,19 +72,28 @@ def schema(application: Application[Any], program: str) -> Schema:
             **application.config_groups,
         },
         file_stem="gazette",
+        defaults={"consumer.bind-host": bind_host},
     )
 
 
-def main(application: Application[Any]) -> NoReturn:
+def main(application: Application[Any], *, bind_host: str = "") -> NoReturn:
     """Run an application until it is told to stop, and leave the process.
+
+    ``bind_host`` is the address to listen on where ``--consumer.bind-host`` is not given; empty: all.
 
     The command line is ``[serve] FLAGS`` or ``print-config FLAGS``; settings come from flags, the
     environment, ``gazette.ini`` or ``gazette.yaml``, and defaults, in this order.
     """
-    end_process(run(application, sys.argv[1:], os.environ))
+    end_process(run(application, sys.argv[1:], os.environ, bind_host=bind_host))
 
 
-def run(application: Application[Any], argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def run(
+    application: Application[Any],
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    bind_host: str = "",
+) -> int:
     """``main``, with its exit code as a result."""
     path = Path(sys.argv[0])
     # Of `python -m package`, the file says nothing.
@@ -96,7 +106,7 @@ def run(application: Application[Any], argv: Sequence[str], environ: Mapping[str
     if command not in ("serve", "print-config"):
         sys.stderr.write(f"{program}: unknown command {command}\n\n{USAGE.format(program=program)}")
         return 2
-    options = schema(application, f"{program} {command}")
+    options = schema(application, f"{program} {command}", bind_host)
     try:
         require_callbacks(application)
         loaded = options.load(rest, environ)
@@ -174,6 +184,9 @@ def build(application: Application[Any], loaded: Loaded, clock: Clock) -> Consum
     with within("--consumer"):
         server = Server(clock, flags.server_settings(socket.gethostname()))
         server.bind()
+    if auth.keyless:
+        what = "use this application, and change and delete its shards"
+        warn_of_open_server(server.settings, "consumer", what)
     return ConsumerService(
         application,
         clock,
@@ -190,7 +203,8 @@ def build(application: Application[Any], loaded: Loaded, clock: Clock) -> Consum
 
 
 async def _serve_one(application: Application[Any], loaded: Loaded) -> int:
-    debug_socket = _debug_socket(loaded.group(DebugFlags).port)
+    port = loaded.group(DebugFlags).port
+    debug_socket = bind_debug(port, loaded.group(ConsumerFlags).bind_host) if port else None
     try:
         service = build(application, loaded, SystemClock())
     except BaseException:
@@ -212,7 +226,8 @@ async def _serve_one(application: Application[Any], loaded: Loaded) -> int:
         if debug_socket is not None:
             routes = [*diagnostic_routes(service.not_ready), *service.debug_routes()]
             limit = ConnectionLimits.of_process().debug
-            debug = HttpServer(debug_socket, Starlette(routes=routes), tls=None, limit=limit)
+            app = HttpGuard(Starlette(routes=routes), service.guard_rules)
+            debug = HttpServer(debug_socket, app, tls=None, limit=limit)
             debug.start(scope)
         await asyncio.wait({starting})
         if not starting.cancelled():
@@ -227,12 +242,3 @@ async def _serve_one(application: Application[Any], loaded: Loaded) -> int:
                 await debug.stop(1.0)
             await scope.stop(_STOP_S)
     return EXIT_OK
-
-
-def _debug_socket(port: str) -> socket.socket | None:
-    """Raises ``Invalid``, and ``Unavailable`` (the port is in use)."""
-    if not port:
-        return None
-    if not port.isdigit():
-        raise Invalid(f'invalid port "{port}"', path="--debug.port")
-    return bind_tcp("", int(port))

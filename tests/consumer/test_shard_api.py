@@ -276,7 +276,9 @@ async def test_list_and_stat_answer_json(start: Start, broker: BrokerFixture) ->
             "/v1/shards/stat", json={"shard": SHARD, "readThrough": {SOURCE: str(end)}}
         )
         assert stat.json()["readThrough"] == {SOURCE: str(end)}
-        bad = await http.post("/v1/shards/stat", content=b"{")
+        bad = await http.post(
+            "/v1/shards/stat", content=b"{", headers={"Content-Type": "application/json"}
+        )
         assert bad.status_code == 400
         other = await http.post("/v1/shards/list", json={}, headers={"origin": "https://other"})
         assert "access-control-allow-origin" not in other.headers

@@ -7,10 +7,13 @@ import itertools
 import json
 import random
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from gazette.client.appender import AppendParams
@@ -87,6 +90,60 @@ async def test_a_restart_finds_its_data_again(tmp_path: Path) -> None:
         reader.close()
         result = await client.append(AppendParams("a/journal"), b"continued")
         assert result.commit.begin == 4
+    assert await dev.process.stop(BOUND_S)
+
+
+def other_addresses() -> list[str]:
+    """The addresses of this machine, other than loopback and link-local ones."""
+    found = [
+        one.address
+        for interface in psutil.net_if_addrs().values()
+        for one in interface
+        if one.family in (socket.AF_INET, socket.AF_INET6)
+    ]
+    return [one for one in found if not one.startswith(("127.", "fe80")) and one != "::1"]
+
+
+def ports_of(described: dict[str, object]) -> list[int]:
+    """Every port of a cluster: etcd, and both of each broker."""
+    brokers = described["brokers"]
+    assert isinstance(brokers, list)
+    urls = [described["etcd"], *(url for one in brokers for url in one.values())]
+    return [int(urlsplit(str(url)).port or 0) for url in urls]
+
+
+async def test_a_cluster_listens_on_loopback_only(tmp_path: Path) -> None:
+    """Other machines cannot reach it: at none of this machine's other addresses a port is open."""
+    addresses = other_addresses()
+    if not addresses:
+        pytest.skip("this machine has loopback addresses only")
+    dev = Dev(tmp_path)
+    described = await dev.start()
+    for address in addresses:
+        for port in ports_of(described):
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((address, port), timeout=5.0).close()
+    assert await dev.process.stop(BOUND_S)
+
+
+async def test_a_cluster_listens_on_the_host_that_is_given(tmp_path: Path) -> None:
+    """Clients reach the brokers at another address; etcd stays on loopback, and the brokers warn."""
+    addresses = other_addresses()
+    if not addresses:
+        pytest.skip("this machine has loopback addresses only")
+    dev = Dev(tmp_path, f"--host={addresses[0]}")
+    described = await dev.start()
+    etcd, *brokers = ports_of(described)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((addresses[0], etcd), timeout=5.0).close()
+    for port in brokers:
+        socket.create_connection((addresses[0], port), timeout=5.0).close()
+    endpoints = described["brokers"]
+    assert isinstance(endpoints, list)
+    async with Client(endpoints[0]["grpc"]) as client:
+        assert (await client.list_journals()).journals == ()
+    log = (tmp_path / "state" / "logs" / "broker-1.log").read_text()
+    assert log.count("--broker.auth-keys") == 1
     assert await dev.process.stop(BOUND_S)
 
 

@@ -99,7 +99,7 @@ async def test_any_member_takes_text_and_answers_for_all_shards(cluster: Cluster
     assert sorted(map(len, held)) == [1, 1], "the shards are not spread over the members"
     async with httpx.AsyncClient() as http:
         for member in cluster.members:
-            answer = await http.post(f"{member.http}/publish", content=TEXT)
+            answer = await http.post(f"{member.http}/publish", json={"text": TEXT})
             assert answer.json() == {"published": 12}
         await cluster.settle()
         for member in cluster.members:
@@ -145,7 +145,9 @@ async def test_what_is_wrong_is_answered_as_such(cluster: Cluster) -> None:
     url = cluster.members[0].http
     async with httpx.AsyncClient() as http:
         assert (await http.get(f"{url}/query?shard=no-such-shard")).status_code == 404
-        assert (await http.post(f"{url}/publish", content=b"\xff")).status_code == 400
+        json = {"Content-Type": "application/json"}
+        assert (await http.post(f"{url}/publish", content=b"\xff", headers=json)).status_code == 400
+        assert (await http.post(f"{url}/publish", content=b"text")).status_code == 415
         assert (await http.get(f"{url}/publish")).status_code == 405
 
 
@@ -180,7 +182,9 @@ async def test_every_store_counts_the_same_through_a_fail_over(
             for index in range(10):
                 if index == 5:
                     await members[0].crash()
-                answer = await http.post(f"{members[1].http}/publish", content=TEXT, timeout=30)
+                answer = await http.post(
+                    f"{members[1].http}/publish", json={"text": TEXT}, timeout=30
+                )
                 assert answer.json() == {"published": 13}
             for shard in SHARDS:
                 await members[1].read_to_heads(shard)
@@ -218,7 +222,7 @@ async def test_counts_survive_the_member_that_held_them(
 ) -> None:
     app, config = application()
     async with httpx.AsyncClient() as http:
-        await http.post(f"{cluster.members[0].http}/publish", content=TEXT)
+        await http.post(f"{cluster.members[0].http}/publish", json={"text": TEXT})
         await cluster.settle()
         gone, left = cluster.members
         before = (await http.get(f"{left.http}/query")).json()

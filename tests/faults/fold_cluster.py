@@ -190,7 +190,7 @@ class FoldCluster:
         argv = [
             "serve",
             f"--consumer.id={name}",
-            "--consumer.host=127.0.0.1",
+            "--consumer.bind-host=127.0.0.1",
             f"--consumer.port={grpc_port}",
             f"--consumer.http-port={http_port}",
             f"--consumer.scratch-dir={scratch}",

@@ -1,0 +1,214 @@
+"""Requests that an HTTP server refuses whatever they ask for: those that a stranger's page can send.
+
+A browser sends requests of any page to servers that only its user can reach. Three rules stop them:
+
+1. Without keys, ``Host`` must be loopback, what the server advertises, the address that the client is
+   connected to, or what the operator names. A page that points its own name at this server
+   (DNS rebinding) has its own name there.
+2. A method that may change something must not come from a page of another origin, unless the operator
+   allows that origin. Browsers say so by ``Sec-Fetch-Site``, or else by ``Origin``.
+3. JSON must come as ``application/json`` (`json_gateway.parse_body`): browsers ask before they send that.
+
+Framing that two readers may understand differently is refused as well, and ends the connection.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+log = logging.getLogger(__name__)
+
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_AUTHORITY: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{0,5}))?")
+_ABSOLUTE: Final = re.compile(rb"(?i:https?)://([^/?#]*)(.*)", re.DOTALL)
+_ORIGIN: Final = re.compile(r"(https?)://(.+)")
+_DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
+_CLOSE: Final = {"Connection": "close"}
+
+
+@dataclass(frozen=True, slots=True)
+class GuardRules:
+    """What a server lets in. ``hosts`` None: any ``Host``, as callers need tokens.
+
+    ``origins`` are those whose pages may send requests that change something.
+    """
+
+    hosts: frozenset[str] | None
+    origins: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(*, keyless: bool, hosts: Iterable[str], origins: Iterable[str] = ()) -> GuardRules:
+        """Make rules; ``hosts`` are names without a port, besides loopback and own addresses."""
+        known = frozenset(_folded(one) for one in hosts) if keyless else None
+        return GuardRules(known, frozenset(origins))
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    code: int
+    text: str
+    close: bool = False
+
+
+class HttpGuard:
+    """An ASGI application that refuses by ``rules``, and passes all other requests to ``app``."""
+
+    def __init__(self, app: ASGIApp, rules: GuardRules) -> None:
+        self._app = app
+        self._rules = rules
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+        target = _origin_form(scope)
+        refusal = (
+            _Refusal(400, "the request target is not a path", close=True)
+            if target is None
+            else _bad_framing(scope, headers)
+            or self._bad_host(scope, target[1], headers)
+            or self._bad_origin(scope, headers)
+        )
+        if refusal is None:
+            assert target is not None
+            await self._app(target[0], receive, send)
+            return
+        log.warning(
+            "an HTTP request was refused: %(reason)s (Host %(host)s)",
+            {"reason": refusal.text, "host": repr(",".join(headers.get("host", ()))[:80])},
+            extra={"cause": f"refused {refusal.code} {refusal.text[:20]}"},
+        )
+        answer_headers = {"X-Content-Type-Options": "nosniff", **(_CLOSE if refusal.close else {})}
+        answer = PlainTextResponse(f"{refusal.text}\n", refusal.code, answer_headers)
+        await answer(scope, receive, send)
+
+    def _bad_host(
+        self, scope: Scope, authority: str | None, headers: Mapping[str, list[str]]
+    ) -> _Refusal | None:
+        known = self._rules.hosts
+        local = scope.get("server") or ("", None)
+        if known is None or local[1] is None:  # A unix socket: no page can name it.
+            return None
+        given = headers.get("host", [])
+        if len(given) != 1:
+            return _Refusal(400, "exactly one Host header is required", close=True)
+        for one in (given[0], *([authority] if authority is not None else [])):
+            host = _host_of(one)
+            if host is None:
+                return _Refusal(400, "the Host header is not a host", close=True)
+            if not (host in known or _is_loopback(host) or host == _folded(str(local[0]))):
+                return _Refusal(
+                    403,
+                    "this host name is not served without keys: use localhost, an address of this"
+                    " server, or a name that it was started with (--broker.allow-host,"
+                    " --consumer.allow-host)",
+                )
+        return None
+
+    def _bad_origin(self, scope: Scope, headers: Mapping[str, list[str]]) -> _Refusal | None:
+        if scope["method"] in _SAFE_METHODS:
+            return None
+        origins = headers.get("origin", [])
+        if origins and all(one in self._rules.origins for one in origins):
+            return None
+        if sites := headers.get("sec-fetch-site"):
+            foreign = any(one not in ("same-origin", "none") for one in sites)
+        else:
+            hosts = headers.get("host", [])
+            foreign = any(not _is_own(one, hosts, scope["scheme"]) for one in origins)
+        if foreign:
+            return _Refusal(
+                403,
+                "a page of another origin may not send this: start the server with its origin"
+                " (--broker.allow-origin, --consumer.allow-origin)",
+            )
+        return None
+
+
+def _origin_form(scope: Scope) -> tuple[Scope, str | None] | None:
+    """The scope with a path, and the authority that an absolute target names; None: neither form."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    if raw.startswith(b"/") or (raw == b"*" and scope["method"] == "OPTIONS"):
+        return scope, None
+    match = _ABSOLUTE.fullmatch(raw)
+    if match is None:
+        return None
+    path = str(scope["path"]).split("/", 3)
+    changed: dict[str, Any] = {
+        **scope,
+        "raw_path": match[2] or b"/",
+        "path": f"/{path[3]}" if len(path) > 3 else "/",
+    }
+    return changed, match[1].decode("latin-1")
+
+
+def _bad_framing(scope: Scope, headers: Mapping[str, list[str]]) -> _Refusal | None:
+    if "transfer-encoding" not in headers:
+        return None
+    if "content-length" in headers:
+        return _Refusal(400, "both Content-Length and Transfer-Encoding were given", close=True)
+    if scope["http_version"] == "1.0":
+        return _Refusal(400, "HTTP/1.0 has no Transfer-Encoding", close=True)
+    return None
+
+
+def _host_of(authority: str) -> str | None:
+    """The host of ``host[:port]``, folded; None for what is not that."""
+    match = _AUTHORITY.fullmatch(authority.strip(" \t"))
+    if match is None:
+        return None
+    if match[1].startswith("["):
+        try:
+            ipaddress.IPv6Address(match[1][1:-1])
+        except ValueError:
+            return None
+    return _folded(match[1])
+
+
+def _folded(host: str) -> str:
+    """A host as it is compared: addresses in their shortest form, names in lower case."""
+    try:
+        address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return host.lower().removesuffix(".")
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+def is_loopback(host: str) -> bool:
+    """Return True for ``localhost`` and for loopback addresses, with brackets or without."""
+    return _is_loopback(_folded(host))
+
+
+def _is_loopback(folded: str) -> bool:
+    if folded == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(folded).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_own(origin: str, hosts: list[str], scheme: str) -> bool:
+    """Return True if an origin is that of the server itself, by the one ``Host`` of the request."""
+    match = _ORIGIN.fullmatch(origin)
+    if match is None or len(hosts) != 1:
+        return False
+    own = _with_port(hosts[0], _DEFAULT_PORTS[scheme])
+    return own is not None and own == _with_port(match[2], _DEFAULT_PORTS[match[1]])
+
+
+def _with_port(authority: str, default: str) -> tuple[str, str] | None:
+    host, match = _host_of(authority), _AUTHORITY.fullmatch(authority)
+    return None if host is None or match is None else (host, match[2] or default)
