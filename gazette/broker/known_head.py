@@ -39,8 +39,8 @@ _ATTEMPTS_MAX: Final = 5
 """Of one write: each that fails has found a newer value, which another primary has written."""
 _RETRY_S: Final = 5.0
 _ASK_S: Final = 2.0
-_SILENT_S: Final = 10.0
-"""For how long etcd is not asked again after it did not answer: the exit of a broker must not wait for it."""
+_SILENT_S: Final = 4.0
+"""For how long etcd is not asked again after it did not answer, for whichever upload."""
 
 
 def head_key(root: str, journal: JournalName) -> str:
@@ -112,6 +112,10 @@ class KnownHead:
     @property
     def offset(self) -> Offset:
         return self._head.offset
+
+    def limit(self, tenure: Revision) -> Offset | None:
+        """Return where a later primary than that of ``tenure`` has begun, as of the last look."""
+        return self._head.limit(tenure)
 
     async def load(self) -> Offset:
         """Look at etcd. Raise what ``Etcd.get`` raises, and ``Conflict`` for an unknown value."""
@@ -199,8 +203,7 @@ class UploadLimits:
     """Where later primaries have begun, for uploads of those before them. Loop-bound.
 
     A broker whose lease holds, of a primary that still leads, need not ask. All others ask etcd, once per
-    upload. While etcd does not answer, nothing is held back: with etcd away no other primary can begin.
-    A broker that alone is cut off from etcd uploads what it holds, and cannot know better.
+    upload.
     """
 
     def __init__(self, etcd: Etcd, state: State, lease: LeaseGuard, clock: Clock) -> None:
@@ -211,21 +214,28 @@ class UploadLimits:
         self._silent_until = 0.0
 
     async def of(self, journal: JournalName, life: Revision, tenure: Revision) -> Offset | None:
-        """Return where a later primary of the journal began; None if none has, or etcd is silent."""
+        """Return where a later primary of the journal began; None if none has.
+
+        Raises ``Unavailable`` while etcd does not answer, and ``Conflict`` for a value of another version:
+        nothing is known then, and a later primary may have begun.
+        """
         present = tenure_of(self._state.assignments_of(journal))
         if self._lease.holds and present == tenure:
             return None
         if self._clock.monotonic() < self._silent_until:
-            return None
+            raise _silent()
         try:
             async with asyncio.timeout(_ASK_S):
                 kv = await self._etcd.get(head_key(self._state.root, journal))
-            head = Head(life) if kv is None else Head.decode(kv.value)
         except (GazetteError, TimeoutError) as error:
             self._silent_until = self._clock.monotonic() + _SILENT_S
-            log.warning(
-                "uploading %(journal)s without knowing whether another broker has led it since: %(error)s",
-                {"journal": journal, "error": str(error) or "etcd did not answer in time"},
-            )
-            return None
+            raise _silent() from error
+        head = Head(life) if kv is None else Head.decode(kv.value)
         return head.limit(tenure) if head.life == life else None
+
+
+def _silent() -> Unavailable:
+    return Unavailable(
+        "etcd does not say whether another broker has led the journal since",
+        hint="The bytes are kept, and etcd is asked again.",
+    )

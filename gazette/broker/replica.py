@@ -25,6 +25,7 @@ from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.index import Index
 from gazette.fragment.listing import list_fragments
 from gazette.fragment.local_file import LocalFragment
+from gazette.fragment.set_aside import SetAside
 from gazette.fragment.spool import Proposal
 from gazette.fragment.spool_file import Spool
 from gazette.protocol.fragment import ZERO_SUM, Fragment
@@ -297,6 +298,9 @@ class Replica:
             if not self.head.loaded:
                 await self.load_head()
             cover = await list_fragments(self._context.blob_stores, spec, self._nested())
+            for aside in cover.set_aside:
+                if aside.life == self.life and await self._confirm(aside):
+                    cover.add(aside.fragment)
         except GazetteError as error:
             self.refresh_error = str(error)
             log.warning(
@@ -316,6 +320,31 @@ class Replica:
                     {"journal": self.journal, "conflict": conflict},
                 )
         return True
+
+    async def _confirm(self, aside: SetAside) -> bool:
+        """Make a fragment of what a broker that could not ask etcd has set aside. Return False if a later
+        primary gave its offsets out again. Raises as etcd and the store do."""
+        active = self._context.blob_stores.get(aside.fragment.backing_store)
+        placed = False
+        if await self._is_confirmed(aside):
+            placed = await active.calls.run(aside.place, active.store)
+            if await self._is_confirmed(aside):
+                await active.calls.run(active.store.remove, aside.path)
+                return True
+        if placed:
+            await active.calls.run(active.store.remove, aside.fragment.content_path())
+        log.error(
+            "%(path)s in %(store)s is not made part of %(journal)s: a broker set it aside at its end, and "
+            "another one gave its offsets out again. If they were acknowledged, those appends are only there",
+            {"journal": self.journal, "path": aside.path, "store": active.url},
+            extra={"cause": f"set aside {self.journal}"},
+        )
+        return False
+
+    async def _is_confirmed(self, aside: SetAside) -> bool:
+        await self.load_head()
+        limit = self.head.limit(aside.tenure)
+        return limit is None or limit >= aside.fragment.end
 
     def _nested(self) -> list[JournalName]:
         """Journals below this one, whose fragments are below its directory too."""

@@ -21,6 +21,7 @@ from gazette.codecs import Compressor, new_compressor
 from gazette.errors import Corrupt, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.local_file import SpoolFile
+from gazette.fragment.set_aside import content_encoding
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import Offset
 from gazette.protocol.label_set import LabelSet
@@ -57,8 +58,8 @@ class CompletedSpool:
 
     @property
     def content_encoding(self) -> str:
-        """What a store is told of the object, so that it can undo the compression itself."""
-        return "gzip" if self.fragment.codec is Codec.GZIP_OFFLOAD_DECOMPRESSION else ""
+        """See ``content_encoding`` of ``set_aside``."""
+        return content_encoding(self.fragment)
 
     def open(self) -> BinaryIO:
         """The bytes of the fragment's file. Blocks on compression: call it in a thread.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from gazette.fragment.cover_set import CoverSet
 from gazette.fragment.local_file import LocalFragment
+from gazette.fragment.set_aside import SetAside
 from gazette.protocol.fragment import Fragment
 
 
@@ -30,12 +31,14 @@ class FragmentConflict:
 
 
 class FragmentCover(CoverSet[Fragment]):
-    """The cover of a journal's stored fragments, and the conflicts that were found on the way."""
+    """The cover of a journal's stored fragments, with the conflicts and the objects that brokers have set
+    aside (see `set_aside`), which were found on the way."""
 
-    __slots__ = ("conflicts",)
+    __slots__ = ("conflicts", "set_aside")
 
     def __init__(self, spans: Iterable[Fragment] = ()) -> None:
         self.conflicts: list[FragmentConflict] = []
+        self.set_aside: list[SetAside] = []
         super().__init__(spans)
 
     def add(self, span: Fragment) -> bool:

@@ -30,6 +30,7 @@ from gazette.blobs.blob_store import BlobInfo, BlobStore
 from gazette.blobs.blob_stores import BlobStores
 from gazette.errors import Invalid
 from gazette.fragment.conflicts import FragmentCover
+from gazette.fragment.set_aside import SetAside
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName
 from gazette.protocol.journal import JournalSpec
@@ -119,12 +120,20 @@ def _list_into(
 ) -> Foreign:
     foreign = Foreign()
     for info, fragment in _parsed(store.list(f"{journal}/"), journal):
+        if fragment is None and (aside := SetAside.parse(journal, info.path)) is not None:
+            if owner.owns(aside.fragment.path_postfix):
+                cover.set_aside.append(replace(aside, fragment=_stored(aside.fragment, url, info)))
+            continue
         if fragment is None or not owner.owns(fragment.path_postfix):
             foreign = foreign.and_one(info.path)
             continue
-        # Zero would say that it is not persisted.
-        cover.add(replace(fragment, backing_store=url, mod_time=max(info.mod_time, 1)))
+        cover.add(_stored(fragment, url, info))
     return foreign
+
+
+def _stored(fragment: Fragment, url: str, info: BlobInfo) -> Fragment:
+    # A time of zero would say that it is not persisted.
+    return replace(fragment, backing_store=url, mod_time=max(info.mod_time, 1))
 
 
 def fragments_in(

@@ -23,6 +23,7 @@ from gazette.clock import Clock
 from gazette.errors import Bug, Closed, Corrupt, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool
+from gazette.fragment.set_aside import SetAside
 from gazette.protocol import postfix_template
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName, Offset, Revision
@@ -36,9 +37,17 @@ SpecOf: TypeAlias = Callable[[JournalName, Revision], JournalSpec | None]
 
 LimitOf: TypeAlias = Callable[[JournalName, Revision, Revision], Awaitable[Offset | None]]
 """``(journal, life, tenure)``: where a later primary than that of ``tenure`` began to give out offsets
-again; None if none has. What is beyond is not the journal's any more."""
+again; None if none has. What is beyond is not the journal's any more. Raises while that is not known."""
 
 _NAMED_MAX: Final = 5
+
+
+class _UnconfirmedError(Exception):
+    """It is not known whether a later primary gave the offsets of an upload out again, for this cause."""
+
+    def __init__(self, cause: GazetteError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,10 @@ class _Entry:
     """A thread that has not ended, of an attempt whose time was up."""
     placed: tuple[str, str] | None = None
     """Store and path of an object that this entry has put there, or may have."""
+    is_put: bool = False
+    """That object is there, and is ours."""
+    aside: tuple[str, str] | None = None
+    """Store and path of an object by which these bytes outlive this broker."""
 
     def __str__(self) -> str:
         fragment = self.spool.fragment
@@ -188,7 +201,8 @@ class Persister:
     async def finish(self, deadline_s: float) -> None:
         """Persist all there is, including what a replica would have left to its primary.
 
-        Waits for uploads under way and repeats failed ones, for at most ``deadline_s`` seconds.
+        Waits for uploads under way and repeats failed ones, for at most ``deadline_s`` seconds. What
+        cannot be confirmed is set aside at once, and counts as persisted when the time is up.
         Raises ``Unavailable``, naming what is not persisted and why: those bytes are lost if this
         was the last of the journal's brokers. Cancellation: nothing is dropped; call it again.
         """
@@ -205,31 +219,26 @@ class Persister:
         await self._scope.stop()
         if self._scope.failure is not None:
             raise Bug("persister failed") from self._scope.failure
-        if self._entries:
-            for entry in self._entries:
-                log.error(
-                    "%(fragment)s of %(journal)s was not persisted: %(error)s",
-                    {
-                        "fragment": entry.spool.fragment.content_name(),
-                        "journal": entry.spool.fragment.journal,
-                        "error": entry.error,
-                    },
-                )
-            raise self._unfinished(deadline_s)
+        lost = [entry for entry in self._entries if entry.aside is None]
+        for entry in self._entries:
+            fragment = entry.spool.fragment
+            log.error(
+                "%(fragment)s of %(journal)s was not persisted: %(error)s"
+                if entry.aside is None
+                else "%(fragment)s of %(journal)s is stored aside: %(error)s. A broker that reaches etcd "
+                "makes a fragment of it, unless its offsets were given out again",
+                {
+                    "fragment": fragment.content_name(),
+                    "journal": fragment.journal,
+                    "error": entry.error,
+                },
+            )
+        if lost:
+            raise _unfinished(lost, deadline_s)
 
     def _on_broken(self, _: BaseException) -> None:
         self._failed.set()
         self._idle.set()
-
-    def _unfinished(self, deadline_s: float) -> Unavailable:
-        entries = sorted(self._entries, key=lambda entry: entry.spool.fragment.journal)
-        named = "; ".join(str(entry) for entry in entries[:_NAMED_MAX])
-        more = f"; and {len(entries) - _NAMED_MAX} more" if len(entries) > _NAMED_MAX else ""
-        return Unavailable(
-            f"{len(entries)} fragments were not persisted in time: {named}{more}",
-            hint="Repair the blob store, and start a broker again while other replicas live.",
-            deadline_s=deadline_s,
-        )
 
     async def _persist(self, entry: _Entry) -> None:
         """Attempt until it succeeds. One task per spool, in the persister's scope."""
@@ -312,6 +321,9 @@ class Persister:
                 done = await self._take_back(entry)
             else:
                 done = await self._upload(entry, spec, look=look)
+        except _UnconfirmedError as unconfirmed:
+            await self._on_unconfirmed(entry, spec, unconfirmed.cause)
+            return False
         except GazetteError as error:
             self._on_failure(entry, error)
             # Attempts that ran side by side found the same outage: count it once.
@@ -343,6 +355,41 @@ class Persister:
             exc_info=None if expected else error,
         )
 
+    async def _on_unconfirmed(
+        self, entry: _Entry, spec: JournalSpec | None, error: GazetteError
+    ) -> None:
+        """Keep the spool. At the end of the broker, store its bytes aside."""
+        entry.failures += 1
+        entry.error = str(error)
+        log.warning(
+            "%(fragment)s of %(journal)s is not uploaded yet (will ask again): %(error)s",
+            {
+                "fragment": entry.spool.fragment.content_name(),
+                "journal": entry.spool.fragment.journal,
+                "error": error,
+            },
+            extra={"cause": f"unconfirmed uploads: {error.message}"},
+        )
+        if not self._hurry.is_set() or spec is None:
+            return
+        try:
+            await self._set_aside(entry, spec)
+        except GazetteError as failure:
+            self._on_failure(entry, failure)
+
+    async def _set_aside(self, entry: _Entry, spec: JournalSpec) -> None:
+        await self._cut(entry, spec)
+        await self._end_call(entry)
+        if entry.aside is None:
+            url = spec.fragment.stores[0]
+            active = self._blob_stores.get(url)
+            placed = _placed(entry.spool, spec, url)
+            path = SetAside(placed, entry.life, entry.tenure).path
+            await active.calls.run(_put, active.store, path, entry.spool)
+            entry.aside = url, path
+        # What was put before etcd fell silent must not hide what others may have appended since.
+        await self._remove(entry, "it is stored aside, as it may not be the journal's any more")
+
     async def _upload(self, entry: _Entry, spec: JournalSpec, *, look: bool) -> bool:
         """Put the fragment into the journal's first store. Return whether it is there.
 
@@ -350,13 +397,14 @@ class Persister:
         there is no later attempt to wait for. Without stores there is nothing to do.
         """
         stores = spec.fragment.stores
-        if stores and not look and await self._is_superseded(entry):
-            return True
-        if entry.cut is not None and stores:
-            entry.spool = await entry.spool.cut_to(
-                entry.cut, self._blob_stores.get(stores[0]).calls
-            )
-            entry.cut = None
+        if stores and not look:
+            await self._end_call(entry)
+            is_superseded = await self._is_superseded(entry)
+            if entry.cut is not None:
+                await self._remove(entry)
+            if is_superseded:
+                return True
+        await self._cut(entry, spec)
         fragment = entry.spool.fragment
         for at, url in enumerate(stores):
             try:
@@ -369,6 +417,12 @@ class Persister:
                     raise
         return True
 
+    async def _cut(self, entry: _Entry, spec: JournalSpec) -> None:
+        if entry.cut is not None and spec.fragment.stores:
+            calls = self._blob_stores.get(spec.fragment.stores[0]).calls
+            entry.spool = await entry.spool.cut_to(entry.cut, calls)
+            entry.cut = entry.aside = None
+
     async def _upload_to(self, entry: _Entry, spec: JournalSpec, url: str, *, look: bool) -> bool:
         await self._end_call(entry)
         fragment = entry.spool.fragment
@@ -380,37 +434,53 @@ class Persister:
         if look:
             entry.call = calls.submit(store.exists, path)
             return await self._outlive(entry, entry.call)
-        entry.call = calls.submit(_put, store, path, entry.spool)
-        entry.placed = (url, path)
-        await self._end_call(entry)
+        if not (entry.is_put and entry.placed == (url, path)):
+            entry.call = calls.submit(_put, store, path, entry.spool)
+            entry.placed, entry.is_put = (url, path), False
+            await self._end_call(entry)
         if self._spec_of(fragment.journal, entry.life) is None:
             return await self._take_back(entry)
         if not await self._is_beyond(entry, fragment.end):
+            await self._remove_aside(entry)
             return True
         await self._remove(entry)
         return False  # What is left of it is for the next attempt.
 
     async def _is_beyond(self, entry: _Entry, end: Offset) -> bool:
-        fragment = entry.spool.fragment
-        limit = await self._limit_of(fragment.journal, entry.life, entry.tenure)
+        limit = await self._limit(entry)
         return limit is not None and limit < end
+
+    async def _limit(self, entry: _Entry) -> Offset | None:
+        try:
+            return await self._limit_of(entry.spool.fragment.journal, entry.life, entry.tenure)
+        except GazetteError as error:
+            raise _UnconfirmedError(error) from error
 
     async def _is_superseded(self, entry: _Entry) -> bool:
         """Cut the entry where a later primary has begun. Return True if nothing is left of it."""
         fragment = entry.spool.fragment
         end = fragment.end if entry.cut is None else entry.cut
-        limit = await self._limit_of(fragment.journal, entry.life, entry.tenure)
+        limit = await self._limit(entry)
         if limit is None or limit >= end:
             return False
         log.error(
             "%(journal)s: not uploading [%(begin)d, %(end)d): another broker has led the journal since and "
-            "gave these offsets out again. If this broker acknowledged them, those appends are lost",
-            {"journal": fragment.journal, "begin": max(limit, fragment.begin), "end": end},
+            "gave these offsets out again. If this broker acknowledged them, those appends are lost%(aside)s",
+            {
+                "journal": fragment.journal,
+                "begin": max(limit, fragment.begin),
+                "end": end,
+                "aside": ""
+                if entry.aside is None
+                else f"; their bytes are in {''.join(entry.aside)}",
+            },
         )
         entry.cut = limit
         return limit <= fragment.begin
 
-    async def _remove(self, entry: _Entry) -> None:
+    async def _remove(
+        self, entry: _Entry, reason: str = "the journal has gone another way since"
+    ) -> None:
         """Remove the object that this entry has put into its store, if it has."""
         if entry.placed is None:
             return
@@ -418,10 +488,18 @@ class Persister:
         active = self._blob_stores.get(url)
         await active.calls.run(active.store.remove, path)
         log.warning(
-            "removed %(path)s from %(store)s: the journal has gone another way since",
-            {"path": path, "store": url},
+            "removed %(path)s from %(store)s: %(reason)s",
+            {"path": path, "store": url, "reason": reason},
         )
-        entry.placed = None
+        entry.placed, entry.is_put = None, False
+
+    async def _remove_aside(self, entry: _Entry) -> None:
+        """Remove the object that was stored aside, as its fragment is where it belongs."""
+        if entry.aside is not None:
+            url, path = entry.aside
+            active = self._blob_stores.get(url)
+            await active.calls.run(active.store.remove, path)
+            entry.aside = None
 
     async def _take_back(self, entry: _Entry) -> bool:
         """Remove what was uploaded for a journal that was deleted meanwhile. Return True when done."""
@@ -441,8 +519,10 @@ class Persister:
 
     async def _end_call(self, entry: _Entry) -> None:
         """Wait for the entry's thread, if there is one. Raises what it raised."""
-        if entry.call is not None and not await self._outlive(entry, entry.call):
-            entry.placed = None  # The object is another broker's.
+        if entry.call is not None:
+            entry.is_put = await self._outlive(entry, entry.call)
+            if not entry.is_put:
+                entry.placed = None  # The object is another broker's.
 
     async def _outlive(self, entry: _Entry, call: concurrent.futures.Future[bool]) -> bool:
         """Wait for a thread, and give its outcome. One whose time is up remains the entry's: the
@@ -473,6 +553,17 @@ class Persister:
                 over.add(scope.spawn(_until(reassigned), name="reassigned"))
             await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
             scope.cancel()
+
+
+def _unfinished(lost: list[_Entry], deadline_s: float) -> Unavailable:
+    entries = sorted(lost, key=lambda entry: entry.spool.fragment.journal)
+    named = "; ".join(str(entry) for entry in entries[:_NAMED_MAX])
+    more = f"; and {len(entries) - _NAMED_MAX} more" if len(entries) > _NAMED_MAX else ""
+    return Unavailable(
+        f"{len(entries)} fragments were not persisted in time: {named}{more}",
+        hint="Repair the blob store, and start a broker again while other replicas live.",
+        deadline_s=deadline_s,
+    )
 
 
 def _first_store(entry: _Entry, spec: JournalSpec | None) -> str:

@@ -78,6 +78,8 @@ class MemoryEtcd:
         """Whether each transaction on watched keys so far succeeded."""
         self.failing = ""
         """A key whose writes fail, as if etcd was away."""
+        self.silent = False
+        """Reads fail, too."""
 
     def header(self) -> ResponseHeader:
         return ResponseHeader(cluster_id=11, member_id=22, revision=self.revision, raft_term=33)
@@ -110,6 +112,8 @@ class MemoryEtcd:
         return self.revision
 
     async def get(self, key: str) -> KeyValue | None:
+        if self.silent:
+            raise Unavailable("etcd is away")
         return self.kvs.get(key.encode())
 
     async def txn(self, compares: Sequence[Compare], success: Sequence[Operation]) -> TxnResult:

@@ -271,21 +271,86 @@ async def test_a_broker_that_wakes_up_uploads_nothing_at_offsets_of_a_later_one(
     assert stored(tmp_path)[1].name == name_of(5, b"of b")
 
 
-async def test_a_key_that_cannot_be_read_refuses_appends_and_holds_up_no_upload(
-    cluster: FixedCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What it would forbid is not known: bytes that were acknowledged must not be lost for that."""
+async def cut_off(cluster: FixedCluster, tmp_path: Path, *, reset: bool) -> None:
+    """One replica. Broker a loses etcd and its lease with an acknowledged append, and ends. With
+    ``reset``, broker b has begun at its offsets before."""
     cluster.create(journal_spec(JOURNAL), "a")
     await append(cluster["a"], b"first")
-    await until(lambda: stored(tmp_path))
+    await until(lambda: stored(tmp_path) and not cluster["a"].context.persister.unpersisted)
+    await append(cluster["a"], b"held by a")
+    cluster["a"].lagging, cluster["a"].lease.remaining_s = [], 0.0
+    if reset:
+        cluster.assign(JOURNAL, "b")
+        assert (await append(cluster["b"], offset=5)).ending is Ending.COMMITTED
+        assert (await append(cluster["b"], b"of b")).ending is Ending.COMMITTED
+    else:
+        cluster.assign(JOURNAL)
+    cluster.etcd.silent = True
+    cluster["a"].catch_up()
+    await cluster["a"].context.resolver.wait_torn_down(10.0)
+    await cluster["a"].context.persister.finish(0.5)
+
+
+def aside(cluster: FixedCluster, tmp_path: Path) -> list[str]:
+    return [one.name for one in stored(tmp_path) if ".unconfirmed-" in one.name]
+
+
+async def test_a_broker_that_cannot_ask_etcd_hides_nothing_of_a_later_one(
+    cluster: FixedCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may hold the only copy, or bytes at offsets that were given out again: it stores them aside."""
+    await cut_off(cluster, tmp_path, reset=True)
+    assert cluster["a"].context.persister.unpersisted == 1
+    names = [one.name for one in stored(tmp_path)]
+    assert names[0] == name_of(0, b"first")
+    assert len(names) == 2
+    assert names[1].startswith(name_of(5, b"held by a") + ".unconfirmed-")
+    assert "is stored aside: etcd does not say" in caplog.text
+    cluster.etcd.silent = False
+    replica = cluster["b"].replica(JOURNAL)
+    replica.list_again()
+    await until(lambda: "is not made part of a/journal" in caplog.text)
+    assert [one.name for one in stored(tmp_path)] == names
+    assert replica.index.end_offset == 9
+    cluster.assign(JOURNAL)
+    await until(lambda: len(stored(tmp_path)) == 3)
+    assert stored(tmp_path)[1].name == name_of(5, b"of b")
+
+
+async def test_what_was_set_aside_becomes_a_fragment_where_etcd_knows_of_no_later_primary(
+    cluster: FixedCluster, tmp_path: Path
+) -> None:
+    """As when all of etcd was away until the broker ended."""
+    await cut_off(cluster, tmp_path, reset=False)
+    assert len(aside(cluster, tmp_path)) == 1
+    cluster.etcd.silent = False
+    cluster.assign(JOURNAL, "b")
+    replica = cluster["b"].replica(JOURNAL)
+    await until(lambda: replica.index.first_refreshed)
+    assert replica.index.end_offset == 14
+    assert [one.name for one in stored(tmp_path)] == [
+        name_of(0, b"first"),
+        name_of(5, b"held by a"),
+    ]
+
+
+async def test_a_key_that_cannot_be_read_refuses_appends_and_keeps_what_is_not_uploaded(
+    cluster: FixedCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it would forbid is not known."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"], b"first")
+    await until(lambda: stored(tmp_path) and not cluster["a"].context.persister.unpersisted)
     await append(cluster["a"], b"second")
     cluster.etcd.change({KEY: b"of another version"})
     cluster.assign(JOURNAL, "b")
-    await until(lambda: len(stored(tmp_path)) == 2)
-    assert "without knowing whether another broker has led it since" in caplog.text
+    await until(lambda: "is not uploaded yet (will ask again)" in caplog.text)
+    assert "the known head of a journal cannot be read" in caplog.text
     outcome = await append(cluster["b"], b"third")
     assert isinstance(outcome.error, Conflict)
     assert "cannot be read" in str(outcome.error)
+    await cluster["a"].context.persister.finish(0.5)
+    assert len(aside(cluster, tmp_path)) == 1
 
 
 async def test_it_goes_with_its_journal(etcd: Etcd, tmp_path: Path) -> None:

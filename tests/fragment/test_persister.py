@@ -84,6 +84,7 @@ class Bench:
         self.specs: dict[str, JournalSpec] = {}
         self.life = LIFE
         self.limit: int | None = None
+        self.unknown = False
         self.relied_on: list[Fragment] = []
         self.persister = Persister(
             self.stores,
@@ -102,6 +103,8 @@ class Bench:
 
     async def limit_of(self, journal: str, life: int, tenure: int) -> int | None:
         assert tenure == TENURE
+        if self.unknown:
+            raise Unavailable("etcd is away")
         return self.limit
 
     def spec_of(self, journal: str, life: int) -> JournalSpec | None:
@@ -623,3 +626,35 @@ async def test_serve_is_a_daemon(bench):
         await bench.persister.serve()
     with pytest.raises(Bug):
         await bench.persister.finish(30.0)
+
+
+async def test_what_cannot_be_confirmed_is_kept_and_at_the_end_set_aside(bench):
+    """It is asked about again until the broker ends, and becomes a fragment if that is answered."""
+    bench.unknown = True
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
+    await bench.settled()
+    bench.clock.advance(200.0)
+    await bench.settled()
+    assert paths(bench.one, "") == []
+    async with TaskScope("finishing") as scope:
+        finishing = scope.spawn(bench.persister.finish(30.0), name="finish")
+        aside = f"a/journal/{NAME}.raw.unconfirmed-{LIFE}-{TENURE}"
+        await bench.until(lambda: paths(bench.one, "") == [aside])
+        await bench.settled()
+        assert not finishing.done()
+        bench.unknown = False
+        bench.clock.advance(10.0)
+        await finishing
+    assert paths(bench.one, "") == [f"a/journal/{NAME}.raw"]
+
+
+async def test_what_was_uploaded_before_etcd_fell_silent_is_set_aside_too(bench):
+    bench.one.gate.clear()
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
+    await bench.until(lambda: bench.one.active == 1)
+    bench.unknown = True
+    bench.one.gate.set()
+    await bench.until(lambda: bench.clock.sleepers == 1)
+    assert paths(bench.one, "") == [f"a/journal/{NAME}.raw"]
+    await bench.persister.finish(0.3)
+    assert paths(bench.one, "") == [f"a/journal/{NAME}.raw.unconfirmed-{LIFE}-{TENURE}"]

@@ -54,8 +54,6 @@ def _check_life(
 ) -> Iterator[str]:
     appends.sort(key=lambda one: (one.begin or 0, one.end))
     lost = {one.number for one in appends if is_lost(history, one, stored)}
-    hidden = {one.number for one in appends if _is_hidden(one, stored)}
-    lost |= hidden
     kept = [one for one in appends if one.number not in lost]
     gone = [one for one in appends if one.number in lost]
     yield from _overlaps(kept)
@@ -79,22 +77,9 @@ def _check_life(
     finals = [piece for piece in pieces if piece.final]
     if life.deleted is None and finals:
         yield from _missing(kept, finals)
-        if not hidden:
-            yield from _strangers(history, life, kept, finals)
+        yield from _strangers(history, life, kept, finals)
     if life.deleted is None and history.stopped:
         yield from _not_stored(kept, stored)
-
-
-def _is_hidden(append: Append, stored: list[Stored]) -> bool:
-    """Whether a broker that was alone cut off from etcd has uploaded other bytes, which is permitted: it
-    cannot know that another one leads the journal, and may have the only copy."""
-    assert append.begin is not None
-    for one in stored:
-        begin, end = max(one.begin, append.begin), min(one.end, append.end)
-        content = one.content[begin - one.begin : end - one.begin]
-        if one.blind and begin < end and not _same(append, begin, content):
-            return True
-    return False
 
 
 def _overlaps(appends: list[Append]) -> Iterator[str]:

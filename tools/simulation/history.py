@@ -110,8 +110,6 @@ class Stored:
     end: int
     content: bytes
     path: str
-    blind: bool = False
-    """Whether its broker could not ask etcd if another one leads the journal: then it uploads."""
 
 
 @dataclass(slots=True)

@@ -216,9 +216,6 @@ class Scenario:
         self.plan.until = max(self.plan.until, now + seconds)
         if lease:
             for host in hosts:
-                if ETCD in what:
-                    blind = world.blind_until.get(host, 0.0)
-                    world.blind_until[host] = max(blind, now + seconds + 30.0)
                 until = now + seconds + LEASE_S + 10.0
                 world.excused_until[host] = max(world.excused_until.get(host, 0.0), until)
 

@@ -296,7 +296,7 @@ class Bucket:
     objects: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     elsewhere: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     trouble: StoreTrouble = field(default_factory=StoreTrouble)
-    on_put: Callable[[str, str, bytes], None] | None = None
+    on_put: Callable[[str, bytes], None] | None = None
 
     @property
     def trouble_free(self) -> bool:
@@ -350,7 +350,7 @@ class SimStore:
         now = int(self._loop.now + 1_700_000_000)
         self._bucket.mounted[path] = (content, now)
         if self._bucket.on_put is not None and not self._bucket.trouble.unmounted:
-            self._bucket.on_put(self._threads.node.name, path, content)
+            self._bucket.on_put(path, content)
         lost = self._bucket.trouble.lost_answer_chance
         if lost and self._threads.rng.random() < lost:
             raise Unavailable("the connection to the bucket was reset")

@@ -18,6 +18,7 @@ from gazette.clock import Clock
 from gazette.errors import Bug, GazetteError
 from gazette.etcd import EtcdSettings
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
+from gazette.fragment.set_aside import SetAside
 from gazette.grpc_metrics import MetricsInterceptor
 from gazette.protocol.fragment import Fragment, FragmentStoreUrl
 from gazette.server import Server
@@ -198,8 +199,6 @@ class World:
         """Processes whose member key is in etcd, by name."""
         self.clock_offsets: dict[str, float] = {}
         self.settings: dict[str, Any] = {}
-        self.blind_until: dict[str, float] = {}
-        """Hosts whose broker may be unable to ask etcd, until then."""
         self.excused_until: dict[str, float] = {}
         """Hosts whose broker may lose its lease, until then."""
         self.on_exited: Callable[[BrokerProcess], None] = lambda process: None
@@ -288,24 +287,21 @@ class World:
         bucket = self.buckets.get(name)
         if bucket is None:
             bucket = self.buckets[name] = Bucket(name)
-            bucket.on_put = lambda host, path, content: self._on_put(host, name, path, content)
+            bucket.on_put = lambda path, content: self._on_put(name, path, content)
         return bucket
 
-    def _on_put(self, host: str, bucket: str, path: str, content: bytes) -> None:
+    def _on_put(self, bucket: str, path: str, content: bytes) -> None:
         self.say("store", f"put {bucket}/{path}")
         journal, _, name = path.rpartition("/")
-        if path.startswith(".test/"):
+        if path.startswith(".test/") or SetAside.parse(journal, name) is not None:
             return
         fragment = Fragment.parse(journal, name)
         file = DecodedFile(io.BytesIO(content), FragmentDecoder(fragment, start=fragment.begin))
         decoded = b""
         while block := file.read(1 << 20):
             decoded += block
-        blind = self.loop.now < self.blind_until.get(host, 0.0)
         self.history.stored.append(
-            Stored(
-                self.loop.now, bucket, journal, fragment.begin, fragment.end, decoded, path, blind
-            )
+            Stored(self.loop.now, bucket, journal, fragment.begin, fragment.end, decoded, path)
         )
 
     # Brokers.

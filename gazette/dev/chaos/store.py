@@ -116,7 +116,7 @@ def stored_spans(directory: Path, journal: str) -> list[tuple[int, int]]:
         names = os.listdir(directory / journal)
     except FileNotFoundError:
         return []
-    fragments = [Fragment.parse(journal, name) for name in names if not name.startswith(".")]
+    fragments = [Fragment.parse(journal, name) for name in names if _is_fragment(name)]
     return sorted((one.begin, one.end) for one in fragments)
 
 
@@ -128,7 +128,7 @@ def read_store(directory: Path, journal: str) -> Stored:
     wrong: list[str] = []
     files = sorted((directory / journal).iterdir()) if (directory / journal).is_dir() else []
     for path in files:
-        if not path.is_file() or path.name.startswith("."):
+        if not path.is_file() or not _is_fragment(path.name):
             continue
         fragment = Fragment.parse(journal, path.name)
         held = _decoded(fragment, path)
@@ -143,6 +143,11 @@ def read_store(directory: Path, journal: str) -> Stored:
             wrong.append(f"{path.name} differs from the files before it")
         content += held[overlap:]
     return Stored(bytes(content), tuple(holes), tuple(wrong))
+
+
+def _is_fragment(name: str) -> bool:
+    """False for a file that is being written, and for one that a broker has stored aside."""
+    return not name.startswith(".") and ".unconfirmed-" not in name
 
 
 def _decoded(fragment: Fragment, path: Path) -> bytes:

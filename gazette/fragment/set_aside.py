@@ -1,0 +1,70 @@
+"""Stage 7 of the byte path: what `persister` could not confirm at its broker's end, and how `replica`
+makes fragments of it later.
+
+A broker that cannot ask etcd does not know whether a later primary gave its offsets to other bytes. As a
+fragment, what it holds could hide acknowledged appends. So at its end it stores these bytes *aside*, under
+a name that no listing takes for a fragment. The name says which journal's life, and which primary, they
+are of. A replica whose listing finds such an object asks etcd, and makes a fragment of it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from gazette.blobs.blob_store import BlobStore
+from gazette.errors import Invalid, NotFound
+from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.ids import JournalName, Revision
+
+_NAME: Final = re.compile(
+    r"(?P<path>.+)\.unconfirmed-(?P<life>[0-9]{1,19})-(?P<tenure>[0-9]{1,19})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A fragment that is stored aside. ``life`` and ``tenure`` are those of its bytes: the creations of
+    the journal, and of the assignment of the primary that had them appended."""
+
+    fragment: Fragment
+    life: Revision
+    tenure: Revision
+
+    @property
+    def path(self) -> str:
+        """Return the path of the object."""
+        return f"{self.fragment.content_path()}.unconfirmed-{self.life}-{self.tenure}"
+
+    @classmethod
+    def parse(cls, journal: JournalName, relative_path: str) -> SetAside | None:
+        """Read a path below a journal's directory. Return None for that of another object."""
+        match = _NAME.fullmatch(relative_path)
+        if match is None:
+            return None
+        try:
+            fragment = Fragment.parse(journal, match["path"])
+        except Invalid:
+            return None
+        return cls(fragment, int(match["life"]), int(match["tenure"]))
+
+    def place(self, store: BlobStore) -> bool:
+        """Copy the object to where its fragment belongs. Return True if this call stored the fragment.
+
+        Blocks, and raises as the store does. The object stays where it is.
+        """
+        path = self.fragment.content_path()
+        if store.exists(path):
+            return False
+        try:
+            with store.open(self.path) as source:
+                store.put(path, source, content_encoding=content_encoding(self.fragment))
+        except NotFound:
+            return False  # Another replica was faster, or an operator has removed it.
+        return True
+
+
+def content_encoding(fragment: Fragment) -> str:
+    """Return what a store is told of an object, so that it can undo the compression itself."""
+    return "gzip" if fragment.codec is Codec.GZIP_OFFLOAD_DECOMPRESSION else ""
