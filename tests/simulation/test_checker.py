@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tools.simulation.checker import check
 from tools.simulation.history import Append, Fault, History, Jump, Life, Piece, Stored
 
