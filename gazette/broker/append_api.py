@@ -31,6 +31,7 @@ from gazette.client.rpc_errors import open_channel
 from gazette.client.wire import COMMIT, append_content
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.metrics import WRITE_HEAD
+from gazette.protocol.append_session import LEDGER_KEY, SessionAppend, ledger_of
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
@@ -112,13 +113,19 @@ class AppendApi:
                 content = ClientContent(requests)
                 opening = await content.opening()
                 tracing.annotate(journal=opening.journal)
-                driver = AppendDriver(context, _call_of(opening, claims), content)
+                session = SessionAppend.of(call.invocation_metadata())
+                driver = AppendDriver(context, _call_of(opening, claims, session), content)
                 ended = await self._run(driver, claims)
                 if ended.ending is Ending.PROXY:
                     assert driver.resolution is not None
                     expiry = Expiry(claims, context.clock)
                     response = await self._proxy(
-                        opening, driver.content, driver.resolution, call, expiry.remaining_s
+                        opening,
+                        session,
+                        driver.content,
+                        driver.resolution,
+                        call,
+                        expiry.remaining_s,
                     )
                 else:
                     await content.drain()
@@ -127,7 +134,7 @@ class AppendApi:
             if response is None:
                 return broker_pb2.AppendResponse()  # Nobody is there to read it.
             outcome.status = Status.from_pb(response.status)
-            if outcome.status is Status.OK and ended.commit is not None:
+            if outcome.status is Status.OK and ended.commit is not None and not ended.repeated:
                 WRITE_HEAD.labels(ended.commit.journal).set(ended.commit.end)
             return response
 
@@ -160,6 +167,7 @@ class AppendApi:
     async def _proxy(
         self,
         opening: broker_pb2.AppendRequest,
+        session: SessionAppend | None,
         content: ContentSource,
         at: Resolution,
         call: Any,
@@ -175,9 +183,10 @@ class AppendApi:
         if endpoint is None:
             raise Unavailable("no endpoint is known of the primary", primary=primary)
         claims = journal_claims(Capability.APPEND, at.journal)
-        upstream = peers.byte_path(endpoint).append(
-            metadata=peers.credentials.metadata(claims), timeout=timeout_s
-        )
+        metadata = peers.credentials.metadata(claims)
+        if session is not None:
+            metadata += session.metadata()
+        upstream = peers.byte_path(endpoint).append(metadata=metadata, timeout=timeout_s)
         # Brokers that are not ours may not expect a metadata segment here, and nobody needs it.
         opening.journal = at.journal
         opening.header.CopyFrom(at.header.to_pb())
@@ -189,7 +198,8 @@ class AppendApi:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
                 text = "authorization expired during the append"
                 await call.abort(grpc.StatusCode.UNAUTHENTICATED, text)
-            await call.abort(error.code(), error.details() or "")
+            ledger = ledger_of(error.trailing_metadata())
+            await call.abort(error.code(), error.details() or "", _told(ledger))
             raise  # Not reached: ``abort`` raises.
         finally:
             upstream.cancel()
@@ -208,7 +218,14 @@ async def _forward(
         return
 
 
-def _call_of(opening: broker_pb2.AppendRequest, claims: Claims) -> AppendCall:
+def _told(ledger: str) -> tuple[tuple[str, str], ...]:
+    """Return the trailing metadata that tells a client of a ledger."""
+    return ((LEDGER_KEY, ledger),) if ledger else ()
+
+
+def _call_of(
+    opening: broker_pb2.AppendRequest, claims: Claims, session: SessionAppend | None
+) -> AppendCall:
     check = None
     if opening.HasField("check_registers"):
         check = LabelSelector.from_pb(opening.check_registers)
@@ -226,6 +243,7 @@ def _call_of(opening: broker_pb2.AppendRequest, claims: Claims) -> AppendCall:
         may_proxy=not opening.do_not_proxy,
         min_revision=opening.min_etcd_revision,
         proxy_header=Header.from_pb(opening.header) if opening.HasField("header") else None,
+        session=session,
     )
 
 
@@ -235,7 +253,8 @@ async def _response_of(
     if ended.ending is Ending.FAILED:
         error = ended.error
         assert error is not None
-        await call.abort(_code_of(error, ended), f"{ended.context}: {error}")
+        told = _told(error.facts.get("ledger", ""))
+        await call.abort(_code_of(error, ended), f"{ended.context}: {error}", told)
     assert driver.resolution is not None
     response = broker_pb2.AppendResponse(
         status=ended.status.value,  # type: ignore[arg-type]
@@ -256,4 +275,6 @@ def _code_of(error: GazetteError, ended: Outcome) -> grpc.StatusCode:
     """Clients repeat what is UNAVAILABLE; what may have been appended must not be repeated blindly."""
     if isinstance(error, NotAllowed):
         return grpc.StatusCode.UNAUTHENTICATED
+    if "ledger" in error.facts:
+        return grpc.StatusCode.ABORTED
     return grpc.StatusCode.UNKNOWN if ended.uncertain else code_of(error)

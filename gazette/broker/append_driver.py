@@ -20,12 +20,14 @@ from gazette.blobs.blob_stores import HealthStatus
 from gazette.broker import append_events as ev
 from gazette.broker.append_fsm import AppendFSM
 from gazette.broker.append_line import ContentAhead, ContentSource, too_slow
+from gazette.broker.append_sessions import ADMITTED, Admission, SessionLedger
 from gazette.broker.assignments import put_assignments, put_suspend
 from gazette.broker.flow_control import TICKS_PER_S, AppendFlow, effective_rate_max
 from gazette.broker.patience import Patience
 from gazette.broker.pipeline import Pipeline, Turn, open_pipeline, roll_back
 from gazette.broker.unless import Superseded, changed, take_unless
 from gazette.errors import Broken, Bug, Closed, GazetteError
+from gazette.protocol.append_session import SessionAppend
 from gazette.protocol.ids import JournalName, Revision
 from gazette.protocol.route import Header
 from gazette.protocol.status import Status
@@ -51,6 +53,7 @@ class AppendCall:
     may_proxy: bool = True
     min_revision: Revision = 0
     proxy_header: Header | None = None
+    session: SessionAppend | None = None
     in_line: bool = True
     """Whether it waits with other appends, and may be refused if these are too many. Pulses do not."""
 
@@ -79,6 +82,8 @@ class AppendDriver:
         self._answering: Pipeline | None = None
         """The one that we have handed over, and whose answers we wait for in our turn."""
         self._turn: Turn | None = None
+        self._sessions: SessionLedger | None = None
+        """The ledger that has admitted the append, if it is of a session."""
         self._flow: AppendFlow | None = None
         self._sum = hashlib.sha1(usedforsecurity=False)
         self._store_seen: HealthStatus | None = None
@@ -129,6 +134,7 @@ class AppendDriver:
             if fsm.outcome is None:
                 self._drop()
         assert fsm.outcome is not None
+        self._note_commit(fsm.outcome)
         return fsm.outcome
 
     def interrupt(self, reason: GazetteError) -> None:
@@ -335,7 +341,21 @@ class AppendDriver:
             now=context.clock.now(),
             expired=expired,
             known_head=replica.head.offset,
+            admission=self._admission(replica.sessions),
         )
+
+    def _admission(self, sessions: SessionLedger) -> Admission:
+        if self._call.session is None:
+            return ADMITTED
+        self._sessions = sessions
+        return sessions.admit(self._call.session, self._at.tenure)
+
+    def _note_commit(self, outcome: ev.Outcome) -> None:
+        """Have the ledger of sessions know that this append has committed."""
+        if outcome.ending is ev.Ending.COMMITTED and self._sessions is not None:
+            assert self._call.session is not None
+            assert outcome.commit is not None
+            self._sessions.committed(self._call.session, self._at.tenure, outcome.commit)
 
     # Content.
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TypeAlias
 
+from gazette.broker.append_sessions import ADMITTED, Admission
 from gazette.errors import GazetteError
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName, Offset, ProcessId, Revision
@@ -177,7 +178,8 @@ class EtcdWritten:
 @dataclass(frozen=True, slots=True)
 class ReadinessSeen:
     """``store_error`` is None while the store is healthy. ``expired``: the wait has lasted long enough.
-    ``known_head`` is what etcd says the journal reaches at least."""
+    ``known_head`` is what etcd says the journal reaches at least. ``admission`` is what the append's
+    session has to say."""
 
     refreshed: bool
     store_error: str | None
@@ -185,6 +187,7 @@ class ReadinessSeen:
     now: float
     expired: bool = False
     known_head: Offset = 0
+    admission: Admission = ADMITTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +394,7 @@ class Outcome:
 
     ``commit`` is the span of this append alone. ``uncertain``: its content was proposed for commit
     and may be part of the journal although the append failed. ``context`` says where an error arose.
+    ``repeated``: ``commit`` is that of an earlier attempt of the same append.
     """
 
     ending: Ending
@@ -401,3 +405,4 @@ class Outcome:
     error: GazetteError | None = None
     context: str = ""
     uncertain: bool = False
+    repeated: bool = False

@@ -265,6 +265,12 @@ class AppendFSM:
     # Preconditions.
 
     def _on_readiness(self, seen: ev.ReadinessSeen) -> tuple[Effect, ...]:
+        if seen.admission.refusal is not None:
+            return self._end(
+                Outcome(Ending.FAILED, error=seen.admission.refusal, context="append session")
+            )
+        if seen.admission.commit is not None:
+            return self._end_as_before(seen.admission.commit)
         if not seen.refreshed or seen.store_error is not None:
             if seen.store_error is not None:
                 self._store_checks += 1
@@ -456,6 +462,13 @@ class AppendFSM:
             return _DONE
         self.holds = False
         return (ev.TearDownPipeline() if broken else ev.GiveBackPipeline(),)
+
+    def _end_as_before(self, commit: Fragment) -> tuple[Effect, ...]:
+        """End as the earlier attempt of this append has, which committed."""
+        outcome = Outcome(Ending.COMMITTED, Status.OK, commit, self._held.registers, repeated=True)
+        effects = self._end(outcome)
+        self.state = State.FINISHED
+        return effects
 
     def _let_go(self) -> None:
         """The pipeline is no longer ours, and what we knew of its spool may change at once."""

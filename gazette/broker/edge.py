@@ -27,7 +27,9 @@ class Call(Protocol):
     """What is used of ``grpc.aio.ServicerContext``."""
 
     def invocation_metadata(self) -> Any: ...
-    async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn: ...
+    async def abort(
+        self, code: grpc.StatusCode, details: str, trailing_metadata: Any = ()
+    ) -> NoReturn: ...
 
 
 async def authorize(call: Call, verifier: Verifier, require: int) -> Claims:

@@ -14,6 +14,7 @@ from gazette.allocator.model import item_key
 from gazette.baton import Baton
 from gazette.broker.agreement import Agreement
 from gazette.broker.append_line import Line
+from gazette.broker.append_sessions import SessionLedger
 from gazette.broker.flow_control import RateBalance
 from gazette.broker.key_space import spec_of
 from gazette.broker.known_head import KnownHead
@@ -81,6 +82,7 @@ class Replica:
         self.index = Index(journal, context.clock)
         self.rate = RateBalance()
         self.line = Line()
+        self.sessions = SessionLedger()
         self.refresh_error: str | None = None
         """Why the last listing of the blob stores failed; None if it did not."""
         self._other_stores = asyncio.Event()

@@ -5,6 +5,7 @@ Everything here is guarded by the mutex of the service that owns it.
 
 from __future__ import annotations
 
+import secrets
 import threading
 from asyncio import Future as LoopFuture
 from collections import deque
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gazette.client.append_content import MemoryBudget, Segment, SpillFile
+from gazette.protocol.append_session import SessionAppend
 from gazette.tasks import OpFuture, failed
 
 if TYPE_CHECKING:
@@ -64,9 +66,12 @@ class JournalQueue:
         "failure",
         "flowing",
         "journal",
+        "ledger",
         "lock",
         "memory",
+        "sequence",
         "serving",
+        "session",
         "spill",
         "staging",
         "tail",
@@ -78,6 +83,11 @@ class JournalQueue:
     def __init__(self, journal: str, budget: MemoryBudget) -> None:
         self.journal = journal
         self._budget = budget
+        self.session = secrets.token_hex(16)
+        self.sequence = 0
+        """Of the batch that was begun last: see ``protocol/append_session``."""
+        self.ledger = ""
+        """What the journal's primary has told of its ledger of sessions."""
         self.lock = threading.Lock()
         self.waiters: deque[LoopFuture[None]] = deque()
         """Tasks of the loop that wait for ``lock``."""
@@ -137,6 +147,10 @@ class JournalQueue:
         """Account for segments that are in memory now, or (negative) not any more."""
         self.memory += length
         self._budget.add(length)
+
+    def attempt(self) -> SessionAppend:
+        """Return what an attempt of the batch that was begun last tells the broker."""
+        return SessionAppend(self.session, self.sequence, self.ledger)
 
     def close_spill(self) -> None:
         """The spill file goes once nothing lives in it."""

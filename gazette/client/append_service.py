@@ -18,7 +18,9 @@ that order. What the transaction machinery builds on:
   keeps the commit that depends on it from happening.
 - **At least once.** A batch is retried *whole* when its outcome is not known, so a journal may hold it
   twice, in one piece each time and before everything behind it. Readers drop the copy by the clocks
-  of its messages; for that it is essential that the order within the batch is kept.
+  of its messages; for that it is essential that the order within the batch is kept. A copy that is
+  late, behind what was appended next, is refused by the journal's primary: see
+  ``protocol/append_session``.
 
 A thread that is ahead of the brokers is made to wait; the event loop never is.
 """
@@ -292,17 +294,21 @@ class AppendService:
     async def _append(self, queue: JournalQueue, batch: Batch) -> AppendResult:
         """Append one batch, however often it takes."""
         segments = self._backlog.seal(queue, batch)
+        queue.sequence += 1
         attempt = 0
         while True:
             queue.trouble = ""
             try:
-                return await append_once(self._client, batch.params, self._content(segments))
+                return await append_once(
+                    self._client, batch.params, self._content(segments), queue.attempt()
+                )
             except (GazetteError, OSError) as error:
                 if is_terminal(error, checked=batch.params.check_registers is not None):
                     raise
                 queue.flowing = False
                 queue.trouble = str(error)
-                delay_s = backoff_s(attempt)
+                # At once when all that failed is the introduction to a new primary of the journal.
+                delay_s = backoff_s(attempt - 1 if _is_introduced(queue, error) else attempt)
                 log.log(
                     logging.DEBUG if attempt < _QUIET_ATTEMPTS else logging.WARNING,
                     "append to %(journal)s failed and is retried in %(seconds)s s: %(error)s",
@@ -319,6 +325,15 @@ class AppendService:
     async def _loaded(self, segments: list[Segment]) -> AsyncIterator[BytesLike]:
         for segment in segments:
             yield await self._pool.run(segment.load) if segment.file else segment.load()
+
+
+def _is_introduced(queue: JournalQueue, error: Exception) -> bool:
+    """Whether the journal's primary did not know the session, and has told of another ledger."""
+    ledger = error.facts.get("ledger", "") if isinstance(error, GazetteError) else ""
+    told = bool(ledger) and ledger != queue.ledger
+    if told:
+        queue.ledger = ledger
+    return told
 
 
 async def _done(future: OpFuture[Any]) -> None:

@@ -19,6 +19,7 @@ from gazette.client.wire import CHUNK_BYTES, COMMIT, BytesLike, append_content
 from gazette.errors import Broken, GazetteError, Invalid, Unavailable
 from gazette.failpoints import reach
 from gazette.metrics import APPEND_BYTES
+from gazette.protocol.append_session import SessionAppend
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import split_journal_meta, validate_journal_name
 from gazette.protocol.label_set import LabelSelector, LabelSet
@@ -138,10 +139,14 @@ class Appender:
     ``commit``: it may have been appended.
     """
 
-    def __init__(self, client: Client, params: AppendParams) -> None:
+    def __init__(
+        self, client: Client, params: AppendParams, session: SessionAppend | None = None
+    ) -> None:
+        """``session`` says which append this is an attempt of, so that a late copy of it is refused."""
         params.validate()
         self._client = client
         self._params = params
+        self._session = session
         self._call: Any = None
         self._endpoint = ""
         self._bytes = 0
@@ -208,7 +213,10 @@ class Appender:
         self._endpoint, path = client.byte_path(params.journal, primary=True)
         claims = journal_claims(Capability.APPEND, params.journal)
         with self._translated():
-            self._call = path.append(metadata=client.credentials.metadata(claims))
+            metadata = client.credentials.metadata(claims)
+            if self._session is not None:
+                metadata += self._session.metadata()
+            self._call = path.append(metadata=metadata)
         await self._send(params.to_pb().SerializeToString())
 
     async def _send(self, message: bytes) -> None:
@@ -244,15 +252,17 @@ class Appender:
         )
 
 
-async def append_once(client: Client, params: AppendParams, content: Content) -> AppendResult:
-    """One Append RPC of all the content. Errors and cancellation are those of `Appender.commit`.
+async def append_once(
+    client: Client, params: AppendParams, content: Content, session: SessionAppend | None = None
+) -> AppendResult:
+    """Make one Append RPC of all the content. Errors and cancellation are those of `Appender.commit`.
 
     When the call itself fails, the journal's route is forgotten: the next goes to the default address.
     """
     journal, clock = params.journal, client.clock
     try:
         await reach("append.begin", journal, clock)
-        async with Appender(client, params) as appender:
+        async with Appender(client, params, session) as appender:
             if isinstance(content, bytes | bytearray | memoryview):
                 await appender.write(content)
             elif isinstance(content, AsyncIterator):

@@ -24,6 +24,7 @@ from gazette.errors import (
     NotYet,
     Unavailable,
 )
+from gazette.protocol.append_session import ledger_of
 from gazette.protocol.status import ShardStatus, Status
 
 END_OF_STREAM: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
@@ -130,6 +131,8 @@ def rpc_error(error: grpc.aio.AioRpcError, method: str, **facts: Any) -> Gazette
     code = error.code()
     kind = _BY_CODE.get(code, Broken)
     detail = error.details() or code.name
+    if code is grpc.StatusCode.ABORTED and (ledger := ledger_of(error.trailing_metadata())):
+        facts["ledger"] = ledger
     return kind(f"{method}: {detail}", code=code.name, **facts)
 
 

@@ -26,6 +26,7 @@ from gazette.client.rpc_errors import rpc_error
 from gazette.client.wire import COMMIT, append_content, encode_append
 from gazette.clock import SystemClock
 from gazette.errors import Broken, Invalid
+from gazette.protocol.append_session import SessionAppend, ledger_of
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.journal import JournalFlag
@@ -46,14 +47,19 @@ SPEC = journal_spec(JOURNAL, replication=3)
 class Append:
     """An Append call to one broker, one message at a time."""
 
-    def __init__(self, broker: FixedBroker, via: FixedBroker | None = None) -> None:
+    def __init__(
+        self,
+        broker: FixedBroker,
+        via: FixedBroker | None = None,
+        session: SessionAppend | None = None,
+    ) -> None:
         channel = (via or broker).context.peers.grpc_channel(broker.endpoint)
         method: Any = channel.stream_unary(
             "/protocol.Journal/Append",
             request_serializer=encode_append,
             response_deserializer=broker_pb2.AppendResponse.FromString,
         )
-        self.call: Any = method()
+        self.call: Any = method(metadata=None if session is None else session.metadata())
 
     async def open(self, journal: str = JOURNAL, **fields: Any) -> Append:
         await self.call.write(broker_pb2.AppendRequest(journal=journal, **fields))
@@ -736,13 +742,80 @@ async def test_append_that_is_interrupted_ends_in_good_order(
     assert (await append(b, b"x")).status == Status.OK
 
 
+SESSION = "5" * 32
+
+
+async def refused(broker: FixedBroker, append: SessionAppend) -> grpc.aio.AioRpcError:
+    """The error of a whole append of a session."""
+    one = await Append(broker, session=append).open()
+    await one.send(b"refused")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await one.commit()
+    return caught.value
+
+
+async def introduced(broker: FixedBroker) -> str:
+    """The ledger that a broker tells a session which is not known at the primary."""
+    error = await refused(broker, SessionAppend(SESSION, 1))
+    assert error.code() is grpc.StatusCode.ABORTED
+    ledger = ledger_of(error.trailing_metadata())
+    assert ledger, error
+    return ledger
+
+
+async def of_session(
+    broker: FixedBroker, sequence: int, ledger: str, content: bytes
+) -> broker_pb2.AppendResponse:
+    one = await Append(broker, session=SessionAppend(SESSION, sequence, ledger)).open()
+    return await (await one.send(content)).commit()
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+async def test_late_copies_of_a_session_are_refused(ready: FixedCluster, name: str) -> None:
+    """At the primary, and by way of a broker that proxies to it."""
+    broker = ready[name]
+    ledger = await introduced(broker)
+    first = await of_session(broker, 1, ledger, b"first")
+    assert (first.commit.begin, first.commit.end) == (0, 5)
+    again = await of_session(broker, 1, ledger, b"first")
+    assert again.commit == first.commit, "answered as before"
+    await of_session(broker, 2, ledger, b"second")
+
+    error = await refused(broker, SessionAppend(SESSION, 1, ledger))
+    assert "late copy" in str(error.details())
+    assert not ledger_of(error.trailing_metadata())
+    third = Fragment.from_pb((await append(broker, b"third")).commit)
+    assert (third.begin, third.end) == (11, 16)
+
+
+async def test_a_new_primary_refuses_late_copies_of_what_another_has_appended(
+    ready: FixedCluster,
+) -> None:
+    ledger = await introduced(ready["b"])
+    await of_session(ready["b"], 1, ledger, b"first")
+    await of_session(ready["b"], 2, ledger, b"second")
+    ready.assign(JOURNAL, "a", "b", "c")
+    await append(ready["a"], b"")
+    error = await refused(ready["a"], SessionAppend(SESSION, 1, ledger))
+    told = ledger_of(error.trailing_metadata())
+    assert told not in ("", ledger)
+    # The session itself goes on.
+    response = await of_session(ready["a"], 3, told, b"third")
+    assert (response.commit.begin, response.commit.end) == (11, 16)
+
+
+async def test_metadata_of_a_session_that_is_not_understood_is_refused(ready: FixedCluster) -> None:
+    error = await refused(ready["b"], SessionAppend("not hex", 1))
+    assert "gazette-append-session" in str(error.details())
+
+
 class GoneCall:
     """A call whose caller's connection has ended, as gRPC has it at that moment."""
 
     def invocation_metadata(self) -> Any:
         return ()
 
-    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+    async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: Any = ()) -> None:
         raise grpc.aio.InternalError("the status cannot be sent")
 
 

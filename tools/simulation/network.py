@@ -711,7 +711,7 @@ class SimCall:
             raise grpc.aio.AioRpcError(
                 code,
                 grpc.aio.Metadata(),
-                grpc.aio.Metadata(),
+                grpc.aio.Metadata(*self._trailing),
                 details=details,
                 debug_error_string=details,
             )
@@ -876,6 +876,8 @@ class SimContext:
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()
     ) -> NoReturn:
         self._code, self._details = code, details
+        if trailing_metadata:
+            self._trailing = tuple(trailing_metadata)
         await _yield()
         raise grpc.aio.AbortError
 
