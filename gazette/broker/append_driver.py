@@ -342,6 +342,7 @@ class AppendDriver:
             expired=expired,
             known_head=replica.head.offset,
             admission=self._admission(replica.sessions),
+            closed=replica.head.closed,
         )
 
     def _admission(self, sessions: SessionLedger) -> Admission:

@@ -179,7 +179,8 @@ class EtcdWritten:
 class ReadinessSeen:
     """``store_error`` is None while the store is healthy. ``expired``: the wait has lasted long enough.
     ``known_head`` is what etcd says the journal reaches at least. ``admission`` is what the append's
-    session has to say."""
+    session has to say. ``closed`` are the journal's registers if the last primary left in good order: then
+    nothing was acknowledged beyond the known head. Else None."""
 
     refreshed: bool
     store_error: str | None
@@ -188,6 +189,7 @@ class ReadinessSeen:
     expired: bool = False
     known_head: Offset = 0
     admission: Admission = ADMITTED
+    closed: LabelSet | None = None
 
 
 @dataclass(frozen=True, slots=True)

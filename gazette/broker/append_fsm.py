@@ -297,6 +297,10 @@ class AppendFSM:
             self.roll_to = head
             return self._resync(seen.now)
         if end != head and terms.offset is None and spec.may_write:
+            if seen.closed is not None and index.end >= seen.known_head:
+                # Its last primary left in good order, and stores have all that was acknowledged.
+                self.roll_to = head
+                return self._resync(seen.now, seen.closed)
             reason = ""
             if seen.known_head > index.end:
                 reason = f"known head {head}, stores end at {index.end}, spools at {end}"
@@ -308,8 +312,10 @@ class AppendFSM:
             return self._resync(seen.now)
         return self._check_suspension(seen)
 
-    def _resync(self, now: float) -> tuple[Effect, ...]:
-        self._rounds, self._registers = 0, self._held.registers
+    def _resync(self, now: float, registers: LabelSet | None = None) -> tuple[Effect, ...]:
+        """Synchronize again, with these registers (default: those of the spool)."""
+        self._rounds = 0
+        self._registers = self._held.registers if registers is None else registers
         return self._send_sync(now)
 
     def _check_suspension(self, seen: ev.ReadinessSeen) -> tuple[Effect, ...]:

@@ -5,10 +5,10 @@ were all lost would begin again at an offset that was given out before. The know
 at most what all replicas have acknowledged, and an append below it is refused until an operator says where
 to go on (`gazctl journals reset-head`).
 
-It is written before the first append of a primary is answered, and behind each fragment that is completed.
-It is never written per append. The key is outside of the prefix that brokers watch, so that it neither
-wakes the allocator nor puzzles brokers that do not know it. It carries the journal's life: a key that
-a former journal of the same name has left behind means nothing.
+It is written before the first append of a primary is answered, behind each fragment that is completed, and
+when a primary leaves in good order. It is never written per append. The key is outside of the prefix that
+brokers watch, so that it neither wakes the allocator nor puzzles brokers that do not know it. It carries
+the journal's life: a key that a former journal of the same name has left behind means nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gazette.broker.key_space import tenure_of
 from gazette.errors import Conflict, GazetteError, Unavailable
 from gazette.etcd_values import Compare, Op
 from gazette.protocol.ids import JournalName, Offset, Revision
+from gazette.protocol.label_set import Label, LabelSet
 
 if TYPE_CHECKING:
     from gazette.allocator.state import State
@@ -53,15 +54,24 @@ def head_key(root: str, journal: JournalName) -> str:
 class Head:
     """The value of the key. ``tenures`` are the latest primaries that have answered an append.
 
-    Each is named by the creation of its assignment, with the offset at which it began.
+    Each is named by the creation of its assignment, with the offset at which it began. ``closed`` are the
+    journal's registers if the last one of them left in good order, with nothing acknowledged beyond
+    ``offset``; None while one may have acknowledged more.
     """
 
     life: Revision
     offset: Offset = 0
     tenures: tuple[tuple[Revision, Offset], ...] = ()
+    closed: LabelSet | None = None
 
     def encode(self) -> bytes:
-        fields = {"life": self.life, "offset": self.offset, "tenures": self.tenures}
+        fields: dict[str, Any] = {
+            "life": self.life,
+            "offset": self.offset,
+            "tenures": self.tenures,
+        }
+        if self.closed is not None:
+            fields["closed"] = [(label.name, label.value) for label in self.closed.labels]
         return json.dumps(fields).encode()
 
     @classmethod
@@ -70,7 +80,10 @@ class Head:
         try:
             fields = json.loads(value)
             tenures = tuple((int(tenure), int(begin)) for tenure, begin in fields["tenures"])
-            return cls(int(fields["life"]), int(fields["offset"]), tenures)
+            closed = fields.get("closed")
+            if closed is not None:
+                closed = LabelSet(tuple(Label(str(name), str(value)) for name, value in closed))
+            return cls(int(fields["life"]), int(fields["offset"]), tenures, closed)
         except (ValueError, TypeError, KeyError) as error:
             raise Conflict(
                 "the known head of a journal cannot be read",
@@ -82,7 +95,7 @@ class Head:
     def begun(self, tenure: Revision, begin: Offset, end: Offset) -> Head:
         """The head once a primary has acknowledged ``[begin, end)`` first."""
         tenures = (*self.tenures, (tenure, begin))[-_TENURES_MAX:]
-        return replace(self, offset=max(self.offset, end), tenures=tenures)
+        return replace(self, offset=max(self.offset, end), tenures=tenures, closed=None)
 
     def limit(self, tenure: Revision) -> Offset | None:
         """Where a later primary than ``tenure`` has begun; None if none has."""
@@ -107,11 +120,17 @@ class KnownHead:
         self._tenure: Revision | None = None
         """That of this replica, once it has acknowledged an append as primary."""
         self._noted: Offset = 0
+        self._closed: LabelSet | None = None
         self._noting: asyncio.Task[None] | None = None
 
     @property
     def offset(self) -> Offset:
         return self._head.offset
+
+    @property
+    def closed(self) -> LabelSet | None:
+        """The journal's registers at ``offset``, if nothing was acknowledged beyond; else None."""
+        return self._head.closed
 
     def limit(self, tenure: Revision) -> Offset | None:
         """Return where a later primary than that of ``tenure`` has begun, as of the last look."""
@@ -152,16 +171,31 @@ class KnownHead:
                 self._write_noted(self._tenure), name=f"head {self._journal}"
             )
 
+    def close(self, end: Offset, registers: LabelSet) -> None:
+        """Write, in a while, that nothing was acknowledged beyond ``end``, where the journal has these
+        registers. Whoever leads it next goes on there without being asked, once stores have all of it.
+        Of no effect but for a primary that has acknowledged an append, which is its last."""
+        if self._tenure is None:
+            return
+        self._noted, self._closed = end, registers
+        if self._noting is None or self._noting.done():
+            self._noting = self._context.scope.spawn(
+                self._write_noted(self._tenure), name=f"head {self._journal}"
+            )
+
     async def settle(self, timeout_s: float) -> None:
         """Return when what was noted is written, or the time is up. Cancellation: no effect."""
         if self._noting is not None:
             await asyncio.wait({self._noting}, timeout=timeout_s)
 
     async def _write_noted(self, tenure: Revision) -> None:
-        while self._head.offset < self._noted:
+        while self._head.offset < self._noted or self._head.closed != self._closed:
             try:
                 await self._write(
-                    lambda head: replace(head, offset=max(head.offset, self._noted)), tenure
+                    lambda head: replace(
+                        head, offset=max(head.offset, self._noted), closed=self._closed
+                    ),
+                    tenure,
                 )
             except Conflict as error:
                 log.warning(

@@ -105,6 +105,8 @@ async def pulse_forever(context: BrokerContext, replica: Replica) -> NoReturn:
         driver = _driver(context, replica, heartbeat.control)
         outcome = await _pulse(context, replica, driver)
         problem = problem_of(outcome)
+        if outcome.status is Status.INDEX_HAS_GREATER_OFFSET:
+            replica.head.loaded = False  # Its last primary may have closed the journal since.
         if problem:
             log.warning(
                 "pulse of %(journal)s failed (will retry): %(error)s",

@@ -215,8 +215,11 @@ class Replica:
             await asyncio.wait(self._gathering)
         led = self.agreement.end is not None
         await roll_back(spool, primary=led)
+        agreed = spool.fragment.end == self.agreement.end
         await spool.apply(Proposal(_rolled(spool.fragment), spool.registers), primary=led)
         self.agreement.finish()
+        if agreed and self.spec is not None:
+            self.head.close(spool.fragment.end, spool.registers)
         await self.head.settle(_HEAD_WRITE_S)
         await spool.close()
         self.index.close()

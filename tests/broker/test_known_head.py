@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gazette.errors import Conflict, Unavailable
 from gazette.etcd import Etcd
 from gazette.fragment.cover_set import CoverSet
 from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.status import Status
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.fixed_cluster import ROOT, FixedBroker, FixedCluster
@@ -90,6 +92,9 @@ def test_keys_are_outside_of_what_brokers_watch() -> None:
 def test_values() -> None:
     head = Head(7).begun(5, 0, 10).begun(9, 10, 12)
     assert Head.decode(head.encode()) == Head(7, 12, ((5, 0), (9, 10)))
+    for registers in (LabelSet(), LabelSet.of(("a", "1"), ("b", ""))):
+        closed = replace(head, closed=registers)
+        assert Head.decode(closed.encode()) == closed
     assert [head.limit(tenure) for tenure in (4, 5, 8, 9, 10)] == [0, 10, 10, None, None]
     # Case: it stays as short as it is long.
     for tenure in range(10, 100):
@@ -351,6 +356,80 @@ async def test_a_key_that_cannot_be_read_refuses_appends_and_keeps_what_is_not_u
     assert "cannot be read" in str(outcome.error)
     await cluster["a"].context.persister.finish(0.5)
     assert len(aside(cluster, tmp_path)) == 1
+
+
+@pytest.mark.parametrize("replicas", ["a", "ab"])
+async def test_a_journal_whose_brokers_left_in_good_order_goes_on_without_being_asked(
+    cluster: FixedCluster, tmp_path: Path, replicas: str
+) -> None:
+    """Nothing was acknowledged beyond what is stored. Its registers are those of before."""
+    cluster.create(journal_spec(JOURNAL, replication=len(replicas)), *replicas)
+    await append(cluster["a"], b"first")
+    await append(cluster["a"], b"second", union_registers=LabelSet.of(("author", "7")))
+    cluster.assign(JOURNAL)
+    await until(lambda: sum(len(one.read_bytes()) for one in stored(tmp_path)) == 11)
+    await until(lambda: (head := known(cluster)) is not None and head.closed is not None)
+    assert known(cluster).offset == 11
+    # Case: one that leads in between, and acknowledges nothing, changes nothing.
+    cluster.assign(JOURNAL, *replicas)
+    await append(cluster["a"])
+    cluster.assign(JOURNAL)
+    others = "c" if replicas == "a" else "cb"
+    cluster.assign(JOURNAL, *others)
+    mismatch = await append(cluster["c"], b"x", check_registers=LabelSelector.parse("author=8"))
+    assert mismatch.status is Status.REGISTER_MISMATCH
+    outcome = await append(cluster["c"], b"third")
+    assert outcome.commit is not None
+    assert outcome.commit.begin == 11
+    head = known(cluster)
+    assert (head.offset, head.closed) == (16, None)
+    # Case: a death behind that is not in good order.
+    await lose_all(cluster, "c")
+    cluster.assign(JOURNAL, "a")
+    cluster.put_spec(journal_spec(JOURNAL))
+    assert (await append(cluster["a"], b"x")).status is Status.INDEX_HAS_GREATER_OFFSET
+
+
+@pytest.mark.parametrize(("kept", "end"), [(0, 0), (1, 5)])
+async def test_not_if_stores_end_before_what_was_acknowledged(
+    cluster: FixedCluster, tmp_path: Path, kept: int, end: int
+) -> None:
+    """An empty store, or a stale one, though the last primary left in good order."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"], b"first")
+    await until(lambda: stored(tmp_path))
+    await append(cluster["a"], b"second")
+    cluster.assign(JOURNAL)
+    await until(lambda: len(stored(tmp_path)) == 2)
+    await until(lambda: (head := known(cluster)) is not None and head.closed is not None)
+    second = stored(tmp_path)[1]
+    content = second.read_bytes()
+    for path in stored(tmp_path)[kept:]:
+        path.unlink()
+    cluster.assign(JOURNAL, "b")
+    outcome = await append(cluster["b"], b"x")
+    assert outcome.status is Status.INDEX_HAS_GREATER_OFFSET
+    assert outcome.store_error == f"known head 11, stores end at {end}, spools at 0"
+    if kept:
+        # Case: the store has it after all, as one that was mounted late.
+        second.write_bytes(content)
+        replica = cluster["b"].replica(JOURNAL)
+        replica.list_again()
+        await until(lambda: replica.index.end_offset == 11)
+        outcome = await append(cluster["b"], b"x")
+        assert outcome.commit is not None
+        assert outcome.commit.begin == 11
+
+
+async def test_a_cluster_that_was_stopped_and_started_goes_on(etcd: Etcd, tmp_path: Path) -> None:
+    """SIGTERM to the only broker, and another start."""
+    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+        await broker.create(journal_spec(JOURNAL))
+        for content in (b"first", b"second"):
+            await broker.client.append(AppendParams(JOURNAL), content)
+    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+        result = await broker.client.append(AppendParams(JOURNAL), b"third")
+        assert result.commit.begin == 11
 
 
 async def test_it_goes_with_its_journal(etcd: Etcd, tmp_path: Path) -> None:
