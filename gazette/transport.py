@@ -12,6 +12,11 @@ import grpc.aio
 class Transport(Protocol):
     """Makes channels. Passed to constructors; the default is the network."""
 
+    @property
+    def ends_silent_calls(self) -> bool:
+        """Return whether calls end within a minute if the peer falls silent, without being asked."""
+        ...
+
     def channel(
         self,
         target: str,
@@ -26,6 +31,10 @@ class GrpcTransport:
     """The machine's network, by gRPC."""
 
     __slots__ = ()
+
+    @property
+    def ends_silent_calls(self) -> bool:
+        return False  # Its pings are minutes apart, see `ChannelSettings`.
 
     def channel(
         self,

@@ -229,7 +229,9 @@ class Appender:
             self._answered = True
 
     def _translated(self) -> Any:
-        return translated("Append", journal=self._params.journal, endpoint=self._endpoint)
+        return translated(
+            "Append", self._client.channels, journal=self._params.journal, endpoint=self._endpoint
+        )
 
     def _checked(self, response: broker_pb2.AppendResponse) -> AppendResult:
         journal = self._params.journal

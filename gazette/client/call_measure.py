@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -18,6 +18,8 @@ from gazette.metrics import (
     GRPC_CLIENT_STARTED,
     grpc_code_name,
 )
+
+T = TypeVar("T")
 
 
 class CallMeasure:
@@ -54,9 +56,14 @@ class CallMeasure:
         return request, response
 
     def start(
-        self, clock: Clock, method: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+        self,
+        clock: Clock,
+        method: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        ended: Callable[[Any, grpc.StatusCode], None],
     ) -> Any:
-        """Make the call, and count it once it has ended."""
+        """Make the call. Count it once it has ended, and pass it to ``ended`` with its code."""
         span = None
         if tracing.active():
             span, context = tracing.calling(self._path)
@@ -71,6 +78,7 @@ class CallMeasure:
             _handled(self._labels, grpc_code_name(code)).inc()
             if span is not None:
                 tracing.ended(span, code.name)
+            ended(done, code)
 
         call.add_done_callback(on_done)
         return call
@@ -82,14 +90,20 @@ def _handled(labels: tuple[str, str, str], code: str) -> Any:
 
 
 def _code_of(call: Any) -> grpc.StatusCode:
-    """The code of a call that has ended; gRPC gives it by a coroutine, which then does not wait."""
-    waiting = call.code()
+    """Return the code of a call that has ended."""
+    try:
+        code = of_ended(call.code())
+    except BaseException:  # noqa: BLE001 - whatever it is, the call has not gone well
+        return grpc.StatusCode.CANCELLED
+    return grpc.StatusCode.UNKNOWN if code is None else code
+
+
+def of_ended(waiting: Coroutine[Any, Any, T]) -> T | None:
+    """Return what gRPC gives by a coroutine, which does not wait once the call has ended."""
     try:
         waiting.send(None)
     except StopIteration as answer:
-        code: grpc.StatusCode = answer.value
-        return code
-    except BaseException:  # noqa: BLE001 - whatever it is, the call has not gone well
-        return grpc.StatusCode.CANCELLED
+        value: T = answer.value
+        return value
     waiting.close()
-    return grpc.StatusCode.UNKNOWN
+    return None

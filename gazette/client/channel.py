@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -11,7 +13,7 @@ import grpc
 import grpc.aio
 
 from gazette.auth import Signer
-from gazette.client.call_measure import CallMeasure
+from gazette.client.call_measure import CallMeasure, of_ended
 from gazette.client.credentials import Credentials
 from gazette.client.dispatch import Health, pick
 from gazette.client.wire import decode_read, encode_append
@@ -25,7 +27,12 @@ from gazette.protocol.route import Route, grpc_target
 from gazette.tasks import TaskScope
 from gazette.transport import NETWORK, Transport
 
+log = logging.getLogger(__name__)
+
 _GRACE_S: Final = 5.0
+_PROBE: Final = "/grpc.health.v1.Health/Check"
+_TOO_MANY_PINGS: Final = "too many pings"
+_KEEPALIVE_MAX_S: Final = 7200.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +57,21 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class ChannelSettings:
-    """Limits of every channel. ``keepalive_s``: a peer that answers nothing, not even pings, is given
-    up after ``keepalive_s + keepalive_timeout_s`` while a call runs; idle channels do not ping.
+    """Limits of every channel.
 
-    A Go server permits one ping in five minutes and closes connections which send more; gRPC then
-    doubles the interval of that channel by itself, at the cost of a broken call each time.
+    A Go server permits one ping in five minutes. It closes a connection that sends more, with all its
+    calls. So pings only keep connections through firewalls, and ``silence_s`` finds silent peers.
     """
 
-    keepalive_s: float = 15.0
+    keepalive_s: float = 360.0
+    """Interval of pings while calls run. It is doubled if a server says that these are too many."""
     keepalive_timeout_s: float = 10.0
+    """How long a ping may go without an answer, and content without an acknowledgement by the
+    peer's machine. Then the connection is closed."""
+    silence_s: float = 20.0
+    """If no call of a channel ends for this long, the peer is asked whether it answers. 0: never."""
+    silence_timeout_s: float = 20.0
+    """A peer that does not answer that for this long has fallen silent: its calls end."""
     backoff_min_s: float = 0.05
     backoff_max_s: float = 5.0
     connect_timeout_s: float = 5.0
@@ -114,7 +127,8 @@ class Channels:
         self._swept = self._clock.monotonic()
         self._pinned: set[str] = set()
         self._members: dict[str, int] = {}
-        self._closed = False
+        self._watching = False
+        self.closed = False
 
     def __len__(self) -> int:
         return len(self._channels)
@@ -168,18 +182,24 @@ class Channels:
             if members.get(endpoint) == created:
                 continue
             channel = self._channels.pop(endpoint, None)
-            if channel is not None and not self._closed:
+            if channel is not None and not self.closed:
                 self._scope.spawn(channel.close(None), name=f"close {endpoint}")
 
     def _channel(self, endpoint: str) -> _Channel:
-        if self._closed:
+        if self.closed:
             raise Closed("the client's channels were closed")
         now = self._clock.monotonic()
         if now - self._swept >= self._settings.idle_s:
             self._sweep(now)
         channel = self._channels.get(endpoint)
         if channel is None:
-            channel = self._channels[endpoint] = _Channel(self._open(endpoint), self._clock)
+            keepalive_s = self._settings.keepalive_s
+            channel = self._channels[endpoint] = _Channel(
+                self._open(endpoint),
+                self._clock,
+                self._on_start,
+                lambda: self._on_refused_pings(keepalive_s),
+            )
         channel.used_at = now
         return channel
 
@@ -188,6 +208,51 @@ class Channels:
         options = self._settings.options()
         credentials = self._tls.credentials() if tls else None
         return self._transport.channel(target, credentials, options)
+
+    def _on_start(self) -> None:
+        if self._watching or self._transport.ends_silent_calls or not self._settings.silence_s:
+            return
+        self._watching = True
+        self._scope.spawn(self._watch(), name="watch for silence")
+
+    def _on_refused_pings(self, keepalive_s: float) -> None:
+        """Raise the interval of pings of later channels. gRPC raises that of the refused one."""
+        raised_s = min(2 * keepalive_s, _KEEPALIVE_MAX_S)
+        if raised_s > self._settings.keepalive_s:
+            self._settings = replace(self._settings, keepalive_s=raised_s)
+            log.warning(
+                "a server refuses our pings as too many: new connections send one in %(seconds)g s",
+                {"seconds": raised_s},
+            )
+
+    async def _watch(self) -> None:
+        """Ask peers whose calls have not ended for long whether they answer. End with the calls."""
+        silence_s = self._settings.silence_s
+        try:
+            while True:
+                await self._clock.sleep(silence_s / 2)
+                busy = [one for one in self._channels.items() if one[1].calls]
+                if not busy:
+                    return
+                since = self._clock.monotonic() - silence_s
+                async with TaskScope("silent peers") as scope:
+                    for endpoint, channel in busy:
+                        if channel.heard_at <= since:
+                            scope.spawn(self._ask(endpoint, channel), name=f"ask {endpoint}")
+        finally:
+            self._watching = False
+
+    async def _ask(self, endpoint: str, channel: _Channel) -> None:
+        """End the calls of a channel if its peer does not answer."""
+        timeout_s = self._settings.silence_timeout_s
+        if await channel.answers(timeout_s) or self._channels.get(endpoint) is not channel:
+            return
+        log.warning(
+            "%(endpoint)s has not answered for %(seconds)g s: its connection is closed, its calls end",
+            {"endpoint": endpoint, "seconds": timeout_s},
+        )
+        del self._channels[endpoint]
+        await channel.close(None)
 
     def _sweep(self, now: float) -> None:
         self._swept = now
@@ -202,7 +267,7 @@ class Channels:
 
         Cancellation: the object is closed; sockets close when the loop next runs. May be repeated.
         """
-        self._closed = True
+        self.closed = True
         while self._channels:
             _, channel = self._channels.popitem()
             await channel.close(grace_s)
@@ -234,12 +299,22 @@ class _Channel:
     Generated stubs take it for a channel: it has the four methods that they call.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, clock: Clock) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        clock: Clock,
+        on_start: Callable[[], None],
+        on_refused_pings: Callable[[], None],
+    ) -> None:
         self._grpc = channel
         self._clock = clock
+        self._on_start = on_start
+        self._on_refused_pings = on_refused_pings
         self._failing = False
         self.calls = 0
         self.used_at = 0.0
+        self.heard_at = 0.0
+        """When the first of the present calls began, a call last ended, or the peer last answered."""
         self.journal = JournalStub(cast("grpc.aio.Channel", self))  # type: ignore[no-untyped-call]
         self.shard = ShardStub(cast("grpc.aio.Channel", self))  # type: ignore[no-untyped-call]
         self.byte_path = BytePath(self)
@@ -279,15 +354,42 @@ class _Channel:
         method = make(path, *measure.serializers(args, kwargs))
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            started = measure.start(self._clock, method, args, kwargs)
+            started = measure.start(self._clock, method, args, kwargs, self._ended)
+            if not self.calls:
+                self.heard_at = self._clock.monotonic()
             self.calls += 1
-            started.add_done_callback(self._on_done)
+            self._on_start()
             return started
 
         return call
 
-    def _on_done(self, _call: Any) -> None:
+    def _ended(self, call: Any, code: grpc.StatusCode) -> None:
         self.calls -= 1
+        self.heard_at = self._clock.monotonic()
+        if code is grpc.StatusCode.UNAVAILABLE:
+            details = of_ended(call.details()) or ""
+            if _TOO_MANY_PINGS in details.lower():
+                self._on_refused_pings()
+
+    async def answers(self, timeout_s: float) -> bool:
+        """Ask the peer anything. Return False if it is connected and says nothing for ``timeout_s``.
+
+        Every gRPC server answers a call, if only that it does not know its method.
+        """
+        if self._grpc.get_state() is not grpc.ChannelConnectivity.READY:
+            return True
+        try:
+            await self._grpc.unary_unary(_PROBE, bytes, bytes)(b"", timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return self._grpc.get_state() is not grpc.ChannelConnectivity.READY
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return True  # The channel was closed meanwhile.
+        self.heard_at = self._clock.monotonic()
+        return True
 
     async def close(self, grace_s: float | None) -> None:
         await self._grpc.close(grace_s)

@@ -194,11 +194,11 @@ async def _pages(
     client: Client, request: broker_pb2.ListRequest, selector: LabelSelector
 ) -> AsyncIterator[broker_pb2.ListResponse]:
     metadata = client.credentials.metadata(list_claims(selector), LONG_LIFETIME_S)
-    with translated("List", endpoint=client.address):
+    with translated("List", client.channels, endpoint=client.address):
         call: Any = client.stub().List(request, metadata=metadata, wait_for_ready=True)
     try:
         while True:
-            with translated("List", endpoint=client.address):
+            with translated("List", client.channels, endpoint=client.address):
                 page = await call.read()
             if page is END_OF_STREAM:
                 return
@@ -285,7 +285,7 @@ async def _apply(client: Client, changes: Sequence[JournalChange]) -> Header:
     request = broker_pb2.ApplyRequest(changes=[change.to_pb() for change in changes])
     validate_apply_request(request)
     metadata = client.credentials.metadata(apply_claims(), SHORT_LIFETIME_S)
-    with translated("Apply", endpoint=client.address):
+    with translated("Apply", client.channels, endpoint=client.address):
         response = await client.stub().Apply(request, metadata=metadata, wait_for_ready=True)
     with answered("Apply"):
         validate_apply_response(response)
@@ -322,7 +322,9 @@ async def _fragments_page(
     endpoint = client.endpoint_of(params.journal)
     metadata = client.credentials.metadata(journal_claims(Capability.READ, params.journal))
     try:
-        with translated("ListFragments", journal=params.journal, endpoint=endpoint):
+        with translated(
+            "ListFragments", client.channels, journal=params.journal, endpoint=endpoint
+        ):
             call = client.channels.journal(endpoint).ListFragments(request, metadata=metadata)
             response: broker_pb2.FragmentsResponse = await call
             trailing = await call.trailing_metadata()
@@ -354,7 +356,7 @@ async def fragment_store_health(
     )
     validate_health_request(request)
     metadata = client.credentials.metadata(Claims(Capability.READ))
-    with translated("FragmentStoreHealth", endpoint=client.address):
+    with translated("FragmentStoreHealth", client.channels, endpoint=client.address):
         response = await client.stub().FragmentStoreHealth(
             request, metadata=metadata, wait_for_ready=True
         )

@@ -134,6 +134,11 @@ class Reader:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def closed(self) -> bool:
+        """Return whether the reader or its client was closed."""
+        return self._ended or self._client.channels.closed
+
     async def open(self) -> None:
         """Make the call and wait for what comes before content: offset, head, fragment, header.
 
@@ -328,7 +333,7 @@ class Reader:
         )
 
     def _translated(self) -> Any:
-        return translated("Read", journal=self.params.journal, endpoint=self._endpoint)
+        return translated("Read", self, journal=self.params.journal, endpoint=self._endpoint)
 
 
 async def read_all(reader: Reader) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc
 import grpc.aio
@@ -98,6 +98,11 @@ _BY_CODE: Final[dict[grpc.StatusCode, type[GazetteError]]] = {
 }
 
 
+class _Caller(Protocol):
+    @property
+    def closed(self) -> bool: ...
+
+
 def status_error(status: Status, detail: str = "", **facts: Any) -> GazetteError:
     """The error of a status other than OK. Its name is in ``facts["status"]``."""
     kind, message, hint = _BY_STATUS[status]
@@ -137,14 +142,19 @@ def rpc_error(error: grpc.aio.AioRpcError, method: str, **facts: Any) -> Gazette
 
 
 @contextmanager
-def translated(method: str, **facts: Any) -> Iterator[None]:
-    """Around the awaits of one call: what gRPC raises becomes ours.
+def translated(method: str, caller: _Caller, **facts: Any) -> Iterator[None]:
+    """Wrap the awaits of one call. Raise what gRPC raises as an error of ours.
 
-    A call whose channel was closed is ``Closed``.
+    A call whose channel was closed is ``Closed`` if ``caller`` is, such as the channels of a client. It
+    is ``Unavailable`` if the channel was closed because the peer fell silent, or lost its lease.
     """
     try:
         with open_channel(method, **facts):
             yield
+    except Closed as error:
+        if caller.closed:
+            raise
+        raise Unavailable(f"{method}: the peer fell silent, or lost its lease", **facts) from error
     except grpc.aio.AioRpcError as error:
         raise rpc_error(error, method, **facts) from error
     except grpc.aio.UsageError as error:
@@ -155,9 +165,9 @@ def translated(method: str, **facts: Any) -> Iterator[None]:
 def open_channel(method: str, **facts: Any) -> Iterator[None]:
     """Wrap the awaits of one call. Raise ``Closed`` if the channel of the call is closed meanwhile.
 
-    A channel is closed with its client, or when the process behind it loses its lease. gRPC cancels its
-    calls then. This task is not cancelled: a cancellation that went on from here would leave its own
-    caller without any answer.
+    A channel is closed with its client, or when the process behind it loses its lease or falls silent.
+    gRPC cancels its calls then. This task is not cancelled: a cancellation that went on from here would
+    leave its own caller without any answer.
     """
     try:
         yield
@@ -166,7 +176,8 @@ def open_channel(method: str, **facts: Any) -> Iterator[None]:
         if task is None or task.cancelling():
             raise
         raise Closed(
-            f"{method}: the channel was closed, as its process has lost its lease, or as this one ends",
+            f"{method}: the channel was closed, as its process has lost its lease or fell silent, or as"
+            " this one ends",
             hint="No action: what is asked again goes to another process.",
             **facts,
         ) from None

@@ -162,7 +162,7 @@ class ShardClient:
         validate_stat_request(request)
         endpoint = self._endpoint_of(shard_id)
         try:
-            with translated("Stat", shard=shard_id, endpoint=endpoint):
+            with translated("Stat", self.channels, shard=shard_id, endpoint=endpoint):
                 response = await self.channels.shard(endpoint).Stat(
                     request, metadata=self._metadata(shard_claims(Capability.READ, shard_id))
                 )
@@ -184,7 +184,7 @@ class ShardClient:
         """All shards that match, of those that the caller may list. Raises ``NotAllowed`` …"""
         request = consumer_pb2.ListRequest(selector=selector.to_pb(), extension=extension)
         validate_shard_list_request(request)
-        with translated("List", endpoint=self.address):
+        with translated("List", self.channels, endpoint=self.address):
             response = await self._stub().List(
                 request, metadata=self._metadata(list_claims(selector)), wait_for_ready=True
             )
@@ -213,7 +213,7 @@ class ShardClient:
                 extension=extension,
             )
             validate_shard_apply_request(request)
-            with translated("Apply", endpoint=self.address):
+            with translated("Apply", self.channels, endpoint=self.address):
                 response = await self._stub().Apply(
                     request, metadata=self._metadata(apply_claims()), wait_for_ready=True
                 )
@@ -228,7 +228,7 @@ class ShardClient:
         """The stored hints of a shard. Raises ``NotFound`` …"""
         request = consumer_pb2.GetHintsRequest(shard=shard_id, extension=extension)
         validate_get_hints_request(request)
-        with translated("GetHints", shard=shard_id, endpoint=self.address):
+        with translated("GetHints", self.channels, shard=shard_id, endpoint=self.address):
             response = await self._stub().GetHints(
                 request,
                 metadata=self._metadata(shard_claims(Capability.READ, shard_id)),
@@ -257,7 +257,7 @@ class ShardClient:
             shards=shard_ids, only_failed=only_failed, dry_run=dry_run
         )
         validate_unassign_request(request)
-        with translated("Unassign", endpoint=self.address):
+        with translated("Unassign", self.channels, endpoint=self.address):
             response = await self._stub().Unassign(
                 request,
                 metadata=self._metadata(shard_claims(Capability.APPLY, *shard_ids)),

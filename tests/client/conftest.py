@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gazette.client.append_service import AppendService
+from gazette.client.channel import ChannelSettings
 from gazette.client.client import Client
 from gazette.testing.instant_clock import InstantClock
 from gazette.testing.stub_broker import StubBroker
@@ -25,7 +26,10 @@ async def broker() -> AsyncIterator[StubBroker]:
 
 @pytest.fixture
 async def client(broker: StubBroker, instant: InstantClock) -> AsyncIterator[Client]:
-    async with Client(broker.endpoint, zone="local", clock=instant) as client:
+    settings = ChannelSettings(silence_s=0)  # On this clock every peer is silent for minutes.
+    async with Client(
+        broker.endpoint, zone="local", clock=instant, channel_settings=settings
+    ) as client:
         yield client
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -11,15 +13,19 @@ import grpc.aio
 import pytest
 
 from gazette.client.channel import Channels, ChannelSettings, TlsSettings
+from gazette.client.client import Client
 from gazette.client.dispatch import Health
+from gazette.client.reader import ReadParams
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import broker_pb2, broker_pb2_grpc
 from gazette.protocol.route import Route
+from gazette.server import grpc_options
 from gazette.testing.clock import ManualClock
 from gazette.testing.instant_clock import eventually
 from gazette.testing.stub_broker import Send, StubBroker
 from gazette.testing.tcp_proxy import TcpProxy
+from gazette.transport import GrpcTransport
 
 FRAGMENTS = broker_pb2.FragmentsRequest(journal="a/journal")
 
@@ -133,20 +139,118 @@ async def test_closing_cancels_calls(broker: StubBroker) -> None:
         await call.read()
 
 
-async def test_a_peer_that_falls_silent_is_given_up(broker: StubBroker) -> None:
-    """Its connection stands, and nothing comes: keepalive notices, where nothing else would."""
-    settings = ChannelSettings(keepalive_s=0.1, keepalive_timeout_s=0.1)
-    broker.on_read(Send(hang=True))
-    async with TcpProxy("127.0.0.1", broker.port) as proxy:
-        channels = Channels(settings=settings)
-        stub = channels.journal(f"http://127.0.0.1:{proxy.port}")
-        call = stub.Read(broker_pb2.ReadRequest(journal="a/journal"))
-        await eventually(lambda: broker.reads)
-        proxy.hold_requests()
-        proxy.hold_replies()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
+def test_pings_keep_the_policy_of_go_servers() -> None:
+    """These permit one in five minutes, and close a connection at the third that comes too early."""
+    options = dict(ChannelSettings().options())
+    assert options["grpc.keepalive_time_ms"] > 300_000
+    assert options["grpc.keepalive_permit_without_calls"] == 0
+
+
+@pytest.mark.long
+async def test_a_server_that_refuses_pings_gets_half_as_many(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """gRPC raises the interval of the refused channel. Those that are opened later know of it, too."""
+    policy = [
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 300_000),
+        ("grpc.http2.max_ping_strikes", 1),
+    ]
+    stub = StubBroker()
+    stub.on_read(Send(hang=True))
+    opened: list[int] = []
+
+    class Recorded(GrpcTransport):
+        def channel(self, target, credentials, options):
+            opened.append(dict(options)["grpc.keepalive_time_ms"])
+            return super().channel(target, credentials, options)
+
+    async with serving(stub, policy) as endpoint:
+        channels = Channels(settings=ChannelSettings(keepalive_s=0.1), transport=Recorded())
+        channels.follow({endpoint: 1})
+        call = channels.journal(endpoint).Read(broker_pb2.ReadRequest(journal="a/journal"))
+        with pytest.raises(grpc.aio.AioRpcError, match="Too many pings"):
             await call.read()
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        await eventually(lambda: caplog.records)
+        assert "a server refuses our pings as too many" in caplog.text
+        channels.follow({endpoint: 2})
+        channels.journal(endpoint)
+        assert opened == [100, 200]
+        await channels.close()
+
+
+def test_servers_of_ours_accept_any_pings() -> None:
+    """Former versions send one in 15 s, and others what they please. Zero strikes is no limit."""
+    options = dict(grpc_options(1 << 20, 10))
+    assert options["grpc.http2.max_ping_strikes"] == 0
+    assert options["grpc.http2.min_recv_ping_interval_without_data_ms"] <= 1000
+
+
+@asynccontextmanager
+async def serving(stub: StubBroker, options=(), interceptors=()) -> AsyncIterator[str]:
+    """Serve a stub with options of gRPC; the endpoint."""
+    server = grpc.aio.server(options=options, interceptors=interceptors)
+    broker_pb2_grpc.add_JournalServicer_to_server(stub, server)
+    endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield endpoint
+    finally:
+        await server.stop(None)
+
+
+@pytest.fixture
+async def silenced(broker: StubBroker) -> AsyncIterator[tuple[TcpProxy, str]]:
+    """A proxy before a broker whose reads wait for ever, and its endpoint."""
+    broker.on_read(Send(hang=True), Send(hang=True))
+    async with TcpProxy("127.0.0.1", broker.port) as proxy:
+        yield proxy, f"http://127.0.0.1:{proxy.port}"
+
+
+ASK_OFTEN = ChannelSettings(silence_s=0.1, silence_timeout_s=0.2)
+
+
+async def test_a_peer_that_falls_silent_is_given_up(
+    broker: StubBroker, silenced: tuple[TcpProxy, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its machine acknowledges what is sent, and no ping is due: it is asked, and does not answer."""
+    proxy, endpoint = silenced
+    async with Client(endpoint, channel_settings=ASK_OFTEN) as client:
+        reader = client.reader(ReadParams("a/journal", block=True))
+
+        async def fall_silent() -> None:
+            await eventually(lambda: broker.reads)
+            proxy.hold_requests()
+            proxy.hold_replies()
+
+        read, _ = await asyncio.gather(reader.read(), fall_silent(), return_exceptions=True)
+        assert isinstance(read, Unavailable)
+        assert "fell silent" in str(read)
+        assert f"{endpoint} has not answered for 0.2 s" in caplog.text
+        proxy.release()
+        await client.channels.journal(endpoint).ListFragments(FRAGMENTS)
+
+
+class Asked(grpc.aio.ServerInterceptor):
+    """Notes the methods that a server is called by."""
+
+    def __init__(self) -> None:
+        self.methods: list[str] = []
+
+    async def intercept_service(self, continuation, details):
+        self.methods.append(details.method)
+        return await continuation(details)
+
+
+async def test_a_peer_that_answers_is_not_given_up() -> None:
+    """However long a read waits at the head. The answer is that the peer does not know the method."""
+    asked, stub = Asked(), StubBroker()
+    stub.on_read(Send(hang=True))
+    async with serving(stub, interceptors=[asked]) as endpoint:
+        channels = Channels(settings=ChannelSettings(silence_s=0.02))
+        call = channels.journal(endpoint).Read(broker_pb2.ReadRequest(journal="a/journal"))
+        await eventually(lambda: asked.methods.count("/grpc.health.v1.Health/Check") == 3)
+        assert not call.done()
+        call.cancel()
         await channels.close()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from gazette.client.channel import ChannelSettings
 from gazette.client.client import Client
 from gazette.client.fragment_reader import FragmentAccess
 from gazette.client.reader import WRITE_HEAD, OffsetJump, ReadParams
@@ -241,7 +242,10 @@ async def direct(
     broker: StubBroker, tmp_path: Path, instant: InstantClock
 ) -> AsyncIterator[Client]:
     access = FragmentAccess(file_root=tmp_path)
-    async with Client(broker.endpoint, fragments=access, clock=instant) as client:
+    settings = ChannelSettings(silence_s=0)
+    async with Client(
+        broker.endpoint, fragments=access, clock=instant, channel_settings=settings
+    ) as client:
         yield client
     access.close()
 

@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from gazette.client.channel import Channels
 from gazette.client.rpc_errors import (
     rpc_error,
     shard_status_error,
@@ -74,7 +75,7 @@ def call_error(code: grpc.StatusCode, details: str = "") -> grpc.aio.AioRpcError
     ],
 )
 def test_codes_of_grpc_become_ours(code: grpc.StatusCode, kind: type[GazetteError]) -> None:
-    with pytest.raises(kind) as caught, translated("Read", journal="a/journal"):
+    with pytest.raises(kind) as caught, translated("Read", Channels(), journal="a/journal"):
         raise call_error(code, "text of the server")
     assert "Read: text of the server" in str(caught.value)
     assert caught.value.facts["code"] == code.name
@@ -82,7 +83,12 @@ def test_codes_of_grpc_become_ours(code: grpc.StatusCode, kind: type[GazetteErro
 
 
 async def test_a_cancellation_of_the_channel_is_not_one_of_the_task() -> None:
-    with pytest.raises(Closed), translated("Read"):
+    """It is retried, unless it was the client that was closed."""
+    channels = Channels()
+    with pytest.raises(Unavailable, match="fell silent"), translated("Read", channels):
+        raise asyncio.CancelledError
+    await channels.close()
+    with pytest.raises(Closed), translated("Read", channels):
         raise asyncio.CancelledError
 
 
@@ -91,7 +97,7 @@ async def test_a_cancellation_of_the_task_passes() -> None:
 
     async def work() -> None:
         try:
-            with translated("Read"):
+            with translated("Read", Channels()):
                 await asyncio.Event().wait()
         except BaseException as error:
             seen.append(error)

@@ -1072,6 +1072,10 @@ class SimTransport:
         self._network = network
         self._node = node
 
+    @property
+    def ends_silent_calls(self) -> bool:
+        return True  # See `_CLIENT_SILENCE_S`.
+
     def channel(
         self, target: str, credentials: object, options: Sequence[tuple[str, Any]]
     ) -> grpc.aio.Channel:
