@@ -75,9 +75,11 @@ class StandbyReads:
     async def begin(self, max_staleness_s: float) -> Edition:
         """An edition that is at most that old, to be given back by ``end``.
 
-        Raises ``NotAllowed`` if the application has no view, ``Moved`` when the standby ended, and the
-        error that keeps it from being made. The caller bounds the wait.
+        Raises ``NotAllowed`` if the application has no view, and the error that keeps it from being made.
+        Raises ``Moved`` when the standby ended, or takes longer than that to make one.
+        The caller bounds the wait.
         """
+        asked_at = self._clock.monotonic()
         while True:
             if self._closed:
                 raise Moved("the standby has ended")
@@ -87,6 +89,11 @@ class StandbyReads:
                     self._refresh()
                 edition.uses += 1
                 return edition
+            if edition is not None and edition.as_of >= asked_at:
+                # Made for us, and too old by now. The next one would be so, too.
+                raise Moved(
+                    "the standby's state cannot be so fresh", staleness_s=self.age_s(edition)
+                )
             refresh = self._refresh()
             await asyncio.wait({refresh})  # It goes on if we are cancelled: others wait for it.
             if refresh.cancelled():

@@ -250,12 +250,16 @@ class Player:
                     break
                 await self._inject()
                 injected = True
-            if self._views and self.tailing.is_set() and not self._requested.is_set():
+            if self._requested.is_set():
+                self._cut = None  # No view is taken any more, so nothing is kept back for one.
+            elif self._views and self.tailing.is_set():
                 await self._write_behind.settle(scope)
                 await self._take_views()
             if at_head:
                 await self._write_behind.begin(scope)
-            await self._read_some(scope, at_head=playback.read_offset >= self._read_through)
+            at_head = playback.read_offset >= self._read_through
+            # A request may have come since the log was looked at: it must not wait for more bytes.
+            await self._read_some(scope, at_head=at_head, may_return=not injected)
             if playback.handoff_applied:
                 break
             if injected and playback.handoff_applied is False:
@@ -379,8 +383,8 @@ class Player:
                 return OffsetJump(self._playback.log, self._playback.read_offset, head)
             await self._clock.sleep(SUSPENDED_POLL_S)
 
-    async def _read_some(self, scope: TaskScope, *, at_head: bool) -> None:
-        """Feed one chunk, or return when something was asked for while there was none."""
+    async def _read_some(self, scope: TaskScope, *, at_head: bool, may_return: bool) -> None:
+        """Feed one chunk, or if it ``may_return`` do so when something was asked for while there was none."""
         if self._rest:
             rest, self._rest = self._rest, b""
             await self._write_behind.add(
@@ -401,7 +405,7 @@ class Player:
             self._pending = scope.spawn(self._read(self._reader), name="read")
         waits: set[asyncio.Task[object]] = {self._pending}
         request: asyncio.Task[object] | None = None
-        if at_head and not self._requested.is_set():
+        if at_head and may_return:
             request = scope.spawn(self._woken.wait(), name="request")
             waits.add(request)
         try:

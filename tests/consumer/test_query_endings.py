@@ -196,3 +196,25 @@ async def test_a_stale_query_that_is_cancelled_leaves_the_others(tmp_path: Path)
     assert (await two).reader == "files"
     await reads.close(0.0)
     pool.close()
+
+
+async def test_a_standby_that_takes_too_long_for_a_stale_query_tries_once(tmp_path: Path) -> None:
+    """Each state costs an append to the log: a query must not have one made after the other."""
+    clock, pool = ManualClock(), BlockingPool("test", 1)
+    made = 0
+
+    class Slow:
+        async def view(self, call: Callable[[Any], Any]) -> Any:
+            nonlocal made
+            made += 1
+            clock.advance(1.0)
+            assert made < 10
+            return "files"
+
+    reads = StandbyReads(lambda directory: View(), tmp_path / "view", Slow(), clock, pool)
+    with pytest.raises(Moved, match="cannot be so fresh"):
+        await reads.begin(0.5)
+    assert made == 1
+    assert (await reads.begin(2.0)).reader == "files"
+    await reads.close(0.0)
+    pool.close()

@@ -649,6 +649,57 @@ async def test_views_see_whole_appends_and_everything_that_was_acknowledged(worl
         scope.cancel()
 
 
+async def test_a_hand_off_in_the_middle_of_a_view_is_not_forgotten(world: World) -> None:
+    """The log of a dead owner gains nothing more: what the player waits for is the hand-off itself."""
+    await put(await world.owner(11), "/a", b"one")
+    player = world.player()
+    loop = asyncio.get_running_loop()
+
+    def take_over(files: PlayedFiles) -> bytes:
+        asyncio.run_coroutine_threadsafe(_hand_off(player), loop).result(10.0)
+        return files.paths["a"].read_bytes()
+
+    async with TaskScope("standby") as scope:
+        playing = scope.spawn(player.play(), name="play")
+        assert await player.view(take_over) == b"one"
+        async with asyncio.timeout(20.0):
+            state = await playing
+    assert state.author == 22
+
+
+async def _hand_off(player: Player) -> None:
+    player.hand_off(22)
+
+
+async def test_a_hand_off_before_a_view_was_reached_reads_on(world: World) -> None:
+    """A view is to be taken at the end of an append; the player is handed off while it reads up to there."""
+    owner = await world.owner(11)
+
+    class HandedOff(Player):
+        async def _write_head(self, name: str) -> int:
+            if self._views and self._author is None:
+                await put(owner, "/b", b"two")
+                self.hand_off(22)
+            return await super()._write_head(name)
+
+    await put(owner, "/a", b"one")
+    player = HandedOff(
+        FSMHints(log=LOG),
+        world.directory / "player",
+        world.broker.client,
+        SystemClock(),
+        world.pool,
+    )
+    async with TaskScope("standby") as scope:
+        playing = scope.spawn(player.play(), name="play")
+        await player.tailing.wait()
+        with pytest.raises(Closed):
+            await player.view(lambda files: None)
+        async with asyncio.timeout(20.0):
+            state = await playing
+    assert tree(state.directory) == {"/a": b"one", "/b": b"two"}
+
+
 async def _closed(view: Any) -> Any:
     try:
         return await view

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from gazette.client.append_service import AppendService
-from gazette.client.appender import AppendParams
+from gazette.client.appender import AppendParams, AppendResult
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange, apply_journals
 from gazette.client.reader import ReadParams
@@ -32,6 +32,7 @@ from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.tasks import TaskScope, settled
 from tools.simulation.consumer_app import KEYS, Input, Output
+from tools.simulation.consumer_queries import Asked, QueryClient
 from tools.simulation.consumer_world import CONSUMERS, ConsumerWorld, MemberProcess, Trap
 from tools.simulation.loop import Node, NodeClock
 from tools.simulation.network import SimTransport
@@ -41,11 +42,15 @@ from tools.simulation.world import ETCD, ETCD_ADDRESS, BrokerProcess
 M = TypeVar("M")
 
 LEASE_S: Final = 20.0
+PLAIN: Final = 3
+"""Seeds with this remainder modulo eight have neither queries, SQLite nor pruning."""
 LOGS: Final = "recovery"
 HINTS: Final = "/gazette/hints/fold"
 _HEAL_S: Final = 420.0
 """After the last fault: how long until every shard has read all of its input."""
 _CALL_S: Final = 45.0
+_ANSWER_S: Final = 120.0
+"""After the last fault: how long until every member answers every query."""
 TRAPS: Final = (
     "transaction.begun",
     "transaction.consumed",
@@ -87,7 +92,13 @@ class ConsumerScenario:
     def __init__(self, seed: int, *, trace: bool = False) -> None:
         self.world = world = ConsumerWorld(seed, trace=trace)
         self.rng = random.Random(world.rng.getrandbits(64))
+        self.more_rng = random.Random(seed * 1_000_003 + 17)
+        """Decides about what not every seed has."""
+        self.asks = seed % 8 != PLAIN
+        """Whether there are queries, databases of SQLite and pruning."""
         self.plan = self._plan()
+        if self.asks:
+            self._plan_more()
         world.broker_hosts = self.plan.brokers
         self.node = Node(world.loop, "op")
         self.clock = NodeClock(world.loop)
@@ -97,6 +108,7 @@ class ConsumerScenario:
         self.committed = 0
         """How many of them have committed, as of the end."""
         self._writers: list[asyncio.Task[None]] = []
+        self._askers: list[QueryClient] = []
         self._broker_free_at = 0.0
         """From when on a broker may fail again: acknowledged bytes are not to be lost by two failures."""
         self._client: Client | None = None
@@ -116,6 +128,7 @@ class ConsumerScenario:
             "hints_interval_s": rng.choice((1.0, 5.0, 60.0)),
             "max_restarts": 100,
             "graceful_stop_s": 2.0,
+            "query_timeout_s": 60.0,
         }
         brokers = [f"broker-{number}" for number in range(rng.choice((1, 3, 3)))]
         members = [f"member-{number}" for number in range(rng.choice((1, 2, 2, 3)))]
@@ -148,6 +161,14 @@ class ConsumerScenario:
                 )
             )
         return Plan(brokers, members, shards, journals)
+
+    def _plan_more(self) -> None:
+        rng, world = self.more_rng, self.world
+        world.consumer_options["query_timeout_s"] = rng.choice((5.0, 20.0, 60.0))
+        world.slow_queries = rng.choice((0.0, 0.02, 0.2))
+        world.sqlite = {
+            spec.id for spec in self.plan.shards if spec.recovery_log and rng.random() < 0.6
+        }
 
     def _journal(self, name: str, replication: int, content_type: str) -> JournalSpec:
         rng = self.rng
@@ -195,6 +216,7 @@ class ConsumerScenario:
         for spec in plan.shards:
             for source in spec.sources:
                 self._spawn_writer(source.journal)
+        asking = self._start_queries() if self.asks else []
         async with TaskScope("scenario") as scope:
             await self._break(scope)
             await self._heal()
@@ -203,6 +225,8 @@ class ConsumerScenario:
             await self.clock.sleep(1.0)
         await self._judge(client)
         self.done = True
+        for task in asking:
+            task.cancel()
         world.loop.stop()
 
     async def _create_journals(self, client: Client) -> None:
@@ -219,6 +243,27 @@ class ConsumerScenario:
         node = Node(self.world.loop, f"writer of {journal}")
         writer = Writer(self, node, journal, random.Random(self.rng.getrandbits(64)))
         self._writers.append(node.spawn(writer.run(), f"write {journal}"))
+
+    def _start_queries(self) -> list[asyncio.Task[None]]:
+        rng = self.more_rng
+        tasks = []
+        for number in range(rng.choice((1, 2))):
+            node = Node(self.world.loop, f"asker {number}")
+            client = self._query_client(node)
+            self._askers.append(client)
+            tasks.append(node.spawn(client.run(), "queries"))
+        return tasks
+
+    def _query_client(self, node: Node) -> QueryClient:
+        world = self.world
+        return QueryClient(
+            node,
+            SimTransport(world.network, node),
+            self.plan.members,
+            {spec.id: [source.journal for source in spec.sources] for spec in self.plan.shards},
+            world.notes,
+            random.Random(self.more_rng.getrandbits(64)),
+        )
 
     # Faults.
 
@@ -237,6 +282,8 @@ class ConsumerScenario:
             self._crash_broker,
             self._pause_broker,
         ]
+        if self.asks:
+            faults.append(self._partition_members)
         for _ in range(rng.choice((1, 2, 3))):
             for _ in range(rng.choice((1, 2, 4))):
                 scope.spawn(
@@ -348,9 +395,11 @@ class ConsumerScenario:
         if self.world.members[host].ended:
             return
         self._fault("pause", seconds, host, lease=seconds > 5.0)
-        node = self.world.members[host].node
-        node.hold(seconds)
-        self.world.network.held(node)
+        process = self.world.members[host]
+        now = self.world.loop.now
+        process.queries.holds.append((now, now + seconds))
+        process.node.hold(seconds)
+        self.world.network.held(process.node)
 
     async def _part(self, one: str, other: str, *, lease: bool) -> None:
         rng, network = self.rng, self.world.network
@@ -370,6 +419,12 @@ class ConsumerScenario:
 
     async def _partition_broker(self) -> None:
         await self._part(self._member(), self.rng.choice(self.plan.brokers), lease=False)
+
+    async def _partition_members(self) -> None:
+        """Cut members off from each other, which pass queries on."""
+        one, other = self._member(), self._member()
+        if one != other:
+            await self._part(one, other, lease=False)
 
     async def _slow_link(self) -> None:
         rng, network = self.rng, self.world.network
@@ -471,6 +526,8 @@ class ConsumerScenario:
                     self.world.start_member(host)
             for spec in self.plan.shards:
                 await self._judge_shard(spec, expected[spec.id], "again " if again else "")
+            if self.asks:
+                await self._judge_queries(client)
         self.world.look_at_failures()
         outputs: list[int] = []
         for journal in self.world.outputs:
@@ -502,6 +559,23 @@ class ConsumerScenario:
         counts = Counter(str(number % KEYS) for number in state.numbers)
         if dict(counts) != state.counts:
             world.violated(f"{again}state of {spec.id} is torn: {state.counts} of {dict(counts)}")
+
+    async def _judge_queries(self, client: Client) -> None:
+        """Every member answers for each shard, from all that was written."""
+        for spec in self.plan.shards:
+            heads = {
+                source.journal: await self._head(client, source.journal) for source in spec.sources
+            }
+            for host in self.plan.members:
+                asked = Asked(spec.id, read_through={k: v for k, v in heads.items() if v})
+                deadline = self.world.loop.now + _ANSWER_S
+                while not await self._askers[0].ask(host, asked, _CALL_S):
+                    if self.world.loop.now > deadline:
+                        self.world.violated(
+                            f"{host} does not answer for {spec.id}, read through {heads}"
+                        )
+                        break
+                    await self.clock.sleep(1.0)
 
     def _caught_up(self, shard_id: str) -> Any:
         """The store of the shard's primary, if it serves."""
@@ -578,15 +652,19 @@ class Writer:
             index = rng.randrange(len(self._publishers))
             kind = rng.random()
             if kind < 0.5:
-                await settled(self._publishers[index].publish_committed(self._map, self._message()))
+                message = self._message()
+                published = self._publishers[index].publish_committed(self._map, message)
+                self._note(await settled(published), [message])
             else:
                 await self._transaction(index, finished=kind < 0.9)
         await self._appends.flush()
 
     async def _transaction(self, index: int, *, finished: bool) -> None:
         rng, publisher = self._rng, self._publishers[index]
+        messages = []
         for _ in range(rng.choice((1, 3, 12))):
-            publisher.publish_uncommitted(self._map, self._message())
+            messages.append(self._message())
+            publisher.publish_uncommitted(self._map, messages[-1])
             if rng.random() < 0.3:
                 publisher.flush()
                 await self._clock.sleep(rng.expovariate(1 / self._think_s))
@@ -595,4 +673,10 @@ class Writer:
             self._publishers[index] = self._new_publisher()
             return
         for journal, intent in publisher.build_ack_intents().items():
-            await settled(self._appends.append(AppendParams(journal), intent))
+            appended = self._appends.append(AppendParams(journal), intent)
+            self._note(await settled(appended), messages)
+
+    def _note(self, result: AppendResult, messages: list[Input]) -> None:
+        """Note what is committed now, and where."""
+        numbers = [message.number for message in messages]
+        self._scenario.world.notes.written(self._journal, result.commit.end, numbers)

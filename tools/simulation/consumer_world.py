@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 import shutil
@@ -12,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import apsw
 from prometheus_client import REGISTRY
 
+from gazette.consumer.application import Store
 from gazette.consumer.service import ConsumerService
 from gazette.consumer.settings import ConsumerSettings
 from gazette.consumer.shard import Shard
@@ -22,7 +25,8 @@ from gazette.etcd import EtcdSettings
 from gazette.failpoints import hooked
 from gazette.tasks import TaskScope
 from gazette.testing.remote_store import RemoteDatabase
-from tools.simulation.consumer_app import FoldApp
+from tools.simulation.consumer_app import FoldApp, Surroundings
+from tools.simulation.consumer_queries import MemberQueries, Notes
 from tools.simulation.loop import Node, NodeClock, current_node
 from tools.simulation.network import SimTransport
 from tools.simulation.storage import Threads
@@ -77,19 +81,33 @@ class MemberProcess:
         self._rng = random.Random(world.rng.getrandbits(64))
         self._new_worker = world.workers.of(self.threads)
         self._starting: asyncio.Task[None] | None = None
+        self._query_rng = random.Random(number)
+        self._app: FoldApp | None = None
+        self.queries = MemberQueries(
+            self.name,
+            self.node,
+            world.consumer_options["query_timeout_s"],
+            world.violated,
+            lambda: self.stopping,
+        )
         self.node.spawn(self._main(), f"main {self.name}")
 
     async def _main(self) -> None:
         """As ``runconsumer.main`` does."""
         world, rng = self.world, self._rng
+        around = Surroundings(
+            world.outputs,
+            self._pause,
+            self._dawdle,
+            world.database,
+            world.violated,
+            world.notes,
+            self.queries,
+            world.sqlite,
+        )
+        app = self._app = FoldApp(around, random.Random(rng.getrandbits(64)))
         service = self.service = _Service(
-            FoldApp(
-                world.outputs,
-                random.Random(rng.getrandbits(64)),
-                self._pause,
-                world.database,
-                world.violated,
-            ),
+            app,
             self.clock,
             random.Random(rng.getrandbits(64)),
             BrokerServer(world.network, self.node, self.clock),
@@ -130,6 +148,12 @@ class MemberProcess:
             worker.sleep(seconds)
         return worker is not None
 
+    def _dawdle(self) -> None:
+        """Let a query take its time."""
+        rng = self._query_rng
+        if rng.random() < self.world.slow_queries:
+            self.threads.wait(rng.random() * 3.0)
+
     def passed(self, seconds: float) -> float:
         """Wait at a failpoint, for ever in a process that was killed there. What the caller is to wait."""
         if not self.node.alive:
@@ -165,6 +189,10 @@ class MemberProcess:
         if self.service is not None and self.service._up is not None:
             REGISTRY.unregister(self.service._up)
             self.service._up = None
+        if self._app is not None:
+            for one in (*self._app.stores, *self._app.views):
+                with contextlib.suppress(GazetteError, apsw.Error, OSError):
+                    one.destroy() if isinstance(one, Store) else one.close()
 
 
 class ConsumerWorld(World):
@@ -177,6 +205,11 @@ class ConsumerWorld(World):
         """How often turns of workers are late, and by how many seconds at most."""
         self.outputs: list[str] = []
         self.database = RemoteDatabase()
+        self.notes = Notes(self.loop, self.violated)
+        self.sqlite: set[str] = set()
+        """Shards whose state is in SQLite."""
+        self.slow_queries = 0.0
+        """How often a query takes up to three seconds."""
         self.broker_hosts: list[str] = []
         self.members: dict[str, MemberProcess] = {}
         """The present process of each host."""
@@ -220,6 +253,7 @@ class ConsumerWorld(World):
 
     def on_member_failure(self, process: MemberProcess, error: BaseException) -> None:
         self.say(process.host, f"fails: {type(error).__name__}", error)
+        process.queries.failed()
         if self.excused_until.get(process.host, 0.0) < self.loop.now:
             self.violated(f"{process.name} has failed without a reason: {error!r}")
 

@@ -1,0 +1,123 @@
+"""Defects of consumers that a simulation plants in the shipped code, to show that its judge finds them.
+
+Each is a function that patches the shipped code of this process and returns what undoes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gazette.consumer.committing import Committing
+from gazette.consumer.ownership import Ownership
+from gazette.consumer.progress import Progress
+from gazette.consumer.query import RunningQueries
+from gazette.consumer.standby_reads import StandbyReads
+from gazette.consumer.transactor import Transactor
+from gazette.recoverylog.player import Player
+from gazette.recoverylog.recorder import Recorder
+from gazette.stores.json_file import JSONFileStore
+from gazette.stores.sqlite_databases import RedoDatabases
+from gazette.tasks import resolved
+
+Undo = Callable[[], None]
+
+
+def _replace(owner: type, name: str, make: Callable[[Any], Any]) -> Undo:
+    """Replace an attribute by what ``make`` makes of it."""
+    before = owner.__dict__[name]
+    setattr(owner, name, make(before))
+    return partial(setattr, owner, name, before)
+
+
+def recovered_acks_not_awaited() -> Undo:
+    """The next transaction commits before recovered acknowledgements are in place."""
+
+    def make(before: Callable[[Committing], bool]) -> Callable[[Committing], bool]:
+        return lambda self: self.recovered or before(self)
+
+    return _replace(Committing, "is_acknowledged", make)
+
+
+def hints_before_flush() -> Undo:
+    """Hints are stored before the operations that they name are in the log."""
+
+    def snapshot(self: Recorder) -> Any:
+        return self.fsm.build_hints(self.log), resolved(None)
+
+    return _replace(Recorder, "snapshot_hints", lambda before: snapshot)
+
+
+def jump_not_sequenced() -> Undo:
+    """A jump of a source moves the decoder, and the sequencer does not hear of it."""
+
+    def jump(self: Transactor, transaction: Any, journal: str, offset: int) -> None:
+        self._decoders[journal].jump(offset)
+
+    return _replace(Transactor, "_jump", lambda before: jump)
+
+
+def fence_after_the_end() -> Undo:
+    """A store may fence although its shard has ended."""
+    return _replace(Ownership, "require_running", lambda before: lambda self: None)
+
+
+def sqlite_commits_without_waits() -> Undo:
+    """A commit of SQLite is recorded before what the transaction published is in place."""
+
+    def make(before: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, wait_for=(), **options: before(self, **options)
+
+    return _replace(RedoDatabases, "ship", make)
+
+
+def answered_before_the_offset() -> Undo:
+    """A query is answered before the offset was read through that it waits for."""
+    return _replace(Progress, "has", lambda before: lambda self, offsets: True)
+
+
+def answers_of_the_running_transaction() -> Undo:
+    """Queries of a JSON file see what its running transaction has done so far."""
+
+    def read(self: JSONFileStore[Any]) -> Any:
+        return self._decoder.decode(self._encode())
+
+    return _replace(JSONFileStore, "read", lambda before: read)
+
+
+def standby_older_than_it_says() -> Undo:
+    """A standby says that its state is fresh, however old it is."""
+    return _replace(StandbyReads, "age_s", lambda before: lambda self, edition: 0.0)
+
+
+def queries_outlive_the_lease() -> Undo:
+    """A member that has lost its lease goes on answering the queries that it has."""
+    return _replace(RunningQueries, "end", lambda before: lambda self, *args: None)
+
+
+def views_forget_the_hand_off() -> Undo:
+    """A standby that is promoted while it makes a view waits for bytes of its log."""
+
+    def make(before: Callable[..., Any]) -> Callable[..., Any]:
+        async def read_some(self: Player, scope: Any, *, at_head: bool, may_return: bool) -> None:
+            asked = self._requested.is_set()
+            await before(self, scope, at_head=at_head, may_return=may_return and not asked)
+
+        return read_some
+
+    return _replace(Player, "_read_some", make)
+
+
+PLANTS: dict[str, Callable[[], Undo]] = {
+    "recovered-acks-not-awaited": recovered_acks_not_awaited,
+    "hints-before-flush": hints_before_flush,
+    "jump-not-sequenced": jump_not_sequenced,
+    "fence-after-the-end": fence_after_the_end,
+    "sqlite-commits-without-waits": sqlite_commits_without_waits,
+    "answered-before-the-offset": answered_before_the_offset,
+    "answers-of-the-running-transaction": answers_of_the_running_transaction,
+    "standby-older-than-it-says": standby_older_than_it_says,
+    "queries-outlive-the-lease": queries_outlive_the_lease,
+    "views-forget-the-hand-off": views_forget_the_hand_off,
+}
