@@ -19,8 +19,8 @@ from gazette.protocol.validation import within
 HINTS_BYTES_MAX: Final = (3 << 19) - (8 << 10)
 """The default of etcd's ``--max-request-bytes``, 1.5 MiB, less what else is in the request."""
 FEWER_FILES: Final = (
-    "Have fewer files: a larger target_file_size_base for RocksDB, a VACUUM for SQLite, or more shards"
-    " with less state each."
+    "Have fewer files: a larger table_bytes (target_file_size_base) for RocksDB, a VACUUM for SQLite, or"
+    " more shards with less state each."
 )
 _GZIP: Final = b"\x1f\x8b"
 _PLAIN_BYTES_MAX: Final = 256 << 20

@@ -3,15 +3,21 @@
 Shipping whole pages for every transaction would write 27 to 82 times what changed. Instead the log
 has, of a database ``primary.db``::
 
-    /primary.db.image-<group>-<serial>   pages of one group, as they were at one commit
+    /primary.db.image-<group>-<serial>   images of groups: their pages, each as of one commit
     /primary.db.redo-<index>             one frame for each commit since: byte ranges that changed
 
 A *group* is a run of consecutive pages. Groups are imaged anew one at a time, the oldest first, so
 that a redo file is of the past once every group has a later image: that bounds how much of the log a
 recovery reads, without ever copying the database in one go.
 
-Redo files are read in the order of their index, and hold frames of two kinds: a commit (the size of
-the database, and for each page the ranges that changed), and the news that a group has a new image.
+An image file is named after the first image in it, and may hold further ones, each at an offset of its
+own. The larger the database, the more: hints name every file, and must not outgrow etcd (ADR 8). The file
+goes once all its groups have later images, which come in the same order.
+
+Redo files are read in the order of their index, and hold frames of three kinds: a commit (the size of
+the database, and for each page the ranges that changed), the news that a group has a new image, which
+begins a file, and the same for an image within a file. The third kind came later: versions that do not know
+it refuse the log, and databases that are small have none.
 A frame is either whole or not there: a commit is one append, and the log is played back to the end of one.
 So a file that ends within a frame is damaged, wherever that is: its length may be what is wrong, with
 commits behind it. Every file's header says where its predecessor ends, so that bytes which a later owner
@@ -33,7 +39,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -49,9 +55,14 @@ _PAGE: Final = struct.Struct("<IH")  # page number (from 1), ranges (WHOLE: the 
 _LENGTH: Final = struct.Struct("<H")  # length - 1 of a whole page, less the zeros at its end
 _RANGE: Final = struct.Struct("<HH")  # offset, length - 1
 _IMAGE: Final = struct.Struct("<IIIIII")  # group, serial, first page, pages, crc, database pages
+_WITHIN: Final = struct.Struct(
+    "<IIQ"
+)  # group and serial that the file is named after, offset in it
 
 KIND_COMMIT: Final = 1
 KIND_IMAGE: Final = 2
+KIND_IMAGE_WITHIN: Final = 3
+_KINDS: Final = (KIND_COMMIT, KIND_IMAGE, KIND_IMAGE_WITHIN)
 WHOLE: Final = 0xFFFF
 
 _DAMAGED: Final = (
@@ -72,12 +83,22 @@ class PageChange:
     whole: bool
 
 
+class ImageFile(NamedTuple):
+    """A file of images: what its first one is of."""
+
+    group: int
+    serial: int
+
+    def name(self, database: str) -> str:
+        return f"{database}.image-{self.group:06d}-{self.serial:08d}"
+
+
 @dataclass(frozen=True, slots=True)
 class ImageFrame:
     """From here on, the pages [first, first + count) of ``group`` start from image ``serial``.
 
     ``pages`` is the size of the database: redo from before the oldest image is dropped, and with it
-    maybe every commit frame.
+    maybe every commit frame. The image stands at ``offset`` of ``file``.
     """
 
     group: int
@@ -86,10 +107,8 @@ class ImageFrame:
     count: int
     crc: int
     pages: int
-
-
-def image_name(database: str, group: int, serial: int) -> str:
-    return f"{database}.image-{group:06d}-{serial:08d}"
+    file: ImageFile
+    offset: int
 
 
 def redo_name(database: str, index: int) -> str:
@@ -136,10 +155,23 @@ def encode_commit(pages: int, changes: Iterable[PageChange]) -> bytes:
 
 
 def encode_image(frame: ImageFrame) -> bytes:
-    return _frame(
-        KIND_IMAGE,
-        _IMAGE.pack(frame.group, frame.serial, frame.first, frame.count, frame.crc, frame.pages),
-    )
+    body = _IMAGE.pack(frame.group, frame.serial, frame.first, frame.count, frame.crc, frame.pages)
+    if not frame.offset:
+        return _frame(KIND_IMAGE, body)
+    return _frame(KIND_IMAGE_WITHIN, body + _WITHIN.pack(*frame.file, frame.offset))
+
+
+def _decode_image(kind: int, payload: memoryview) -> ImageFrame:
+    """Raises ``Corrupt``."""
+    length = _IMAGE.size + (_WITHIN.size if kind == KIND_IMAGE_WITHIN else 0)
+    if len(payload) != length:
+        raise Corrupt("a redo frame of an image has a wrong length", length=len(payload))
+    fields = _IMAGE.unpack_from(payload)
+    file, offset = ImageFile(*fields[:2]), 0
+    if kind == KIND_IMAGE_WITHIN:
+        group, serial, offset = _WITHIN.unpack_from(payload, _IMAGE.size)
+        file = ImageFile(group, serial)
+    return ImageFrame(*fields, file, offset)
 
 
 def _changes(payload: memoryview, page_size: int) -> Iterator[tuple[int, int, bytes | memoryview]]:
@@ -216,7 +248,7 @@ def diff_page(
     return PageChange(page, ranges, whole=False)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class GroupImage:
     """The image that a group starts from, and the redo file in which that was announced."""
 
@@ -225,6 +257,8 @@ class GroupImage:
     count: int
     crc: int
     redo_index: int
+    file: ImageFile
+    offset: int
 
 
 @dataclass(slots=True)
@@ -234,6 +268,7 @@ class RedoState:
     page_size: int
     pages: int
     groups: dict[int, GroupImage] = field(default_factory=dict)
+    """Images of groups by number, the oldest first."""
     redo: dict[int, int] = field(default_factory=dict)
     """Valid length of each redo file, by index."""
 
@@ -242,8 +277,15 @@ class RedoState:
         return max(self.redo, default=0)
 
     def note_image(self, frame: ImageFrame, redo_index: int) -> None:
+        self.groups.pop(frame.group, None)
         self.groups[frame.group] = GroupImage(
-            frame.serial, frame.first, frame.count, frame.crc, redo_index
+            frame.serial,
+            frame.first,
+            frame.count,
+            frame.crc,
+            redo_index,
+            frame.file,
+            frame.offset,
         )
 
 
@@ -274,8 +316,13 @@ def read_frames(
         payload = data[begin - base : begin - base + length]
         if zlib.crc32(payload, zlib.crc32(bytes((kind,)))) != crc:
             raise Corrupt("redo frame fails its checksum", file=name, offset=at)
-        if kind not in (KIND_COMMIT, KIND_IMAGE):
-            raise Corrupt("redo frame is of an unknown kind", file=name, kind=kind)
+        if kind not in _KINDS:
+            raise Corrupt(
+                "redo frame is of an unknown kind: a later version of Gazette recorded this database",
+                file=name,
+                kind=kind,
+                hint="Run that version, or a later one. This one cannot read the state of the shard.",
+            )
         at = begin + length
         yield kind, payload
     if at != limit:
@@ -308,7 +355,7 @@ class RedoFile:
 def redo_files(paths: Mapping[str, Path], database: str) -> list[RedoFile]:
     """The redo files of a database, in order, among files by name. Raises ``Corrupt`` when one is
     missing."""
-    pattern = re.compile(re.escape(database) + r"\.redo-(\d{8})$")
+    pattern = re.compile(re.escape(database) + r"\.redo-(\d{8,})$")
     found: list[tuple[int, Path, tuple[int, int, int]]] = []
     for name, path in paths.items():
         if match := pattern.match(name):
@@ -349,7 +396,7 @@ def materialize(directory: Path, database: str) -> RedoState:
     target = directory / (database + ".materialize")
     state = build(paths, database, target)
     target.replace(directory / database)
-    pattern = re.compile(re.escape(database) + r"\.(image-\d{6}-\d{8}|redo-\d{8})$")
+    pattern = re.compile(re.escape(database) + r"\.(image-\d{6,}-\d{8,}|redo-\d{8,})$")
     for name, path in paths.items():
         if pattern.match(name):
             path.unlink()
@@ -412,29 +459,44 @@ def _read_state(files: list[RedoFile]) -> RedoState:
         for kind, payload in file.frames():
             at += _FRAME.size + len(payload)
             if kind == KIND_COMMIT:
-                state.pages = _COMMIT.unpack_from(payload)[0]
-                for group in [g for g, image in state.groups.items() if image.first > state.pages]:
-                    del state.groups[group]
+                before, state.pages = state.pages, _COMMIT.unpack_from(payload)[0]
+                if state.pages < before:
+                    _drop_beyond(state)
             else:
-                frame = ImageFrame(*_IMAGE.unpack(payload))
+                frame = _decode_image(kind, payload)
                 state.pages = frame.pages
                 state.note_image(frame, file.index)
         state.redo[file.index] = at
     return state
 
 
+def _drop_beyond(state: RedoState) -> None:
+    """Drop images of groups that a shrunk database no longer has."""
+    for group in [g for g, image in state.groups.items() if image.first > state.pages]:
+        del state.groups[group]
+
+
 def _write_images(
     descriptor: int, paths: Mapping[str, Path], database: str, state: RedoState
 ) -> None:
     for group, image in state.groups.items():
-        name = image_name(database, group, image.serial)
+        name = image.file.name(database)
         if name not in paths:
-            raise Corrupt("an image that redo needs is missing", file=name)
-        data = paths[name].read_bytes()
+            raise Corrupt("an image that redo needs is missing", file=name, group=group)
         expected = image.count * state.page_size
-        if len(data) < expected or zlib.crc32(data[:expected]) != image.crc:
-            raise Corrupt("an image is not what redo says it is", file=name, length=len(data))
-        _pwrite(descriptor, data[:expected], (image.first - 1) * state.page_size)
+        with paths[name].open("rb") as file:
+            file.seek(image.offset)
+            data = file.read(expected)
+        if len(data) < expected or zlib.crc32(data) != image.crc:
+            raise Corrupt(
+                "an image is not what redo says it is",
+                file=name,
+                group=group,
+                offset=image.offset,
+                length=len(data),
+                expected=expected,
+            )
+        _pwrite(descriptor, data, (image.first - 1) * state.page_size)
 
 
 def _replay(descriptor: int, files: list[RedoFile], state: RedoState) -> None:
@@ -448,8 +510,8 @@ def _replay(descriptor: int, files: list[RedoFile], state: RedoState) -> None:
     with mmap.mmap(descriptor, pages * page_size) as target:
         for file in files:
             for kind, payload in file.frames():
-                if kind == KIND_IMAGE:
-                    frame = ImageFrame(*_IMAGE.unpack(payload))
+                if kind != KIND_COMMIT:
+                    frame = _decode_image(kind, payload)
                     final = state.groups.get(frame.group)
                     if final is not None and final.serial == frame.serial:
                         later.announce(frame.group)

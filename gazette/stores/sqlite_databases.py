@@ -22,6 +22,12 @@ from gazette.tasks import OpFuture
 
 REIMAGE_MAX: Final = 4
 """Groups imaged per commit, at the most: it bounds what a commit has to wait for."""
+IMAGE_FILES: Final = 1024
+"""About so many files of images a large store has: each gets as large as this part of all of it."""
+FILES_PER_IMAGE_FILE: Final = 2
+"""With more files than this many times as many, images are made anew although no horizon asks for it."""
+MERGE_EVERY: Final = 8
+"""Such an image is made once in so many commits, so that they add little to what is recorded."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED: Final = frozenset({"main", "temp", "primary"})
@@ -69,8 +75,11 @@ class RedoDatabases:
         names: Iterable[str] = (),
         *,
         page_size: int = 4096,
+        image_files: int = IMAGE_FILES,
     ) -> None:
         self._recorder = recorder
+        self._image_files = image_files
+        self._until_merge = 0
         self._primary = RedoRecording(recorder, PRIMARY_DATABASE, page_size=page_size)
         attached = database_names(names, recorder.fsm.links)
         self._all = [
@@ -104,7 +113,15 @@ class RedoDatabases:
         for one in self._all[1:]:
             one.attach(connection)
         connection.set_wal_hook(self._on_commit)
+        if self._recorder.offline:
+            self._recorder.at_end(self._record_images)
         return connection
+
+    def _record_images(self) -> None:
+        for one in self._all:
+            one.settle()
+        for one in self._all:
+            one.record_images(self._file_bytes)
 
     def _on_commit(self, _connection: object, schema: str, frames: int) -> int:
         if (one := self._by_schema.get(schema)) is not None:
@@ -129,12 +146,17 @@ class RedoDatabases:
         if changed and collected[0][1] is None:
             raise no_frames(self.path)
         if all(changes is None for _, changes in collected):
+            # The store was opened. An owner that never commits must not only add a file of redo.
+            for _ in range(REIMAGE_MAX):
+                if self._many_files:
+                    self._merge_files()
             return self._recorder.barrier(wait_for)
         with self._recorder.group(wait_for) as group:
             for one, changes in collected:
                 if changes is not None:
                     one.record(group, changes)
         self._bound_horizon()
+        self._bound_files()
         for one in self._all:
             one.checkpoint_if_due()
         return group.future
@@ -143,19 +165,49 @@ class RedoDatabases:
     def live_bytes(self) -> int:
         return sum(one.live_bytes for one in self._all)
 
+    @property
+    def _bound(self) -> int:
+        """Of the horizon, in bytes."""
+        return self.live_bytes * 7 // 4 + self._primary.horizon_slack
+
+    @property
+    def _file_bytes(self) -> int:
+        return self.live_bytes // self._image_files
+
     def _bound_horizon(self) -> None:
         # A cycle of images logs the live state once, so what the horizon has beyond that is redo: the
         # more of it, the less is copied per byte of redo (here at most 4/3 of one).
         recorder = self._recorder
-        bound = self.live_bytes * 7 // 4 + self._primary.horizon_slack
+        bound = self._bound
         for one in self._all:
             one.rotate_if_long(bound)
         for _ in range(REIMAGE_MAX):
             if recorder.horizon_bytes <= bound:
                 return
             oldest = self._of_oldest_file()
-            if oldest is None or not oldest.renew(bound):
+            if oldest is None or not oldest.renew(bound, self._file_bytes):
                 return
+
+    def _bound_files(self) -> None:
+        """Merge files when there are many: of a version with smaller ones, or of many short-lived owners.
+
+        Images and redo go in the order of their age, so that making the oldest image anew removes the
+        smallest files first. In a whole cycle of images each is replaced.
+        """
+        if not self._many_files:
+            self._until_merge = 0
+            return
+        self._until_merge -= 1
+        if self._until_merge < 0:
+            self._until_merge = MERGE_EVERY - 1
+            self._merge_files()
+
+    @property
+    def _many_files(self) -> bool:
+        return sum(one.files for one in self._all) > FILES_PER_IMAGE_FILE * self._image_files
+
+    def _merge_files(self) -> None:
+        max(self._all, key=lambda one: one.files).renew(self._bound, self._file_bytes)
 
     def _of_oldest_file(self) -> RedoRecording | None:
         """Whose file is the oldest of the log; None: nobody's here."""

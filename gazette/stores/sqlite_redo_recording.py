@@ -24,8 +24,9 @@ import logging
 import os
 import struct
 import zlib
+from collections import Counter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import apsw
 
@@ -33,6 +34,8 @@ from gazette.errors import Broken, Bug, Corrupt, Invalid
 from gazette.recoverylog.recorder import Group, Recorder
 from gazette.recoverylog.sqlite_redo import (
     HEADER_LENGTH,
+    GroupImage,
+    ImageFile,
     ImageFrame,
     PageChange,
     RedoState,
@@ -40,7 +43,6 @@ from gazette.recoverylog.sqlite_redo import (
     encode_commit,
     encode_header,
     encode_image,
-    image_name,
     is_recorded,
     materialize,
     redo_name,
@@ -106,6 +108,14 @@ class RedoRecording:
         self._salt = b""
         self._wal_pages: dict[int, int] = {}
         self._first_redo: dict[int, int] = {}
+        """Groups without an image, the oldest first: the index of the redo that has all of each."""
+        self._dropped: range = range(0)
+        """Groups that the database lost by what was collected last."""
+        self._image_files: Counter[ImageFile] = Counter()
+        """How many groups start from an image in each file."""
+        self._image_file: ImageFile | None = None
+        """The file that gets the next image, if it has room."""
+        self._image_end = 0
 
     # -- opening
 
@@ -128,6 +138,8 @@ class RedoRecording:
             self._state = materialize(self.recorder.directory, self.database)
             self._serial = max((image.serial for image in self._state.groups.values()), default=0)
             self._old_redo = sorted(self._state.redo)
+            self._image_files.update(image.file for image in self._state.groups.values())
+            self._require_groups()
         elif self.path.exists():
             raise Invalid(
                 "the recovery log holds this database in another form",
@@ -136,6 +148,18 @@ class RedoRecording:
             )
         self._open_files()
         return recorded
+
+    def _require_groups(self) -> None:
+        for number, image in self._state.groups.items():
+            if image.first != number * self._group_pages + 1 or image.count > self._group_pages:
+                raise Corrupt(
+                    "an image is of a group of another size than this version makes",
+                    path=str(self.path),
+                    group=number,
+                    first=image.first,
+                    count=image.count,
+                    group_pages=self._group_pages,
+                )
 
     def _begin(self, connection: apsw.Connection, *, recorded: bool) -> None:
         self._connection = connection
@@ -147,9 +171,7 @@ class RedoRecording:
         self._commits = self._index.read().commits
         self._begin_redo()
         self._assume_groups()
-        if self.recorder.offline:
-            self.recorder.at_end(self._record_images)
-        elif not recorded:
+        if not recorded and not self.recorder.offline:
             self._record_all()
 
     def _open_files(self) -> None:
@@ -190,7 +212,7 @@ class RedoRecording:
         oldest = self._old_redo[0]
         for number in range(self._group_count()):
             if number not in self._state.groups:
-                self._first_redo.setdefault(number, oldest)
+                self._first_redo[number] = oldest
 
     def _record_all(self) -> None:
         """The first commit of a new database: what switching to WAL mode wrote by itself."""
@@ -225,8 +247,11 @@ class RedoRecording:
             self._checkpoint()
         return changed
 
-    def _record_images(self) -> None:
-        """Record the database as images of all its groups: at the end of an offline log."""
+    def settle(self) -> None:
+        """Move the WAL into the database, and take its size: at the end of an offline log.
+
+        Raises ``Broken``.
+        """
         assert self._connection is not None
         if not checkpoint(self._connection, BUSY_MS, self.schema):
             raise Broken(
@@ -235,8 +260,11 @@ class RedoRecording:
                 hint="Read cursors to their end, and close connections, before the build returns.",
             )
         self._resize(os.fstat(self._main_fd).st_size // self._state.page_size)
+
+    def record_images(self, file_bytes: int) -> None:
+        """Record the database as images of all its groups, after `settle`."""
         for number in range(self._group_count()):
-            self._reimage(number)
+            self._reimage(number, file_bytes)
 
     def collect(self) -> list[PageChange] | None:
         """What was committed since the last call; None: nothing was.
@@ -334,15 +362,11 @@ class RedoRecording:
         return self._read_main(page)
 
     def _resize(self, pages: int) -> None:
-        shrunk = pages < self._state.pages
-        self._state.pages = pages
-        count = self._group_count()
-        for number in range(count):
-            if number not in self._state.groups:
-                self._first_redo.setdefault(number, self._redo_index)
-        if shrunk:
-            for number in [n for n in self._first_redo if n >= count]:
-                del self._first_redo[number]
+        before, self._state.pages = self._group_count(), pages
+        after = self._group_count()
+        for number in range(before, after):
+            self._first_redo[number] = self._redo_index
+        self._dropped = range(after, before)
 
     def record(self, group: Group, changes: list[PageChange]) -> None:
         """Record what `collect` gave."""
@@ -355,10 +379,22 @@ class RedoRecording:
 
     def _drop_groups(self, group: Group) -> None:
         """Images of groups that a shrunk database no longer has."""
-        for number, image in list(self._state.groups.items()):
-            if image.first > self._state.pages:
-                group.unlink("/" + image_name(self.database, number, image.serial))
-                del self._state.groups[number]
+        for number in self._dropped:
+            self._first_redo.pop(number, None)
+            self._drop_image(group, self._state.groups.pop(number, None))
+        self._dropped = range(0)
+
+    def _drop_image(self, group: Group, image: GroupImage | None) -> None:
+        """Unlink the file of an image that is not needed any more, if none in it is."""
+        if image is None:
+            return
+        self._image_files[image.file] -= 1
+        if self._image_files[image.file]:
+            return
+        del self._image_files[image.file]
+        group.unlink("/" + image.file.name(self.database))
+        if image.file == self._image_file:
+            self._image_file = None
 
     # -- bounding what a recovery reads
 
@@ -369,20 +405,28 @@ class RedoRecording:
     def live_bytes(self) -> int:
         return self._state.pages * self._state.page_size
 
+    @property
+    def files(self) -> int:
+        """How many files the log has of this database."""
+        return len(self._image_files) + len(self._old_redo)
+
     def rotate_if_long(self, bound: int) -> None:
         """Begin a new redo file when the present one is long, for a horizon of at most ``bound``."""
         if self._redo_end > max(bound // 32, 64 << 10):
             self._rotate()
 
-    def renew(self, bound: int) -> bool:
-        """Record the oldest of what a recovery needs anew; false if there is nothing."""
+    def renew(self, bound: int, file_bytes: int) -> bool:
+        """Record the oldest of what a recovery needs anew; false if there is nothing.
+
+        ``file_bytes``: an image is added to the last file if that then has at most as many.
+        """
         if not self._group_count():
             return False
         redo = self.recorder.fsm.nodes[self._redo_fnode].segments[0]
         if self.recorder.write_head - redo.first_offset > bound // 2:
             # Of a database that is hardly written the redo file itself is what is old.
             self._rotate()
-        self._reimage(self._oldest_group())
+        self._reimage(self._oldest_group(), file_bytes)
         return True
 
     def _rotate(self) -> None:
@@ -392,15 +436,14 @@ class RedoRecording:
             self._create_redo(group, previous_end)
 
     def _oldest_group(self) -> int:
-        def age(number: int) -> tuple[int, int]:
-            image = self._state.groups.get(number)
-            if image is None:
-                return self._first_redo.get(number, 0), 0
-            return image.redo_index, image.serial
+        """Both kinds of groups stand in the order of their age, so that a large database costs no more."""
+        imaged = next(iter(self._state.groups), None)
+        bare = next(iter(self._first_redo), None)
+        if imaged is None or bare is None:
+            return cast("int", bare if imaged is None else imaged)
+        return bare if self._first_redo[bare] <= self._state.groups[imaged].redo_index else imaged
 
-        return min(range(self._group_count()), key=age)
-
-    def _reimage(self, number: int) -> None:
+    def _reimage(self, number: int, file_bytes: int) -> None:
         """Record the pages of one group whole, so that redo before this point is not needed for it."""
         first = number * self._group_pages + 1
         count = min(self._group_pages, self._state.pages - first + 1)
@@ -412,22 +455,40 @@ class RedoRecording:
                 at = (page - first) * size
                 data[at : at + size] = os.pread(self._wal_fd, size, offset)
         self._serial += 1
-        frame = ImageFrame(number, self._serial, first, count, zlib.crc32(data), self._state.pages)
         former = self._state.groups.get(number)
         with self.recorder.group() as group:
-            fnode = group.create("/" + image_name(self.database, number, frame.serial))
-            group.write(fnode, 0, data)
+            file, fnode = self._file_for_image(group, number, file_bytes)
+            begin = self._image_end
+            group.write(fnode, begin, data)
+            self._image_end += len(data)
+            self._image_files[file] += 1
+            crc, pages = zlib.crc32(data), self._state.pages
+            frame = ImageFrame(number, self._serial, first, count, crc, pages, file, begin)
             self._append_redo(group, encode_image(frame))
-            if former is not None:
-                group.unlink("/" + image_name(self.database, number, former.serial))
+            self._drop_image(group, former)
             self._state.note_image(frame, self._redo_index)
             self._first_redo.pop(number, None)
             self._drop_redo(group)
 
+    def _file_for_image(self, group: Group, number: int, file_bytes: int) -> tuple[ImageFile, int]:
+        """The file to add an image of a group to, and its fnode. Each owner begins files of its own.
+
+        A file of which a whole group is the most stays as earlier versions read it: with one image.
+        """
+        whole = self._group_pages * self._state.page_size
+        file = self._image_file
+        if file is not None and self._image_end + whole <= file_bytes:
+            fnode = group.fnode_of("/" + file.name(self.database))
+            assert fnode is not None
+            return file, fnode
+        file = self._image_file = ImageFile(number, self._serial)
+        self._image_end = 0
+        return file, group.create("/" + file.name(self.database))
+
     def _drop_redo(self, group: Group) -> None:
-        needed = [image.redo_index for image in self._state.groups.values()]
-        needed += self._first_redo.values()
-        oldest = min(needed, default=self._redo_index)
+        number = self._oldest_group()
+        image = self._state.groups.get(number)
+        oldest = self._first_redo[number] if image is None else image.redo_index
         while self._old_redo and self._old_redo[0] < oldest:
             group.unlink("/" + redo_name(self.database, self._old_redo.pop(0)))
 

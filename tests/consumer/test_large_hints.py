@@ -35,7 +35,7 @@ from tests.consumer.apps import SHARD
 SPEC = shard_spec(SHARD, hint_backups=3)
 KEY = "/gazette/consumers/test/assign/shard-one#local#one#0"
 IMAGE = 4 << 20
-"""Bytes of a file of a SQLite database, of which a shard of 100 GiB has 25,600."""
+"""Bytes of a file as many tables have them, of which a shard of 100 GiB has 25,600."""
 LARGE = (100 << 30) // IMAGE
 
 
@@ -120,6 +120,19 @@ def test_a_warning_at_half_of_the_limit_says_what_to_do(caplog: pytest.LogCaptur
         assert "VACUUM" in caplog.text
         size.note(SPEC, hints_of(10), HintsForm.COMPRESSED, HINTS_BYTES_MAX - 1)
         assert "which the original cannot read" in caplog.text
+
+
+@pytest.mark.parametrize("tables", [5_500, 10_000])
+def test_hints_of_ten_thousand_tables_fit_and_are_warned_of(
+    tables: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RocksDB has a file for each table, and only the application can make them larger."""
+    hints = hints_of(tables)
+    assert len(encode_hints(hints)[1]) <= HINTS_BYTES_MAX
+    with caplog.at_level(logging.WARNING, "gazette.consumer.hints_store"):
+        noted(HintsSize(), hints)
+    assert f"name {tables} files" in caplog.text
+    assert "table_bytes" in caplog.text
 
 
 async def assigned(etcd: Etcd) -> int:

@@ -16,6 +16,7 @@ from gazette.consumer.application import StateView
 from gazette.recoverylog.recorder import Recorder
 from gazette.recoverylog.shard_state import ShardState
 from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.sqlite_databases import RedoDatabases
 from gazette.stores.sqlite_redo_recording import RedoRecording
 from gazette.stores.sqlite_vfs_recording import VfsRecording
 from tools.fuzz_stores.base import Difference, Fuzzer, defaults
@@ -51,6 +52,7 @@ class SQLiteFuzzer(Fuzzer[Content]):
         self._mode: Any = "redo" if rng.randrange(3) else "vfs"
         self._journal_mode = rng.choice(_JOURNAL_MODES)
         self._page_size = rng.choice(_PAGE_SIZES)
+        self._group_pages = rng.choice((2, 16))
         self._names: list[str] = []
         self._pragmas: dict[str, Any] = {
             "foreign_keys": rng.random() < 0.5,
@@ -83,8 +85,12 @@ class SQLiteFuzzer(Fuzzer[Content]):
                 if not self._plain.in_transaction:
                     self._plain.execute(f"ATTACH ':memory:' AS {name}")
         with contextlib.ExitStack() as stack:
-            redo = {"checkpoint_frames": 60, "group_pages": 16, "horizon_slack": 96 << 10}
+            pages = self._group_pages
+            redo = {"checkpoint_frames": 60, "group_pages": pages, "horizon_slack": 96 << 10}
             stack.enter_context(defaults(RedoRecording.__init__, **redo))
+            # From one image for each file, as in small databases, to many, as in large ones.
+            image_files = rng.choice((1, 2, 5, 1000))
+            stack.enter_context(defaults(RedoDatabases.__init__, image_files=image_files))
             vfs = {"horizon_slack": 256 << 10, "journal_mode": self._journal_mode}
             stack.enter_context(defaults(VfsRecording.__init__, **vfs))
             return SQLiteStore(
