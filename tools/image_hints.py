@@ -72,7 +72,7 @@ class ScaledState:
 
     def grow(self, groups: int) -> None:
         """Insert rows that take about ``groups`` pages."""
-        (begin,) = self.store.execute("SELECT coalesce(max(k), 0) FROM t").fetchall()[0]
+        begin = self._last_key()
         for first in range(begin, begin + groups, 500):
             keys = range(first, min(first + 500, begin + groups))
             rows = ((k + 1, self._rng.randbytes(_ROW_BYTES)) for k in keys)
@@ -81,12 +81,16 @@ class ScaledState:
 
     def change(self, rows: int) -> None:
         """Change some rows, and commit."""
-        (last,) = self.store.execute("SELECT max(k) FROM t").fetchall()[0]
+        last = self._last_key()
         changed = (
             (self._rng.randbytes(_ROW_BYTES), self._rng.randint(1, last)) for _ in range(rows)
         )
         self.store.executemany("UPDATE t SET v = ? WHERE k = ?", changed)
         self.commit()
+
+    def _last_key(self) -> int:
+        found: Any = self.store.execute("SELECT coalesce(max(k), 0) FROM t").fetchall()
+        return int(found[0][0])
 
     def commit(self) -> None:
         """Commit, and wait for it."""

@@ -166,12 +166,12 @@ def _decode_image(kind: int, payload: memoryview) -> ImageFrame:
     length = _IMAGE.size + (_WITHIN.size if kind == KIND_IMAGE_WITHIN else 0)
     if len(payload) != length:
         raise Corrupt("a redo frame of an image has a wrong length", length=len(payload))
-    fields = _IMAGE.unpack_from(payload)
-    file, offset = ImageFile(*fields[:2]), 0
+    group, serial, first, count, crc, pages = _IMAGE.unpack_from(payload)
+    file, offset = ImageFile(group, serial), 0
     if kind == KIND_IMAGE_WITHIN:
-        group, serial, offset = _WITHIN.unpack_from(payload, _IMAGE.size)
-        file = ImageFile(group, serial)
-    return ImageFrame(*fields, file, offset)
+        *name, offset = _WITHIN.unpack_from(payload, _IMAGE.size)
+        file = ImageFile(*name)
+    return ImageFrame(group, serial, first, count, crc, pages, file, offset)
 
 
 def _changes(payload: memoryview, page_size: int) -> Iterator[tuple[int, int, bytes | memoryview]]:
