@@ -325,6 +325,15 @@ class AppendDriver:
                 await self._wait(changed(at.invalidated, *changes))
             except (Superseded, _Interrupted, GazetteError) as error:
                 return self._unfinished(error)
+        if replica.index.first_refreshed:
+            end = self._held.spool.fragment.end
+            if end < max(replica.index.end_offset, replica.head.offset):
+                replica.jumps = replica.head.closed is None
+            elif replica.jumps:
+                try:
+                    await self._wait(replica.begin(at.tenure, end))
+                except (_Interrupted, GazetteError) as error:
+                    return self._unfinished(error)
         self._store_seen = None if store is None else store.health
         store_error = None if self._store_seen is None else self._store_seen.error
         expired = context.clock.monotonic() >= self._store_deadline

@@ -93,8 +93,10 @@ class Head:
             ) from error
 
     def begun(self, tenure: Revision, begin: Offset, end: Offset) -> Head:
-        """The head once a primary has acknowledged ``[begin, end)`` first."""
-        tenures = (*self.tenures, (tenure, begin))[-_TENURES_MAX:]
+        """The head once a primary has acknowledged ``[begin, end)`` first, or is about to begin there."""
+        tenures = self.tenures
+        if not tenures or tenures[-1][0] != tenure:
+            tenures = (*tenures, (tenure, begin))[-_TENURES_MAX:]
         return replace(self, offset=max(self.offset, end), tenures=tenures, closed=None)
 
     def limit(self, tenure: Revision) -> Offset | None:
@@ -147,6 +149,14 @@ class KnownHead:
         self._head, self._mod_revision = head, 0 if kv is None else kv.mod_revision
         self.loaded = True
         return head.offset
+
+    async def begin(self, tenure: Revision, begin: Offset) -> None:
+        """Return once uploads for former primaries end at ``begin``, where that of ``tenure`` begins.
+
+        Raises as ``acknowledge``.
+        """
+        if self._tenure != tenure:
+            await self._write(lambda head: head.begun(tenure, begin, begin), tenure)
 
     async def acknowledge(self, tenure: Revision, begin: Offset, end: Offset) -> None:
         """Return once an append of ``[begin, end)`` may be answered by the primary of ``tenure``.

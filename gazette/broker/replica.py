@@ -23,6 +23,7 @@ from gazette.broker.pulse import pulse_forever
 from gazette.errors import Closed, GazetteError, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool
+from gazette.fragment.conflicts import FragmentCover
 from gazette.fragment.index import Index
 from gazette.fragment.listing import list_fragments
 from gazette.fragment.local_file import LocalFragment
@@ -88,6 +89,8 @@ class Replica:
         self._other_stores = asyncio.Event()
         self._context = context
         self.head = KnownHead(context, journal, life)
+        self.jumps = False
+        """The spool is to be rolled, or was, over offsets without a replica that has them. ``begin`` resets it."""
         self.agreement = Agreement(context.persister, life, self.head.note)
         self.first_commit = asyncio.Event()
         """Set when content was committed to the first fragment of the journal, which this replica leads."""
@@ -113,6 +116,29 @@ class Replica:
     async def load_head(self) -> None:
         """Look how far etcd says that the journal reaches. Raises as ``KnownHead.load``."""
         self.index.known_head = await self.head.load()
+
+    async def begin(self, tenure: Revision, end: Offset) -> None:
+        """Have the primary of ``tenure`` begin at ``end``, which its spool was rolled to without its bytes.
+
+        A former primary may upload until it learns of that from etcd. So etcd is written first, and then
+        stores are listed again: what was uploaded is seen here, and what is uploaded later is removed by
+        its broker. Raises as etcd and stores do, and ``Unavailable`` if the listing takes too long.
+        Cancellation: etcd may be written.
+        """
+        await self.head.begin(tenure, end)
+        timeout_s = self._context.settings.listing_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                if self.spec is not None:
+                    self._take_listing(await self._list(self.spec))
+        except TimeoutError:
+            raise Unavailable(
+                "the journal's fragment stores were not listed in time, behind the write of its head",
+                hint="Check the stores: `gazctl journals store-health`.",
+                journal=self.journal,
+                timeout_s=timeout_s,
+            ) from None
+        self.jumps = False
 
     def agree(self, end: Offset) -> None:
         """All replicas have acknowledged everything before ``end``.
@@ -302,10 +328,7 @@ class Replica:
         try:
             if not self.head.loaded:
                 await self.load_head()
-            cover = await list_fragments(self._context.blob_stores, spec, self._nested())
-            for aside in cover.set_aside:
-                if aside.life == self.life and await self._confirm(aside):
-                    cover.add(aside.fragment)
+            cover = await self._list(spec)
         except GazetteError as error:
             self.refresh_error = str(error)
             log.warning(
@@ -314,6 +337,17 @@ class Replica:
             )
             return False
         self.refresh_error = None
+        self._take_listing(cover)
+        return True
+
+    async def _list(self, spec: JournalSpec) -> FragmentCover:
+        cover = await list_fragments(self._context.blob_stores, spec, self._nested())
+        for aside in cover.set_aside:
+            if aside.life == self.life and await self._confirm(aside):
+                cover.add(aside.fragment)
+        return cover
+
+    def _take_listing(self, cover: FragmentCover) -> None:
         known = set(self.index.conflicts)
         self.index.replace_remote(cover, cover.conflicts)
         for conflict in self.index.conflicts:
@@ -324,7 +358,6 @@ class Replica:
                     "%(conflict)s",
                     {"journal": self.journal, "conflict": conflict},
                 )
-        return True
 
     async def _confirm(self, aside: SetAside) -> bool:
         """Make a fragment of what a broker that could not ask etcd has set aside. Return False if a later

@@ -253,6 +253,32 @@ async def test_two_primaries_do_not_both_begin(cluster: FixedCluster) -> None:
     cluster["a"].catch_up()
 
 
+async def test_an_upload_between_listing_and_first_append_is_not_hidden(
+    cluster: FixedCluster, tmp_path: Path
+) -> None:
+    """One replica. The broker that was paused uploads before the next one begins, which does not know."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"], b"first")
+    await until(lambda: stored(tmp_path) and not cluster["a"].context.persister.unpersisted)
+    await append(cluster["a"], b"held by a")
+    cluster["a"].lagging, cluster["a"].lease.remaining_s = [], 0.0
+    cluster.assign(JOURNAL, "b")
+    assert (await append(cluster["b"])).status is Status.INDEX_HAS_GREATER_OFFSET
+    for daemon in cluster["b"].replica(JOURNAL)._daemons:
+        daemon.cancel()  # The next listing is a while away.
+    assert cluster["b"].replica(JOURNAL).index.end_offset == 5
+    cluster["a"].catch_up()
+    await cluster["a"].context.resolver.wait_torn_down(10.0)
+    await until(lambda: not cluster["a"].context.persister.unpersisted)
+    assert stored(tmp_path)[1].name == name_of(5, b"held by a")
+    assert (await append(cluster["b"], offset=5)).status is Status.WRONG_APPEND_OFFSET
+    assert (await append(cluster["b"], b"x")).status is Status.INDEX_HAS_GREATER_OFFSET
+    assert (await append(cluster["b"], offset=14)).ending is Ending.COMMITTED
+    outcome = await append(cluster["b"], b"x")
+    assert outcome.commit is not None
+    assert outcome.commit.begin == 14
+
+
 async def test_a_broker_that_wakes_up_uploads_nothing_at_offsets_of_a_later_one(
     cluster: FixedCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
