@@ -90,7 +90,7 @@ class Replica:
         self._context = context
         self.head = KnownHead(context, journal, life)
         self.jumps = False
-        """The spool is to be rolled, or was, over offsets of which no replica has the bytes. See ``begin``."""
+        """The spool is rolled over offsets of which no replica has the bytes, or will be. See ``begin``."""
         self.agreement = Agreement(context.persister, life, self.head.note)
         self.first_commit = asyncio.Event()
         """Set when content was committed to the first fragment of the journal, which this replica leads."""
