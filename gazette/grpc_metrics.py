@@ -8,10 +8,12 @@ import asyncio
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from gazette import tracing
@@ -25,12 +27,41 @@ from gazette.metrics import (
     grpc_code_name,
 )
 
+_REASON_MAX: Final = 200
 _TYPES = {
     (False, False): "unary",
     (False, True): "server_stream",
     (True, False): "client_stream",
     (True, True): "bidi_stream",
 }
+
+
+class MalformedRequest(DecodeError):  # type: ignore[misc]
+    """A message of a stream that is not one of its type."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Malformed:
+    """Stands for the message of a unary request that cannot be decoded: gRPC would log a traceback."""
+
+    reason: str
+
+
+def _tolerant(decode: Callable[[bytes], Any] | None, *, streaming: bool) -> Any:
+    """Return a deserializer that fails so that the call can be refused without noise."""
+    if decode is None:
+        return None
+
+    def tolerant(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except Exception as error:  # noqa: BLE001 - applications decode what they like
+            reason = f"malformed request: {error}"[:_REASON_MAX]
+            if streaming:
+                raise MalformedRequest(reason) from error
+            return _Malformed(reason)
+
+    return tolerant
 
 
 class _Requests:
@@ -108,7 +139,8 @@ class _Method:
         }[streams]
         generates = inspect.isasyncgenfunction(inner)
         behavior = self._coroutine(_writing(inner) if generates else inner)
-        return make(behavior, handler.request_deserializer, handler.response_serializer)
+        decode = _tolerant(handler.request_deserializer, streaming=streams[0])
+        return make(behavior, decode, handler.response_serializer)
 
     def _request(self, request: Any) -> Any:
         if self.inner.request_streaming:
@@ -122,7 +154,12 @@ class _Method:
             if self.inner.response_streaming:
                 counting = _Call(context, self._received.inc, self._sent.inc)
             with self._measured(context), self._traced(context):
-                response = await inner(self._request(request), counting)
+                if isinstance(request, _Malformed):
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.reason)
+                try:
+                    response = await inner(self._request(request), counting)
+                except MalformedRequest as error:
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
                 if response is not None:
                     self._sent.inc()
                 return response

@@ -121,6 +121,19 @@ class Connection(H11Protocol):
         self._unset_body()
         self._moved()
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP. In the middle of an answer there is no place for another one."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # What its application still sends goes nowhere.
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+    def _should_upgrade(self) -> bool:
+        return False  # A request for another protocol is one for HTTP/1.1, without a warning each time.
+
     def close_idle(self) -> None:
         """Close it without an answer: no request was taken."""
         if not self.transport.is_closing():

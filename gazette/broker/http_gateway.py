@@ -69,6 +69,8 @@ _GRPC_CODES: Final = {
 }
 _HEADERS_OF: Final[Mapping[int, Mapping[str, str]]] = {401: CHALLENGE, 503: {"Retry-After": "1"}}
 """Of refusals by an error. Those by a status may last."""
+_AUTHORIZATION_MAX: Final = 7_168
+"""Bytes. gRPC refuses metadata above 8 KiB at random, and some are its own."""
 _CONDITIONS: Final = ("if-match", "if-none-match", "if-range")
 _NOT_FOR_APPENDS: Final = ("content-range", "if-none-match", "if-unmodified-since")
 
@@ -375,6 +377,8 @@ def authorization(request: Request) -> tuple[tuple[str, str], ...]:
     value = request.headers.get("authorization")
     if not value:
         return ()
+    if len(value) > _AUTHORIZATION_MAX:
+        raise NotAllowed(f"the Authorization header is too long (expected <= {_AUTHORIZATION_MAX})")
     if not (value.isascii() and value.isprintable()):
         raise NotAllowed("invalid or unsupported Authorization header (expected 'Bearer')")
     return (("authorization", value),)

@@ -218,7 +218,7 @@ class FoldCluster:
             argv = python_module("tests.faults.fold_app", *argv)
             process = ChildProcess(name, argv, log_path, environ, self.clock)
         await process.start()
-        member = Member(process, "local", grpc_port, http_port)
+        member = Member(process, "local", "127.0.0.1", grpc_port, http_port)
         self.members.append(member)
         if ready:
             await await_ready(process, http_port, self.clock, UP_S)
