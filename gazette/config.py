@@ -30,8 +30,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
-import yaml
-
 from gazette.config_file import ini_entries, ini_value, yaml_entries
 from gazette.errors import Bug, Invalid
 from gazette.options import FALSE_WORDS, TRUE_WORDS, Option, duration, options_of, setting
@@ -270,7 +268,7 @@ class Schema:
         try:
             text = path.read_text()
             entries = list(ini_entries(text) if is_ini else yaml_entries(text))
-        except (OSError, UnicodeDecodeError, Invalid, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, Invalid) as error:
             raise Invalid(f"configuration file cannot be read: {error}", path=str(path)) from error
         known = self._file_keys()
         found: dict[str, tuple[int, str]] = {}

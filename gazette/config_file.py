@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import yaml
 
 from gazette.errors import Invalid
+from gazette.protocol import strict_yaml
 
 
 def ini_entries(text: str) -> Iterator[tuple[str, str]]:
@@ -53,23 +53,18 @@ def ini_value(text: str) -> str:
 
 
 def yaml_entries(text: str) -> Iterator[tuple[str, str]]:
-    """Raises ``yaml.YAMLError``."""
-    document = yaml.safe_load(text)
-    if document is None:
-        return
-    if not isinstance(document, dict):
-        raise yaml.YAMLError("expected a mapping of groups")
-    yield from _flattened("", document)
+    """Yield each entry of a YAML file: values are the text that is written. Raises ``Invalid``."""
+    root = strict_yaml.compose(text)
+    if root is not None and not strict_yaml.is_null(root):
+        yield from _flattened("", root)
 
 
-def _flattened(prefix: str, node: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
-    for key, value in node.items():
-        path = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, dict):
+def _flattened(prefix: str, node: yaml.Node) -> Iterator[tuple[str, str]]:
+    for key, value in strict_yaml.entries(node).items():
+        path = f"{prefix}.{key}" if prefix else key
+        if isinstance(value, yaml.MappingNode):
             yield from _flattened(path, value)
-        elif isinstance(value, list):
-            yield path, ",".join(str(one) for one in value)
-        elif isinstance(value, bool):
-            yield path, str(value).lower()
-        elif value is not None:
-            yield path, str(value)
+        elif isinstance(value, yaml.SequenceNode):
+            yield path, ",".join(strict_yaml.text_of(one) for one in value.value)
+        elif not strict_yaml.is_null(value):
+            yield path, strict_yaml.text_of(value)

@@ -36,7 +36,7 @@ _TYPES = {
 }
 
 
-class MalformedRequest(DecodeError):  # type: ignore[misc]
+class MalformedRequest(DecodeError):
     """A message of a stream that is not one of its type."""
 
 
@@ -55,7 +55,7 @@ def _tolerant(decode: Callable[[bytes], Any] | None, *, streaming: bool) -> Any:
     def tolerant(data: bytes) -> Any:
         try:
             return decode(data)
-        except Exception as error:  # noqa: BLE001 - applications decode what they like
+        except Exception as error:
             reason = f"malformed request: {error}"[:_REASON_MAX]
             if streaming:
                 raise MalformedRequest(reason) from error

@@ -123,9 +123,10 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP. In the middle of an answer there is no place for another one."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # What its application still sends goes nowhere.
-            self.cycle.message_event.set()
+        cycle: Any = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True  # What its application still sends goes nowhere.
+            cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from gazette.errors import Closed, GazetteError, Invalid, NotAllowed, Retryable
+from gazette.protocol.numbers import parse_number
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -37,6 +38,18 @@ _HTTP_CODES: Final = {
     grpc.StatusCode.UNIMPLEMENTED: 501,
     grpc.StatusCode.UNAVAILABLE: 503,
 }
+
+
+_NUMBERS: Final = frozenset(
+    {
+        FieldDescriptor.CPPTYPE_INT32,
+        FieldDescriptor.CPPTYPE_INT64,
+        FieldDescriptor.CPPTYPE_UINT32,
+        FieldDescriptor.CPPTYPE_UINT64,
+        FieldDescriptor.CPPTYPE_FLOAT,
+        FieldDescriptor.CPPTYPE_DOUBLE,
+    }
+)
 
 
 class Cors:
@@ -106,8 +119,31 @@ async def parse_body(request: Request, message: Message) -> None:
         raise WrongMediaType("expected a body of Content-Type application/json", path="body")
     try:
         json_format.Parse(bytes(body) or b"{}", message)
+        _check_numbers(json.loads(bytes(body) or b"{}"), message.DESCRIPTOR)
     except (json_format.ParseError, ValueError, RecursionError) as error:
         raise Invalid(str(error), path="body") from error
+
+
+def _check_numbers(value: Any, descriptor: Any) -> None:
+    """Raise ``ValueError`` for a number in a string which ``json_format`` takes and JSON does not have.
+
+    ``value`` was parsed as a message of ``descriptor`` before.
+    """
+    if not isinstance(value, dict) or descriptor.full_name.startswith("google.protobuf."):
+        return
+    known = {one.json_name: one for one in descriptor.fields} | dict(descriptor.fields_by_name)
+    for name, inner in value.items():
+        field = known.get(name)
+        if field is None:
+            continue
+        if _is_map(field):
+            field = field.message_type.fields_by_name["value"]
+            inner = list(inner.values()) if isinstance(inner, dict) else inner
+        for one in inner if isinstance(inner, list) else [inner]:
+            if field.message_type is not None:
+                _check_numbers(one, field.message_type)
+            elif isinstance(one, str) and field.cpp_type in _NUMBERS:
+                parse_number(one)
 
 
 def error_object(code: grpc.StatusCode, text: str, status: int = 0) -> dict[str, Any]:
@@ -176,4 +212,4 @@ def _add_nulls(message: Message, value: dict[str, Any]) -> None:
 
 
 def _is_map(field: Any) -> bool:
-    return bool(field.message_type.GetOptions().map_entry)
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)

@@ -13,6 +13,7 @@ from typing import Any, Final, get_type_hints
 
 from gazette.errors import Bug, Invalid
 from gazette.protocol.duration import SECOND, format_go_duration, parse_go_duration
+from gazette.protocol.numbers import parse_integer, parse_number
 
 _META: Final = "gazette.setting"
 TRUE_WORDS: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
@@ -155,8 +156,8 @@ def _parse_bool(text: str) -> bool:
 
 _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "str": str,
-    "int": lambda text: int(text.strip()),
-    "float": lambda text: float(text.strip()),
+    "int": lambda text: parse_integer(text.strip()),
+    "float": lambda text: parse_number(text.strip()),
     "bool": _parse_bool,
     "path": lambda text: Path(text).expanduser() if text.strip() else None,
     "list": lambda text: tuple(word.strip() for word in text.split(",") if word.strip()),

@@ -26,6 +26,7 @@ from typing import Final
 
 from gazette.clock import Clock
 from gazette.errors import Broken, Invalid
+from gazette.protocol.numbers import is_digits
 from gazette.tasks import TaskScope
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def shifted_port(port: str, index: int, *, stride: int = 1) -> str:
         return ""
     if port.startswith("unix://"):
         return f"{port}.{index}"
-    if not port.isdigit() or int(port) + stride * index > 65_535:
+    if not is_digits(port) or int(port) + stride * index > 65_535:
         raise Invalid(f'invalid port "{port}" for worker {index}', path="port")
     return str(int(port) + stride * index)
 
@@ -78,7 +79,7 @@ def die_with_parent(environ: Mapping[str, str]) -> None:
     Raises ``Broken`` if it is dead already.
     """
     parent = environ.get(PARENT_ENV, "")
-    if not parent.isdigit():
+    if not is_digits(parent):
         return
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

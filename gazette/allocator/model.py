@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from gazette.errors import Invalid
 from gazette.etcd_values import KeyValue
+from gazette.protocol.numbers import is_digits
 
 SEPARATOR = "#"
 ITEMS = "/items/"
@@ -198,6 +199,6 @@ def _split(key: str, rest: str, count: int) -> list[str]:
 
 
 def _parse_slot(key: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
+    if not is_digits(text):
         raise Invalid(f"expected an integer slot ({key})")
     return int(text)

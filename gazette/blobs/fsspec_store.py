@@ -31,6 +31,7 @@ from gazette.blobs.blob_store import (
 )
 from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, Unavailable
 from gazette.protocol.fragment import FragmentStoreUrl
+from gazette.protocol.numbers import is_digits
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -437,7 +438,7 @@ def _refused(text: str, path: str) -> NotAllowed:
 def _status_of(error: BaseException) -> int | None:
     for name in ("status_code", "status", "code"):
         value = getattr(error, name, None)
-        if isinstance(value, str) and value.isdigit():
+        if isinstance(value, str) and is_digits(value):
             value = int(value)
         if isinstance(value, int) and 100 <= value < 600:
             return value

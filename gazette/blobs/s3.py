@@ -29,6 +29,7 @@ from gazette.blobs.blob_store import (
 )
 from gazette.errors import GazetteError, Invalid, NotFound, Unavailable
 from gazette.protocol.fragment import FragmentStoreUrl
+from gazette.protocol.numbers import is_digits
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -467,4 +468,4 @@ class _Source:
 def _range_begin(content_range: str) -> int:
     """Where ``bytes 5-9/10`` begins; 0 for a response that is not of a range."""
     begin = content_range.removeprefix("bytes ").partition("-")[0]
-    return int(begin) if begin.isdigit() else 0
+    return int(begin) if is_digits(begin) else 0

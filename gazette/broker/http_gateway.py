@@ -38,6 +38,7 @@ from gazette.http_body import StreamedBody
 from gazette.json_gateway import CHALLENGE, Cors, Handler
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import split_journal_meta
+from gazette.protocol.numbers import parse_integer
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Route
 from gazette.protocol.rpc import validate_append_request_opening, validate_read_request
@@ -348,9 +349,9 @@ def parse_read(request: Request) -> broker_pb2.ReadRequest:
             raise Invalid(f"unknown query argument {name} (expected offset or block)")
         arguments[name] = value
     try:
-        offset = int(arguments.get("offset", "0"))
+        offset = parse_integer(arguments.get("offset", "0"))
     except ValueError:
-        raise Invalid(f"invalid offset ({arguments['offset']}; expected an integer)") from None
+        raise Invalid(f"invalid offset ({arguments['offset'][:50]}; expected an integer)") from None
     block = arguments.get("block", "false").lower()
     if block not in ("true", "false", "1", "0"):
         raise Invalid(f"invalid block ({block}; expected true or false)")

@@ -16,6 +16,7 @@ from gazette.errors import GazetteError, Invalid
 from gazette.message.message import Message
 from gazette.protocol.ids import JournalName, validate_journal_name
 from gazette.protocol.label_set import LabelSet
+from gazette.protocol.numbers import is_digits
 from gazette.protocol.validation import within
 
 POISON_LABEL: Final = "consumer.gazette.dev/poison"
@@ -70,8 +71,8 @@ class PoisonPolicy:
                 hint="Name a journal of JSON lines there.",
             )
         limit = labels.value_of(LIMIT_LABEL) or "100"
-        if not limit.isdecimal():
-            raise Invalid(f"invalid limit ({limit!r})", path=LIMIT_LABEL)
+        if not is_digits(limit):
+            raise Invalid(f"invalid limit ({limit[:50]!r})", path=LIMIT_LABEL)
         return cls(journal, malformed_only=value == "skip-malformed", limit=int(limit))
 
     def is_poison(self, error: BaseException) -> bool:

@@ -21,6 +21,7 @@ from gazette.auth import Claims
 from gazette.consumer.query import Answer, Question
 from gazette.errors import Invalid
 from gazette.protocol.ids import ProcessId
+from gazette.protocol.numbers import is_digits, parse_number
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
 
@@ -60,9 +61,9 @@ def read_through_of(text: str) -> dict[str, int]:
     offsets: dict[str, int] = {}
     for part in filter(None, (one.strip() for one in text.split(","))):
         journal, _, offset = part.rpartition("=")
-        if not journal or not (offset.isascii() and offset.isdecimal()):
+        if not journal or not is_digits(offset):
             raise Invalid(
-                f"invalid read-through ({part!r}; expected journal=offset)", path=READ_THROUGH
+                f"invalid read-through ({part[:200]!r}; expected journal=offset)", path=READ_THROUGH
             )
         offsets[journal] = max(int(offset), offsets.get(journal, 0))
     return offsets
@@ -72,11 +73,11 @@ def _max_staleness(text: str) -> float | None:
     if not text:
         return None
     try:
-        seconds = float(text.removesuffix("s"))
+        seconds = parse_number(text.removesuffix("s"))
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise Invalid(f"invalid staleness ({text!r}; expected seconds)", path=MAX_STALENESS)
+        raise Invalid(f"invalid staleness ({text[:50]!r}; expected seconds)", path=MAX_STALENESS)
     return seconds
 
 

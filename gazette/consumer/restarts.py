@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gazette.errors import Fenced
+from gazette.protocol.numbers import is_digits
 from gazette.protocol.shard import ShardSpec
 
 LABEL: Final = "app.gazette.dev/max-restarts"
@@ -93,6 +94,6 @@ class Restarts:
         text = spec.labels.value_of(LABEL)
         if not text:
             return self._max_default, ""
-        if text.isascii() and text.isdecimal() and int(text) <= LABEL_MAX:
+        if is_digits(text) and int(text) <= LABEL_MAX:
             return int(text), ""
         return 0, f"It is not restarted: label {LABEL} is {text!r} (expected 0 to {LABEL_MAX})."

@@ -6,6 +6,7 @@ import datetime
 
 from gazette.errors import Invalid
 from gazette.protocol.duration import SECOND, parse_go_duration
+from gazette.protocol.numbers import is_digits
 
 
 def parse_moment(text: str, now: float, flag: str) -> int:
@@ -14,7 +15,7 @@ def parse_moment(text: str, now: float, flag: str) -> int:
     text = text.strip()
     if not text:
         return 0
-    if text.isdigit():
+    if is_digits(text):
         return int(text)
     try:
         moment = datetime.datetime.fromisoformat(text)

@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any, Final, Self
 
-_VERB: Final = re.compile(r"%([-+# 0]*)(\d*)(?:\.(\d*))?(.)", re.DOTALL)
+_VERB: Final = re.compile(r"%([-+# 0]*)(\d*)(?:\.(\d*))?(.)", re.DOTALL | re.ASCII)
 _WIDTH_MAX: Final = 1000
 _LARGE_EXPONENT: Final = 6
 

@@ -7,6 +7,7 @@ value of ``yes``, ``1.10`` or ``2020-01-01`` is that text. Anchors, aliases and 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import Any, Final, TypeVar
@@ -16,14 +17,23 @@ import yaml
 from gazette.errors import Invalid
 from gazette.protocol.duration import format_go_duration, parse_go_duration
 from gazette.protocol.label_set import Label, LabelSet
+from gazette.protocol.numbers import parse_number
 
 INT32: Final = (-(1 << 31), (1 << 31) - 1)
 UINT32: Final = (0, (1 << 32) - 1)
 INT64: Final = (-(1 << 63), (1 << 63) - 1)
 
 _TAG: Final = "tag:yaml.org,2002:"
+_PLAIN_INTEGER: Final = re.compile(r"[+-]?[0-9a-zA-Z_]{1,64}")
+"""YAML's ``1_000`` counts, as in the original; not ``1:30``, which YAML 1.1 reads as 90."""
 _NULL: Final = _TAG + "null"
 _DEPTH_MAX: Final = 200
+_TEXT_MAX: Final = 32 << 20
+_NODES_MAX: Final = 1_000_000
+_FREE_NODES: Final = 100_000
+_ALIAS_RATIO: Final = 10
+"""With its aliases, a document may have so many times the values that were written, and the free ones."""
+_SHOWN_MAX: Final = 100
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Item = TypeVar("Item")
@@ -48,7 +58,7 @@ class Fields:
         for name, (key, value) in nodes.items():
             if name not in permitted:
                 raise Invalid(
-                    f"line {_line(key)}: unknown field {name}",
+                    f"line {_line(key)}: unknown field {name[:_SHOWN_MAX]}",
                     hint=f"Known fields are {', '.join(known)}.",
                 )
             if value.tag != _NULL:
@@ -120,33 +130,91 @@ class Fields:
 def decode(text: str, decode_root: Callable[[yaml.Node | None], Item]) -> Item:
     """Decode the root of one YAML document, which is ``None`` if it is empty.
 
-    Raises :class:`Invalid` for what is not YAML, has several documents, or nests too deeply.
+    Raises :class:`Invalid` as ``compose`` does, and what ``decode_root`` raises.
     """
     try:
-        _check_depth(text)
-        loader = _LOADER(text)
-        try:
-            root = loader.get_single_node()
-        finally:
-            loader.dispose()
-        return decode_root(root)
-    except yaml.YAMLError as error:
-        raise Invalid(f"not YAML: {error}") from error
-    except RecursionError:  # An alias of what it is in.
+        return decode_root(compose(text))
+    except RecursionError:
         raise Invalid("not YAML: nested too deeply") from None
 
 
-def _check_depth(text: str) -> None:
-    # The C loader would otherwise run out of stack, and take the process with it.
-    depth = 0
+def compose(text: str) -> yaml.Node | None:
+    """Return the root of one YAML document, ``None`` if it is empty.
+
+    A walk over the nodes takes time and memory in proportion to the text, also where aliases repeat them.
+    Raises :class:`Invalid` for what is not YAML, has several documents, nests too deeply, or grows too large.
+    """
+    if len(text) > _TEXT_MAX:
+        raise Invalid(f"not YAML: too long (expected <= {_TEXT_MAX} characters)")
+    try:
+        nodes = _check_events(text)
+        loader = _LOADER(text)
+        try:
+            root: yaml.Node | None = loader.get_single_node()
+        finally:
+            loader.dispose()
+        if root is not None:
+            _check_aliases(root, _FREE_NODES + _ALIAS_RATIO * nodes)
+    except yaml.YAMLError as error:
+        raise Invalid(f"not YAML: {error}") from error
+    except RecursionError:
+        raise Invalid("not YAML: nested too deeply") from None
+    return root
+
+
+def _check_events(text: str) -> int:
+    """Return the number of nodes, aliases included. Raises ``Invalid`` beyond the limits.
+
+    The C loader would otherwise run out of stack, and take the process with it.
+    """
+    depth = nodes = 0
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        if depth > _DEPTH_MAX:
+        nodes += isinstance(event, yaml.NodeEvent)
+        if depth > _DEPTH_MAX or nodes > _NODES_MAX:
             assert event.start_mark is not None
-            raise Invalid(f"line {event.start_mark.line + 1}: nested too deeply")
+            why = "nested too deeply" if depth > _DEPTH_MAX else f"more than {_NODES_MAX} values"
+            raise Invalid(f"line {event.start_mark.line + 1}: {why}")
+    return nodes
+
+
+def _check_aliases(root: yaml.Node, limit: int) -> None:
+    """Raise ``Invalid`` if the tree under ``root`` has more than ``limit`` nodes, or endless ones.
+
+    Each node is visited once; what is aliased counts as often as it is used.
+    """
+    sizes: dict[int, tuple[int, int]] = {}
+    open_nodes: set[int] = set()
+
+    def measure(node: yaml.Node) -> tuple[int, int]:
+        """Return the number of nodes, and how deep they nest."""
+        known = sizes.get(id(node))
+        if known is not None:
+            return known
+        if isinstance(node, yaml.ScalarNode):
+            return 1, 0
+        if id(node) in open_nodes:
+            raise _invalid(node, "holds an alias of itself")
+        open_nodes.add(id(node))
+        children = node.value
+        if isinstance(node, yaml.MappingNode):
+            children = [one for pair in node.value for one in pair]
+        size, depth = 1, 0
+        for child in children:
+            inner, below = measure(child)
+            size, depth = size + inner, max(depth, below + 1)
+        if size > limit:
+            raise _invalid(node, f"aliases repeat too much (expected <= {limit} values)")
+        if depth > _DEPTH_MAX:
+            raise _invalid(node, "nested too deeply")
+        open_nodes.remove(id(node))
+        sizes[id(node)] = size, depth
+        return size, depth
+
+    measure(root)
 
 
 def _decode_label(node: yaml.Node) -> Label:
@@ -199,6 +267,18 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 _Dumper.add_representer(str, _represent_text)
 
 
+def entries(node: yaml.Node) -> dict[str, yaml.Node]:
+    """The values of a mapping by their keys, with merged ones. Raises :class:`Invalid`."""
+    if not isinstance(node, yaml.MappingNode):
+        raise _invalid(node, "expected a mapping")
+    return {name: value for name, (_, value) in _flattened(node).items()}
+
+
+def is_null(node: yaml.Node) -> bool:
+    """Return True for what YAML reads as no value."""
+    return bool(node.tag == _NULL)
+
+
 def _flattened(node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
     own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
     merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
@@ -226,9 +306,11 @@ def _scalar(node: yaml.Node) -> yaml.ScalarNode:
 def _integer(node: yaml.ScalarNode, bounds: tuple[int, int]) -> int:
     try:
         if node.tag == _TAG + "int":
+            if not _PLAIN_INTEGER.fullmatch(node.value):
+                raise ValueError(node.value)
             value = yaml.constructor.SafeConstructor().construct_yaml_int(node)
         else:
-            number = float(node.value)  # 1e9 is a number to people, and to Go.
+            number = parse_number(node.value)  # 1e9 is a number to people, and to Go.
             value = int(number)
             if value != number:
                 raise ValueError(number)
@@ -244,5 +326,5 @@ def _line(node: yaml.Node) -> int:
 
 
 def _invalid(node: yaml.Node, message: str) -> Invalid:
-    shown = f" ({node.value})" if isinstance(node, yaml.ScalarNode) else ""
+    shown = f" ({node.value[:_SHOWN_MAX]})" if isinstance(node, yaml.ScalarNode) else ""
     return Invalid(f"line {_line(node)}: {message}{shown}")

@@ -10,6 +10,7 @@ import socket
 from typing import Final
 
 from gazette.errors import Invalid, Unavailable
+from gazette.protocol.numbers import is_digits
 
 _LOCAL: Final = re.compile(r"local(\[(\*|[0-9]+)(\s*,\s*[0-9]+)?\])?|local-cluster\[[0-9, ]+\]")
 _OTHERS: Final = re.compile(r"yarn|k8s://.+")
@@ -25,7 +26,7 @@ def addresses_of(master: str) -> tuple[tuple[str, int], ...]:
     if master.startswith(_STANDALONE):
         for address in master.removeprefix(_STANDALONE).split(","):
             host, _, port = address.rpartition(":")
-            if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+            if not host or not is_digits(port) or not 0 < int(port) < 1 << 16:
                 break
             found.append((host.strip("[]"), int(port)))
         else:

@@ -22,6 +22,7 @@ from gazette.message.message_uuid import clock_at
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.ids import validate_journal_name
 from gazette.protocol.label_set import LabelSelector
+from gazette.protocol.numbers import parse_integer, parse_number
 
 T = TypeVar("T")
 
@@ -146,7 +147,7 @@ class Options:
         if not text:
             return default
         try:
-            value = kind(text)
+            value = parse_integer(text) if kind is int else parse_number(text)
         except ValueError:
             self.fail(name, "must be a number")
         if not value >= least:
@@ -189,6 +190,7 @@ class Options:
             return None
         try:
             # Not by floats: these tell times of today by a quarter of a microsecond.
+            parse_number(text)
             return int(decimal.Decimal(text) * 10**9)
         except (ArithmeticError, ValueError):
             # What is no number, and infinity.

@@ -722,3 +722,23 @@ def test_a_primary_that_is_gone_has_no_location() -> None:
         headers = route_headers(route, {"http://ours:8080": "http://ours:8081"}, "/a/journal")
         assert headers.get("Location") == location
     assert "Location" not in route_headers(EMPTY_ROUTE, {}, "/a/journal")
+
+
+@pytest.mark.parametrize("offset", ["1_0", "١", "1²", "0x1", "+-1", " 1", "1" * 5000])
+async def test_offsets_are_ascii_digits(http: httpx.AsyncClient, offset: str) -> None:
+    response = await http.get(f"/{JOURNAL}", params={"offset": offset})
+    assert response.status_code == 400
+    assert "invalid offset" in response.text
+    assert len(response.text) < 200
+    body = {"journal": JOURNAL, "offset": offset}
+    response = await http.post("/v1/journals/read", json=body)
+    assert response.status_code == 400
+
+
+@pytest.mark.parametrize("digits", ["9" * 5000, "٣", "1_0"])
+async def test_ranges_of_many_or_other_digits(http: httpx.AsyncClient, digits: str) -> None:
+    for header in (f"bytes={digits}-", f"bytes=-{digits}", f"bytes=0-{digits}"):
+        headers = [(b"Range", header.encode())]
+        response = await http.get(f"/{JOURNAL}", headers=headers)
+        assert response.status_code == 416
+        assert len(response.text) < 5100
