@@ -42,6 +42,14 @@ _SECTIONS: Final = {"": "options", "log": "Logging"}
 """Sections of INI files that are not named after their group."""
 _ALIASES: Final = {"options": "", "logging": "log"}
 
+_PLACES: Final = frozenset(
+    {
+        *("address", "trusted_ca_file", "cert_file", "cert_key_file"),
+        *("peer_ca_file", "peer_cert_file", "peer_cert_key_file"),
+    }
+)
+"""Fields that decide which servers are called, and how they prove who they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -128,13 +136,16 @@ class Schema:
         ``directory`` stands for the working directory, where a file is searched first.
         """
         given, arguments = self._parse_flags(argv)
-        path = self._find_file(given.pop("config", None), environ, directory)
+        named = given.pop("config", None)
+        path = self._find_file(named, environ, directory)
         from_file, warnings = self._read_file(path) if path is not None else ({}, ())
         values: dict[str, dict[str, Any]] = {group: {} for group in self.groups}
         sources: dict[str, str] = {}
         for option in self.options:
             sources[option.key], value = self._settle(option, given, environ, from_file, path)
             values[option.group][option.field] = value
+        if path is not None and not named and path.parent == (directory or Path()):
+            self._check_trust(path, sources)
         built = {group: cls(**values[group]) for group, cls in self.groups.items()}
         return Loaded(built, sources, path, arguments, tuple(warnings), tuple(argv))
 
@@ -155,6 +166,24 @@ class Schema:
         if (text_or_none := from_file.get(option.key)) is not None:
             return f"file {path}", option.parse(text_or_none, f"{path}: {option.key}")
         return "default", option.default
+
+    def _check_trust(self, path: Path, sources: Mapping[str, str]) -> None:
+        """Raise ``Invalid`` if a file that was found by chance says where a secret is sent.
+
+        The working directory may be anyone's, and the secret is the user's.
+        """
+        file = f"file {path}"
+        foreign = [
+            one for one in self.options if one.secret and sources[one.key] not in (file, "default")
+        ]
+        places = [one for one in self.options if one.field in _PLACES and sources[one.key] == file]
+        if foreign and places:
+            raise Invalid(
+                f"{places[0].key} of a file in the working directory would decide where {foreign[0].key}"
+                f" is used, which comes from {sources[foreign[0].key].replace('env ', 'environment ')}",
+                path=str(path),
+                hint=f"If you trust the file, name it: --config={path}. Else give {places[0].flag}.",
+            )
 
     def parser(self) -> argparse.ArgumentParser:
         """The flags, for ``--help`` and for generated reference pages."""

@@ -223,3 +223,53 @@ def test_etcd_endpoints_are_separated_by_commas() -> None:
     settings = EtcdFlags(address="http://a:1, http://b:2,", lease=40.0).settings()
     assert settings.endpoints == ("http://a:1", "http://b:2")
     assert settings.keepalive_s == 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReachFlags:
+    address: str = setting("http://localhost:8080", "endpoint")
+    trusted_ca_file: str = setting("", "CA")
+    token: str = setting("", "token", secret=True)
+    size: int = setting(0, "entries")
+
+
+@pytest.mark.parametrize("line", ["address = http://stranger:1", "trusted-ca-file = stranger.pem"])
+def test_the_working_directory_does_not_say_where_a_secret_goes(tmp_path: Path, line: str) -> None:
+    """The file may be anyone's. It is used where it is named, or has the secret, or there is none."""
+    reach = Schema("prog", {"broker": ReachFlags}, file_stem="prog")
+    here, home = tmp_path / "here", tmp_path / "home" / ".config" / "gazette"
+    for directory in (here, home):
+        directory.mkdir(parents=True)
+    file = here / "prog.ini"
+    file.write_text(f"[broker]\n{line}\nsize = 3\n")
+    for argv, environ in (
+        (["--broker.token=t"], {}),
+        ([], {"BROKER_TOKEN": "t"}),
+    ):
+        with pytest.raises(Invalid, match="would decide where") as refused:
+            reach.load(argv, environ, directory=here)
+        assert str(file) in str(refused.value)
+        assert f"--config={file}" in refused.value.hint
+        named = reach.load([*argv, f"--config={file}"], environ, directory=here)
+        assert named.group(ReachFlags).token == "t"
+        flags = ["--broker.address=http://mine:1", "--broker.trusted-ca-file=mine.pem"]
+        assert reach.load([*argv, *flags], environ, directory=here).group(ReachFlags).size == 3
+    assert reach.load([], {}, directory=here).group(ReachFlags).size == 3
+    file.write_text(f"[broker]\n{line}\ntoken = t\n")
+    assert reach.load([], {}, directory=here).group(ReachFlags).token == "t"
+    file.rename(home / "prog.ini")
+    environ = {"HOME": str(tmp_path / "home"), "BROKER_TOKEN": "t"}
+    assert reach.load([], environ, directory=here).group(ReachFlags).token == "t"
+
+
+@pytest.mark.parametrize("number", ["1_0", "١", "²", "0x10", "9" * 5000])
+def test_numbers_are_ascii_digits(cache: Schema, tmp_path: Path, number: str) -> None:
+    (tmp_path / "prog.yaml").write_text(f"broker: {{cache.size: {number}}}\n")
+    for argv, environ, directory in (
+        ([f"--broker.cache.size={number}"], {}, None),
+        ([f"--broker.ratio={number}"], {}, None),
+        ([], {"BROKER_CACHE_SIZE": number}, None),
+        ([], {}, tmp_path),
+    ):
+        with pytest.raises(Invalid, match="invalid value"):
+            load(cache, argv, environ, directory=directory)

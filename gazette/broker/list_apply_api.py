@@ -17,6 +17,7 @@ from gazette.broker.context import BrokerContext
 from gazette.broker.edge import Expired, Expiry, authorize, counted, failing
 from gazette.broker.key_space import decode_journal, route_of
 from gazette.broker.known_head import head_key
+from gazette.broker.reserved_names import is_reserved
 from gazette.broker.settings import MAX_TXN_OPS
 from gazette.errors import GazetteError, Invalid
 from gazette.etcd import Compare, Op, Operation
@@ -243,6 +244,7 @@ class ListApplyApi:
             if change.expect_mod_revision != -1:
                 compares.append(Compare.mod_revision(key, "=", change.expect_mod_revision))
             if change.HasField("upsert"):
+                await self._check_name(key, change)
                 spec = await self._keeping_resume_offset(key, change)
                 operations.append(Op.put(key, spec.to_pb().SerializeToString()))
             else:
@@ -260,6 +262,18 @@ class ListApplyApi:
         # come, and who waited for it would hang.
         status = Status.OK if result.succeeded else Status.ETCD_TRANSACTION_FAILED
         return broker_pb2.ApplyResponse(status=status.value, header=header.to_pb())  # type: ignore[arg-type]
+
+    async def _check_name(self, key: str, change: broker_pb2.ApplyRequest.Change) -> None:
+        """Raise ``Invalid`` for a new journal with a reserved name. One that exists may be changed."""
+        name = change.upsert.name
+        if not is_reserved(name) or change.expect_mod_revision > 0:
+            return
+        if change.expect_mod_revision == 0 or await self._context.etcd.get(key) is None:
+            raise Invalid(
+                f"{name} is a route of brokers",
+                path="Upsert.Name",
+                hint="Choose another name: not metrics, and not below debug/ or v1/journals/.",
+            )
 
     async def _forget_heads(self, journals: Sequence[str]) -> None:
         """Remove the known heads of journals that were deleted. One that stays has no effect: it names the

@@ -12,12 +12,15 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from starlette.routing import Route
 
+from gazette.allocator.model import item_key
 from gazette.auth import Capability, Claims, KeyedAuth, bearer
 from gazette.broker.list_apply_api import with_prefix_as_name
 from gazette.client.appender import AppendParams
 from gazette.clock import SystemClock
 from gazette.etcd import Etcd
+from gazette.etcd_values import Op
 from gazette.protocol.journal import JournalSpec, Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
@@ -350,3 +353,34 @@ async def _drained(call: Any) -> None:
     async for _ in call:
         pass
     assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_a_journal_is_not_named_like_a_route(broker: BrokerFixture) -> None:
+    """It could not be read over HTTP. One that is there already, as of the original, is kept and changed."""
+    fixed = [
+        route.path.removeprefix("/")
+        for route in broker.service._app().routes
+        if isinstance(route, Route) and "{" not in route.path
+    ]
+    assert {"metrics", "debug/ready", "v1/journals/read"} <= set(fixed)
+    for name in (*fixed, "debug/pprof/heap"):
+        for expect in (0, -1):
+            with pytest.raises(grpc.aio.AioRpcError, match="is a route of brokers"):
+                await apply(
+                    broker, upsert(journal_spec("a/one")), upsert(journal_spec(name), expect)
+                )
+    assert await names(broker) == []
+
+    context = broker.service.context
+    key = item_key(context.settings.root, "metrics")
+    value = journal_spec("metrics").to_pb().SerializeToString()
+    put = await context.etcd.txn([], [Op.put(key, value)])
+    await context.key_space.wait_for_revision(put.header.revision)
+    assert await names(broker) == ["metrics"]
+    for expect in (put.header.revision, -1):
+        changed = await apply(broker, upsert(journal_spec("metrics", max_append_rate=9), expect))
+        assert changed.status == Status.OK
+    assert (await apply(broker, upsert(journal_spec("v1/orders")))).status == Status.OK
+    deleted = await apply(broker, Change(delete="metrics", expect_mod_revision=-1))
+    assert deleted.status == Status.OK
+    assert await names(broker) == ["v1/orders"]
