@@ -8,11 +8,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from functools import partial
-from multiprocessing import get_context
 
-from tools.simulation.run import quiet, report, run_seed, simulate
+from tools.simulation.run import in_children, quiet, report, run_seed, simulate
 
 _HASH_SEED = "0"
 
@@ -26,7 +25,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trace", action="store_true", help="print the trace of --seed")
     parser.add_argument("--workers", type=int, default=1, help="number of processes")
     parser.add_argument(
-        "--slice", type=int, default=50, help="seeds that a process takes at a time"
+        "--slice", type=int, default=25, help="seeds that one process simulates, then it ends"
     )
     parser.add_argument("--keep-going", action="store_true", help="go on after a violation")
     return parser
@@ -54,9 +53,8 @@ def _many(
     ]
     done, failures, spent = 0, 0, 0.0
     flag = " --consumers" if consumers else ""
-    context = get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=20) as pool:
-        results = pool.map(partial(simulate, consumers=consumers), slices)
+    calls = [partial(simulate, seeds, consumers=consumers) for seeds in slices]
+    with closing(in_children(calls, workers)) as results:
         for seeds, (failed, seconds) in zip(slices, results, strict=True):
             done, spent = done + len(seeds), spent + seconds
             for outcome in failed:
@@ -67,7 +65,6 @@ def _many(
                 )
             sys.stdout.flush()
             if failures and not keep_going:
-                pool.shutdown(wait=False, cancel_futures=True)
                 break
     rate = done / spent if spent else 0.0
     sys.stdout.write(

@@ -11,6 +11,7 @@ import contextvars
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from contextvars import copy_context
 from heapq import heappop, heappush
 from typing import Any, Final, TypeVar
 
@@ -24,6 +25,27 @@ _TASKS_KEPT: Final = 512
 
 class Livelock(Exception):
     """Callbacks follow each other without end, and time stands still."""
+
+
+class Handle(list[Any]):
+    """A callback to come, as `asyncio.TimerHandle` is one: time, number, callback, arguments, context.
+
+    A list, as millions are made, and compared by their times, without any code of Python. The callback of
+    one that was cancelled is None.
+    """
+
+    __slots__ = ()
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def cancel(self) -> None:
+        self[2] = self[3] = None
+
+    def cancelled(self) -> bool:
+        return self[2] is None
+
+    def when(self) -> float:
+        when: float = self[0]
+        return when
 
 
 class Node:
@@ -53,11 +75,11 @@ class Node:
         self.ahead_at = 0.0
         """Until when the node has blocked itself: what time it is for the callback that does so."""
         self._holds = 0
-        self._backlog: list[asyncio.Handle] = []
+        self._backlog: list[Handle] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.tasks_kept = _TASKS_KEPT
         """At how many tasks those that are done are forgotten."""
-        self.context = contextvars.copy_context()
+        self.context = copy_context()
         self.context.run(_NODE.set, self)
 
     def spawn(self, coro: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
@@ -102,7 +124,7 @@ class Node:
         self.alive, self.blocked = False, True
         self.held_since = self.loop.now
 
-    def keep(self, handle: asyncio.Handle) -> None:
+    def keep(self, handle: Handle) -> None:
         """Take a callback that must not run now. A dead node keeps it, so that nothing is collected."""
         self._backlog.append(handle)
 
@@ -118,11 +140,11 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
 
     def __init__(self, on_error: Callable[[str], None]) -> None:
         self.now = 0.0
-        self.ready: deque[asyncio.Handle] = deque()
+        self.ready: deque[Handle] = deque()
         self.digest = 0
         """Changes with every timer that fired and every event noted: equal runs have equal digests."""
         self.steps = 0
-        self._timers: list[tuple[float, int, asyncio.Handle]] = []
+        self._timers: list[Handle] = []
         self._count = 0
         self._on_error = on_error
         self._stopped = False
@@ -133,34 +155,41 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
         """Run until ``stop`` or that time. False if nothing is left to wait for before: a deadlock."""
         asyncio._set_running_loop(self)
         self._running, self._stopped = True, False
-        ready: deque[Any] = self.ready  # The stubs do not know of a handle's context.
-        timers, node_of = self._timers, _NODE
+        ready, timers, node_of = self.ready, self._timers, _NODE
+        take = ready.popleft
         instant = 0
         try:
             while not self._stopped:
                 if ready:
-                    handle = ready.popleft()
-                    if handle._cancelled:
+                    handle = take()
+                    _, _, callback, args, context = handle
+                    if callback is None:
                         continue
-                    node = handle._context.get(node_of)
+                    node = context.get(node_of)
                     if node is not None and node.blocked:
                         node.keep(handle)
                         continue
                     instant += 1
                     if instant > _STEPS_PER_INSTANT_MAX:
-                        raise Livelock(f"{handle!r}")
-                    handle._run()
+                        raise Livelock(f"{callback!r} with {args!r}")
+                    try:
+                        context.run(callback, *args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - as asyncio does
+                        self._on_error(f"exception in callback {callback!r}: {error!r}")
                     continue
                 self.steps += instant
                 instant = 0
-                while timers and timers[0][2]._cancelled:
+                while timers and timers[0][2] is None:
                     heappop(timers)
                 if not timers:
                     return False
                 if timers[0][0] > until:
                     self.now = until
                     return True
-                self.now, _, handle = heappop(timers)
+                handle = heappop(timers)
+                self.now = handle[0]
                 self.digest = hash((self.digest, self.now))
                 ready.append(handle)
             return True
@@ -169,7 +198,7 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
             self._running = False
             asyncio._set_running_loop(None)
 
-    def at(self, when: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+    def at(self, when: float, callback: Callable[..., object], *args: Any) -> Handle:
         """Call something that belongs to no node: the world outside."""
         return self.call_at(when, callback, *args, context=_OUTSIDE)
 
@@ -188,29 +217,30 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
     def time(self) -> float:
         return self.now
 
-    def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: Any = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Handle:
+        if context is None:
+            context = copy_context()
+        handle = Handle((0.0, 0, callback, args, context))
         self.ready.append(handle)
         return handle
 
-    def call_soon_threadsafe(
-        self, callback: Callable[..., object], *args: Any, context: Any = None
-    ) -> asyncio.Handle:
-        return self.call_soon(callback, *args, context=context)
+    call_soon_threadsafe = call_soon
 
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
-    ) -> asyncio.TimerHandle:
+    ) -> Handle:
         return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
-    ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+    ) -> Handle:
+        if when < self.now:
+            when = self.now
+        if context is None:
+            context = copy_context()
         self._count += 1
-        heappush(self._timers, (max(when, self.now), self._count, handle))
+        handle = Handle((when, self._count, callback, args, context))
+        heappush(self._timers, handle)
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -245,9 +275,6 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
     def get_debug(self) -> bool:
         return False
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass
-
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
         self._on_error(f"{context.get('message')}: {error!r}")
@@ -258,7 +285,7 @@ def current_node() -> Node | None:
     return _NODE.get()
 
 
-_OUTSIDE: Final = contextvars.copy_context()
+_OUTSIDE: Final = copy_context()
 
 
 class NodeClock:

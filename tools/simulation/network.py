@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import grpc
 import grpc.aio
 
-from tools.simulation.loop import Node, VirtualLoop
+from tools.simulation.loop import Handle, Node, VirtualLoop
 
 MESSAGE_BYTES_MAX: Final = 4 << 20
 """What servers take, as brokers and etcd do by default."""
@@ -400,7 +400,7 @@ class SimChannel:
         self._backoff_s = self._backoff_min_s
         self._connection: Connection | None = None
         self._connecting: _Connecting | None = None
-        self._retry: asyncio.TimerHandle | None = None
+        self._retry: Handle | None = None
         self._reason = ""
         self._waiting: dict[SimCall, None] = {}
         self._closed = False
@@ -562,7 +562,7 @@ class SimCall:
         self._half_closed = False
         self._callbacks: list[Callable[[Any], None]] = []
         self._request: bytes | None = None
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline: Handle | None = None
         self._attached = _Waiters(network.loop)
         self._ended = _Waiters(network.loop)
         self._trailers: tuple[grpc.StatusCode, str] | None = None

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import gc
 import logging
-import sys
 import time
-import warnings
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import TypeAlias, TypeVar
 
 from tools.simulation.checker import check
 from tools.simulation.consumer_scenario import ConsumerScenario
 from tools.simulation.scenario import Scenario
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +40,11 @@ class Outcome:
 def run_seed(seed: int, *, trace: bool = False, consumers: bool = False) -> Outcome:
     """Simulate one seed: brokers and their clients, or with ``consumers`` members of an application, too.
 
-    The same seed gives the same outcome, in any process of this code.
+    The same seed gives the same outcome, in any process of this code. What it leaves is not collected:
+    a process simulates some seeds, and ends.
     """
-    if gc.isenabled():
-        # What is imported stays: it need not be looked through after each seed.
-        gc.disable()
-        gc.collect()
-        gc.freeze()
-    try:
-        return _run_consumers(seed, trace=trace) if consumers else _run(seed, trace=trace)
-    finally:
-        _collect()
+    gc.disable()
+    return _run_consumers(seed, trace=trace) if consumers else _run(seed, trace=trace)
 
 
 def _run(seed: int, *, trace: bool) -> Outcome:
@@ -88,15 +87,6 @@ def _run_consumers(seed: int, *, trace: bool) -> Outcome:
     )
 
 
-def _collect() -> None:
-    """Close what was suspended at the end of a run. It runs its ends; nothing hears of that."""
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        gc.collect()
-    sys.unraisablehook = hook
-
-
 def quiet() -> None:
     """Silence logs: what matters is in the history."""
     logging.disable(logging.CRITICAL)
@@ -109,22 +99,59 @@ def report(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def measured(run: Callable[[], None]) -> float:
-    """Run it, and return the seconds of processor time that it took."""
-    begun = time.process_time()
-    run()
-    return time.process_time() - begun
+Slice: TypeAlias = "tuple[list[Outcome], float]"
+"""The seeds of a slice that violated something, and the seconds of processor time that it took."""
 
 
-def simulate(seeds: range, *, consumers: bool = False) -> tuple[list[Outcome], float]:
+def simulate(seeds: range, *, consumers: bool = False) -> Slice:
     """Run seeds in this process; those that violated something are run again for their trace."""
     quiet()
-    failed: list[Outcome] = []
+    begun = time.process_time()
+    failed = [
+        run_seed(seed, trace=True, consumers=consumers)
+        for seed in seeds
+        if run_seed(seed, consumers=consumers).violations
+    ]
+    return failed, time.process_time() - begun
 
-    def run() -> None:
-        for seed in seeds:
-            outcome = run_seed(seed, consumers=consumers)
-            if outcome.violations:
-                failed.append(run_seed(seed, trace=True, consumers=consumers))
 
-    return failed, measured(run)
+def in_children(calls: Iterable[Callable[[], T]], workers: int) -> Generator[T, None, None]:
+    """Perform each call in a forked process of its own, ``workers`` at a time; yield results in their order.
+
+    A fork has everything imported, and what a simulation leaves ends with it. Raises RuntimeError if one
+    dies. Closed early, it ends those that run.
+    """
+    context = get_context("fork")
+    waiting = deque(calls)
+    running: dict[Connection, BaseProcess] = {}
+    due: deque[Connection] = deque()
+    results: dict[Connection, T] = {}
+    try:
+        while waiting or due:
+            while waiting and len(running) < workers:
+                ours, theirs = context.Pipe(duplex=False)
+                process: BaseProcess = context.Process(
+                    target=_child, args=(theirs, waiting.popleft())
+                )
+                process.start()
+                theirs.close()
+                running[ours] = process
+                due.append(ours)
+            for ready in wait(list(running)):
+                assert isinstance(ready, Connection)
+                try:
+                    results[ready] = ready.recv()
+                except EOFError:
+                    running[ready].join()
+                    code = running[ready].exitcode
+                    raise RuntimeError(f"a process of the simulation has died: {code}") from None
+                running.pop(ready).join()
+            while due and due[0] in results:
+                yield results.pop(due.popleft())
+    finally:
+        for process in running.values():
+            process.kill()
+
+
+def _child(connection: Connection, call: Callable[[], object]) -> None:
+    connection.send(call())

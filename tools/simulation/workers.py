@@ -7,7 +7,6 @@ the worker's node: it comes after a random delay, not while the node is held, an
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from gazette.errors import Bug, Closed
 from gazette.tasks import OpFuture, portable, settled
+from tools.simulation.loop import Handle
 from tools.simulation.storage import Threads, TurnThread, Unwound
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class SimWorker:
             raise Bug("only the thread of a worker waits for it", worker=self.name)
         loop = self._loop
         deadline = None if timeout_s is None else loop.now + timeout_s
-        timer: asyncio.TimerHandle | None = None
+        timer: Handle | None = None
         if deadline is not None and not ready():
             timer = loop.call_at(deadline, self.wake, context=self._node.context)
         while not ready() and (deadline is None or loop.now < deadline):
