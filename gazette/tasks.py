@@ -44,6 +44,8 @@ class TaskScope:
         self._stopping = False
         self._owner: asyncio.Task[Any] | None = None
         self._owner_cancelled = False
+        self._waiters: list[asyncio.Future[None]] = []
+        """Of `_empty`."""
 
     def spawn(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
         """Start a child that may end. Raises ``Bug`` (and closes ``coro``) once the scope stopped."""
@@ -69,6 +71,8 @@ class TaskScope:
 
     def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
+        if not self._tasks:
+            self._wake()
         if task.cancelled():
             return
         error = task.exception()
@@ -95,7 +99,7 @@ class TaskScope:
     async def wait(self) -> None:
         """Return when no child is left; raise the first failure."""
         while self._tasks:
-            await asyncio.wait(set(self._tasks))
+            await self._empty()
         if self.failure is not None:
             raise self.failure
 
@@ -118,6 +122,24 @@ class TaskScope:
                     timeout_s=timeout_s,
                 )
 
+    async def _empty(self) -> None:
+        """Wait until the last child has ended: others may have been spawned since. Cheaper than
+        `asyncio.wait`, which would add a callback to each."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            raise
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
     async def __aenter__(self) -> Self:
         self._owner = asyncio.current_task()
         return self
@@ -138,7 +160,7 @@ class TaskScope:
             self.cancel()
         while self._tasks:
             try:
-                await asyncio.wait(set(self._tasks))
+                await self._empty()
             except asyncio.CancelledError:
                 if self._owner_cancelled and owner is not None:
                     self._owner_cancelled = False

@@ -19,7 +19,7 @@ from gazette.tasks import TaskScope, first_of
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S: Final = 10.0
-_POLL_S: Final = 0.25
+_POLL_S: Final = 1.0
 
 
 class Announces(Protocol):

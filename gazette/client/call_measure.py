@@ -22,6 +22,12 @@ from gazette.metrics import (
 T = TypeVar("T")
 
 
+@cache
+def measure_of(kind: str, path: str) -> CallMeasure:
+    """Return the `CallMeasure` of a method. It has no state: all channels share it."""
+    return CallMeasure(kind, path)
+
+
 class CallMeasure:
     """The series of one method, ``path`` of the kind that metrics call ``grpc_type``."""
 

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from gazette.auth import Signer
-from gazette.client.call_measure import CallMeasure, of_ended
+from gazette.client.call_measure import measure_of, of_ended
 from gazette.client.credentials import Credentials
 from gazette.client.dispatch import Health, pick
 from gazette.client.wire import decode_read, encode_append
@@ -350,7 +350,7 @@ class _Channel:
         self, kind: str, make: Callable[..., Any], path: str, *args: Any, **kwargs: Any
     ) -> Callable[..., Any]:
         """A method that counts its calls, here and for metrics."""
-        measure = CallMeasure(kind, path)
+        measure = measure_of(kind, path)
         method = make(path, *measure.serializers(args, kwargs))
 
         def call(*args: Any, **kwargs: Any) -> Any:

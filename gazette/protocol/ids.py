@@ -32,6 +32,11 @@ NAME_BYTES_MAX: Final = 512
 # `\w` is exactly the letters and numbers of Unicode, and "_".
 _TOKEN = re.compile(r"[\w\-+/.]*")
 _PATH_TOKEN = re.compile(r"[\w\-+/.=%]*")
+_ASCII = {
+    alphabet: bytes(code for code in range(128) if alphabet.fullmatch(chr(code)))
+    for alphabet in (_TOKEN, _PATH_TOKEN)
+}
+"""What an alphabet has of ASCII."""
 
 
 def validate_token(value: str, minimum: int, maximum: int) -> None:
@@ -116,8 +121,14 @@ class ProcessId:
 
 
 def _validate_symbols(value: str, alphabet: re.Pattern[str], minimum: int, maximum: int) -> None:
-    length = len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    if value.isascii():
+        length = len(value)
+        # Registers and labels of many values make this the most frequent check of all.
+        valid = not value.encode().translate(None, _ASCII[alphabet])
+    else:
+        length = len(value.encode("utf-8", "surrogatepass"))
+        valid = alphabet.fullmatch(value) is not None
     if not minimum <= length <= maximum:
         raise Invalid(f"invalid length ({length}; expected {minimum} <= length <= {maximum})")
-    if alphabet.fullmatch(value) is None:
+    if not valid:
         raise Invalid(f"not a valid token ({value})")

@@ -33,7 +33,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _one(seed: int, *, trace: bool, consumers: bool) -> int:
     quiet()
-    outcome = run_seed(seed, trace=trace, consumers=consumers)
+    call = partial(run_seed, seed, trace=trace, consumers=consumers)
+    (outcome,) = in_children([call], 1)
     sys.stdout.write(report(outcome) + "\n" if outcome.trace or outcome.violations else "")
     sys.stdout.write(
         f"seed {seed}: {len(outcome.violations)} violations, {outcome.acknowledged} of "

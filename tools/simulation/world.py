@@ -231,14 +231,14 @@ class World:
         server = SimServer(self.network, self.etcd_node, ETCD_ADDRESS)
         etcd.register(server)
         self.etcd_node.spawn(server.start(), "etcd server")
-        self.etcd_node.spawn(self._advance(etcd), "etcd")
+        self.loop.call_soon(self._tick, etcd, context=self.etcd_node.context)
         etcd.store.observers.append(self._on_etcd)
         return etcd
 
-    async def _advance(self, etcd: FakeEtcd) -> None:
-        while True:
-            await asyncio.sleep(_ETCD_TICK_S)  # noqa: TID251 - virtual
-            etcd.advance()
+    def _tick(self, etcd: FakeEtcd) -> None:
+        """Let etcd know the time, again and again."""
+        etcd.advance()
+        self.loop.call_later(_ETCD_TICK_S, self._tick, etcd, context=self.etcd_node.context)
 
     def _on_etcd(self, revision: int, events: Any) -> None:
         prefix, members = f"{ROOT}/items/".encode(), f"{ROOT}/members/".encode()
