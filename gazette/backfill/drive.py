@@ -36,6 +36,7 @@ from gazette.backfill.verify import verify
 from gazette.client.client import Client
 from gazette.client.shards import ListedShard, ShardClient
 from gazette.clock import Clock
+from gazette.consumer.application_name import name_of
 from gazette.errors import Bug, NotAllowed, NotFound
 from gazette.history.access import Access
 from gazette.history.fold import Folded
@@ -73,9 +74,11 @@ class BackfillRun:
         self._shards = shards
         self._clock = clock
         self._rng = rng
+        self._application = settings.application or name_of(backfill.new_application())
         self._records = RunRecords(settings.staging, settings.run_id)
         self._handover = Handover(
             backfill,
+            self._application,
             settings,
             self._records,
             self.progress,
@@ -313,6 +316,7 @@ class BackfillRun:
             fqn=settings.fqn,
             overwrite=settings.overwrite,
             scratch=settings.scratch,
+            application=self._application,
             partitions=partitions,
             claims=claims,
             verified=verified,

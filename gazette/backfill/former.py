@@ -197,6 +197,23 @@ def require_published(
     )
 
 
+def require_own(former: Mapping[str, FormerState], application: str) -> None:
+    """Require that states which are replaced belong to the application, as a shard does.
+
+    Raises ``NotAllowed``.
+    """
+    for shard, state in sorted(former.items()):
+        owner = state.checkpoint.application
+        if owner and owner != application:
+            raise NotAllowed(
+                f"the state of shard {shard} belongs to application {owner}, and the backfill is of"
+                f" application {application}",
+                hint=f"Select other shards. If it is the same application under another name, give"
+                f" --application={owner}.",
+                shard=shard,
+            )
+
+
 def require_whole(
     former: Mapping[str, FormerState], new: Mapping[str, Checkpoint], *, publishes: bool
 ) -> None:

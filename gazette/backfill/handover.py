@@ -22,6 +22,7 @@ from gazette.backfill.former import (
     FormerState,
     acknowledge,
     read_former,
+    require_own,
     require_published,
     require_whole,
 )
@@ -49,6 +50,7 @@ class Handover:
     def __init__(
         self,
         backfill: Backfill,
+        application: str,
         settings: RunSettings,
         records: RunRecords,
         progress: Progress,
@@ -62,6 +64,7 @@ class Handover:
         self.acknowledged = 0
         """Acknowledgements that former states owed, and that were appended."""
         self._backfill = backfill
+        self._application = application
         self._settings = settings
         self._records = records
         self._progress = progress
@@ -79,7 +82,8 @@ class Handover:
         """Read the states that shards have, of databases those that are ``held``: `require_published` judges
         them, and `run` need not read those again that are not written to until then.
 
-        Raises ``NotAllowed`` for a state that cannot be read, unless that is not to matter.
+        Raises ``NotAllowed`` for a state that cannot be read, unless that is not to matter, and for one
+        that belongs to another application.
         """
         self._progress.begin("reading former states", 0)
         for shard in listed:
@@ -90,6 +94,7 @@ class Handover:
                 await self.publication.check_log(spec.recovery_log)
                 if (former := await self._read(spec)) is not None:
                     self._former[spec.id] = former
+        require_own(self._former, self._application)
 
     def require_published(
         self, listed: Sequence[ListedShard], ends: Mapping[JournalName, Offset]

@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Final
 
 from gazette.consumer.application import Application, DeferToNextTransaction
 from gazette.consumer.callbacks import require_none
+from gazette.consumer.delivery import deliver_in_halves
 from gazette.errors import GazetteError, Invalid, NotAllowed
 from gazette.message.envelope import Envelope
 from gazette.message.mapping import Mapping, PartitionsFunc
@@ -236,8 +237,9 @@ def replay(
             hint="Implement build() of the Backfill.",
         )
     publisher: Any = _NoPublisher(discard=discard)
-    transaction = _Transaction(application, shard, store, publisher)
     whole = type(application).consume_messages is not Application.consume_messages
+    undoes = whole and store.has_savepoints and shard.commits_on_the_way
+    transaction = _Transaction(application, shard, store, publisher, undoes=undoes)
     for batch in messages:
         if not batch:
             continue
@@ -251,9 +253,16 @@ class _Transaction:
     """Transactions of a replay, one after the other."""
 
     def __init__(
-        self, application: Application[Any], shard: OfflineShard, store: Any, publisher: Any
+        self,
+        application: Application[Any],
+        shard: OfflineShard,
+        store: Any,
+        publisher: Any,
+        *,
+        undoes: bool,
     ) -> None:
         self._application = application
+        self._undoes = undoes
         self._shard = shard
         self._store = store
         self._publisher = publisher
@@ -261,34 +270,54 @@ class _Transaction:
         self._running = False
 
     def consume(self, messages: Sequence[Envelope[Any]]) -> None:
+        """Have messages consumed; the transaction ends in front of each that is deferred, as on a shard."""
         if self._consumed >= REPLAY_MESSAGES and self._shard.commits_on_the_way:
             self._commit()
-        try:
-            self._call(messages)
-        except DeferToNextTransaction as deferral:
-            if not self._consumed:
-                raise GazetteError(
-                    "the first message of a transaction was deferred to the next"
-                ) from deferral
-            if not self._shard.commits_on_the_way:
-                raise Invalid(
-                    "the application defers messages, and its store cannot be committed on the way",
-                    shard=self._shard.id,
-                    hint="Implement build() of the Backfill.",
-                ) from deferral
+        while (done := self._deliver(messages)) < len(messages):
+            messages = messages[done:]
+            self._require_deferrable(messages[0])
             self._commit()
-            self._call(messages)
 
-    def _call(self, messages: Sequence[Envelope[Any]]) -> None:
+    def _require_deferrable(self, message: Envelope[Any]) -> None:
+        place = {"journal": message.journal, "begin": message.begin, "end": message.end}
+        if not self._consumed:
+            raise GazetteError(
+                "the first message of a transaction was deferred to the next",
+                hint=DeferToNextTransaction.default_hint,
+                shard=self._shard.id,
+                **place,
+            )
+        if not self._shard.commits_on_the_way:
+            raise Invalid(
+                "the application defers messages, and its store cannot be committed on the way",
+                shard=self._shard.id,
+                hint="Implement build() of the Backfill.",
+                **place,
+            )
+
+    def _deliver(self, messages: Sequence[Envelope[Any]]) -> int:
         if not self._running:
             result: object = self._application.begin_transaction(self._shard, self._store)  # type: ignore[func-returns-value]
             self._running = True
             require_none("begin_transaction", result)
-        result = self._application.consume_messages(  # type: ignore[func-returns-value]
-            self._shard, self._store, messages, self._publisher
-        )
+        return deliver_in_halves(messages, self._attempt)
+
+    def _attempt(self, messages: Sequence[Envelope[Any]]) -> int:
+        """Have messages consumed. A batch that is deferred has had no effect, as on a shard."""
+        savepoint = self._store.savepoint() if self._undoes else None
+        try:
+            result: object = self._application.consume_messages(  # type: ignore[func-returns-value]
+                self._shard, self._store, messages, self._publisher
+            )
+        except DeferToNextTransaction:
+            if savepoint is not None:
+                savepoint.roll_back()
+            raise
         require_none("consume_messages", result)
+        if savepoint is not None:
+            savepoint.release()
         self._consumed += len(messages)
+        return len(messages)
 
     def finalize(self) -> None:
         if self._running:

@@ -15,6 +15,7 @@ import msgspec
 
 from gazette.backfill.build import ShardTask, journal_spec, shard_mapping
 from gazette.backfill.job import Backfill
+from gazette.consumer.application_name import name_of
 from gazette.errors import Conflict, Corrupt, Invalid, NotFound
 from gazette.history.access import Access, OpenAccess
 from gazette.history.columns import Shape
@@ -216,14 +217,17 @@ def _ends_at(snapshot: Snapshot, until_s: float) -> dict[JournalName, Offset]:
     }
 
 
-def checkpoint_of(folded: Folded, spec: ShardSpec) -> Checkpoint:
-    """The checkpoint of a shard that has consumed the history of its sources, and no more."""
+def checkpoint_of(folded: Folded, spec: ShardSpec, application: str) -> Checkpoint:
+    """The checkpoint of a shard that has consumed the history of its sources, and no more.
+
+    ``application`` is the name of the one to which the state belongs.
+    """
     sources = {}
     for source in spec.sources:
         found = folded.sources.get(split_journal_meta(source.journal)[0])
         if found is not None:
             sources[source.journal] = found
-    return Checkpoint(sources)
+    return Checkpoint(sources, application=application)
 
 
 def require_replayable(folded: Folded) -> None:
@@ -258,12 +262,17 @@ def tasks_of(
     fqn: Callable[[str], str],
     overwrite: bool,
     scratch: Path | None,
+    application: str = "",
     partitions: tuple[Partition, ...] = (),
     claims: Mapping[str, Claim] | None = None,
     verified: Collection[str] = (),
 ) -> list[ShardTask]:
-    """A task for each shard. Raises ``Invalid``, ``Corrupt``."""
+    """A task for each shard. Raises ``Invalid``, ``Corrupt``.
+
+    ``application`` is the name of the application that is to own the states; empty: that of the backfill's.
+    """
     require_replayable(folded)
+    application = application or name_of(backfill.new_application())
     if backfill.history:
         shard_mapping(backfill, partitions)
     tasks = []
@@ -279,7 +288,7 @@ def tasks_of(
                     for run in folded.runs
                     if not run.empty and (backfill.history or run.run.journal in ours)
                 ),
-                checkpoint_of(folded, spec),
+                checkpoint_of(folded, spec, application),
                 staging,
                 run_id,
                 partitions,

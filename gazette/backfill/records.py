@@ -110,7 +110,10 @@ class RunRecords:
         return await self.blocking(staged_attempt, self.staging, self.run_id, shard, attempt)
 
     async def staged_before(self, checkpoints: Mapping[str, Checkpoint]) -> dict[str, Attempt]:
-        """By shard, states that a driver before us has had built, and that go on at these checkpoints."""
+        """By shard, states that a driver before us has had built, and that go on at these checkpoints.
+
+        Those of another application, which checkpoints name, are left out.
+        """
 
         def names() -> list[str]:
             prefix = self._object(STATES)
@@ -120,7 +123,8 @@ class RunRecords:
         for name in await self.blocking(names):
             shard, attempt = shard_of(name)
             staged = await self.staged(shard, attempt)
-            if checkpoints.get(shard) == staged.built.checkpoint:
+            wanted, built = checkpoints.get(shard), staged.built.checkpoint
+            if wanted is not None and (wanted, wanted.application) == (built, built.application):
                 found[shard] = staged
         return found
 

@@ -30,6 +30,9 @@ class RunSettings:
     prefix: str = ""
     """The consumers' prefix in etcd: only shards whose store is a database need it."""
 
+    application: str = ""
+    """Name of the application that is to own the states; empty: that of the backfill's application."""
+
     def fqn(self, shard: str) -> str:
         """The shard's key in etcd; empty if the consumers' prefix is not known."""
         return f"{self.prefix}/items/{shard}" if self.prefix else ""

@@ -8,7 +8,7 @@ for a batch that is deferred, since a smaller one is delivered next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -35,6 +35,24 @@ class Deferred(Exception):
     def __init__(self, done: int) -> None:
         super().__init__()
         self.done = done
+
+
+def deliver_in_halves(
+    batch: Sequence[Envelope[Any]], attempt: Callable[[Sequence[Envelope[Any]]], int]
+) -> int:
+    """Have a batch consumed by ``attempt``, and return how many were: fewer if one was deferred.
+
+    ``attempt`` returns the same of what it is given. If it raises `DeferToNextTransaction` that has had no
+    effect, and is halved: the transaction ends in front of the first message that is deferred on its own.
+    """
+    try:
+        return attempt(batch)
+    except DeferToNextTransaction:
+        if len(batch) == 1:
+            return 0
+    half = len(batch) // 2
+    done = deliver_in_halves(batch[:half], attempt)
+    return done if done < half else half + deliver_in_halves(batch[half:], attempt)
 
 
 class Delivery:
@@ -132,19 +150,14 @@ class Delivery:
     def _deliver_batch(self, batch: Sequence[Envelope[Any]]) -> int:
         """Return how many were consumed: fewer than there are if one was deferred.
 
-        A batch that is deferred takes no effect, and is halved: the transaction ends in front of the first
-        message that is deferred on its own. A batch that is poison is delivered one by one, to find the
-        message that is to blame.
+        A batch that is poison is delivered one by one, to find the message that is to blame.
         """
+        return deliver_in_halves(batch, self._attempt_or_skip)
+
+    def _attempt_or_skip(self, batch: Sequence[Envelope[Any]]) -> int:
         self._inbox.check()
         try:
             self._attempt(batch)
-        except DeferToNextTransaction:
-            if len(batch) == 1:
-                return 0
-            half = len(batch) // 2
-            done = self._deliver_batch(batch[:half])
-            return done if done < half else half + self._deliver_batch(batch[half:])
         except GazetteError:
             raise
         except BaseException as error:

@@ -279,6 +279,9 @@ class ShardsBackfillFlags(SharedFlags):
     prefix: str = flag(
         "", "the consumers' --etcd.prefix: only for shards whose store is a database"
     )
+    application: str = flag(
+        "", "name that the members give their application (default: that of its class)"
+    )
     list: bool = flag(False, "instead: list runs, and everything they have left that none needs")
     gc: bool = flag(False, "instead: remove staged objects that no run needs")
     gc_age: float = duration("24h", "how old they must be", flag_only=True)

@@ -18,6 +18,7 @@ from gazette.backfill.report import Progress, Report
 from gazette.backfill.runner import Runner
 from gazette.backfill.settings import RunSettings
 from gazette.blobs.fsspec_store import check_protocols
+from gazette.consumer.application_name import checked_name
 from gazette.errors import Invalid
 from gazette.gazctl.context import Context, parse_selector
 from gazette.gazctl.flags import BrokerFlags, ShardsBackfillFlags
@@ -72,6 +73,7 @@ async def run(context: Context) -> int:
         flags.verify_shards if flags.verify else 0,
         flags.scratch_dir,
         flags.prefix.rstrip("/"),
+        checked_name(flags.application, "--application") if flags.application else "",
     )
     runner = _runner(flags)
     consumer, client = await context.consumer(), await context.broker()

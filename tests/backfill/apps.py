@@ -9,12 +9,14 @@ import sqlalchemy as sa
 
 from gazette import Application, Envelope, Message
 from gazette.backfill.job import Backfill
+from gazette.consumer.application import DeferToNextTransaction
 from gazette.message.mapping import modulo_mapping
 from gazette.stores.json_file import JSONFileStore
 from gazette.stores.rocksdb import RocksDBStore
 from gazette.stores.sql import SQLStore
 from gazette.stores.sqlite import SQLiteStore
 
+WINDOW = 7
 UPSERT = "INSERT INTO counts VALUES (?, 1) ON CONFLICT DO UPDATE SET n = n + 1"
 SCHEMA = "CREATE TABLE IF NOT EXISTS counts (word TEXT PRIMARY KEY, n INTEGER) WITHOUT ROWID"
 
@@ -33,6 +35,51 @@ class Words(Application[SQLiteStore]):
         self, shard: Any, store: SQLiteStore, envelope: Envelope[Word], publisher: Any
     ) -> None:
         store.execute(UPSERT, (envelope.message.word,))
+
+
+class Windows(Words):
+    """Consumes batches, and at most so many words in a transaction: a batch that has more is deferred."""
+
+    def begin_transaction(self, shard: Any, store: SQLiteStore) -> None:
+        self.words = 0
+
+    def consume_messages(self, shard: Any, store: SQLiteStore, batch: Any, publisher: Any) -> None:
+        words = self.words
+        for envelope in batch:
+            store.execute(UPSERT, (envelope.message.word,))
+            words += 1
+            if words > WINDOW:
+                raise DeferToNextTransaction("the window is full")
+        self.words = words
+
+
+class WindowsBackfill(Backfill):
+    application = Windows
+
+
+class SingleWindows(Words):
+    """The same, message by message."""
+
+    def begin_transaction(self, shard: Any, store: SQLiteStore) -> None:
+        self.words = 0
+
+    def consume_message(
+        self, shard: Any, store: SQLiteStore, envelope: Envelope[Word], publisher: Any
+    ) -> None:
+        if self.words == WINDOW:
+            raise DeferToNextTransaction("the window is full")
+        self.words += 1
+        super().consume_message(shard, store, envelope, publisher)
+
+
+class SingleWindowsBackfill(Backfill):
+    application = SingleWindows
+
+
+class StuckBackfill(Backfill):
+    class application(Words):
+        def consume_message(self, *_: Any) -> None:
+            raise DeferToNextTransaction("never")
 
 
 def counted(messages: Any) -> list[tuple[str, int]]:

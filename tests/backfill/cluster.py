@@ -173,6 +173,10 @@ class Cluster:
         """
         await self.consumer.read_to_heads(shard_id)
         await self.disable(shard_id)
+        return await self.played(shard_id, backfill)
+
+    async def played(self, shard_id: str, backfill: Backfill) -> tuple[list[Any], Checkpoint]:
+        """The content, and the checkpoint, in the recovery log of a shard that does not run."""
         spec = await self.spec(shard_id)
         hints = (await self.consumer.shards.get_hints(shard_id)).primary
         directory = self.scratch / f"look-{shard_id}"

@@ -12,7 +12,15 @@ from gazette.message.framing import framing_of
 from gazette.message.mapping import Partition, Partitions
 from gazette.message.message_uuid import ACK_TXN, OUTSIDE_TXN, build_uuid, uuid_text
 from gazette.testing.app_driver import AppDriver
-from tests.backfill.apps import Word, Words, WordsBackfill
+from tests.backfill.apps import (
+    SingleWindows,
+    SingleWindowsBackfill,
+    Windows,
+    WindowsBackfill,
+    Word,
+    Words,
+    WordsBackfill,
+)
 from tests.backfill.cluster import line
 from tests.backfill.replays import JOURNALS, Subject
 
@@ -68,6 +76,12 @@ def cycles(driver: AppDriver[Any]) -> list[Any]:
 
 SUBJECTS = {
     "words": Subject(Words, WordsBackfill(), Word, CONTENT_JSON_LINES, lambda journal: line),
+    "batches that are deferred": Subject(
+        Windows, WindowsBackfill(), Word, CONTENT_JSON_LINES, lambda journal: line
+    ),
+    "messages that are deferred": Subject(
+        SingleWindows, SingleWindowsBackfill(), Word, CONTENT_JSON_LINES, lambda journal: line
+    ),
     "word_count": Subject(
         WordCount, WordCountBackfill(), NGramCount, CONTENT_PROTO_FIXED, lambda journal: ngram_line
     ),

@@ -214,6 +214,38 @@ async def test_shards_that_may_run_are_refused(start: Any) -> None:
     assert (await cluster.state(BUILT, WordsBackfill()))[0] == expected(lines[:250])
 
 
+async def test_states_belong_to_the_application_and_no_other(start: Any) -> None:
+    """A shard would refuse the state of another application; a run refuses to replace it."""
+    cluster, _ = await old_state(start)
+    name = "tests.backfill.apps.Words"
+    await cluster.backfill(WordsBackfill(), overwrite=True)
+    _, checkpoint = await cluster.played(BUILT, WordsBackfill())
+    assert checkpoint.application == name
+
+    # Case: the members of another application run here.
+    with pytest.raises(NotAllowed, match=f"belongs to application {name}") as raised:
+        await cluster.backfill(WordsBackfill(), overwrite=True, run_id="other", application="other")
+    assert f"--application={name}" in str(raised.value.hint)
+    await cluster.backfill(
+        WrongBackfill(), overwrite=True, run_id="same", application=name, enable=True
+    )
+    await cluster.consumer.await_primary(BUILT)
+
+
+async def test_a_state_that_was_staged_for_another_application_is_built_again(
+    start: Any,
+) -> None:
+    cluster = await start(Words())
+    await cluster.broker.create(source(SOURCES[0]))
+    await cluster.create(shard_settings(BUILT, SOURCES[0]))
+    await cluster.append(SOURCES[0], history(random.Random(1), 50))
+    with armed("backfill.staged=error"), pytest.raises(Unavailable, match="failpoint"):
+        await cluster.backfill(WordsBackfill(), application="other")
+    await cluster.backfill(WordsBackfill())
+    _, checkpoint = await cluster.played(BUILT, WordsBackfill())
+    assert checkpoint.application == "tests.backfill.apps.Words"
+
+
 async def test_a_driver_that_comes_late_does_not_fence_a_live_shard(start: Any) -> None:
     """Neither one that finds the shard live, nor one that the shard overtakes as it begins to append."""
     cluster, lines = await old_state(start)
