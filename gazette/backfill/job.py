@@ -279,7 +279,11 @@ class _Transaction:
             self._commit()
 
     def _require_deferrable(self, message: Envelope[Any]) -> None:
-        place = {"journal": message.journal, "begin": message.begin, "end": message.end}
+        place: dict[str, Any] = {
+            "journal": message.journal,
+            "begin": message.begin,
+            "end": message.end,
+        }
         if not self._consumed:
             raise GazetteError(
                 "the first message of a transaction was deferred to the next",
