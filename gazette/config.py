@@ -33,6 +33,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from gazette.config_file import ini_entries, ini_value, yaml_entries
 from gazette.errors import Bug, Invalid
 from gazette.options import FALSE_WORDS, TRUE_WORDS, Option, duration, options_of, setting
+from gazette.redaction import redact_setting
 
 log = logging.getLogger(__name__)
 
@@ -353,8 +354,13 @@ class Schema:
                     continue
                 value = getattr(loaded.groups[group], option.field)
                 lines.append(f"; {option.help} [{option.env}, {loaded.sources[option.key]}]")
+                shown = _shown(option, value)
                 if option.secret:
                     lines.append(f"; {option.name} is {'set' if value else 'not set'}; not shown")
+                elif shown != option.render(value):
+                    # Read back it would be another value.
+                    one_line = " ".join(shown.splitlines())
+                    lines.append(f"; {option.name} is set to {one_line}; not shown in full")
                 else:
                     mark = "; " if loaded.sources[option.key] == "default" else ""
                     texts = value if option.kind == "list" and value else [option.render(value)]
@@ -363,8 +369,14 @@ class Schema:
         return "\n".join(lines)
 
 
+def _shown(option: Option, value: Any) -> str:
+    """Return the text of a value, without secrets that it may hold."""
+    text = option.render(value)
+    return redact_setting(option.name, text) if option.kind in ("str", "list") else text
+
+
 def _help_text(option: Option) -> str:
-    default = option.render(option.default)
+    default = _shown(option, option.default)
     facts = [] if option.flag_only else [f"env {option.env}"]
     if default and not option.secret and not (option.flag_only and option.default is False):
         facts.append(f"default {default}")

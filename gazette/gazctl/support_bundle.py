@@ -28,12 +28,12 @@ from gazette.gazctl.flags import BrokerFlags, ConsumerFlags, SupportBundleFlags
 from gazette.gazctl.journals_fragments import fragments_of
 from gazette.gazctl.journals_list import list_journals, list_response
 from gazette.gazctl.output import proto_json
-from gazette.gazctl.redaction import redact
 from gazette.gazctl.shards_list import list_response as shards_response
 from gazette.gazctl.shards_list import list_shards
 from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.label_set import EVERYTHING
 from gazette.protocol.route import Route
+from gazette.redaction import redact
 from gazette.tasks import BlockingPool
 from gazette.version import __version__
 
@@ -193,7 +193,9 @@ async def _members(context: Context, bundle: Bundle, endpoints: list[str]) -> No
     finally:
         pool.close()
     for endpoint, result in zip(places, results, strict=True):
-        directory = f"members/{urlsplit(endpoint).netloc.replace(':', '_') or 'unix'}"
+        # Without a user: names of parts are not redacted.
+        place = urlsplit(endpoint).netloc.rpartition("@")[2]
+        directory = f"members/{place.replace(':', '_') or 'unix'}"
         if isinstance(result, GazetteError):
             bundle.lacks(directory, result)
             continue

@@ -39,6 +39,9 @@ CLOCK = SystemClock()
 class Extra:
     number: int = setting(3, "a number")
     text: str = setting("", "a text", secret=True)
+    database: str = setting("", "an address of a database")
+    api_keys: tuple[str, ...] = setting((), "keys of an interface, comma separated")
+    token_limit: int = setting(7, "number of tokens")
 
 
 class Nothing(Application[Any]):
@@ -93,6 +96,28 @@ def test_secrets_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "hush" not in out
     assert "c2VjcmV0" not in out
+
+
+def test_secrets_of_options_that_do_not_say_so_are_not_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of addresses and of an application's own options; what is read back is not another value."""
+    argv = [
+        "--etcd.address=http://root:hunter2@etcd:2379",
+        "--extra.database=postgresql://app:pass/w@rd@host:5432/db?sslpassword=hunter3&x=1",
+        "--extra.api-keys=key-one,key-two",
+        "--extra.token-limit=8",
+    ]
+    run("print-config", *argv)
+    out = capsys.readouterr().out
+    for secret in ("hunter", "root", "pass/w", "rd@", "key-one", "key-two"):
+        assert secret not in out
+    assert "; address is set to http://[redacted]@etcd:2379; not shown in full" in out
+    assert "; api-keys is set to [redacted]; not shown in full" in out
+    assert "TokenLimit = 8" in out
+    (tmp_path / "gazette.ini").write_text(out)
+    run("print-config")
+    assert "Address = http://localhost:2379" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
