@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gazette.client.channel import Channels
     from gazette.etcd import Etcd
     from gazette.fragment.disk_pace import DiskPace
+    from gazette.fragment.kept_files import KeptFiles
     from gazette.fragment.local_file import Disk
     from gazette.fragment.persister import Persister
     from gazette.keyspace.key_space import KeySpace
@@ -63,4 +64,5 @@ class BrokerContext:
     disk: Disk
     """Where spool files are."""
     disk_pace: DiskPace
+    kept_files: KeptFiles
     scope: TaskScope

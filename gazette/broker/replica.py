@@ -157,6 +157,10 @@ class Replica:
             for one in self.index.fragments(fragment.begin)
         )
 
+    def stored(self, fragment: Fragment) -> None:
+        """Keep the local file of ``fragment``, which a store has, for as long as that is permitted."""
+        self._context.kept_files.keep(lambda: self.index.stored(fragment))
+
     async def wait_listed(self, timeout_s: float) -> None:
         """Return once the blob stores were listed: before, the index knows what was appended here only.
 
@@ -331,9 +335,12 @@ class Replica:
             cover = await self._list(spec)
         except GazetteError as error:
             self.refresh_error = str(error)
+            stores = " ".join(spec.fragment.stores)
             log.warning(
                 "fragments of %(journal)s could not be listed: %(error)s",
                 {"journal": self.journal, "error": error},
+                # The same for all journals of a store: it is what fails, every few seconds for each.
+                extra={"cause": f"listing {stores}: {type(error).__name__}"},
             )
             return False
         self.refresh_error = None

@@ -305,6 +305,12 @@ class Resolver:
             return held.replica.relies_on(fragment)
         return self._state.item(fragment.journal) is not None
 
+    def stored(self, fragment: Fragment) -> None:
+        """Have the journal's replica know that a store has ``fragment``."""
+        held = self._held.get(fragment.journal)
+        if held is not None:
+            held.replica.stored(fragment)
+
     def _tear_down(self, journal: str, held: _Held) -> None:
         held.invalidated.set()
         held.reassigned.set()

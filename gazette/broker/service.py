@@ -50,6 +50,7 @@ from gazette.errors import Unavailable
 from gazette.etcd import Etcd, EtcdSettings
 from gazette.etcd_startup import connect_patiently
 from gazette.fragment.disk_pace import DiskPace
+from gazette.fragment.kept_files import KeptFiles
 from gazette.fragment.local_file import Disk, LocalDisk
 from gazette.fragment.persister import Persister, PersisterSettings
 from gazette.http_guard import GuardRules, HttpGuard
@@ -231,6 +232,7 @@ class BrokerService:
             clock,
             limit_of=UploadLimits(etcd, state, lease, clock).of,
             relies_on=lambda fragment: resolver.relies_on(fragment),
+            on_stored=lambda fragment: resolver.stored(fragment),
             rng=self._rng,
             settings=PersisterSettings(parallel=settings.parallel_persists),
         )
@@ -258,6 +260,7 @@ class BrokerService:
             pools=self._pools,
             disk=self._disk,
             disk_pace=DiskPace(clock.monotonic),
+            kept_files=KeptFiles(settings.kept_spools),
             scope=self._replicas,
         )
         drain = Drain(

@@ -69,6 +69,8 @@ class BrokerSettings:
     store_hung_after_s: float = 60.0
     """A call of a blob store hangs after that long without progress. While all of its threads hang, the
     store is unhealthy, and new calls fail at once."""
+    kept_spools: int = 256
+    """Files of fragments that are stored, which stay open for readers until the next listing."""
     parallel_persists: int = 32
     """Spools of one blob store that are uploaded, or wait for a thread, at a time."""
 

@@ -63,6 +63,8 @@ class Index:
         self._clock = clock
         self._set: CoverSet[Fragment | LocalFragment] = CoverSet()
         self._local: CoverSet[LocalFragment] = CoverSet()
+        self._stored: list[Fragment] = []
+        """Fragments whose files were let go since the last listing, as a store has them."""
         self._first_refresh = asyncio.Event()
         self._closed = False
         self._at_head: list[_Waiter] = []
@@ -130,6 +132,17 @@ class Index:
             self._wake_holes()
         self._wake_head()
 
+    def stored(self, fragment: Fragment) -> None:
+        """Let the local file of exactly ``fragment`` go, if it is still here: a store has it."""
+        begin, end = fragment.begin, fragment.end
+        local = self._local.equal(begin, end)
+        if local is None or local.fragment.sum != fragment.sum:
+            return
+        self._local = CoverSet(one for one in self._local if one is not local)
+        self._stored.append(fragment)
+        if self._set.equal(begin, end) is local:
+            self._set.add(fragment)
+
     def replace_remote(
         self, remote: CoverSet[Fragment], conflicts: Iterable[FragmentConflict] = ()
     ) -> None:
@@ -142,6 +155,10 @@ class Index:
         self.conflicts = (*conflicts, *conflicts_with(remote, self._local))
         self._local = CoverSet(uncovered(self._local, remote))
         self._set = CoverSet(remote)
+        # This listing may have begun before they were stored; the next one has not.
+        stored, self._stored = self._stored, []
+        for fragment in uncovered(stored, remote):
+            self._set.add(fragment)
         for local in self._local:
             self._set.add(local)
         self._first_refresh.set()

@@ -12,15 +12,23 @@ fragment is in a blob store.
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import queue
 import tempfile
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 from gazette.errors import Bug, Corrupt, Unavailable
+from gazette.fragment.disk_pace import Pace
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset
+
+log = logging.getLogger(__name__)
 
 
 class SpoolFile(Protocol):
@@ -54,6 +62,59 @@ class Disk(Protocol):
         ...
 
 
+_LARGE_BYTES: Final = 1 << 22
+
+
+class Closer:
+    """Closes files: to free the space of a large one may take the disk seconds.
+
+    Large files, and all of them once a small one was slow, are closed on a thread of their own. ``close`` may
+    be called wherever the last reference to a file ends, in any thread. What is left at the end of the
+    process is closed by the system.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.process = os.getpid()
+        self._pace = Pace(monotonic)
+        self._files: queue.SimpleQueue[int] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="spool closer", daemon=True).start()
+
+    def close(self, fd: int, length: int) -> None:
+        if length <= _LARGE_BYTES and self._pace.is_fast:
+            self._close(fd)
+        else:
+            self._files.put(fd)
+
+    def _close(self, fd: int) -> None:
+        began = self._pace.monotonic()
+        try:
+            os.close(fd)
+        except OSError as error:
+            log.warning("a spool file was not closed: %(error)s", {"error": error})
+        self._pace.note(began, _LARGE_BYTES)
+
+    def _run(self) -> None:
+        while True:
+            self._close(self._files.get())
+
+
+class _Closers:
+    """The closer of this process: threads do not survive a fork."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._present: Closer | None = None
+
+    def present(self) -> Closer:
+        with self._lock:
+            if self._present is None or self._present.process != os.getpid():
+                self._present = Closer()
+            return self._present
+
+
+_closers: Final = _Closers()
+
+
 class LocalDisk:
     """Spool files in ``directory`` (default: that of temporary files)."""
 
@@ -69,16 +130,18 @@ class LocalDisk:
 class LocalFile:
     """A file for whoever holds this object: the spool, its readers, the persister.
 
-    The descriptor is closed, and the disk space freed, when the last of them lets go: references
+    The descriptor is closed, and the disk space freed, when, or soon after, the last of them lets go: references
     to this object are the reference count. Writes and reads name their position, so that readers
     and the one writer do not disturb each other, in whatever thread they are.
     """
 
-    __slots__ = ("_fd", "directory")
+    __slots__ = ("_closer", "_end", "_fd", "directory")
 
     def __init__(self, directory: Path) -> None:
         """Create a file in ``directory``. Raises ``Unavailable`` if that is not possible."""
         self._fd = -1
+        self._end = 0
+        self._closer = _closers.present()
         self.directory = directory
         try:
             self._fd, path = tempfile.mkstemp(prefix="spool", dir=directory)
@@ -91,6 +154,7 @@ class LocalFile:
 
         Raises ``Unavailable``, as when the disk is full; then any part of it may be written.
         """
+        self._end = max(self._end, position + len(content))
         view = memoryview(content)
         try:
             while view:
@@ -111,6 +175,7 @@ class LocalFile:
         """Free what is behind the first ``length`` bytes."""
         try:
             os.ftruncate(self._fd, length)
+            self._end = length
         except OSError as error:
             raise disk_error("truncate a spool file", self.directory, error) from error
 
@@ -120,7 +185,7 @@ class LocalFile:
 
     def __del__(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
+            self._closer.close(self._fd, self._end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ LimitOf: TypeAlias = Callable[[JournalName, Revision, Revision], Awaitable[Offse
 again; None if none has. What is beyond is not the journal's any more. Raises while that is not known."""
 
 _NAMED_MAX: Final = 5
+_NOTICE_S: Final = 1.0
+"""Within which a change of stores ends the wait for one that hangs."""
 
 
 class _UnconfirmedError(Exception):
@@ -65,6 +67,7 @@ class PersisterSettings:
     """Attempts at a time, of each store."""
     replica_look_s: float = 10.0
     replica_delay_s: float = 120.0
+    look_timeout_s: float = 10.0
     put_timeout_s: float = 300.0
     backoff_min_s: float = 1.0
     backoff_max_s: float = 120.0
@@ -130,6 +133,11 @@ class Persister:
     asks ``limit_of`` right before and after an upload, and uploads nothing beyond. An object that got
     there in between is removed. The later primary cannot rely on it: for that it would have had to begin,
     and to complete the very same bytes at the same offsets, while this upload was under way.
+
+    While ``limit_of`` does not know, a spool is kept. At the end of the broker its bytes are set aside: see
+    `set_aside`.
+
+    ``on_stored`` is called with each fragment that was found in a store, or put there.
     """
 
     def __init__(
@@ -140,6 +148,7 @@ class Persister:
         *,
         limit_of: LimitOf = _no_limit,
         relies_on: Callable[[Fragment], bool] = lambda _: False,
+        on_stored: Callable[[Fragment], None] = lambda _: None,
         rng: random.Random | None = None,
         settings: PersisterSettings | None = None,
     ) -> None:
@@ -147,6 +156,7 @@ class Persister:
         self._spec_of = spec_of
         self._limit_of = limit_of
         self._relies_on = relies_on
+        self._on_stored = on_stored
         self._clock = clock
         self._rng = rng if rng is not None else random.Random()
         self._settings = settings if settings is not None else PersisterSettings()
@@ -430,10 +440,13 @@ class Persister:
             return await self._take_back(entry)
         active = self._blob_stores.get(url)
         calls, store = active.calls, active.store
-        path = _placed(entry.spool, spec, url).content_path()
+        placed = _placed(entry.spool, spec, url)
+        path = placed.content_path()
         if look:
-            entry.call = calls.submit(store.exists, path)
-            return await self._outlive(entry, entry.call)
+            found = await self._look(entry, url, calls.submit(store.exists, path))
+            if found:
+                self._note_stored(placed)
+            return found
         if not (entry.is_put and entry.placed == (url, path)):
             entry.call = calls.submit(_put, store, path, entry.spool)
             entry.placed, entry.is_put = (url, path), False
@@ -442,9 +455,26 @@ class Persister:
             return await self._take_back(entry)
         if not await self._is_beyond(entry, fragment.end):
             await self._remove_aside(entry)
+            self._note_stored(placed)
             return True
         await self._remove(entry)
         return False  # What is left of it is for the next attempt.
+
+    def _note_stored(self, placed: Fragment) -> None:
+        self._on_stored(replace(placed, mod_time=max(int(self._clock.now()), 1)))
+
+    async def _look(self, entry: _Entry, url: str, call: concurrent.futures.Future[bool]) -> bool:
+        """Return True if ``call`` says soon that the object is there.
+
+        A store that hangs is not waited for: the look is given up once the upload is this broker's task,
+        the journal has other stores, or the time is up. Its thread changes nothing.
+        """
+        left_s = self._settings.look_timeout_s
+        while not await ended(call, _NOTICE_S):
+            left_s -= _NOTICE_S
+            if left_s <= 0 or not self._may_wait(entry) or self._has_other_stores(entry, url):
+                return False
+        return call.result()
 
     async def _is_beyond(self, entry: _Entry, end: Offset) -> bool:
         limit = await self._limit(entry)
@@ -527,11 +557,21 @@ class Persister:
     async def _outlive(self, entry: _Entry, call: concurrent.futures.Future[bool]) -> bool:
         """Wait for a thread, and give its outcome. One whose time is up remains the entry's: the
         same object is not written by two threads."""
-        timeout_s = self._settings.put_timeout_s
-        if not await ended(call, timeout_s):
-            raise Unavailable("upload did not end in time", timeout_s=timeout_s)
+        timeout_s = left_s = self._settings.put_timeout_s
+        while not await ended(call, min(left_s, _NOTICE_S)):
+            left_s -= _NOTICE_S
+            if entry.placed is not None and self._has_other_stores(entry, entry.placed[0]):
+                entry.call, entry.placed = None, None
+                raise Unavailable("upload was given up: its journal has other stores now")
+            if left_s <= 0:
+                raise Unavailable("upload did not end in time", timeout_s=timeout_s)
         entry.call = None
         return call.result()
+
+    def _has_other_stores(self, entry: _Entry, url: str) -> bool:
+        """Return True if the entry's journal lives, and that store is no store of it any more."""
+        spec = self._spec_of(entry.spool.fragment.journal, entry.life)
+        return spec is not None and url not in spec.fragment.stores
 
     def _backoff(self, failures: int) -> float:
         settings = self._settings

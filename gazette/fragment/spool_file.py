@@ -146,7 +146,11 @@ class Spool:
         try:
             if self._pending_sum is self._sum:
                 self._pending_sum = self._sum.copy()
-            if len(content) <= INLINE_BYTES and self._pace.is_fast:
+            inline = len(content) <= INLINE_BYTES
+            if inline and self._pace.is_fast and self._file is None:
+                self._file = self._create()
+            # The loop waits for one slow operation, and not for the write behind a slow creation.
+            if inline and self._pace.is_fast:
                 self._file = self._write(self._file, content, position)
                 self._pending_sum.update(content)
             else:
@@ -159,6 +163,13 @@ class Spool:
             self._trim()
             raise
         self._state.extend(len(content))
+
+    def _create(self) -> SpoolFile:
+        began = self._pace.monotonic()
+        try:
+            return self._disk.create()
+        finally:
+            self._pace.note(began, 0)
 
     def _write(self, file: SpoolFile | None, content: bytes, position: int) -> SpoolFile:
         """Write to ``file``, or to a new one, which is returned. On the loop or in a thread."""

@@ -51,6 +51,7 @@ from gazette.etcd_values import (
     WatchResponse,
 )
 from gazette.fragment.disk_pace import DiskPace
+from gazette.fragment.kept_files import KeptFiles
 from gazette.fragment.local_file import LocalDisk
 from gazette.fragment.persister import Persister
 from gazette.keyspace.key_space import KeySpace
@@ -189,6 +190,7 @@ class FixedBroker:
                 clock,
                 limit_of=UploadLimits(cast("Etcd", etcd), state, guard, clock).of,
                 relies_on=lambda fragment: self.context.resolver.relies_on(fragment),
+                on_stored=lambda fragment: self.context.resolver.stored(fragment),
                 rng=random.Random(name),
             ),
             peers=Channels(settings.zone, signer=auth, settings=channels),
@@ -197,6 +199,7 @@ class FixedBroker:
             pools=pools,
             disk=LocalDisk(settings.spool_dir),
             disk_pace=DiskPace(clock.monotonic),
+            kept_files=KeptFiles(settings.kept_spools),
             scope=self.scope,
         )
         key_space.observers += [

@@ -132,6 +132,7 @@ class Bench:
             pools=self.pools,
             disk=absent,
             disk_pace=absent,
+            kept_files=absent,
             scope=self.scope,
         )
         self.spool = Spool(

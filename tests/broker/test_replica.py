@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +28,10 @@ from gazette.broker.pulse import Heartbeat, cause_of, problem_of
 from gazette.broker.unless import Superseded, changed, take_unless
 from gazette.clock import SystemClock
 from gazette.errors import Broken, Closed, Unavailable
+from gazette.fragment.cover_set import CoverSet
 from gazette.fragment.local_file import LocalDisk
 from gazette.fragment.spool import Content
+from gazette.log_limit import OncePerMinute
 from gazette.protocol import duration
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import JournalSpec, SuspendLevel
@@ -51,10 +55,12 @@ class Chunks:
         return self._chunks.pop(0) if self._chunks else None
 
 
-async def append(broker: FixedBroker, *chunks: bytes, **terms: Any) -> Outcome:
+async def append(
+    broker: FixedBroker, *chunks: bytes, journal: str = JOURNAL, **terms: Any
+) -> Outcome:
     call = AppendCall(
-        AppendTerms(JOURNAL, **terms),
-        Claims.of_journal(Capability.APPEND, JOURNAL),
+        AppendTerms(journal, **terms),
+        Claims.of_journal(Capability.APPEND, journal),
         may_proxy=False,
     )
     return await AppendDriver(broker.context, call, Chunks(*chunks)).run()
@@ -320,6 +326,63 @@ async def test_a_store_that_was_down_at_the_start_is_listed_soon_after_its_repai
     # It is checked at once, too: appends need not wait for the next check.
     active = timed["a"].context.blob_stores.get("file:///missing/")
     assert await elapsed(clock, lambda: active.health.error is None) <= 60
+
+
+async def test_a_store_that_is_down_is_logged_once_a_minute_for_all_of_its_journals(
+    timed: FixedCluster, clock: ManualClock
+) -> None:
+    """Each of them lists it every few seconds, until the first listing has succeeded."""
+    written: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            written.append(record.getMessage())
+
+    handler, seen = Handler(), 0
+
+    def see(record: logging.LogRecord) -> bool:
+        nonlocal seen
+        seen += 1
+        return True
+
+    handler.addFilter(see)
+    handler.addFilter(OncePerMinute(handler, later=lambda delay_s, call: None))
+    logging.getLogger("gazette.broker.replica").addHandler(handler)
+    try:
+        for number in range(4):
+            timed.create(journal_spec(f"a/journal-{number}", stores=("file:///missing/",)), "a")
+        await pass_time(clock, 30, lambda: seen >= 12)
+    finally:
+        logging.getLogger("gazette.broker.replica").removeHandler(handler)
+    assert len(written) == 1
+    assert "could not be listed: invalid file store directory" in written[0]
+
+
+async def test_kept_files_are_bounded(tmp_path: Path) -> None:
+    """However many fragments are stored before the next listing of their journals."""
+    async with await FixedCluster.start(1, tmp_path, kept_spools=5) as cluster:
+        journals = [f"a/journal-{number}" for number in range(4)]
+        for journal in journals:
+            cluster.create(journal_spec(journal, length=1024), "a")
+        broker = cluster["a"]
+        for daemon in [one for j in journals for one in broker.replica(j)._daemons]:
+            daemon.cancel()  # No listing lets them go.
+        for journal in journals:
+            broker.replica(journal).index.replace_remote(CoverSet())
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(8):
+            for journal in journals:
+                outcome = await append(broker, b"%1025d" % number, journal=journal)
+                assert outcome.ending is Ending.COMMITTED
+        persister = broker.context.persister
+        await until(lambda: not persister.unpersisted)
+        assert len(os.listdir("/proc/self/fd")) <= before + 5 + len(journals) + 2
+        for journal in journals:
+            replica = broker.replica(journal)
+            found = await replica.index.query(0)
+            assert found.fragment is not None
+            assert (found.local, found.fragment.backing_store) == (None, "file:///fragments/")
+            assert replica.index.end_offset == 8 * 1025
 
 
 async def test_stores_are_listed_again_as_soon_as_they_are_healthy(

@@ -9,6 +9,7 @@ import pytest
 from gazette.errors import Closed
 from gazette.fragment.cover_set import CoverSet
 from gazette.fragment.index import AT_WRITE_HEAD, JUMP_AGE_S, Index, QueryResult
+from gazette.fragment.kept_files import KeptFiles
 from gazette.fragment.local_file import LocalFile, LocalFragment
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.status import Status
@@ -294,3 +295,32 @@ async def test_a_waiter_that_is_cancelled_as_it_is_woken(index, file, clock):
         await asyncio.wait({one, two})
         assert index.waiting == 0
         assert index._at_head == []
+
+
+async def test_a_stored_fragment_lets_its_file_go_before_the_next_listing(index, file):
+    """It is then read from its store. Another one of the same offsets is not meant."""
+    for begin in (0, 10, 20):
+        index.spool_commit(local(begin, begin + 10, file))
+    index.stored(Fragment(JOURNAL, 10, 20, b"o" * 20, backing_store="s3://b/", mod_time=9))
+    index.stored(Fragment(JOURNAL, 5, 20, backing_store="s3://b/", mod_time=9))
+    assert (await index.query(12)).local is not None
+    stored = Fragment(JOURNAL, 10, 20, backing_store="s3://b/", mod_time=9)
+    index.stored(stored)
+    assert await index.query(12) == QueryResult(Status.OK, 12, 30, stored)
+    assert [(await index.query(at)).local is None for at in (2, 22)] == [False, False]
+    # Case: a listing that began before it was stored; then one that began later.
+    index.replace_remote(remote((0, 10)))
+    assert await ask(index, 12) == (12, 10, 20)
+    index.replace_remote(remote((0, 10)))
+    assert await ask(index, 12) == (12, None, None)
+    # Case: its file was let go before.
+    index.stored(stored)
+    assert await ask(index, 12) == (12, None, None)
+
+
+def test_files_that_are_kept_are_few():
+    released: list[int] = []
+    kept = KeptFiles(3)
+    for number in range(5):
+        kept.keep(lambda number=number: released.append(number))
+    assert released == [0, 1]

@@ -40,6 +40,8 @@ class Bucket(MemoryStore):
         self.error: Exception | None = None
         self.gate = threading.Event()
         self.gate.set()
+        self.looks = threading.Event()
+        self.looks.set()
         self.attempts = 0
         self.puts = 0
         self.active = 0
@@ -49,6 +51,7 @@ class Bucket(MemoryStore):
     def exists(self, path):
         with self._count:
             self.attempts += 1
+        assert self.looks.wait(10)
         if self.error is not None:
             raise self.error
         return super().exists(path)
@@ -543,6 +546,47 @@ async def test_an_upload_that_hangs_is_not_repeated(clock, tmp_path):
     await bench.until(lambda: bench.persister.unpersisted == 0)
     assert get(bench.one, f"a/journal/{NAME}.raw") == b"content"
     await bench.persister.finish(1.0)
+    bench.stores.close()
+    bench.pool.close()
+
+
+@pytest.mark.parametrize("cause", ["time is up", "other stores", "reassigned"])
+async def test_a_look_at_a_store_that_hangs_is_given_up(clock, tmp_path, cause):
+    """It would keep the spool from being uploaded for 5 minutes."""
+    look_timeout_s = 0.01 if cause == "time is up" else 60.0
+    bench = Bench(clock, tmp_path, replace(SETTINGS, look_timeout_s=look_timeout_s))
+    bench.one.looks.clear()
+    reassigned = asyncio.Event()
+    bench.persister.spool_complete(bench.spool(), reassigned=reassigned, life=LIFE, tenure=TENURE)
+    await bench.settled()
+    clock.advance(15)
+    await bench.until(lambda: bench.one.attempts == 1)
+    if cause != "time is up":
+        bench.spec(stores=("s3://two/",))
+    if cause == "reassigned":
+        reassigned.set()
+        await bench.until(lambda: bench.persister.unpersisted == 0)
+        assert get(bench.two, f"a/journal/{NAME}.raw") == b"content"
+    else:
+        await bench.settled()
+    bench.one.looks.set()
+    await bench.persister.finish(5.0)
+    bench.stores.close()
+    bench.pool.close()
+
+
+async def test_an_upload_that_hangs_in_a_store_that_was_taken_out_is_given_up(clock, tmp_path):
+    """The journal has another one, which takes it."""
+    bench = Bench(clock, tmp_path, SETTINGS)
+    bench.one.gate.clear()
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
+    await bench.until(lambda: bench.one.puts == 1)
+    bench.spec(stores=("s3://two/",))
+    await bench.settled()
+    clock.advance(200.0)
+    await bench.until(lambda: bench.persister.unpersisted == 0)
+    assert get(bench.two, f"a/journal/{NAME}.raw") == b"content"
+    bench.one.gate.set()
     bench.stores.close()
     bench.pool.close()
 

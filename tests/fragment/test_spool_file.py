@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import queue
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from gazette.fragment import spool_file
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.fragment.disk_pace import Pace
-from gazette.fragment.local_file import LocalDisk, LocalFile, LocalFragment
+from gazette.fragment.local_file import Closer, LocalDisk, LocalFile, LocalFragment
 from gazette.fragment.spool import Content, Proposal, SpoolResult
 from gazette.fragment.spool_file import Spool
 from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment
@@ -526,6 +527,47 @@ async def test_a_slow_disk_is_written_to_by_threads_until_it_is_fast_again(
     assert content_of(observer.completed[0][0]) == b"0123"
     assert read_all(observer.commits[-1]) == b"4" + b"5" * 21 + b"67"
     assert spool.fragment.sum == sha(b"4" + b"5" * 21 + b"67")
+
+
+async def test_the_loop_does_not_wait_for_a_slow_creation_and_a_write(
+    clock, pool, observer, tmp_path
+):
+    """On a disk that takes 6 s for an operation that would be 12 s, and the lease."""
+    disk = PacedDisk(tmp_path, clock)
+    disk.delay_s = 6.0
+    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk)
+    await append(spool, b"0")
+    assert disk.done == ["create on the loop", "write"]
+    assert read_all(observer.commits[-1]) == b"0"
+
+
+async def test_a_large_file_is_not_closed_on_the_loop(tmp_path, clock, monkeypatch):
+    """To free its space may take the disk seconds. Nor is a small one, once that took long."""
+    closed: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    close, delays = os.close, [0.0]
+
+    def timed(fd: int) -> None:
+        clock._monotonic += delays[0]
+        close(fd)
+        closed.put(threading.current_thread() is threading.main_thread())
+
+    def close_one(length: int) -> bool:
+        closer.close(os.open(tmp_path, os.O_RDONLY), length)
+        return closed.get()
+
+    closer = Closer(clock.monotonic)
+    monkeypatch.setattr(os, "close", timed)
+    assert close_one(1 << 20)
+    assert not close_one(1 << 26)
+    delays[0] = 6.0
+    assert close_one(1 << 20)
+    assert not close_one(1 << 20)
+    # Case: a file says how long it is.
+    file = LocalFile(tmp_path)
+    delays[0] = 0.0
+    file.pwrite(b"x", 1 << 26)
+    del file
+    assert not closed.get()
 
 
 async def test_one_slow_write_is_enough_for_all_spools_of_a_disk(clock, pool, observer, tmp_path):
