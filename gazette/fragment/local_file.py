@@ -17,12 +17,12 @@ import os
 import queue
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, Self
 
+from gazette.clock import SystemClock
 from gazette.errors import Bug, Corrupt, Unavailable
 from gazette.fragment.disk_pace import Pace
 from gazette.protocol.fragment import Fragment
@@ -73,7 +73,7 @@ class Closer:
     process is closed by the system.
     """
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, monotonic: Callable[[], float]) -> None:
         self.process = os.getpid()
         self._pace = Pace(monotonic)
         self._files: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -108,7 +108,7 @@ class _Closers:
     def present(self) -> Closer:
         with self._lock:
             if self._present is None or self._present.process != os.getpid():
-                self._present = Closer()
+                self._present = Closer(SystemClock().monotonic)
             return self._present
 
 
@@ -130,9 +130,9 @@ class LocalDisk:
 class LocalFile:
     """A file for whoever holds this object: the spool, its readers, the persister.
 
-    The descriptor is closed, and the disk space freed, when, or soon after, the last of them lets go: references
-    to this object are the reference count. Writes and reads name their position, so that readers
-    and the one writer do not disturb each other, in whatever thread they are.
+    The descriptor is closed, and the disk space freed, when the last of them lets go, or soon after:
+    references to this object are the reference count. Writes and reads name their position, so that
+    readers and the one writer do not disturb each other, in whatever thread they are.
     """
 
     __slots__ = ("_closer", "_end", "_fd", "directory")
