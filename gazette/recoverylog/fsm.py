@@ -51,10 +51,12 @@ class Fnode:
     """A live file: its paths, and the runs of operations that made it what it is.
 
     Invariant: neither is empty; ``segments`` has one entry per contiguous (author, log).
+    ``length`` is how far writes reach, in bytes.
     """
 
     links: set[str] = field(default_factory=set)
     segments: list[Segment] = field(default_factory=list)
+    length: int = 0
 
 
 class RecoveryFSM:
@@ -201,6 +203,7 @@ class RecoveryFSM:
         if node is None:
             return Outcome.NOT_TRACKED
         _extend(node, op)
+        node.length = max(node.length, action.offset + action.length)
         return Outcome.APPLIED
 
     def _property(self, action: SetProperty) -> Outcome:

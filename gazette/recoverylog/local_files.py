@@ -28,6 +28,29 @@ def check_kind(recorder: Recorder, what: str, is_ours: Callable[[str], bool]) ->
         )
 
 
+def check_lengths(recorder: Recorder) -> None:
+    """Require that played-back files are as long as the log says. Call it before a store changes any.
+
+    A file that lost its end may be whole in itself, and the store would go on from an older state. Raises
+    ``Corrupt``, and ``OSError``.
+    """
+    fsm = recorder.fsm
+    for path, fnode in fsm.links.items():
+        expected = fsm.nodes[fnode].length
+        local = recorder.directory / path[1:]
+        try:
+            length = local.stat().st_size
+        except FileNotFoundError:
+            length = -1
+        if length != expected:
+            raise damaged_file(
+                f"a played-back file is gone: {local.name}"
+                if length < 0
+                else f"a played-back file has {length} bytes, and its log has {expected}: {local.name}",
+                recorder.directory,
+            )
+
+
 def disk_error(what: str, directory: Path | str, error: OSError) -> GazetteError:
     """An error of the disk; ``what`` could not be done. ``Unavailable`` for a full one, else ``Broken``."""
     message = f"cannot {what}: {error.strerror or error}"

@@ -5,8 +5,10 @@ Modes are set whatever the process's umask, and nothing is followed that another
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import struct
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +17,11 @@ from gazette.errors import Invalid
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
 _ROOT: Final = 0
+_OWNER_ONLY: Final = struct.pack("<I", 2) + b"".join(
+    struct.pack("<HHI", tag, permissions, 0xFFFFFFFF)
+    for tag, permissions in ((0x01, 7), (0x04, 0), (0x20, 0))
+)
+"""A POSIX ACL of version 2 as Linux stores it: all for the owner, nothing for the group and for others."""
 
 
 def make_private(directory: Path) -> None:
@@ -63,10 +70,23 @@ def _open_private(directory: Path) -> int:
     try:
         _require_owner(directory, os.fstat(descriptor), (os.geteuid(),))
         os.fchmod(descriptor, DIRECTORY_MODE)
+        _make_content_private(descriptor)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _make_content_private(directory: int) -> None:
+    """Have every file that is made in a directory from now on be private, whoever's code makes it.
+
+    RocksDB gives its files the mode that the process's umask allows, and only a default ACL holds for one
+    directory. Where a file system has none, the mode of the directory still keeps other users out.
+    """
+    if not hasattr(os, "setxattr"):
+        return
+    with contextlib.suppress(OSError):
+        os.setxattr(directory, "system.posix_acl_default", _OWNER_ONLY)
 
 
 def _require_owner(directory: Path, status: os.stat_result, owners: tuple[int, ...]) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from gazette.consumer.application import Shard, StateView, Store
 from gazette.errors import Corrupt, Invalid
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
-from gazette.recoverylog.local_files import check_kind, disk_error
+from gazette.recoverylog.local_files import check_kind, check_lengths, disk_error
 from gazette.recoverylog.private_files import write_private
 from gazette.recoverylog.recorder import Recorder
 from gazette.recoverylog.staged_files import PlayedFiles
@@ -62,6 +62,7 @@ class JSONFileStore(Store, Generic[StateT]):
         except TypeError as error:
             raise _unfit(error) from error
         check_kind(recorder, "state of a JSONFileStore", {STATE_PATH, NEXT_PATH}.__contains__)
+        check_lengths(recorder)
         path = self._directory / STATE_PATH.lstrip("/")
         if path.exists():
             self.state: StateT = self._load(path.read_bytes())

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gazette.errors import Broken
-from gazette.recoverylog.local_files import check_kind
+from gazette.recoverylog.local_files import check_kind, check_lengths
 from gazette.recoverylog.private_files import FILE_MODE
 from gazette.recoverylog.recorder import PROPERTY_PATHS, Group, Recorder
 from gazette.stores.rocksdb_wal import continues
@@ -116,11 +116,13 @@ class RocksDBRecording:
     def adopt(self) -> None:
         """Take over what was played back. Call it before the database is opened.
 
-        Raises ``Invalid`` when the log holds another kind of store.
+        Raises ``Invalid`` when the log holds another kind of store, and ``Corrupt`` for files that are
+        not as long as it says.
         """
         links = self._recorder.fsm.links
         # Without CURRENT, the log ends before the first commit of its first owner.
         check_kind(self._recorder, "RocksDB database", _is_ours)
+        check_lengths(self._recorder)
         for path, fnode in sorted(links.items()):
             name = path[1:]
             if SMALL.fullmatch(name):

@@ -14,7 +14,7 @@ from typing import Any, Final
 import apsw
 
 from gazette.errors import Broken, Invalid
-from gazette.recoverylog.local_files import check_kind
+from gazette.recoverylog.local_files import check_kind, check_lengths
 from gazette.recoverylog.recorder import Recorder
 from gazette.recoverylog.shard_state import PRIMARY_DATABASE
 from gazette.stores.sqlite_redo_recording import RedoRecording
@@ -36,8 +36,12 @@ _DATABASE_FILE: Final = re.compile(r"/([A-Za-z_][A-Za-z0-9_]*)\.db(?:\.(?:redo|i
 
 
 def check_log(recorder: Recorder) -> None:
-    """Refuse the log of another kind of store. Raises ``Invalid``."""
+    """Refuse the log of another kind of store, and files that are not as it says.
+
+    Raises ``Invalid``, ``Corrupt``.
+    """
     check_kind(recorder, "SQLite database", lambda path: bool(_SQLITE_FILE.fullmatch(path)))
+    check_lengths(recorder)
 
 
 def no_frames(path: Path) -> Broken:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -55,6 +56,42 @@ def exposed(directory: Path) -> list[str]:
         for path in (directory, *sorted(directory.rglob("*")))
         if path.lstat().st_mode & 0o077
     ]
+
+
+def has_default_acls(directory: Path) -> bool:
+    try:
+        os.getxattr(directory, "system.posix_acl_default")
+    except OSError as error:
+        return error.errno == errno.ENODATA
+    return True
+
+
+@pytest.mark.parametrize("make", [make_private, empty_private])
+def test_files_that_others_make_in_a_private_directory_are_private(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    if not has_default_acls(tmp_path):
+        pytest.skip("the file system of temporary files has no access control lists")
+    make(tmp_path / "private")
+    (tmp_path / "private" / "file").write_bytes(b"state")
+    (tmp_path / "private" / "sub").mkdir()
+    (tmp_path / "private" / "sub" / "file").write_bytes(b"state")
+    assert exposed(tmp_path / "private") == []
+
+
+def test_rocksdb_files_are_private_from_their_creation(tmp_path: Path) -> None:
+    """Not only once the recording has looked at them: a flush or a compaction makes files at any time."""
+    rocksdict = pytest.importorskip("rocksdict")
+    if not has_default_acls(tmp_path):
+        pytest.skip("the file system of temporary files has no access control lists")
+    make_private(tmp_path / "private")
+    database = rocksdict.Rdict(str(tmp_path / "private"), rocksdict.Options(raw_mode=True))
+    for key in range(100):
+        database[b"%d" % key] = bytes(1000)
+    database.flush()
+    found = exposed(tmp_path / "private")
+    database.close()
+    assert found == []
 
 
 def new_rocksdb(recorder: Recorder) -> Any:

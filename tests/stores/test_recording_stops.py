@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 from collections.abc import Callable, Iterator
@@ -202,6 +203,33 @@ def test_a_redo_file_that_is_torn_inside(world: World, tmp_path: Path) -> None:
         refused(data[:cut])
     path.write_bytes(data)
     assert build(files_of(path.parent), "primary.db", target).pages > 0
+
+
+@pytest.mark.parametrize("mode", ["redo", "vfs"])
+def test_a_played_back_file_that_lost_whole_commits_at_its_end(world: World, mode: Any) -> None:
+    """What is left is whole in itself, and would be an older state of the shard."""
+    store = world.open(mode=mode)
+    sizes = []
+    file = {"redo": "primary.db.redo-00000001", "vfs": "primary.db-wal"}[mode]
+    for number in range(20):
+        store.execute("INSERT INTO t VALUES (?, ?)", (number, "x" * 30))
+        commit(store, number)
+        sizes.append(len(replayed_file(world, file)))
+    for lost in (1, 5):
+        recorder = take_over(world.log, world.directory / f"next-{lost}", random.Random(lost))
+        path = recorder.directory / file
+        os.truncate(path, sizes[-1 - lost])
+        with pytest.raises(Corrupt, match=f"{sizes[-1 - lost]} bytes, and its log has {sizes[-1]}"):
+            SQLiteStore(recorder, mode=mode)
+        path.unlink()
+        with pytest.raises(Corrupt, match=f"is gone: {file}"):
+            SQLiteStore(recorder, mode=mode)
+    assert world.open(mode=mode).query("SELECT count(*) FROM t") == [(20,)]
+
+
+def replayed_file(world: World, name: str) -> bytes:
+    replay(bytes(world.log.data), world.directory / "replayed")
+    return (world.directory / "replayed" / name).read_bytes()
 
 
 @pytest.mark.parametrize("mode", ["redo", "vfs"])
