@@ -1,10 +1,14 @@
-"""CSV as a framing, by the rules of Go's encoding/csv. Stage 11 of the byte path. Pure.
+"""CSV framing, by the rules of Go's encoding/csv. Stage 11 of the byte path. Pure.
 
-Those rules, where they differ from other readers of CSV: a quote is legal only around a whole field
-and doubled within; a line break within quotes belongs to the field, and loses its carriage return;
-lines without anything on them are skipped, and belong to the record that follows; every record has
-as many fields as the reader's first one. A last line without a newline is incomplete here, because
-in a journal it is the begin of a record whose end was not read.
+The rules that differ from other readers of CSV:
+
+  * A quote is legal only around a whole field, and is doubled within it.
+  * A line break within quotes belongs to the field, and loses its carriage return.
+  * Empty lines are skipped, and count as part of the record that follows.
+  * Every record has as many fields as the first record of the reader.
+
+A last line without a newline is incomplete here. In a journal it is the start of a record whose end
+was not read.
 """
 
 from __future__ import annotations
@@ -39,7 +43,9 @@ _NEEDS_QUOTES = re.compile(r'[,"\r\n]|^\s|^\\\.$')
 
 
 class Record(NamedTuple):
-    """A record, and where it ends in the buffer; ``error`` says what is wrong with it."""
+    """A record, and the position in the buffer at which it ends. ``error`` says why it is
+    malformed.
+    """
 
     fields: list[str]
     end: int
@@ -47,7 +53,9 @@ class Record(NamedTuple):
 
 
 def parse_record(buffer: bytes, begin: int) -> Record | None:
-    """The record at ``begin``, with the blank lines before it. None if it is incomplete."""
+    """Return the record at ``begin``, with the blank lines before it. Return None if it is
+    incomplete.
+    """
     blank = _BLANK_LINES.match(buffer, begin)
     assert blank is not None
     at = blank.end()
@@ -84,7 +92,7 @@ def _broken(buffer: bytes, at: int, reason: str) -> Record | None:
 
 
 def format_record(fields: Sequence[str]) -> str:
-    """The line of a record, with its newline."""
+    """Return the line of a record, with its newline."""
     return (
         ",".join(
             [
@@ -97,7 +105,7 @@ def format_record(fields: Sequence[str]) -> str:
 
 
 class CSVCodec(MessageCodec[M]):
-    """Rows of types with ``from_csv(fields)`` and ``to_csv()``, such as `CSVRecord`."""
+    """Codec for rows of types with ``from_csv(fields)`` and ``to_csv()``, such as `CSVRecord`."""
 
     def __init__(self, message_type: Any) -> None:
         super().__init__(message_type, TextForm())
@@ -108,7 +116,7 @@ class CSVCodec(MessageCodec[M]):
     def encode_fields(self, message: M) -> list[str]:
         fields: list[str] = message.to_csv()  # type: ignore[attr-defined]
         if not fields:
-            raise Invalid("a record needs at least the field of its UUID")
+            raise Invalid("a CSV record must have at least one field, the UUID")
         return fields
 
     def decode(self, payload: bytes) -> M:
@@ -123,7 +131,7 @@ class CSVCodec(MessageCodec[M]):
     def acknowledgement(self, message: M, journal: JournalName) -> AckEncoder:
         if hasattr(message, "new_acknowledgement"):
             return super().acknowledgement(message, journal)
-        # As wide as the records around it, which readers insist on.
+        # Readers refuse a record with another number of fields than the records around it.
         commas = "," * (len(self.encode_fields(message)) - 1)
         return lambda uuid: (uuid_text(uuid) + commas).encode()
 
@@ -132,7 +140,7 @@ class CSVCodec(MessageCodec[M]):
 
 
 class CSVFraming(Framing[M]):
-    """Records of comma-separated values, of which the first is the UUID."""
+    """Records of comma-separated values. The first value is the UUID."""
 
     content_type = CONTENT_CSV
 
@@ -147,13 +155,15 @@ class CSVFraming(Framing[M]):
             return Frames()
         lines = buffer if stop == len(buffer) else buffer[:stop]
         frames = self._decode_plain(lines, base_offset) or self._decode_each(lines, base_offset)
-        # Lines that are left over are part of a field whose closing quote is not here yet.
+        # Left-over lines belong to a quoted field whose closing quote has not been read yet.
         left_over = not frames.stopped and frames.consumed < stop
         self._inside_quotes = left_over and buffer.find(b'"', stop) < 0
         return frames
 
     def _decode_plain(self, lines: bytes, base_offset: Offset) -> Frames[M] | None:
-        """All lines at once, or None unless they are records without anything special in them."""
+        """Decode all lines in one batch. Return None if a record has quotes, carriage returns or
+        another width.
+        """
         codec = self.codec
         if not isinstance(codec, CSVCodec) or b'"' in lines or b"\r" in lines:
             return None
@@ -231,7 +241,7 @@ class CSVFraming(Framing[M]):
 
 
 def csv_codec(message_type: Any) -> MessageCodec[Any]:
-    """The codec of a type for CSV. Raises `Invalid` if there is none."""
+    """Return the CSV codec of a type. Raise `Invalid` if the type has no CSV methods."""
     if message_type is bytes:
         return BytesCodec()
     if hasattr(message_type, "from_csv") and hasattr(message_type, "to_csv"):

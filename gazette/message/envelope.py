@@ -1,4 +1,4 @@
-"""A message and where it was read: `Envelope`. Stage 11 of the byte path. Pure."""
+"""The envelope: a message with its journal and offsets. Stage 11 of the byte path. Pure."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ M = TypeVar("M")
 
 
 class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
-    """One message of a journal, with its place there and the parts of its UUID.
+    """One message of a journal, with its offsets and the parts of its UUID.
 
-    A ``msgspec.Struct`` and not a dataclass, because there is one per message: it takes 60 ns to
-    make where a dataclass takes 250, and the garbage collector does not walk it.
+    It is a ``msgspec.Struct`` because there is one per message. A struct takes 60 ns to make, a
+    dataclass 250 ns. The garbage collector does not walk it.
 
-    The UUID's parts were taken when the message was decoded. They are what sequencing goes by, so
-    an application may publish ``message`` itself, which gives it another UUID.
+    Decoding fills in the parts of the UUID, and sequencing uses only these. So an application may
+    publish ``message`` itself, although publishing gives it another UUID.
     """
 
     journal: JournalName
-    """With the metadata segment of the read, if it had one."""
+    """Name of the journal, with the metadata segment of the read, if it had one."""
     begin: Offset
     end: Offset
     message: M
-    """Of the type that was asked for. Where ``is_ack``, possibly an `Acknowledgement`."""
+    """An instance of the requested type. If ``is_ack`` is true, it may be an `Acknowledgement`."""
     producer: ProducerId
     clock: int
     flags: int
 
     @property
     def is_ack(self) -> bool:
-        """Whether this acknowledges a transaction, rather than carrying data."""
+        """True if the message acknowledges a transaction and carries no data."""
         return self.flags == ACK_TXN
 
     @property
     def uuid(self) -> bytes:
-        """The UUID as read, in its 16 bytes."""
+        """The UUID as it was read: 16 bytes."""
         return build_uuid(self.producer, self.clock, self.flags)
 
 
 def build_envelopes(
     journal: JournalName, begins: list[Offset], ends: list[Offset], messages: list[M], uuids: bytes
 ) -> list[Envelope[M]]:
-    """Envelopes of the messages of one journal, whose UUIDs are 16 bytes each of ``uuids``.
+    """Return the envelopes of messages of one journal. ``uuids`` holds 16 bytes for each message.
 
-    Empty ``uuids`` say that the messages have none.
+    Empty ``uuids`` mean that the messages have no UUIDs.
     """
     if not uuids:
         return [
@@ -66,5 +66,5 @@ def build_envelopes(
     if len(uuids) != len(messages) * UUID_BYTES:
         raise ValueError("one UUID per message")
     producers, clocks, flags = parse_columns(uuids)
-    # The loop is in C: this is the hot path of every consumer.
+    # `map` loops in C, since this is the hot path of every consumer.
     return list(map(Envelope, repeat(journal), begins, ends, messages, producers, clocks, flags))

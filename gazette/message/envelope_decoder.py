@@ -1,6 +1,6 @@
 """Stage 11 of the byte path: takes chunks of one journal's bytes, gives envelopes in batches.
 
-Pure: whoever has the bytes drives it, be it a task of the loop or the thread of a shard.
+Pure. A task of the event loop or the thread of a shard drives the decoder.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ _HEAD_BYTES = 16
 
 
 class EnvelopeDecoder(Generic[M]):
-    """Cuts the bytes of a journal into envelopes. Holds at most one incomplete frame between calls.
+    """Decoder of one journal's bytes into envelopes. It holds at most one incomplete frame between
+    calls.
 
-    Feed it, then call `decode` until that gives nothing::
+    Feed it, then call `decode` until `decode` returns an empty list::
 
         decoder.feed(chunk)
         while batch := decoder.decode():
             ...
 
-    Invariant: ``begin`` is where the first message not yet given out begins, and ``end`` is where
-    the next chunk does.
+    Invariant: ``begin`` is the offset of the first message that `decode` has not returned yet.
+    ``end`` is the offset of the next chunk.
     """
 
     def __init__(self, journal: JournalName, framing: Framing[M], offset: Offset) -> None:
@@ -45,11 +46,11 @@ class EnvelopeDecoder(Generic[M]):
 
     @property
     def pending(self) -> int:
-        """Bytes of the incomplete frame that is held."""
+        """Bytes of the incomplete frame that the decoder holds."""
         return self._size
 
     def feed(self, data: bytes) -> None:
-        """Take the bytes at ``end``."""
+        """Add the bytes that begin at ``end``."""
         if self._discarding:
             at = self.framing.resume(data)
             self.begin += len(data) if at is None else at
@@ -66,10 +67,11 @@ class EnvelopeDecoder(Generic[M]):
             self._ready = True
 
     def decode(self) -> list[Envelope[M]]:
-        """The next batch of envelopes, in order; empty when more bytes are needed.
+        """Return the next batch of envelopes, in order. An empty batch means that more bytes are
+        needed.
 
-        Raises `MalformedMessage` where a frame is none, after all before it were given out. The
-        error repeats until `skip` is called with it.
+        Raise `MalformedMessage` at a malformed frame, after all messages before it were returned.
+        Each further call raises the error again, until `skip` is called with it.
         """
         if not self._ready:
             return []
@@ -91,25 +93,30 @@ class EnvelopeDecoder(Generic[M]):
         )
 
     def skip(self, error: MalformedMessage) -> None:
-        """Go on behind a malformed message that `decode` raised."""
+        """Continue behind a malformed message that `decode` raised."""
         if error.begin != self.begin or error.end > self.end:
-            raise Bug("not the message that decoding stopped at", begin=error.begin, at=self.begin)
+            raise Bug(
+                "cannot skip: decoding did not stop at this message",
+                begin=error.begin,
+                at=self.begin,
+            )
         self._ready = True
         if error.end == self.end and self._size > self.framing.frame_bytes_max:
             self._discarding = True
         self._drop(error.end - error.begin)
 
     def jump(self, offset: Offset) -> None:
-        """Go on at another offset, because the journal has no bytes before it any more.
+        """Continue at another offset, because the journal has lost the bytes before it.
 
-        Raises `MalformedMessage`, with the jump done, if that cuts a frame: ``raw`` has its begin.
+        Raise `MalformedMessage` if the jump cuts a frame. The jump is done, and ``raw`` holds the
+        start of the frame.
         """
         rest, begin = b"".join(self._parts), self.begin
         self._parts, self._size, self._ready, self._discarding = [], 0, False, False
         self.begin = offset
         if rest:
             raise MalformedMessage(
-                f"the journal goes on at offset {offset}, inside of a message",
+                f"a message is cut off: the journal continues at offset {offset}",
                 begin=begin,
                 end=begin + len(rest),
                 raw=rest,
@@ -117,7 +124,7 @@ class EnvelopeDecoder(Generic[M]):
             )
 
     def finish(self) -> None:
-        """Say that no more bytes follow. Raises `TruncatedFrame` if a message is incomplete."""
+        """End the input. Raise `TruncatedFrame` if a message is incomplete."""
         try:
             self.framing.finish(b"".join(self._parts), self.begin)
         except TruncatedFrame as error:
@@ -130,9 +137,9 @@ class EnvelopeDecoder(Generic[M]):
             ) from None
 
     def _head(self) -> bytes:
-        """The first bytes of what is pending."""
+        """Return the first bytes of the incomplete frame."""
         if self._parts and len(self._parts[0]) < _HEAD_BYTES and len(self._parts) > 1:
-            # Rare: parts shorter than that are of a test, or of a peer that sends byte by byte.
+            # Rare: only tests, or peers that send byte by byte, make parts this short.
             self._parts = [b"".join(self._parts)]
         return self._parts[0][:_HEAD_BYTES] if self._parts else b""
 

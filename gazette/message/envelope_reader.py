@@ -1,7 +1,8 @@
 """Stage 11 of the byte path: takes bytes from `client/retry_reader`, gives batches of envelopes.
 
-For programs that read journals without being a consumer. `UncommittedReader` gives every message as
-it was written, `CommittedReader` (with stage 12) each message once, when it has committed.
+These readers serve programs that read journals without being a consumer. `UncommittedReader` yields
+every message as it was written. `CommittedReader` adds stage 12: it yields each message once, when
+it has committed.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ log = logging.getLogger(__name__)
 M = TypeVar("M")
 
 RING_SIZE: Final = 8192
-"""How many messages a reader keeps of open transactions, before it has to read them again."""
+"""Messages of open transactions that a reader keeps. It reads longer transactions twice."""
 BATCH_MAX: Final = 4096
 _READ_BYTES_MAX: Final = 1 << 20
 
 OnMalformed: TypeAlias = Callable[[MalformedMessage], None]
-"""Called with each frame that is no message; reading goes on behind it. It may raise."""
+"""Callback for each malformed frame. Reading continues behind the frame unless the callback raises."""
 
 
 class ByteSource(Protocol):
-    """The part of `gazette.client.retry_reader.RetryReader` that is needed here."""
+    """The methods of `gazette.client.retry_reader.RetryReader` that these readers use."""
 
     offset: Offset
 
@@ -51,9 +52,10 @@ class ByteSource(Protocol):
 
 
 async def journal_framing(client: Client, journal: JournalName, message_type: Any) -> Framing[Any]:
-    """The framing of a journal's content type, for messages of a type.
+    """Return the framing of a journal's content type, for messages of a type.
 
-    Raises what `get_journal` does, and `Invalid` if the content type is unknown, or cannot hold them.
+    Raise what `get_journal` raises. Raise `Invalid` if the content type is unknown, or cannot hold
+    the type.
     """
     listed = await get_journal(client, journal)
     try:
@@ -69,10 +71,12 @@ async def read_batches(
     *,
     on_malformed: OnMalformed | None = None,
 ) -> AsyncGenerator[list[Envelope[M]], None]:
-    """Envelopes of a source's bytes until its end, or until it says ``NotYet``. Closes the source.
+    """Yield the envelopes of a source's bytes, until its end or until it raises ``NotYet``. Close
+    the source.
 
-    Where the journal has lost bytes it goes on behind them, with a warning. Raises what the source
-    does, `TruncatedFrame` at the end, and `MalformedMessage` unless ``on_malformed`` is given.
+    If the journal has lost bytes, log a warning and continue behind them. Raise what the source
+    raises, and `TruncatedFrame` if the end cuts a message. Raise `MalformedMessage` unless
+    ``on_malformed`` is given.
     """
     decoder: EnvelopeDecoder[M] | None = None
     try:
@@ -81,7 +85,7 @@ async def read_batches(
                 chunk = await source.read(_READ_BYTES_MAX)
             except OffsetJump as jump:
                 log.warning(
-                    "%(journal)s: reading goes on at offset %(offset)d: %(reason)s",
+                    "%(journal)s: the journal lost bytes; reading continues at offset %(offset)d: %(reason)s",
                     {"journal": journal, "offset": jump.offset, "reason": jump},
                 )
                 if decoder is not None:
@@ -123,10 +127,12 @@ def _jump(decoder: EnvelopeDecoder[Any], offset: Offset, on_malformed: OnMalform
 
 
 class UncommittedReader(Generic[M]):
-    """Every message of a journal, also repeated ones and those that are rolled back. Loop-bound.
+    """Reader of every message of a journal, with duplicates and messages that are rolled back.
+    Loop-bound.
 
-    ``params`` says where it begins and ends; without ``block`` it ends at the head of the journal.
-    ``on_malformed`` is called with frames that are no message, which otherwise end the reading.
+    ``params`` gives the offsets at which it begins and ends. Without ``block`` it ends at the head
+    of the journal. ``on_malformed`` is called with each malformed frame. Without it, such a frame
+    ends the reading.
     """
 
     def __init__(
@@ -143,9 +149,9 @@ class UncommittedReader(Generic[M]):
         self._on_malformed = on_malformed
 
     async def batches(self) -> AsyncGenerator[list[Envelope[M]], None]:
-        """Non-empty batches, in order. Raises what `journal_framing` and `read_batches` do.
+        """Yield non-empty batches, in order. Raise what `journal_framing` and `read_batches` raise.
 
-        Cancellation, or not exhausting it: nothing is left but what closing the generator ends.
+        Close the generator if you cancel it or do not exhaust it. Closing releases everything.
         """
         params = self._params
         framing = await journal_framing(self._client, params.journal, self._message_type)
@@ -157,11 +163,11 @@ class UncommittedReader(Generic[M]):
 
 
 class CommittedReader(Generic[M]):
-    """The messages of a journal that have committed, each once. Loop-bound.
+    """Reader of the committed messages of a journal, each once. Loop-bound.
 
-    ``source`` is where another such reader stopped (its `checkpoint`); without one it begins at the
-    offset of ``params``. Transactions of more than ``ring_size`` messages are read twice.
-    Acknowledgements are left out unless ``acknowledgements`` is set.
+    ``source`` is the `checkpoint` at which another such reader stopped. Without it, the reader
+    begins at the offset of ``params``. Transactions of more than ``ring_size`` messages are read
+    twice. Acknowledgements are left out unless ``acknowledgements`` is set.
     """
 
     def __init__(
@@ -189,10 +195,11 @@ class CommittedReader(Generic[M]):
         self._sequencer: Sequencer[M] = Sequencer(sources, ring_size)
 
     async def batches(self) -> AsyncGenerator[list[Envelope[M]], None]:
-        """Non-empty batches, in order. To be iterated once.
+        """Yield non-empty batches, in order. Iterate this once.
 
-        A batch has taken effect when the next is asked for. Raises what `journal_framing` and
-        `read_batches` do, and `Corrupt` if an open transaction is not there any more.
+        Asking for the next batch marks the one before as consumed. Raise what `journal_framing` and
+        `read_batches` raise. Raise `Corrupt` if the journal has lost messages of an open
+        transaction.
         """
         params, sequencer = self._params, self._sequencer
         framing = await journal_framing(self._client, params.journal, self._message_type)
@@ -213,17 +220,17 @@ class CommittedReader(Generic[M]):
                         yield batch
 
     def checkpoint(self) -> SourceCheckpoint:
-        """What takes up the reading behind the last batch that has taken effect."""
+        """Return the checkpoint from which a reader resumes behind the last consumed batch."""
         return self._sequencer.checkpoint().get(self._params.journal, SourceCheckpoint())
 
     def consumed(self) -> None:
-        """Say that the last batch has taken effect, before the next is asked for."""
+        """Mark the last batch as consumed, before the next one is asked for."""
         self._sequencer.consumed()
 
     def _skip(self, error: MalformedMessage) -> None:
         assert self._on_malformed is not None
         self._on_malformed(error)
-        # Everything before it has been dequeued, so that the next reader need not meet it again.
+        # All messages before it are dequeued. A reader that resumes here does not meet the frame again.
         self._sequencer.consumed()
         self._sequencer.skip(error.journal, error.end)
 
@@ -235,12 +242,14 @@ class CommittedReader(Generic[M]):
                 yield batch
 
     async def _replayed(self, wanted: ReplayRange) -> AsyncGenerator[list[Envelope[M]], None]:
-        """Feed what the sequencer asks for; gives what that makes ready."""
+        """Feed the range that the sequencer wants to read again. Yield the messages that become
+        ready.
+        """
         journal, begin, end = wanted
         if begin < end:
             params = replace(self._params, offset=begin, end_offset=end, block=True)
             framing = await journal_framing(self._client, journal, self._message_type)
-            # What is malformed was reported when it was first read.
+            # Malformed frames of this range were reported when they were first read.
             skip = None if self._on_malformed is None else _ignore
             source = self._client.retry_reader(params)
             read = read_batches(source, journal, framing, on_malformed=skip)
@@ -253,4 +262,4 @@ class CommittedReader(Generic[M]):
 
 
 def _ignore(_error: MalformedMessage) -> None:
-    """Pass over it."""
+    """Ignore a malformed frame."""

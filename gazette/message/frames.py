@@ -1,10 +1,11 @@
-"""What every framing has in common: `Framing`, the `Frames` it gives, and the errors it raises.
+"""The base of every framing: `Framing`, the `Frames` that it decodes, and the errors that it
+raises.
 
 Stage 11 of the byte path. Pure. A `Framing` belongs to one reader or publisher, one content type
 and one type of message.
 
-A frame that is not what it should be never hides those around it: decoding gives what precedes it,
-then raises a `MalformedMessage` that says where it ends, and goes on from there if told to.
+A malformed frame never hides the frames around it. Decoding first returns the messages before it.
+Then it raises a `MalformedMessage` with the end of the frame, at which the caller may continue.
 """
 
 from __future__ import annotations
@@ -21,22 +22,20 @@ from gazette.protocol.ids import JournalName, Offset
 M = TypeVar("M")
 
 FRAME_BYTES_MAX: Final = 256 << 20
-"""The longest frame that is published or read. The protocol has no bound, but a reader that trusts a
-corrupt length would hold up to 4 GiB."""
+"""Greatest length of a frame that is published or read, in bytes. The protocol has no bound, but a
+reader that trusts a corrupt length would hold up to 4 GiB."""
 
 _NEWLINE: Final = 0x0A
 
 
 class MalformedMessage(Corrupt):
-    """A frame of a journal is not a message of the expected type.
+    """A frame of a journal that is not a message of the expected type.
 
-    ``raw`` holds its bytes, ``begin`` and ``end`` its place in ``journal``: enough to set it aside
-    and go on behind it.
+    ``raw`` holds its bytes. ``journal``, ``begin`` and ``end`` locate it, so that a caller can set
+    it aside and continue at ``end``.
     """
 
-    default_hint = (
-        "Repair or stop its producer; to go on without it, let the shard's poison policy skip it."
-    )
+    default_hint = "Repair or stop its producer, or let the shard's poison policy skip the message."
 
     def __init__(
         self, reason: str, *, begin: Offset, end: Offset, raw: bytes, journal: JournalName = ""
@@ -49,7 +48,7 @@ class MalformedMessage(Corrupt):
         self.raw = raw
 
     def of(self, journal: JournalName) -> MalformedMessage:
-        """The same, in a known journal."""
+        """Return the same error with the name of its journal."""
         error = MalformedMessage(
             self.reason, begin=self.begin, end=self.end, raw=self.raw, journal=journal
         )
@@ -58,7 +57,7 @@ class MalformedMessage(Corrupt):
 
 
 class TruncatedFrame(Corrupt):
-    """The bytes to be read ended inside of a frame."""
+    """The end of the bytes cuts a frame."""
 
     default_hint = "Read to an offset at which a message ends, or block until more is written."
 
@@ -75,7 +74,9 @@ class TruncatedFrame(Corrupt):
 
 @dataclass(slots=True)
 class Frames(Generic[M]):
-    """Messages that were decoded from a buffer, in its order; ``begins`` and ``ends`` are offsets."""
+    """Messages that were decoded from a buffer, in order. ``begins`` and ``ends`` are journal
+    offsets.
+    """
 
     begins: list[Offset] = field(default_factory=list)
     ends: list[Offset] = field(default_factory=list)
@@ -83,9 +84,9 @@ class Frames(Generic[M]):
     uuids: bytes = b""
     """16 bytes for each message, or nothing if the type has no UUID."""
     consumed: int = 0
-    """How much of the buffer they make up; what follows is still incomplete …"""
+    """Bytes of the buffer that the messages occupy. An incomplete frame may follow."""
     stopped: bool = False
-    """… unless this is set: then a malformed frame follows."""
+    """True if the frame that follows is malformed, not incomplete."""
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -95,7 +96,7 @@ class Frames(Generic[M]):
 
 
 class Framing(ABC, Generic[M]):
-    """How messages of one type lie in a journal of one content type."""
+    """The encoding of messages of one type in a journal of one content type."""
 
     content_type: ClassVar[str]
 
@@ -105,37 +106,42 @@ class Framing(ABC, Generic[M]):
 
     @abstractmethod
     def decode(self, buffer: bytes, base_offset: Offset) -> Frames[M]:
-        """The messages of all complete frames, up to the first malformed one.
+        """Decode all complete frames, up to the first malformed one.
 
-        Raises `MalformedMessage` only if the very first frame is malformed; the caller may go on
-        at its ``end``.
+        Raise `MalformedMessage` only if the first frame is malformed. The caller may continue at
+        its ``end``.
         """
 
     @abstractmethod
     def may_complete(self, pending: bytes, size: int, data: bytes) -> bool:
-        """Whether ``data`` may complete a frame of which ``size`` bytes are pending, beginning with
-        ``pending``: spares decoding a large frame again with every part of it."""
+        """Return True if ``data`` may complete the pending frame.
+
+        ``size`` bytes are pending, and begin with ``pending``. This avoids decoding a large frame
+        again with each of its chunks.
+        """
 
     @abstractmethod
     def encode_into(self, message: M, buffer: bytearray) -> None:
         """Append the frame of a message.
 
-        Raises `Invalid` if it cannot be encoded; what the buffer then has beyond its former end is
-        garbage that the caller removes.
+        Raise `Invalid` if it cannot be encoded. The caller then removes what was appended to the
+        buffer.
         """
 
     @abstractmethod
     def frame(self, payload: bytes) -> bytes:
-        """The frame of an encoded message."""
+        """Return the frame of an encoded message."""
 
     def encode(self, message: M) -> bytes:
-        """The frame of a message. Raises `Invalid`."""
+        """Return the frame of a message. Raise `Invalid` if it cannot be encoded."""
         buffer = bytearray()
         self.encode_into(message, buffer)
         return bytes(buffer)
 
     def finish(self, rest: bytes, offset: Offset) -> None:
-        """Check what is left, at ``offset``, when no more follows. Raises `TruncatedFrame`."""
+        """Check the bytes that are left at ``offset`` when no more follow. Raise `TruncatedFrame`
+        if they cut a message.
+        """
         if rest:
             raise TruncatedFrame(
                 "the bytes end inside of a message",
@@ -145,7 +151,9 @@ class Framing(ABC, Generic[M]):
             )
 
     def resume(self, data: bytes) -> int | None:
-        """Where in ``data`` a frame that was too long to be kept ends; None if it goes on."""
+        """Return the position in ``data`` at which a frame that was too long ends. Return None if
+        it continues.
+        """
         at = data.find(_NEWLINE)
         return None if at < 0 else at + 1
 

@@ -1,7 +1,7 @@
-"""Stage 11 of the byte path: takes bytes of a journal, gives messages and the place of each.
+"""Stage 11 of the byte path: takes bytes of a journal, gives messages and their offsets.
 
-Pure. Whole batches are decoded at once, which is several times faster than message by message; the
-loops over single frames that this falls back to are the specification, and give the same result.
+Pure. Whole batches are decoded in one step, several times faster than message by message. The
+fallback decodes frame by frame. It is the specification, and gives the same result.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CLOSING: Final = {ord("{"): b"}", ord("["): b"]"}
 
 
 class JSONLinesFraming(Framing[M]):
-    """One JSON object on each line. A line ends with its newline; blank lines are malformed."""
+    """One JSON object on each line. A line ends with a newline. A blank line is malformed."""
 
     content_type = CONTENT_JSON_LINES
 
@@ -57,7 +57,7 @@ class JSONLinesFraming(Framing[M]):
         return self._decode_batch(lines, base_offset) or self._decode_each(lines, base_offset)
 
     def _decode_batch(self, lines: bytes, base_offset: Offset) -> Frames[M] | None:
-        """All lines at once, or None unless there is exactly one message on each."""
+        """Decode all lines in one step. Return None unless each line holds exactly one message."""
         try:
             messages = self.codec.decode_lines(lines)
             if messages is None:
@@ -121,7 +121,7 @@ class JSONLinesFraming(Framing[M]):
         except DECODE_ERRORS as error:
             raise self._unencodable(error) from error
         if not self.codec.single_line and buffer.find(b"\n", begin) >= 0:
-            raise Invalid("a message of a journal of lines cannot have a newline in it")
+            raise Invalid("a message of a line-based journal cannot contain a newline")
         buffer.append(_NEWLINE)
 
     def frame(self, payload: bytes) -> bytes:
@@ -129,17 +129,17 @@ class JSONLinesFraming(Framing[M]):
 
 
 def _one_on_each_line(lines: bytes, count: int) -> bool:
-    """Whether lines that hold ``count`` JSON objects or arrays begin and end one at every line end.
+    """Return True if each line holds exactly one of ``count`` JSON objects or arrays.
 
     A closing brace, a newline and an opening brace cannot follow each other within a JSON value. So
-    then no value spans lines; and if there are as many values as lines, no line has two.
+    no value spans lines. If there are as many values as lines, no line has two.
     """
     closing = _CLOSING.get(lines[0])
     return closing is not None and lines.count(closing + b"\n" + lines[:1]) == count - 1
 
 
 class FixedFraming(Framing[M]):
-    """A header of four magic bytes and the payload's length, then the payload."""
+    """A header of four magic bytes and the payload's length in bytes, then the payload."""
 
     content_type = CONTENT_PROTO_FIXED
 
@@ -194,17 +194,17 @@ class FixedFraming(Framing[M]):
     def _malformed(
         self, buffer: bytes, base_offset: Offset, error: Exception | None
     ) -> MalformedMessage:
-        """What is wrong with the frame at the begin of the buffer."""
+        """Return the error of the malformed frame at the start of the buffer."""
         if error is not None:
             length = _FIXED_HEADER.unpack_from(buffer)[1]
             end = FIXED_HEADER_BYTES + length
             reason = f"frame is not a message: {error}"
         else:
-            # Out of step: everything up to what looks like a header is junk. Without one in sight
-            # keep three bytes, which may be the begin of it.
+            # Bytes up to the next magic are junk. If the buffer has no magic, keep its last three
+            # bytes, which may be the first bytes of one.
             end = buffer.find(FIXED_MAGIC, 1)
             end = len(buffer) - (len(FIXED_MAGIC) - 1) if end < 0 else end
-            reason = "no frame begins here: lost step with the frames of the journal"
+            reason = "no frame begins at this offset: wrong magic, or a length beyond the limit"
         malformed = MalformedMessage(
             reason, begin=base_offset, end=base_offset + end, raw=buffer[:end]
         )
@@ -234,7 +234,7 @@ class FixedFraming(Framing[M]):
         return _FIXED_HEADER.pack(FIXED_MAGIC, len(payload)) + payload
 
     def finish(self, rest: bytes, offset: Offset) -> None:
-        # A lone newline is what appending a file with a text tool leaves at its end.
+        # A text tool that appends a file may leave a lone newline at its end.
         if rest != b"\n":
             super().finish(rest, offset)
 
@@ -249,10 +249,10 @@ _FRAMINGS: Final[dict[str, tuple[type[Framing[Any]], Any]]] = {
 def framing_of(
     content_type: str, message_type: Any, *, frame_bytes_max: int = FRAME_BYTES_MAX
 ) -> Framing[Any]:
-    """A new framing for one reader or publisher.
+    """Return a new framing for one reader or publisher.
 
-    A ``message_type`` with a class method ``gazette_codec(content_type)`` brings its own codec.
-    Raises `Invalid` if there is no framing for the content type, or if it cannot hold the type.
+    A ``message_type`` with a class method ``gazette_codec(content_type)`` supplies its own codec.
+    Raise `Invalid` if the content type is unknown, or cannot hold the type.
     """
     found = _FRAMINGS.get(content_type)
     if found is None:

@@ -1,8 +1,8 @@
-"""Which journal a message goes to: partitions, and mappings of messages to them.
+"""Mappings of messages to journals, and the partitions that they choose from.
 
-A mapping is a function from a message to a `Partition`. It reads the partitions anew each time, from
-a function that gives an immutable snapshot, so that it may be used by any thread while a
-`PartitionWatch` on the event loop keeps them current.
+A mapping is a function from a message to a `Partition`. At each call it reads an immutable snapshot
+of the partitions. So any thread may use a mapping, while a `PartitionWatch` on the event loop keeps
+the snapshot current.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _CHOICES_KEPT: Final = 1 << 16
 
 
 class Partition(NamedTuple):
-    """A journal to publish to, and how messages are framed there."""
+    """A journal to publish to, and the framing of its messages."""
 
     journal: JournalName
     content_type: str
 
 
 class Partitions:
-    """A snapshot of the journals that messages are spread over, ordered by name. Immutable."""
+    """An immutable snapshot of the partitions of a topic, ordered by name."""
 
     __slots__ = ("_hashes", "all")
 
@@ -46,14 +46,18 @@ class Partitions:
 
     @classmethod
     def of_specs(cls, specs: Iterable[JournalSpec]) -> Partitions:
-        """Journals as a broker lists them; their content type is that of their label."""
+        """Return the partitions of specifications. The content type of each is the value of its
+        label.
+        """
         return cls(
             Partition(spec.name, spec.labels.value_of(CONTENT_TYPE) or "")
             for spec in sorted(specs, key=lambda spec: spec.name)
         )
 
     def choose(self, key_hash: int) -> Partition:
-        """The partition whose name, hashed, is greatest when combined with the key's."""
+        """Return the partition whose name, hashed, is greatest when combined with the hash of the
+        key.
+        """
         if self._hashes is None:
             names = [fnv32a(partition.journal.encode()) for partition in self.all]
             self._hashes = np.array(names, dtype=np.uint32)
@@ -61,18 +65,20 @@ class Partitions:
 
 
 PartitionsFunc: TypeAlias = Callable[[], Partitions]
-"""Gives the current partitions; thread-safe, and cheap."""
+"""Function that returns the current partitions. Thread-safe and fast."""
 
 Mapping: TypeAlias = Callable[[M], Partition]
-"""Where a message goes. Raises `NotFound` if there is no partition."""
+"""Function from a message to its partition. Raises `NotFound` if there is no partition."""
 
 Key: TypeAlias = Callable[[M], bytes | str]
-"""The part of a message by which it is mapped: equal keys go to the same partition."""
+"""Function from a message to its key. Messages with equal keys go to the same partition."""
 
 
 @lru_cache(maxsize=_HASHES_KEPT)
 def fnv32a(key: bytes) -> int:
-    """The 32-bit FNV-1a hash. The hashes of recent keys are kept: the loop is slow in Python."""
+    """Return the 32-bit FNV-1a hash. Cache the hashes of recent keys, since the loop is slow in
+    Python.
+    """
     value = _FNV_OFFSET
     for byte in key:
         value = ((value ^ byte) * _FNV_PRIME) & 0xFFFFFFFF
@@ -80,13 +86,13 @@ def fnv32a(key: bytes) -> int:
 
 
 def fixed_mapping(journal: JournalName, content_type: str) -> Mapping[Any]:
-    """Every message goes to one journal."""
+    """Map every message to one journal."""
     partition = Partition(journal, content_type)
     return lambda _message: partition
 
 
 def random_mapping(partitions: PartitionsFunc, rng: random.Random) -> Mapping[Any]:
-    """Messages are spread evenly, and without order among them."""
+    """Spread messages evenly over the partitions, without order among them."""
 
     def mapping(_message: Any) -> Partition:
         current = partitions().all
@@ -98,10 +104,10 @@ def random_mapping(partitions: PartitionsFunc, rng: random.Random) -> Mapping[An
 
 
 def modulo_mapping(partitions: PartitionsFunc, key: Key[M]) -> Mapping[M]:
-    """Messages of equal keys go to the same partition, until the number of partitions changes.
+    """Map messages with equal keys to the same partition, until the number of partitions changes.
 
-    Then nearly every key moves. A consumer of the journals relies on this by joining the n-th of
-    several topics that have the same number of partitions.
+    Then nearly every key moves. Use this where a consumer joins the n-th partitions of several
+    topics that have the same number of partitions.
     """
 
     def mapping(message: M) -> Partition:
@@ -116,8 +122,9 @@ def modulo_mapping(partitions: PartitionsFunc, key: Key[M]) -> Mapping[M]:
 
 
 def rendezvous_mapping(partitions: PartitionsFunc, key: Key[M]) -> Mapping[M]:
-    """Messages of equal keys go to the same partition; when one is added, as many keys move to it as
-    it takes to be even, and no others move."""
+    """Map messages with equal keys to the same partition. A new partition takes only its even share
+    of keys.
+    """
     memo: tuple[Partitions, dict[int, Partition]] | None = None
 
     def mapping(message: M) -> Partition:
@@ -139,8 +146,8 @@ def rendezvous_mapping(partitions: PartitionsFunc, key: Key[M]) -> Mapping[M]:
 
 def no_partitions() -> NotFound:
     return NotFound(
-        "there is no partition to map the message to",
-        hint="Create journals that match the selector of the partitions (`gazctl journals apply`).",
+        "cannot map the message: no journal matches the selector of the partitions",
+        hint="Create journals that match the selector (`gazctl journals apply`).",
     )
 
 
@@ -150,16 +157,17 @@ class _Listed(Protocol):
 
 
 class JournalSnapshot(Protocol):
-    """What a watch of journals gives: `gazette.client.journals.JournalList`."""
+    """The result of a watch of journals: `gazette.client.journals.JournalList`."""
 
     @property
     def journals(self) -> tuple[_Listed, ...]: ...
 
 
 class PartitionWatch:
-    """The journals that match a selector, kept current. A `PartitionsFunc` by being called.
+    """A current snapshot of the journals that match a selector. Call the watch to use it as
+    `PartitionsFunc`.
 
-    Made and run on the event loop; called from any thread. Give it a watch of the client::
+    Make and run it on the event loop. Call it from any thread. Give it a watch of the client::
 
         watch = PartitionWatch(watch_journals(client, LabelSelector.parse("…")))
         scope.daemon(watch.run(), name="partitions")
@@ -172,18 +180,21 @@ class PartitionWatch:
         self._ready = asyncio.Event()
 
     def __call__(self) -> Partitions:
-        """The partitions as last reported; none before `ready`."""
+        """Return the partitions as last reported. Before `ready` returns there are none."""
         return self._current
 
     async def run(self) -> None:
-        """Keep current. A daemon: raises what the watch does. Cancellation: the last state stays."""
+        """Keep the partitions current. Run this as a daemon.
+
+        Raise what the watch raises. Cancellation leaves the last snapshot in place.
+        """
         async for snapshot in self._snapshots:
             partitions = Partitions.of_specs(listed.spec for listed in snapshot.journals)
-            # What mappings have worked out for a snapshot stays good while nothing changed for them.
+            # Keep the same object if nothing changed: mappings cache their choices for each snapshot.
             if partitions.all != self._current.all:
                 self._current = partitions
             self._ready.set()
 
     async def ready(self) -> None:
-        """Wait for the first report. It may have been of no partitions."""
+        """Wait for the first report. The report may hold no partitions."""
         await self._ready.wait()

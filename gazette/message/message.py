@@ -1,4 +1,4 @@
-"""What applications publish and consume: `Message`, `CSVRecord`, and `Acknowledgement`."""
+"""Base types of the messages that applications publish and consume."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import msgspec
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """Base of an application's messages. Subclasses add fields, as of any ``msgspec.Struct``::
+    """Base of an application's messages. Subclasses add fields, like any ``msgspec.Struct``::
 
         class Word(Message):
             word: str
 
-    ``uuid`` is set when the message is published. Where other programs know it by another name, use
-    a plain ``msgspec.Struct`` with ``uuid: str = msgspec.field(default="", name="UUID")``.
+    Publishing sets ``uuid``. If other programs use another name for it, use a plain
+    ``msgspec.Struct`` with ``uuid: str = msgspec.field(default="", name="UUID")``.
     """
 
     uuid: str = ""
-    """Canonical text. Empty until published; read as empty, the message is never deduplicated."""
+    """Canonical text, empty until published. A message that is read without it is never deduplicated."""
 
 
 class CSVRecord(list[str]):
@@ -36,16 +36,16 @@ class CSVRecord(list[str]):
 
     @classmethod
     def from_csv(cls, fields: list[str]) -> CSVRecord:
-        """The record of a row. Types that override this may raise ``ValueError``."""
+        """Return the record of a row. Types that override this may raise ``ValueError``."""
         return cls(fields)
 
     def to_csv(self) -> list[str]:
-        """The row of a record."""
+        """Return the row of a record."""
         return self
 
 
 class Acknowledgement:
-    """Stands for an acknowledgement whose frame holds a UUID, and nothing else of its type."""
+    """An acknowledgement whose frame holds a UUID, and none of the other fields of its type."""
 
     __slots__ = ("uuid",)
 

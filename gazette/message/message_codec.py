@@ -1,10 +1,9 @@
-"""Messages of the application's types, as payloads: the seam between types and framings.
+"""Codecs between messages of the application's types and payloads of frames.
 
 Stage 11 of the byte path. Pure. A `MessageCodec` turns messages of one type into payloads of one
-kind (JSON, protobuf, or bytes as they are) and back, and knows where the type keeps its UUID: in an
-attribute ``uuid`` that is text, a ``uuid.UUID``, or 16 bytes. A type without one takes no part in
-exactly-once. Types beyond those known here bring their own codec, as the result of a class method
-``gazette_codec(content_type)``.
+kind (JSON, protobuf, or raw bytes) and back. It knows the attribute ``uuid`` of the type, which is
+text, a ``uuid.UUID``, or 16 bytes. Messages of a type without a UUID are not deduplicated. Other
+types supply their own codec with a class method ``gazette_codec(content_type)``.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from gazette.protocol.ids import JournalName
 M = TypeVar("M")
 
 AckEncoder: TypeAlias = Callable[[bytes], bytes]
-"""From the 16 bytes of a UUID to the payload of an acknowledgement."""
+"""Function from the 16 bytes of a UUID to the payload of an acknowledgement."""
 
 DECODE_ERRORS: Final = (
     ValueError,
@@ -51,23 +50,25 @@ DECODE_ERRORS: Final = (
     msgspec.MsgspecError,
     ProtobufDecodeError,
 )
-"""What decoding a message may raise, by our parsers or by hooks of the application's types."""
+"""Errors that decoding a message may raise, in our parsers or in hooks of the application's types."""
 
 
 class UuidForm(ABC):
-    """How a type holds its UUID."""
+    """The representation of a UUID in a type of message."""
 
     @abstractmethod
     def join(self, values: list[Any]) -> bytes:
-        """The bytes of all, concatenated. Empty and absent ones are nil. Raises if one is none."""
+        """Return the bytes of all values, concatenated. Empty and absent values are nil. Raise if
+        one is malformed.
+        """
 
     @abstractmethod
     def of_bytes(self, uuid: bytes) -> Any:
-        """The value that is assigned to the attribute."""
+        """Return the value to assign to the attribute."""
 
     @abstractmethod
     def mint(self, mint: UuidMint, flags: int) -> Any:
-        """A new value."""
+        """Return a new value."""
 
 
 class TextForm(UuidForm):
@@ -110,61 +111,70 @@ class BytesForm(UuidForm):
 
 
 class MessageCodec(ABC, Generic[M]):
-    """Payloads of messages of one type. Used by one thread at a time, and holds no message."""
+    """Codec for messages of one type. Use it in one thread at a time. It holds no message."""
 
     single_line: ClassVar[bool] = False
-    """Whether payloads never have a newline in them."""
+    """True if no payload contains a newline."""
     exact_lines: ClassVar[bool] = False
-    """Whether `decode_lines` gives one message for each line, whatever is on them."""
+    """True if `decode_lines` returns one message for each line, whatever the lines hold."""
 
     def __init__(self, message_type: Any, form: UuidForm | None) -> None:
         self.message_type = message_type
         self.form = form
-        """None if messages of the type have no UUID."""
+        """Representation of the UUID. None if messages of the type have no UUID."""
 
     @abstractmethod
     def decode(self, payload: bytes) -> M:
-        """Raises one of `DECODE_ERRORS`."""
+        """Return the message of a payload. Raise one of `DECODE_ERRORS`."""
 
     @abstractmethod
     def encode(self, message: M) -> bytes:
-        """Raises one of `DECODE_ERRORS` if the message does not fit its type."""
+        """Return the payload of a message. Raise one of `DECODE_ERRORS` if the message does not fit
+        its type.
+        """
 
     def decode_lines(self, lines: bytes) -> list[M] | None:
-        """Whole lines as messages, or None if the codec has no way that is faster than one by one.
+        """Decode whole lines in one step. Return None if the codec has no fast way to do so.
 
-        May merge or drop lines that are not one object each, unless `exact_lines`: the caller checks.
+        Unless `exact_lines`, the result may merge or drop lines that are not exactly one object.
+        The caller checks.
         """
         return None
 
     def encode_into(self, message: M, buffer: bytearray) -> None:
-        """Append the payload. What was appended when it raises is the caller's to remove."""
+        """Append the payload of a message. If this raises, the caller removes what was appended."""
         buffer += self.encode(message)
 
     def uuids_of(self, messages: Sequence[M]) -> bytes:
-        """The UUIDs of messages, 16 bytes each; nothing if the type has none. Raises if malformed."""
+        """Return the UUIDs of messages, 16 bytes each, or nothing if the type has none. Raise if
+        one is malformed.
+        """
         if self.form is None:
             return b""
         return self.form.join([message.uuid for message in messages])  # type: ignore[attr-defined]
 
     def assign(self, message: M, value: Any) -> M:
-        """The message with that UUID: the same, or a copy if its type is frozen."""
+        """Return the message with a UUID: the same object, or a copy if its type is frozen."""
         message.uuid = value  # type: ignore[attr-defined]
         return message
 
     def stamp(self, message: M, mint: UuidMint, flags: int) -> M:
-        """`assign` a new UUID. A type without UUIDs is left alone."""
+        """Assign a new UUID to a message. A message of a type without UUIDs stays as it is."""
         return message if self.form is None else self.assign(message, self.form.mint(mint, flags))
 
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:
-        """What a payload that is no message says, if it has the UUID of an acknowledgement."""
+        """Return the acknowledgement in a payload that is not a message. Return None if it is not
+        one.
+        """
         return None
 
     def acknowledgement(self, message: M, journal: JournalName) -> AckEncoder:
-        """How to acknowledge ``message``, and what was published with it, in ``journal``.
+        """Return the encoder of acknowledgements for ``journal``, for the transaction that
+        published ``message``.
 
-        By ``message.new_acknowledgement(journal)`` if the type has that, else by a message that
-        carries its UUID and zeros. Raises `Invalid` if the type has no UUID.
+        Use ``message.new_acknowledgement(journal)`` if the type has that method. Otherwise the
+        acknowledgement is a message with its UUID and zeros. Raise `Invalid` if the type has no
+        UUID.
         """
         if self.form is None:
             raise no_uuid(self.message_type)
@@ -175,11 +185,11 @@ class MessageCodec(ABC, Generic[M]):
 
     @abstractmethod
     def _new_acknowledgement(self, message: M) -> M:
-        """A message without content."""
+        """Return a message without content."""
 
 
 class MsgspecCodec(MessageCodec[M]):
-    """JSON of ``msgspec.Struct`` types, of dataclasses, and of unions of them."""
+    """Codec for JSON of ``msgspec.Struct`` types, of dataclasses, and of unions of them."""
 
     single_line = True
 
@@ -214,7 +224,7 @@ class MsgspecCodec(MessageCodec[M]):
     def stamp(self, message: M, mint: UuidMint, flags: int) -> M:
         if not self._plain:
             return super().stamp(message, mint, flags)
-        # What is published hundreds of thousands of times a second.
+        # A fast path: publishers call this hundreds of thousands of times a second.
         message.uuid = mint.text(flags)  # type: ignore[attr-defined]
         return message
 
@@ -225,7 +235,7 @@ class MsgspecCodec(MessageCodec[M]):
         if self.form is None or hasattr(message, "new_acknowledgement"):
             return super().acknowledgement(message, journal)
         encode = msgspec.json.Encoder().encode
-        # A payload of zeros that its own type accepts, else of nothing but the UUID, which
+        # Prefer a payload of zeros that the type accepts. Fall back to the UUID alone, which
         # `acknowledgement_of` and every reader in Go understand.
         for only_uuid in (False, True):
             make = zero_value.payload_maker(self._info, type(message), only_uuid=only_uuid)
@@ -236,7 +246,8 @@ class MsgspecCodec(MessageCodec[M]):
                     continue
                 if zero_value.is_array(self._info, type(message)):
                     raise Invalid(
-                        f"cannot make an empty {type(message).__name__}",
+                        f"cannot make an acknowledgement of type {type(message).__name__}: its zero"
+                        " value is invalid",
                         hint="Define new_acknowledgement(self, journal) on the type.",
                     ) from None
             break
@@ -251,7 +262,7 @@ class MsgspecCodec(MessageCodec[M]):
 
 
 class DictCodec(MessageCodec[dict[str, Any]]):
-    """JSON objects as they are, with their UUID under the key ``uuid``."""
+    """Codec for JSON objects as dicts, with their UUID under the key ``uuid``."""
 
     single_line = True
 
@@ -281,7 +292,7 @@ class DictCodec(MessageCodec[dict[str, Any]]):
 
 
 class PydanticCodec(MessageCodec[M]):
-    """JSON of pydantic models."""
+    """Codec for JSON of pydantic models."""
 
     single_line = True
 
@@ -290,7 +301,7 @@ class PydanticCodec(MessageCodec[M]):
         form = None if field is None else _form_of(msgspec.inspect.type_info(field.annotation))
         super().__init__(message_type, form)
         self._frozen = bool(message_type.model_config.get("frozen"))
-        # Names as by_alias would give them, since that is what other programs read.
+        # Use the alias of the field, since `encode` writes it and other programs read it.
         name = "uuid" if field is None else field.serialization_alias or field.alias or "uuid"
         self._peek = None if form is None else _peek_decoder(name, form)
 
@@ -310,12 +321,12 @@ class PydanticCodec(MessageCodec[M]):
         return None if self._peek is None else _peek(self._peek, self.form, payload)
 
     def _new_acknowledgement(self, message: M) -> M:
-        # Without its required fields: readers see an `Acknowledgement`.
+        # Its required fields stay unset: readers turn the payload into an `Acknowledgement`.
         return self.message_type.model_construct()  # type: ignore[no-any-return]
 
 
 class ProtobufCodec(MessageCodec[M]):
-    """Generated protobuf classes, with their UUID in a field ``bytes uuid``."""
+    """Codec for generated protobuf classes, with their UUID in a field ``bytes uuid``."""
 
     def __init__(self, message_type: Any) -> None:
         field = message_type.DESCRIPTOR.fields_by_name.get("uuid")
@@ -335,7 +346,7 @@ class ProtobufCodec(MessageCodec[M]):
 
 
 class BytesCodec(MessageCodec[bytes]):
-    """Payloads as they are, of whatever framing. They have no UUID that we could see."""
+    """Codec for raw payloads of any framing. It sees no UUIDs."""
 
     exact_lines = True
 
@@ -356,7 +367,7 @@ class BytesCodec(MessageCodec[bytes]):
 
 
 def json_codec(message_type: Any) -> MessageCodec[Any]:
-    """The codec of a type for JSON. Raises `Invalid` if there is none."""
+    """Return the JSON codec of a type. Raise `Invalid` if the type has none."""
     if message_type is bytes:
         return BytesCodec()
     if message_type is dict:
@@ -366,7 +377,7 @@ def json_codec(message_type: Any) -> MessageCodec[Any]:
             f"{message_type.__name__} is a protobuf message, and the journal holds JSON",
             hint="Label the journal content-type=application/x-protobuf-fixed, or use another type.",
         )
-    # Whoever defined a model has imported pydantic; we need not.
+    # Do not import pydantic: the module that defines a model has imported it.
     pydantic = sys.modules.get("pydantic")
     if (
         pydantic is not None
@@ -378,7 +389,7 @@ def json_codec(message_type: Any) -> MessageCodec[Any]:
 
 
 def protobuf_codec(message_type: Any) -> MessageCodec[Any]:
-    """The codec of a type for protobuf. Raises `Invalid` if there is none."""
+    """Return the protobuf codec of a type. Raise `Invalid` if the type has none."""
     if message_type is bytes:
         return BytesCodec()
     if _is_protobuf(message_type):
@@ -390,9 +401,9 @@ def protobuf_codec(message_type: Any) -> MessageCodec[Any]:
 
 
 def has_validate(message_type: Any) -> bool:
-    """Whether messages of a type have a method ``validate()``, to be called before publishing.
+    """Return True if the type has a method ``validate()``, which publishers call before publishing.
 
-    The class method of that name which pydantic's models inherit is another thing. Raises ``Invalid``
+    The class method of that name that pydantic's models inherit does not count. Raise ``Invalid``
     if the method is a coroutine or generator function.
     """
     method = inspect.getattr_static(message_type, "validate", None)
@@ -407,7 +418,7 @@ def has_validate(message_type: Any) -> bool:
 
 def no_uuid(message_type: Any) -> Invalid:
     return Invalid(
-        f"messages of type {getattr(message_type, '__name__', message_type)} have no uuid, so they "
+        f"messages of type {getattr(message_type, '__name__', message_type)} have no uuid, and "
         "can be published outside of transactions only",
         hint="Give the type a field `uuid: str`, or derive it from gazette.Message.",
     )

@@ -1,7 +1,7 @@
-"""Message UUIDs: a producer, the value of its clock, and transaction flags, in a version 1 UUID.
+"""Message UUIDs: producer, clock and transaction flags in a version 1 UUID.
 
-Stage 11 of the byte path. Pure. A UUID is 16 bytes; its canonical text is what JSON and CSV carry.
-Byte by byte, with ``C`` the 64-bit clock::
+Stage 11 of the byte path. Pure. A UUID is 16 bytes. JSON and CSV carry its canonical text. ``C`` is
+the 64-bit clock::
 
     0..3    bits  4..35 of C
     4..5    bits 36..51 of C
@@ -9,8 +9,8 @@ Byte by byte, with ``C`` the 64-bit clock::
     8..9    0b10 (variant), then bits 0..3 of C, then 10 bits of flags
     10..15  the producer
 
-One UUID is handled by the plain functions, which are the specification; many at once by
-`parse_columns` and `texts_to_bytes`, which equal them.
+Plain functions handle one UUID, and are the specification. `parse_columns` and `texts_to_bytes`
+handle many at once, with equal results.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ import numpy.typing as npt
 from gazette.errors import Invalid
 
 ProducerId: TypeAlias = bytes
-"""Six bytes, unique to one publisher. Never kept across promotions of a shard."""
+"""Six bytes, unique to one publisher. A shard has a new one after each promotion."""
 
 UUID_BYTES: Final = 16
 PRODUCER_BYTES: Final = 6
 NIL_UUID: Final = bytes(UUID_BYTES)
-"""The UUID of a message that takes no part in exactly-once: always committed, never deduplicated."""
+"""UUID of a message outside of exactly-once processing: always committed, never deduplicated."""
 NIL_PRODUCER: Final = bytes(PRODUCER_BYTES)
 
 OUTSIDE_TXN: Final = 0x0
-"""The message is committed by itself."""
+"""Flags of a message that is committed at once, outside of transactions."""
 CONTINUE_TXN: Final = 0x1
-"""The message is pending until its producer acknowledges it."""
+"""Flags of a message that is pending until its producer acknowledges it."""
 ACK_TXN: Final = 0x2
-"""The message commits, or rolls back, what its producer has pending in the journal."""
+"""Flags of a message that commits, or rolls back, its producer's pending messages in the journal."""
 FLAGS_MAX: Final = 0x3FF
 
 CLOCK_MAX: Final = (1 << 64) - 1
 TICK: Final = 160
-"""One tick: a microsecond, since bits 4.. of a clock count 100 ns and bits 0..3 are a sequence."""
+"""One tick, a microsecond: bits 4 and up of a clock count 100 ns, bits 0 to 3 are a sequence."""
 
-# 100 ns units from the epoch of UUIDs (1582-10-15) to that of Unix.
+# Units of 100 ns from the epoch of UUIDs (1582-10-15) to the epoch of Unix.
 _EPOCH_SHIFT: Final = 122_192_928_000_000_000
 _TIME_MAX: Final = (CLOCK_MAX - TICK) >> 4
-"""Less than what a UUID holds by a tick, so that there is a bound behind it, too."""
+"""Greatest time, in units of 100 ns. A UUID holds one tick more, which serves as a bound."""
 _BEYOND_TIME_LOW: Final = CLOCK_MAX & ~(0xFFFFFFFF << 4)
 _FLAG_NAMES: Final = {
     OUTSIDE_TXN: "OUTSIDE_TXN",
@@ -60,12 +60,12 @@ _CANONICAL = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", r
 _BARE = re.compile(r"[0-9a-fA-F]{32}", re.ASCII)
 _TEXT_CHARS: Final = 36
 _DASHES: Final = (8, 13, 18, 23)
-# Below this many, a loop over the plain functions beats the set-up cost of arrays.
+# For fewer UUIDs, a loop over the plain functions is faster than setting up arrays.
 _COLUMNS_MIN: Final = 6
 
 
 class Entropy(Protocol):
-    """The part of ``random.Random`` that is needed here."""
+    """The method of ``random.Random`` that this module uses."""
 
     def getrandbits(self, k: int, /) -> int: ...
 
@@ -77,7 +77,7 @@ class ParsedUuid(NamedTuple):
 
 
 class UuidColumns(NamedTuple):
-    """The parts of many UUIDs, each a list of the same length."""
+    """Parts of many UUIDs: lists of equal length."""
 
     producers: list[ProducerId]
     clocks: list[int]
@@ -85,7 +85,7 @@ class UuidColumns(NamedTuple):
 
 
 class UuidArrays(NamedTuple):
-    """The parts of many UUIDs, each an array of ``uint64``. A producer is its six bytes as a number."""
+    """Parts of many UUIDs: arrays of ``uint64``. A producer is its six bytes as a number."""
 
     producers: npt.NDArray[np.uint64]
     clocks: npt.NDArray[np.uint64]
@@ -93,10 +93,11 @@ class UuidArrays(NamedTuple):
 
 
 class Clock:
-    """A 64-bit clock that only moves forward: 100 ns since 1582-10-15, then four bits of sequence.
+    """A 64-bit clock that only moves forward: units of 100 ns since 1582-10-15, then four bits of
+    sequence.
 
-    Thread-safe. Ahead of the wall by a microsecond per message where more than a million are
-    published per second; `update` then does nothing until the wall catches up.
+    Thread-safe. Above a million messages a second, the clock runs ahead of the wall clock by a
+    microsecond per message. `update` then does nothing until the wall clock catches up.
     """
 
     __slots__ = ("_value", "lock")
@@ -104,14 +105,14 @@ class Clock:
     def __init__(self, value: int = 0) -> None:
         self._value = value
         self.lock = threading.Lock()
-        """Guards the value. Hold it to take ticks from a `UuidMint`."""
+        """Lock that guards the value. Hold it while you take ticks from a `UuidMint`."""
 
     @property
     def value(self) -> int:
         return self._value
 
     def update(self, unix_ns: int) -> None:
-        """Move forward to a wall time; a time that is not later is ignored."""
+        """Move forward to a wall time. Ignore a time that is not later."""
         value = clock_at(unix_ns)
         with self.lock:
             if value > self._value:
@@ -128,10 +129,9 @@ class Clock:
 
 
 class UuidMint:
-    """Makes the UUIDs of one producer, each a tick after the one before.
+    """Source of the UUIDs of one producer, each a tick after the one before.
 
-    Not thread-safe by itself: its caller holds the lock of ``clock``, and until the message has its
-    place in a journal.
+    Not thread-safe: hold the lock of ``clock`` until the message has its place in a journal.
     """
 
     __slots__ = ("_base", "_clock", "_suffixes", "producer")
@@ -147,7 +147,7 @@ class UuidMint:
 
     def text(self, flags: int) -> str:
         clock = self._clock._tick()
-        # The first eight digits change with every tick, the others every seven minutes.
+        # Only the first eight digits change with every tick. The others change every seven minutes.
         if clock & _BEYOND_TIME_LOW != self._base:
             self._base = clock & _BEYOND_TIME_LOW
             self._suffixes = {}
@@ -159,25 +159,27 @@ class UuidMint:
 
 
 def clock_at(unix_ns: int) -> int:
-    """The clock at a Unix time in nanoseconds; its sequence bits are zero.
+    """Return the clock at a Unix time in nanoseconds. Its sequence bits are zero.
 
-    The first or last there is for times before 1582 or after 5236: bounds may be any time.
+    Clamp times before 1582 or after 5236 to the first or last clock, since bounds may be any time.
     """
     return min(max(unix_ns // 100 + _EPOCH_SHIFT, 0), _TIME_MAX) << 4
 
 
 def clock_unix_ns(clock: int) -> int:
-    """The Unix time, in nanoseconds, of a clock; its sequence bits are dropped."""
+    """Return the Unix time of a clock, in nanoseconds. Drop its sequence bits."""
     return ((clock >> 4) - _EPOCH_SHIFT) * 100
 
 
 def clock_span(nanoseconds: int) -> int:
-    """A duration as a difference of clocks."""
+    """Convert a duration in nanoseconds to a difference of clocks."""
     return (nanoseconds // 100) << 4
 
 
 def new_producer_id(entropy: Entropy) -> ProducerId:
-    """A random producer. Its multicast bit is set, so that it cannot be a network card's address."""
+    """Return a random producer. Its multicast bit is set, so that it cannot be a network card's
+    address.
+    """
     return ((entropy.getrandbits(48)) | (1 << 40)).to_bytes(PRODUCER_BYTES, "big")
 
 
@@ -186,7 +188,7 @@ def flags_text(flags: int) -> str:
 
 
 def build_uuid(producer: ProducerId, clock: int, flags: int) -> bytes:
-    """The 16 bytes of a UUID. Raises `Invalid` if a part does not fit its bits."""
+    """Return the 16 bytes of a UUID. Raise `Invalid` if a part does not fit its bits."""
     if not 0 <= flags <= FLAGS_MAX:
         raise Invalid(f"invalid flags ({flags:#x}; expected at most {FLAGS_MAX:#x})", path="flags")
     if len(producer) != PRODUCER_BYTES:
@@ -201,9 +203,9 @@ def build_uuid(producer: ProducerId, clock: int, flags: int) -> bytes:
 
 
 def parse_uuid(uuid: bytes) -> ParsedUuid:
-    """The parts of a UUID. Neither version nor variant are checked: readers never have.
+    """Return the parts of a UUID. Ignore version and variant, which readers have never checked.
 
-    Raises `Invalid` if there are not 16 bytes.
+    Raise `Invalid` if it is not 16 bytes long.
     """
     if len(uuid) != UUID_BYTES:
         raise Invalid(f"invalid length of UUID ({len(uuid)}; expected {UUID_BYTES})", path="uuid")
@@ -219,16 +221,16 @@ def parse_uuid(uuid: bytes) -> ParsedUuid:
 
 
 def uuid_text(uuid: bytes) -> str:
-    """The canonical text: lower case, 8-4-4-4-12."""
+    """Return the canonical text of a UUID: lower case, 8-4-4-4-12."""
     digits = uuid.hex()
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def parse_text(text: str) -> bytes:
-    """The 16 bytes of a UUID's text.
+    """Return the 16 bytes of a UUID's text.
 
-    Accepts what Go's ``uuid.Parse`` does: the canonical form, ``urn:uuid:`` before it, braces
-    around it, and 32 digits without dashes. Raises `Invalid`.
+    Accept the forms of Go's ``uuid.Parse``: canonical, with the prefix ``urn:uuid:``, in braces,
+    and 32 digits without dashes. Raise `Invalid` for any other text.
     """
     digits = text
     if len(text) == _TEXT_CHARS + 9 and text[:9].lower() == "urn:uuid:":
@@ -241,9 +243,9 @@ def parse_text(text: str) -> bytes:
 
 
 def texts_to_bytes(texts: Sequence[str]) -> bytes:
-    """The concatenated bytes of many texts, of which an empty one is the nil UUID.
+    """Return the concatenated bytes of many texts. An empty text is the nil UUID.
 
-    Raises `Invalid` if any is not a UUID, without saying which.
+    Raise `Invalid`, without an index, if one of them is not a UUID.
     """
     count = len(texts)
     joined = "".join(texts)
@@ -254,7 +256,7 @@ def texts_to_bytes(texts: Sequence[str]) -> bytes:
                 parsed = bytes.fromhex(joined.replace("-", ""))
             except ValueError:
                 parsed = b""
-            # Shorter if there were dashes or blanks where digits belong.
+            # The result is too short if dashes or blanks stand in place of digits.
             if len(parsed) == count * UUID_BYTES:
                 return parsed
     return b"".join([parse_text(text) if text else NIL_UUID for text in texts])
@@ -267,9 +269,9 @@ class _Producers(dict[int, ProducerId]):
 
 
 def parse_columns(uuids: bytes) -> UuidColumns:
-    """`parse_uuid` of each 16 bytes of ``uuids``, as columns.
+    """Parse each 16 bytes of ``uuids`` as `parse_uuid` does, into columns.
 
-    Equal producers are the same object, so that comparing them costs nothing.
+    Equal producers are the same object, so that comparing them is fast.
     """
     if len(uuids) < _COLUMNS_MIN * UUID_BYTES:
         parsed = [
@@ -285,7 +287,7 @@ def parse_columns(uuids: bytes) -> UuidColumns:
 
 
 def parse_arrays(uuids: bytes) -> UuidArrays:
-    """`parse_uuid` of each 16 bytes of ``uuids``, as arrays."""
+    """Parse each 16 bytes of ``uuids`` as `parse_uuid` does, into arrays."""
     words = np.frombuffer(uuids, dtype=">u8").astype(np.uint64)
     high, low = words[0::2], words[1::2]
     u64 = np.uint64

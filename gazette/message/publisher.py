@@ -1,10 +1,10 @@
-"""Publishing messages: `Publisher`. Where messages enter the byte path, before its stage 1.
+"""Publisher of messages. Messages enter the byte path here, before its stage 1.
 
-What readers rely on is that the clocks of a producer ascend in each journal, whatever threads and
-transactions do: a message behind one with a greater clock would be taken for a duplicate. So a clock
-is given out only to a message whose place in its journal is settled. For committed messages that is
-within the append to the journal, of which there is one at a time; uncommitted ones are put in line
-first, and every later message of this publisher to the same journal goes behind them.
+Readers rely on this: in each journal, the clocks of a producer ascend. Readers drop a message
+behind a greater clock as a duplicate. So a message gets a clock only when its place in its journal
+is settled, whatever threads and transactions do. A committed message gets its clock within the
+append to the journal, and appends run one at a time. Uncommitted messages wait in line first. Every
+later message of this publisher to the same journal goes behind them.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from gazette.tasks import OpFuture
 M = TypeVar("M")
 
 JOURNAL_BUFFER_BYTES: Final = 256 << 10
-"""How much uncommitted content of one journal is gathered before it is appended."""
+"""Bytes of uncommitted content of one journal that are gathered before an append."""
 BUFFER_BYTES_MAX: Final = 8 << 20
-"""How much of all journals."""
+"""Bytes of uncommitted content of all journals that are gathered."""
 HELD_BYTES_MAX: Final = 32 << 20
-"""How much is kept back by a `Publisher.hold` that is not strict. Beyond, it cannot be undone any more."""
+"""Bytes that a `Publisher.hold` without ``strict`` keeps back. Beyond, it cannot be undone any more."""
 
 
 class AppendTxn(Protocol):
-    """An append in the making, as of `gazette.client.append_service`."""
+    """An open append of `gazette.client.append_service`."""
 
     def write(self, content: bytes | bytearray, /) -> None: ...
     def release(self) -> OpFuture[AppendResult]: ...
@@ -51,7 +51,7 @@ class AppendTxn(Protocol):
 
 
 class Appends(Protocol):
-    """The part of `gazette.client.append_service.AppendService` that publishing needs."""
+    """The methods of `gazette.client.append_service.AppendService` that publishing uses."""
 
     def start_append(
         self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = (), /
@@ -63,7 +63,7 @@ class Appends(Protocol):
 
 
 class _Line:
-    """What is put in line for one journal: frames with their UUIDs, and not appended yet."""
+    """Frames that wait in line for one journal, with their UUIDs. They are not appended yet."""
 
     __slots__ = ("acknowledgement", "buffer", "params")
 
@@ -71,26 +71,28 @@ class _Line:
         self.params = AppendParams(journal)
         self.buffer = bytearray()
         self.acknowledgement: Callable[[bytes], bytes] | None = None
-        """From a UUID to the frame that ends the running transaction, if it published here."""
+        """Encoder of the frame that ends the running transaction, if the transaction published here."""
 
 
 class _Route(NamedTuple):
-    """Where messages of a type go that are mapped to a partition."""
+    """Framing and line for messages of one type in one partition."""
 
     framing: Framing[Any]
     line: _Line
 
 
 class Publisher:
-    """Publishes messages as one producer. A shard has one for each time that it becomes primary.
+    """Publishes messages as one producer. A shard has a new publisher after each promotion.
 
-    ``clock`` is the producer's; with a ``wall_clock`` it is moved to the time of each message, and
-    without one its owner does that. Methods may be called from any thread, but those for
-    uncommitted messages are those of one transaction: call them from the thread that runs it.
+    ``clock`` is the clock of the producer. With a ``wall_clock``, each message moves ``clock`` to
+    the present time. Without one, the owner of ``clock`` does that.
 
-    The ``uuid`` of a published message is set (a frozen message is left as it was). The type of a
-    message, and the content type of the journal it is mapped to, decide how it is framed. A journal
-    is always written to by the spelling, as to metadata, that was first used for it.
+    Any thread may call the methods for committed messages. The methods for uncommitted messages
+    serve one transaction: call them from the thread that runs it.
+
+    Publishing sets the ``uuid`` of a message. A frozen message is left as it was. The message's
+    type and the journal's content type determine the framing. The first spelling of a journal's
+    metadata segment is used for all its appends.
     """
 
     def __init__(
@@ -109,27 +111,27 @@ class Publisher:
         self._wall_clock = wall_clock
         self._frame_bytes_max = frame_bytes_max
         self._lock = clock.lock
-        """Guards everything below, and the order of clocks. Innermost: nothing is waited for while it
-        is held."""
+        """Lock that guards everything below, and the order of clocks. It is the innermost lock: its holder
+        waits for nothing."""
         self._routes: dict[tuple[type, Partition], _Route] = {}
         self._framings: dict[tuple[type, str], Framing[Any]] = {}
         self._validates: dict[type, bool] = {}
         self._lines: dict[JournalName, _Line] = {}
         self._buffered = 0
         self._transaction: list[_Line] = []
-        """Those of the journals that the running transaction published to."""
+        """Lines of the journals that the running transaction published to."""
         self._held: dict[_Line, tuple[int, bool]] | None = None
-        """While nothing is appended: of each line that got something since, how long it was, and
-        whether the transaction had not published to it."""
+        """State of a hold, None without one. For each line that grew since: its former length in bytes, and
+        True if the transaction had not published to it."""
         self._strict = True
         self._passed = ""
-        """Why what was published since a hold that is not strict cannot be undone any more."""
+        """Reason for which messages since a hold without ``strict`` cannot be undone. Empty if they can."""
 
     @classmethod
     def standalone(cls, appends: Appends, wall_clock: Clock, entropy: Entropy) -> Publisher:
-        """A publisher that belongs to no shard: a new producer, on the time of day.
+        """Return a publisher that belongs to no shard, with a new producer and the wall clock.
 
-        ``entropy`` should be a ``random.SystemRandom``: producers must not meet by chance.
+        ``entropy`` should be a ``random.SystemRandom``, so that producers are unique.
         """
         return cls(
             appends,
@@ -141,12 +143,13 @@ class Publisher:
     # Outside of transactions.
 
     def publish_committed(self, mapping: Mapping[M], message: M) -> OpFuture[AppendResult]:
-        """Publish a message that is committed by itself. Its future: when it is in the journal.
+        """Publish a message that is committed at once. Return a future of its append.
 
-        A retry inside of the append service may write it twice; readers drop the second.
-        Raises `NotFound` (no partition), `Invalid` (content type, or a message that does not fit its
-        type), what ``validate()`` of the message raises, and what ``start_append`` does. Then
-        nothing was published.
+        A retry of the append service may write the message twice. Readers drop the second copy.
+
+        Raise `NotFound` if there is no partition. Raise `Invalid` if the content type is unknown or
+        the message does not fit its type. Raise what ``validate()`` of the message or
+        ``start_append`` raises. After an error nothing is published.
         """
         framing, line = self._route(mapping, message)
         self._observe_time()
@@ -156,11 +159,13 @@ class Publisher:
     def publish_committed_batch(
         self, mapping: Mapping[M], messages: Iterable[M]
     ) -> dict[JournalName, OpFuture[AppendResult]]:
-        """Publish many messages that are each committed by themselves, in order per journal.
+        """Publish many messages that are each committed at once, in order per journal.
 
-        Several times faster than one by one. Returns a future for each journal. Messages are
-        validated and mapped before any is published; if one then turns out not to fit its type,
-        `Invalid` is raised, those of its journal are not published, and others may be.
+        This is several times faster than one by one. Return a future for each journal. Validate and
+        map all messages before publishing any.
+
+        Raise `Invalid` if a message then does not fit its type. The messages of its journal are not
+        published, those of other journals may be.
         """
         futures = {}
         for framing, line, group in self._groups(mapping, messages):
@@ -171,9 +176,10 @@ class Publisher:
     async def publish_from_loop(
         self, mapping: Mapping[M], messages: Iterable[M]
     ) -> dict[JournalName, OpFuture[AppendResult]]:
-        """`publish_committed_batch` for tasks, which must not wait for another thread's append.
+        """Publish as `publish_committed_batch` does, from a task that must not block on another
+        thread's append.
 
-        Cancellation: what was mapped to some of the journals may have been published.
+        After cancellation, the messages of some of the journals may be published.
         """
         futures = {}
         for framing, line, group in self._groups(mapping, messages):
@@ -197,7 +203,9 @@ class Publisher:
     def _append_committed(
         self, txn: AppendTxn, framing: Framing[Any], line: _Line, messages: Collection[M]
     ) -> OpFuture[AppendResult]:
-        """Write messages to an open append, behind what is in line for its journal."""
+        """Write messages to an open append, behind the uncommitted messages in line for its
+        journal.
+        """
         buffer = bytearray()
         taken = b""
         try:
@@ -205,10 +213,10 @@ class Publisher:
                 if self._held and line in self._held:
                     if self._strict:
                         raise NotAllowed(
-                            "a committed message cannot follow uncommitted ones that may have to be"
-                            " undone",
+                            "a committed message cannot follow uncommitted ones of the same journal while"
+                            " these may still be undone",
                             journal=line.params.journal,
-                            hint="Publish to this journal either committed or uncommitted.",
+                            hint="Publish to this journal only committed messages, or only uncommitted ones.",
                         )
                     self._passed = (
                         f"a committed message followed it in journal {line.params.journal}"
@@ -229,11 +237,11 @@ class Publisher:
 
     def publish_uncommitted(self, mapping: Mapping[M], message: M) -> None:
         """Publish a message that is pending until the acknowledgement of `build_ack_intents` is
-        appended to its journal.
+        appended.
 
-        It is appended some time before `build_ack_intents` returns: content is gathered for a while.
-        Raises what `publish_committed` does, also for a type without a UUID; then nothing was
-        published.
+        Content is gathered, and appended before `build_ack_intents` returns. Raise what
+        `publish_committed` raises, and `Invalid` for a type without a UUID. After an error nothing
+        is published.
         """
         framing, line = self._route(mapping, message)
         if self._wall_clock is not None:
@@ -252,7 +260,7 @@ class Publisher:
             if self._held is not None and not self._passed:
                 if self._strict or self._buffered < HELD_BYTES_MAX:
                     return
-                self._passed = f"it was more than {HELD_BYTES_MAX >> 20} MiB"
+                self._passed = f"more than {HELD_BYTES_MAX >> 20} MiB were published"
         if overfull:
             self.flush()
         elif full:
@@ -267,14 +275,14 @@ class Publisher:
 
     @property
     def buffered_bytes(self) -> int:
-        """How much was published uncommitted and is not enqueued, as of just now."""
+        """Bytes that were published uncommitted and are not enqueued yet."""
         return self._buffered
 
     def flush(self) -> None:
-        """Enqueue the appends of all that was published so far.
+        """Enqueue the appends of all messages that were published so far.
 
-        Raises what ``start_append`` does; what was not enqueued is kept. Between `hold` and `release`
-        this does nothing, as long as what was published can be undone.
+        Raise what ``start_append`` raises, and keep what was not enqueued. Do nothing between
+        `hold` and `release` while the messages can be undone.
         """
         with self._lock:
             keeps = self._held is not None and not self._passed
@@ -283,20 +291,20 @@ class Publisher:
             self._flush_line(line)
 
     def hold(self, *, strict: bool = True) -> None:
-        """Keep back what is published uncommitted from here on, until `release` or `roll_back`.
+        """Keep back uncommitted messages from here on, until `release` or `roll_back`.
 
-        For what may have to be undone. Meanwhile nothing can be published *committed* to a journal that
-        something is kept back for (``NotAllowed``). Without ``strict`` that is allowed, and so are more
-        than `HELD_BYTES_MAX` bytes: `roll_back` raises afterwards.
+        Use this for messages that may have to be undone. Meanwhile, publishing *committed* to a
+        journal with held messages raises ``NotAllowed``. Without ``strict`` it is allowed, and so
+        are more than `HELD_BYTES_MAX` bytes. Then `roll_back` raises.
         """
         with self._lock:
             if self._held is not None:
-                raise Bug("a publisher is held already")
+                raise Bug("hold() of a publisher that is already held")
             self._held = {}
             self._strict, self._passed = strict, ""
 
     def release(self) -> None:
-        """End a `hold`; what was kept back is published like anything else. Raises what `flush` does."""
+        """End a `hold`, and publish what it kept back. Raise what `flush` raises."""
         with self._lock:
             held, self._held = self._held, None
             overfull = self._buffered >= BUFFER_BYTES_MAX
@@ -308,15 +316,15 @@ class Publisher:
             self._flush_line(line)
 
     def roll_back(self) -> None:
-        """End a `hold`; what was kept back was never published.
+        """End a `hold`, and discard what it kept back.
 
-        Raises ``NotAllowed`` if some of it was not kept back, which a strict hold rules out.
+        Raise ``NotAllowed`` if some of it was not kept back, which a strict hold rules out.
         """
         with self._lock:
             held, self._held = self._held, None
             if self._passed:
                 raise NotAllowed(
-                    f"what was published cannot be undone: {self._passed}",
+                    f"cannot undo published messages: {self._passed}",
                     hint="Raise DeferToNextTransaction before publishing, or consume smaller batches.",
                 )
             for line, (length, is_new) in (held or {}).items():
@@ -327,11 +335,12 @@ class Publisher:
                     self._transaction.remove(line)
 
     def build_ack_intents(self) -> dict[JournalName, bytes]:
-        """End the transaction: by journal, in the order of first use, the content that commits it.
+        """End the transaction. Return the content that commits it: by journal, in the order of
+        first use.
 
         The caller makes these durable with the transaction's checkpoint, and *then* appends them.
-        All messages published before have been enqueued when this returns, so that the append
-        service's ``pending_except`` covers them. Raises what `flush` does; may then be repeated.
+        When this returns, all messages published before are enqueued. So the append service's
+        ``pending_except`` covers them. Raise what `flush` raises. The call may then be repeated.
         """
         self.flush()
         intents: dict[JournalName, bytes] = {}
@@ -344,7 +353,7 @@ class Publisher:
         return intents
 
     def _flush_line(self, line: _Line) -> None:
-        # Even if nothing is in line: another thread may have taken it, and not enqueued it yet.
+        # Append even if the line is empty: another thread may hold its content, not yet enqueued.
         txn = self._appends.start_append(line.params)
         taken = b""
         try:
@@ -361,7 +370,7 @@ class Publisher:
         else:
             txn.roll_back()
 
-    # Common to both. The lock is held for _encode and _take.
+    # Common to both kinds. Callers of _encode and _take hold the lock.
 
     def _route(self, mapping: Mapping[M], message: M) -> _Route:
         """Validate and map a message."""
@@ -384,9 +393,9 @@ class Publisher:
         framing = self._framings.get((kind, content_type))
         if framing is None:
             framing = framing_of(content_type, kind, frame_bytes_max=self._frame_bytes_max)
-        # Whichever thread comes first: the lines of a journal must be one.
+        # `setdefault` lets the first thread win: a journal must have exactly one line.
         framing = self._framings.setdefault((kind, content_type), framing)
-        # By its name alone: with metadata it is the same journal, in which clocks must ascend.
+        # The key is the name without metadata: it is one journal, in which clocks must ascend.
         line = self._lines.setdefault(split_journal_meta(journal)[0], _Line(journal))
         return self._routes.setdefault((kind, partition), _Route(framing, line))
 
@@ -395,7 +404,9 @@ class Publisher:
             self.clock.update(int(self._wall_clock.now() * 1e9))
 
     def _encode(self, framing: Framing[Any], message: Any, flags: int, buffer: bytearray) -> int:
-        """Append the frame of a message with a new UUID, or nothing; returns its length."""
+        """Append the frame of a message with a new UUID, or nothing on error. Return the frame's
+        length in bytes.
+        """
         begin = len(buffer)
         try:
             framing.encode_into(framing.codec.stamp(message, self._mint, flags), buffer)
@@ -417,7 +428,9 @@ class Publisher:
         return taken
 
     def _restore(self, line: _Line, taken: bytes) -> None:
-        """Put what could not be appended before what came since. The append is still open."""
+        """Put content that could not be appended back before newer content. The append is still
+        open.
+        """
         if taken:
             with self._lock:
                 line.buffer[:0] = taken

@@ -1,12 +1,12 @@
 """Stage 12 of the byte path: takes envelopes as they were read, gives those that have committed.
 
-Pure. Producers write messages that are pending until they acknowledge them, repeat what they are
-not sure to have written, and roll back; the `Sequencer` delivers each message once, when and if it
-commits, in the order of its producer. It keeps the last messages in a ring; of longer transactions
-it asks for a replay. At every moment its state, as a checkpoint, is enough to go on elsewhere.
+Pure. Producers write messages that are pending until an acknowledgement. They repeat messages after
+an unclear append, and they roll back. The `Sequencer` delivers each message once, when and if it
+commits, in the order of its producer. It keeps the latest messages in a ring, and asks for a replay
+of longer transactions. A checkpoint of its state is always enough to resume elsewhere.
 
 `Sequencer.queue` with one envelope at a time is the specification. `Sequencer.queue_batch` takes
-the runs that are most of every journal at once, with the same result.
+whole runs of messages in one step, with the same result.
 """
 
 from __future__ import annotations
@@ -36,28 +36,30 @@ M = TypeVar("M")
 
 
 class QueueOutcome(IntEnum):
-    """What queueing a message did. After those that `commits`, dequeue until nothing is left."""
+    """Outcome of queueing a message. After an outcome that `commits`, dequeue until nothing is
+    left.
+    """
 
     OUTSIDE_ALREADY_ACKED = 0
-    """A duplicate, dropped."""
+    """A duplicate of a message outside of transactions. It is dropped."""
     OUTSIDE_COMMIT = 1
-    """The message has committed by itself; whatever its producer had pending is rolled back."""
+    """The message has committed at once. Pending messages of its producer are rolled back."""
     CONTINUE_ALREADY_ACKED = 2
-    """A duplicate of a committed message, dropped."""
+    """A duplicate of a committed message. It is dropped."""
     CONTINUE_TXN_CLOCK_LARGER = 3
-    """A duplicate of a pending message, dropped."""
+    """A duplicate of a pending message. It is dropped."""
     CONTINUE_BEGIN_SPAN = 4
     """The first pending message of its producer."""
     CONTINUE_EXTEND_SPAN = 5
-    """One more pending message."""
+    """A further pending message of its producer."""
     ACK_ROLLBACK = 6
-    """What was pending is rolled back: the producer is known to have committed no more than this."""
+    """The pending messages are rolled back: the producer has committed no more than this clock."""
     ACK_EMPTY = 7
-    """An acknowledgement of nothing. It is delivered itself."""
+    """An acknowledgement of no pending messages. The acknowledgement is delivered."""
     ACK_COMMIT_RING = 8
-    """What was pending has committed, and is in the ring."""
+    """The pending messages have committed, and are in the ring."""
     ACK_COMMIT_REPLAY = 9
-    """What was pending has committed, and must be read again: see `Sequencer.replay_range`."""
+    """The pending messages have committed, and must be read again: see `Sequencer.replay_range`."""
 
     @property
     def commits(self) -> bool:
@@ -65,7 +67,7 @@ class QueueOutcome(IntEnum):
 
     @property
     def label(self) -> str:
-        """The value of the label ``outcome`` of metrics."""
+        """Value of the label ``outcome`` of metrics."""
         first, *others = self.name.lower().replace("_txn_clock", "_ring_clock").split("_")
         return first + "".join(map(str.capitalize, others))
 
@@ -81,10 +83,11 @@ _COMMITS = frozenset(
 
 
 class Sequencer(Generic[M]):
-    """From messages as read to messages as committed, for any number of journals.
+    """Turns messages as they stand in any number of journals into those that have committed.
 
-    ``sources`` is where a former sequencer stopped (its `checkpoint`); messages must be queued from
-    each journal's ``read_through`` on, in order. ``ring_size`` is how many messages are kept.
+    ``sources`` is the `checkpoint` at which an earlier sequencer stopped. Queue the messages of
+    each journal from its ``read_through`` on, in order. ``ring_size`` is the number of messages
+    that the ring keeps.
 
     ::
 
@@ -94,7 +97,7 @@ class Sequencer(Generic[M]):
             if sequencer.replay_range is not None:
                 sequencer.start_replay(read_again(sequencer.replay_range))
             while committed := sequencer.dequeue(limit):
-                ...  # have them take effect
+                ...  # process them
     """
 
     def __init__(self, sources: Mapping[JournalName, SourceCheckpoint], ring_size: int) -> None:
@@ -111,44 +114,49 @@ class Sequencer(Generic[M]):
         self._pending: set[PartialSequence] = set()
         self._drain: Drain[M] | None = None
         self.outcomes: Counter[tuple[JournalName, int, QueueOutcome]] = Counter()
-        """How often queueing messages of a journal, with those flags, had that outcome. For metrics;
-        may be cleared."""
+        """Number of queued messages by journal, flags and outcome, for metrics. The owner may clear it."""
         self.rewinds = 0
-        """How often a producer acknowledged less than it had before: it lost its state, and readers
-        may see messages twice."""
+        """Number of times that a producer acknowledged less than before. The producer lost its state, and
+        readers may see messages twice."""
         self.clobbers = 0
-        """How often a message outside of transactions rolled back its producer's pending ones."""
+        """Number of times that a message outside of transactions rolled back its producer's pending ones."""
 
     @property
     def offsets(self) -> Mapping[JournalName, Offset]:
-        """By journal, up to where messages have been queued and, if they commit, taken effect."""
+        """By journal, the offset up to which messages are queued and, if they committed,
+        consumed.
+        """
         return self._offsets
 
     @property
     def draining(self) -> bool:
-        """Whether committed messages are still to be dequeued."""
+        """True while committed messages remain to be dequeued."""
         return self._drain is not None
 
     @property
     def has_pending(self) -> bool:
-        """Whether a span has begun since the last checkpoint, and has not ended. Extending one that
-        is older does not count: its producer may be long in ending it."""
+        """True if a span has begun since the last checkpoint, and has not ended.
+
+        A span that is older does not count, since its producer may end it late.
+        """
         return bool(self._pending)
 
     # Queueing.
 
     def queue(self, envelope: Envelope[M]) -> QueueOutcome:
-        """Take the next message of its journal. Raises `Bug` during a drain.
+        """Queue the next message of its journal. Raise `Bug` during a drain.
 
-        If the outcome `commits`, the message and what it commits are there to be dequeued, and the
-        journal's offset has not passed it until they took effect.
+        If the outcome `commits`, dequeue the message and what it commits. The journal's offset
+        passes the message only when they are consumed.
         """
         if self._drain is not None:
-            raise Bug("queueing before committed messages are drained", journal=envelope.journal)
+            raise Bug(
+                "cannot queue before committed messages are drained", journal=envelope.journal
+            )
         self._ring.make_room()
         journal, clock, flags = envelope.journal, envelope.clock, envelope.flags
         if clock == 0:
-            # Takes no part in exactly-once: a producer of its own, that nobody remembers.
+            # A message without a UUID is never deduplicated: give it a producer of its own and forget it.
             partial = PartialSequence(journal, envelope.producer, 0)
             outcome = self._queue_outside(partial, envelope, 1)
         else:
@@ -164,7 +172,7 @@ class Sequencer(Generic[M]):
             elif flags == ACK_TXN:
                 outcome = self._queue_ack(partial, envelope)
             else:
-                # Flags that we do not know are of messages outside of transactions, as ever.
+                # As in the original, unknown flags mean a message outside of transactions.
                 outcome = self._queue_outside(partial, envelope, clock)
         if outcome in _COMMITS:
             self._drain = SpanDrain(
@@ -207,8 +215,8 @@ class Sequencer(Generic[M]):
 
     def _queue_ack(self, partial: PartialSequence, envelope: Envelope[M]) -> QueueOutcome:
         if envelope.clock <= partial.min_clock:
-            # If less, its producer has recovered an older state. Whatever it acknowledged beyond
-            # that it will send again, as new messages: they must not be taken for duplicates.
+            # A smaller clock means that the producer has recovered an older state. The producer sends
+            # later messages again, as new ones: the sequencer must not drop them as duplicates.
             self.rewinds += envelope.clock < partial.min_clock
             partial.reset(envelope.clock)
             self._pending.discard(partial)
@@ -225,14 +233,14 @@ class Sequencer(Generic[M]):
         return outcome
 
     def queue_batch(self, envelopes: Sequence[Envelope[M]], start: int = 0) -> int:
-        """Take messages from ``envelopes[start]`` on, until some have committed.
+        """Queue messages from ``envelopes[start]`` on, until some have committed.
 
-        Returns the index of the first that was not taken. The result is that of `queue` for each of
-        those taken, with this liberty: messages that commit by themselves may become ready as one
-        run, of which each takes effect when it is `consumed`. Raises `Bug` during a drain.
+        Return the index of the first message that was not queued. The result is that of `queue` for
+        each, with one exception. Messages that commit at once may become ready as one run. Each of
+        them takes effect when it is `consumed`. Raise `Bug` during a drain.
         """
         if self._drain is not None:
-            raise Bug("queueing before committed messages are drained")
+            raise Bug("cannot queue before committed messages are drained")
         index, count = start, len(envelopes)
         while index < count and self._drain is None:
             flags = envelopes[index].flags
@@ -249,7 +257,9 @@ class Sequencer(Generic[M]):
         return index
 
     def _queue_span(self, envelopes: Sequence[Envelope[M]], start: int) -> int:
-        """Take pending messages of one producer that are in order. Returns where they end."""
+        """Queue pending messages of one producer that are in order. Return the index at which they
+        end.
+        """
         first = envelopes[start]
         journal, producer = first.journal, first.producer
         if not first.clock:
@@ -287,9 +297,9 @@ class Sequencer(Generic[M]):
         return stop
 
     def _queue_run(self, envelopes: Sequence[Envelope[M]], start: int) -> int:
-        """Take messages that commit by themselves, of producers with nothing pending.
+        """Queue messages that commit at once, of producers with nothing pending.
 
-        Returns where they end.
+        Return the index at which they end.
         """
         journal, producer = envelopes[start].journal, envelopes[start].producer
         partials = self._partials[journal]
@@ -323,44 +333,44 @@ class Sequencer(Generic[M]):
         newest: dict[ProducerId, int],
         envelope: Envelope[Any],
     ) -> int:
-        """What the clock of ``envelope`` must exceed for it to be part of a run."""
+        """Return the clock that ``envelope`` must exceed to be part of a run."""
         clock = newest.get(envelope.producer)
         if clock is not None:
             return clock
         partial = partials.get(envelope.producer)
         if partial is None:
             return envelope.clock - 1
-        # With something pending it rolls that back, which is not for a batch.
+        # The message would roll back pending messages of its producer. A run cannot do that.
         return partial.min_clock if partial.begin is None else (1 << 64)
 
     def skip(self, journal: JournalName, end: Offset) -> None:
-        """Pass over bytes up to ``end`` that were no message. Raises `Bug` during a drain."""
+        """Skip the bytes up to ``end``, which were not messages. Raise `Bug` during a drain."""
         if self._drain is not None:
-            raise Bug("skipping before committed messages are drained", journal=journal)
+            raise Bug("cannot skip before committed messages are drained", journal=journal)
         self._offsets[journal] = end
 
     # Draining.
 
     @property
     def replay_range(self) -> ReplayRange | None:
-        """What must be read again, and fed as a replay, before anything can be dequeued."""
+        """Range to read again, and to feed as a replay, before anything can be dequeued."""
         drain = self._drain
         if isinstance(drain, SpanDrain) and drain.needs_replay:
             return drain.replay_range
         return None
 
     def start_replay(self, batches: Iterator[Sequence[Envelope[M]]]) -> None:
-        """Have `dequeue` take the messages of `replay_range` from an iterator.
+        """Make `dequeue` read the messages of `replay_range` from an iterator.
 
-        What that raises `dequeue` does. The range may be empty, and so may the iterator be.
+        `dequeue` raises what the iterator raises. The iterator may yield nothing.
         """
         self._span().start_replay(batches)
 
     def feed_replay(self, envelopes: Sequence[Envelope[M]]) -> None:
-        """Give some messages of `replay_range`, in order, instead of an iterator of all.
+        """Feed some messages of `replay_range`, in order, in place of an iterator.
 
-        Then dequeue until nothing comes, and after the last call `end_replay`. Raises `Corrupt` if
-        they cannot be what was there.
+        Then dequeue until nothing comes. Call `end_replay` after the last messages. Raise `Corrupt`
+        if the messages cannot be those that were queued.
         """
         self._span().feed_replay(envelopes)
 
@@ -369,14 +379,15 @@ class Sequencer(Generic[M]):
 
     def _span(self) -> SpanDrain[M]:
         if not isinstance(self._drain, SpanDrain):
-            raise Bug("no replay is needed")
+            raise Bug("no replay was requested")
         return self._drain
 
     def dequeue(self, limit: int) -> list[Envelope[M]]:
-        """At most ``limit`` committed messages; empty when there are no more.
+        """Return at most ``limit`` committed messages, or none if there are no more.
 
-        Messages dequeued before are `consumed` by this. Acknowledgements are among them. Raises
-        `Corrupt` if a replay is not what was there, `Bug` if one is needed.
+        The messages dequeued before become `consumed`. Acknowledgements are among the messages.
+        Raise `Corrupt` if a replay differs from what was queued. Raise `Bug` if a replay has not
+        been started.
         """
         self.consumed()
         if self._drain is None:
@@ -387,12 +398,12 @@ class Sequencer(Generic[M]):
         return batch
 
     def step(self) -> Envelope[M] | None:
-        """`dequeue` of one message."""
+        """Dequeue one message. Return None if there are no more."""
         batch = self.dequeue(1)
         return batch[0] if batch else None
 
     def consumed(self, count: int | None = None) -> None:
-        """The first ``count`` (None: all) of the messages dequeued last have taken effect.
+        """Mark the first ``count`` (None: all) of the messages dequeued last as consumed.
 
         The others are dequeued again. Call this before `checkpoint` if no `dequeue` follows.
         """
@@ -410,10 +421,11 @@ class Sequencer(Generic[M]):
     # Checkpoints.
 
     def checkpoint(self, prune_horizon_ns: int = 0) -> dict[JournalName, SourceCheckpoint]:
-        """The state up to the last message consumed, by journal. What is pending is so no more.
+        """Return the state up to the last consumed message, by journal. Reset `has_pending`.
 
-        Forgets producers whose newest message is older than the horizon (zero: none), by the newest
-        acknowledgement in their journal: what they may still repeat would be delivered twice.
+        Forget producers whose newest message is older than the horizon in nanoseconds (0: forget
+        none). Their age is relative to the newest acknowledgement of their journal. A message that
+        such a producer repeats is delivered twice.
         """
         self._pending.clear()
         span = clock_span(prune_horizon_ns)
@@ -422,7 +434,7 @@ class Sequencer(Generic[M]):
         for journal, partials in self._partials.items():
             if span and partials:
                 newest = max(partial.min_clock for partial in partials.values())
-                # Not below zero, where the original wraps around and forgets every producer.
+                # Keep the bound at zero or above: the original wraps around and forgets every producer.
                 bound = max(0, newest - span)
                 for producer, partial in list(partials.items()):
                     if partial.max_clock < bound and partial is not moving:

@@ -1,8 +1,8 @@
-"""Handing out committed messages, one by one or in batches: the drains of a sequencer. Pure.
+"""Drains of a sequencer: hand out committed messages, one by one or in batches. Pure.
 
-A drain hands out messages with `take` and learns by `consumed` how many of them took effect. What
-the sequencer would put into a checkpoint moves with that, message by message, so that a shard which
-stops in the middle resumes exactly there.
+A drain hands out messages with `take`. Its owner reports with `consumed` how many took effect. The
+state for a checkpoint advances with each consumed message. So a shard that stops in the middle
+resumes exactly there.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class ReplayRange(NamedTuple):
 
 
 class Drain(ABC, Generic[M]):
-    """Committed messages on their way out.
+    """Committed messages that remain to be consumed.
 
-    ``_ready[_at:_at + _taken]`` are handed out. Those before have taken effect.
+    ``_ready[_at:_at + _taken]`` are handed out. Those before are consumed.
     """
 
     def __init__(self, ready: list[Envelope[M]]) -> None:
@@ -40,16 +40,18 @@ class Drain(ABC, Generic[M]):
         self._taken = 0
 
     def take(self, limit: int) -> list[Envelope[M]]:
-        """At most ``limit`` more; none when there are no more, or none as yet."""
+        """Return at most ``limit`` more messages, or none if no more are ready."""
         batch = self._ready[self._at : self._at + limit] if self._at else self._ready[:limit]
         self._taken = len(batch)
         return batch
 
     def consumed(self, count: int | None) -> None:
-        """The first ``count`` (None: all) of what was handed out took effect; others come again."""
+        """Mark the first ``count`` (None: all) of the messages handed out as consumed. The others
+        come again.
+        """
         count = self._taken if count is None else count
         if not 0 <= count <= self._taken:
-            raise Bug("consumed more than was dequeued", consumed=count, dequeued=self._taken)
+            raise Bug("cannot consume more than was dequeued", consumed=count, dequeued=self._taken)
         if count:
             self._advance(self._ready[self._at : self._at + count])
         self._at += count
@@ -57,23 +59,23 @@ class Drain(ABC, Generic[M]):
 
     @abstractmethod
     def _advance(self, consumed: Sequence[Envelope[M]]) -> None:
-        """These took effect."""
+        """Advance the state past consumed messages."""
 
     @property
     @abstractmethod
     def done(self) -> bool:
-        """Whether everything took effect."""
+        """True if all messages are consumed."""
 
     @property
     @abstractmethod
     def partial(self) -> PartialSequence | None:
-        """The producer whose state is in motion, if it is one."""
+        """Producer whose state the drain changes, if it is exactly one."""
 
 
 class RunDrain(Drain[M]):
-    """Messages that each commit by themselves, of whatever producers.
+    """Drain of messages that each commit at once, of any producers.
 
-    Until consumed they are as if they had not been queued.
+    Until they are consumed, the state is as if they had not been queued.
     """
 
     def __init__(
@@ -113,9 +115,10 @@ class RunDrain(Drain[M]):
 
 
 class SpanDrain(Drain[M]):
-    """What one message committed: itself, and before it its producer's span if it acknowledges one.
+    """Drain of the messages that one message committed: its producer's span, if any, then the
+    message.
 
-    First comes the replay, if one is needed, then what the ring has kept.
+    The replay comes first, if one is needed, then the messages that the ring has kept.
     """
 
     def __init__(
@@ -132,7 +135,7 @@ class SpanDrain(Drain[M]):
         self._offsets = offsets
         self._replay: Iterator[Sequence[Envelope[M]]] | None = None
         self.needs_replay = needs_replay
-        """Until `start_replay` or `feed_replay`."""
+        """True until `start_replay` or `feed_replay` if a replay is needed."""
         self._replaying = needs_replay
         self._replayed = False
         self._ring_taken = False
@@ -143,13 +146,13 @@ class SpanDrain(Drain[M]):
 
     def start_replay(self, batches: Iterator[Sequence[Envelope[M]]]) -> None:
         if not self.needs_replay:
-            raise Bug("no replay is needed")
+            raise Bug("no replay was requested")
         self.needs_replay = False
         self._replay = batches
 
     def feed_replay(self, envelopes: Sequence[Envelope[M]]) -> None:
         if not self._replaying or self._replay is not None:
-            raise Bug("no replay is to be fed")
+            raise Bug("no replay was requested, or it was started with an iterator")
         self.needs_replay = False
         self._accept(envelopes)
 
@@ -158,7 +161,7 @@ class SpanDrain(Drain[M]):
 
     def take(self, limit: int) -> list[Envelope[M]]:
         if self.needs_replay:
-            raise Bug("the replay has not been started", **self.replay_range._asdict())
+            raise Bug("cannot dequeue before the replay is started", **self.replay_range._asdict())
         if self._at == len(self._ready):
             self._ready = []
             self._at = 0
@@ -171,7 +174,7 @@ class SpanDrain(Drain[M]):
         return batch
 
     def _refill(self) -> None:
-        """Get some messages ready: of the replay while it lasts, then of the ring."""
+        """Make some messages ready: from the replay while it lasts, then from the ring."""
         while self._replay is not None and not self._ready:
             batch = next(self._replay, None)
             if batch is None:
@@ -185,14 +188,14 @@ class SpanDrain(Drain[M]):
             self._ring_taken = True
 
     def _accept(self, envelopes: Sequence[Envelope[M]]) -> None:
-        """Check replayed messages, and get those of the span ready."""
+        """Check replayed messages, and make those of the span ready."""
         journal, begin, end = self.replay_range
         for envelope in envelopes:
             if envelope.journal != journal:
                 reason = f"replay of wrong journal ({envelope.journal}; expected {journal})"
             elif envelope.begin < begin or (not self._replayed and envelope.begin > begin):
-                # The span begins with a message, so the replay does. If it does not, that message
-                # has been deleted, and the transaction would be delivered without it.
+                # The replay must begin with the first message of the span. Otherwise the journal has
+                # lost that message, and the transaction would be delivered without it.
                 reason = f"replay has wrong Begin ({envelope.begin}; expected {begin})"
             elif envelope.end > end:
                 reason = f"replay has wrong End ({envelope.end}; expected at most {end})"
@@ -201,7 +204,7 @@ class SpanDrain(Drain[M]):
                 continue
             raise Corrupt(
                 reason,
-                hint="The journal no longer has what an open transaction wrote: raise its retention, "
+                hint="The journal has lost messages of an open transaction: raise its retention, "
                 "or move the shard's min_offset behind it.",
                 journal=journal,
                 begin=begin,
@@ -211,11 +214,12 @@ class SpanDrain(Drain[M]):
         self._ready.extend(self._committed([e for e in envelopes if e.producer == producer]))
 
     def _committed(self, envelopes: Iterable[Envelope[M]]) -> Iterator[Envelope[M]]:
-        """Without duplicates, and without what the acknowledgement does not cover by its clock.
+        """Yield messages without duplicates, and without those beyond the clock of the
+        acknowledgement.
 
-        A clock that is not above all before it is a duplicate here because it was one when it was
-        queued, whether or not the greater one is covered. That includes no clock, whose messages
-        took effect when they were first read.
+        A message whose clock is not above all clocks before it is a duplicate. It was one when it
+        was queued, even if the acknowledgement does not cover the greater clock. The same holds for
+        a clock of zero, whose messages took effect when they were first read.
         """
         newest, seen, given = self._partial.max_clock, self._seen, self._given
         for envelope in envelopes:

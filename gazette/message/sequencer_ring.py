@@ -1,4 +1,4 @@
-"""The bounded memory of a sequencer: `Ring`, and the `PartialSequence` of each producer. Pure."""
+"""Bounded memory of a sequencer: `Ring`, and the `PartialSequence` of each producer. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gazette.protocol.ids import JournalName, Offset
 
 
 class PartialSequence:
-    """One producer in one journal, and what it has not acknowledged yet.
+    """State of one producer in one journal, with its messages that are not acknowledged yet.
 
-    Invariants: ``min_clock <= max_clock``; without a ``begin`` they are equal, and nothing of the
-    producer is kept. Kept envelopes have ascending clocks, and ring numbers.
+    Invariants: ``min_clock <= max_clock``. Without a ``begin`` they are equal, and no message of
+    the producer is kept. Kept envelopes have ascending clocks and ring numbers.
     """
 
     __slots__ = ("begin", "journal", "kept", "max_clock", "min_clock", "numbers", "producer")
@@ -30,19 +30,19 @@ class PartialSequence:
         self.journal = journal
         self.producer = producer
         self.min_clock = clock
-        """Up to here, messages have been acknowledged (or, during a drain, consumed)."""
+        """Clock up to which messages are acknowledged (or, during a drain, consumed)."""
         self.max_clock = clock
-        """Up to here, messages have been seen. Not part of checkpoints."""
+        """Clock up to which messages were seen. Not part of checkpoints."""
         self.begin = begin
-        """Where the first message begins that is beyond ``min_clock``; None if there is none."""
+        """Offset of the first message beyond ``min_clock``. None without such a message."""
         self.kept: deque[Envelope[Any]] = deque()
-        """The last of its messages, from ``begin`` on unless the ring has dropped some."""
+        """The producer's latest messages, from ``begin`` on unless the ring has dropped some."""
         self.numbers: deque[int] = deque()
-        """The place of each kept one in the ring."""
+        """Ring number of each kept message."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether every message from ``begin`` on is kept."""
+        """True if every message from ``begin`` on is kept."""
         return bool(self.kept) and self.kept[0].begin == self.begin
 
     def forget(self) -> None:
@@ -50,7 +50,7 @@ class PartialSequence:
         self.numbers.clear()
 
     def reset(self, clock: int) -> None:
-        """Everything up to ``clock`` has committed, or was rolled back; nothing is open."""
+        """Forget all messages: those up to ``clock`` have committed or were rolled back."""
         self.min_clock = self.max_clock = clock
         self.begin = None
         self.forget()
@@ -67,10 +67,10 @@ class _Run:
 
 
 class Ring:
-    """Which of the messages that were queued last are kept: at most ``capacity``, of all producers.
+    """Bounded record of the messages queued last: at most ``capacity``, of all producers.
 
-    It counts slots and tells producers what they have lost; messages are kept by them. A slot stays
-    taken until it is overwritten, also when its message was delivered or rolled back before.
+    The ring counts slots. Producers hold their messages, and the ring drops these from them. A slot
+    stays occupied until it is overwritten, even if its message was delivered or rolled back.
     """
 
     __slots__ = ("_low", "_runs", "_size", "capacity")
@@ -82,21 +82,23 @@ class Ring:
         self._runs: deque[_Run] = deque()
 
     def make_room(self) -> None:
-        """Drop the oldest if all slots are taken. Every queued message does, added or not."""
+        """Drop the oldest message if all slots are taken. Call this for every queued message, added
+        or not.
+        """
         if self._size == self.capacity:
             self._drop(1)
 
     def add(self, owner: PartialSequence, envelope: Envelope[Any]) -> None:
-        """Keep a message. There must be room."""
+        """Keep a message. Call `make_room` first."""
         owner.kept.append(envelope)
         owner.numbers.append(self._low + self._size)
         self._take(owner, 1)
 
     def add_all(self, owner: PartialSequence, envelopes: Sequence[Envelope[Any]]) -> None:
-        """`make_room` and `add` for each."""
+        """Call `make_room` and `add` for each envelope, in one step."""
         count = len(envelopes)
         begin = self._low + self._size
-        # More than fit would be dropped again at once.
+        # Skip those that the ring would drop again at once.
         skip = max(0, count - self.capacity)
         owner.kept.extend(envelopes[skip:] if skip else envelopes)
         owner.numbers.extend(range(begin + skip, begin + count))
@@ -104,7 +106,7 @@ class Ring:
         self._drop(max(0, self._size - self.capacity))
 
     def pass_through(self, count: int) -> None:
-        """`make_room` and `add` for ``count`` messages that nobody needs to be kept."""
+        """Take slots for ``count`` messages that need not be kept, with `make_room` for each."""
         self._take(None, count)
         self._drop(max(0, self._size - self.capacity))
 

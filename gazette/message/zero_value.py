@@ -1,7 +1,8 @@
-"""JSON without content that a type accepts: what an acknowledgement carries beside its UUID. Pure.
+"""JSON without content that a type accepts: the payload of an acknowledgement beside its UUID.
+Pure.
 
-The original publishes the zero value of the message's type, in which every field is present. A type
-here may have fields without a default, so we work out what its readers require.
+The original publishes the zero value of the message's type, with every field present. Types here
+may have fields without a default. So this module derives the content that readers require.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _SIMPLE: Final[dict[type[inspect.Type], Any]] = {
 
 
 def alternatives(info: inspect.Type) -> tuple[inspect.Type, ...]:
-    """The members of a union, or the type itself; annotations beside it are dropped."""
+    """Return the members of a union, or the type alone. Drop annotations beside it."""
     if isinstance(info, inspect.Metadata):
         return alternatives(info.type)
     if isinstance(info, inspect.UnionType):
@@ -54,18 +55,20 @@ def alternatives(info: inspect.Type) -> tuple[inspect.Type, ...]:
 
 
 def inspect_objects(message_type: Any) -> tuple[ObjectType, ...]:
-    """The struct or dataclass, or the several of a union, that messages are of. Raises `Invalid`."""
+    """Return the struct or dataclass of a message type, or those of a union. Raise `Invalid` for
+    other types.
+    """
     name = getattr(message_type, "__name__", str(message_type))
     try:
         found = alternatives(inspect.type_info(message_type))
     except (TypeError, NameError) as error:
-        raise Invalid(f"{name} cannot be a type of message: {error}") from error
+        raise Invalid(f"{name} cannot be a message type: {error}") from error
     objects = tuple(
         part for part in found if isinstance(part, (inspect.StructType, inspect.DataclassType))
     )
     if not objects or len(objects) != len(found):
         raise Invalid(
-            f"{name} cannot be a type of message",
+            f"{name} cannot be a message type",
             hint="Use a subclass of gazette.Message, a msgspec.Struct, a dataclass, a pydantic model, "
             "a protobuf class, dict, or bytes.",
         )
@@ -73,7 +76,9 @@ def inspect_objects(message_type: Any) -> tuple[ObjectType, ...]:
 
 
 def uuid_field(objects: tuple[ObjectType, ...]) -> inspect.Field | None:
-    """The field ``uuid``, which all of a union must agree on. Raises `Invalid` if they do not."""
+    """Return the field ``uuid``, which all types of a union must share. Raise `Invalid` if they
+    differ.
+    """
     found = [next((f for f in part.fields if f.name == "uuid"), None) for part in objects]
     shapes = {None if f is None else (f.encode_name, type(f.type)) for f in found}
     if len(shapes) > 1:
@@ -82,7 +87,7 @@ def uuid_field(objects: tuple[ObjectType, ...]) -> inspect.Field | None:
 
 
 def is_array(objects: tuple[ObjectType, ...], cls: type) -> bool:
-    """Whether messages of that class are JSON arrays, which hold every field in order."""
+    """Return True if messages of that class are JSON arrays, which hold every field in order."""
     part = _object_of(objects, cls)
     return isinstance(part, inspect.StructType) and part.array_like
 
@@ -90,7 +95,7 @@ def is_array(objects: tuple[ObjectType, ...], cls: type) -> bool:
 def payload_maker(
     objects: tuple[ObjectType, ...], cls: type, *, only_uuid: bool
 ) -> Callable[[Any], Any]:
-    """From a UUID's JSON value to the JSON of a message of class ``cls`` with no content.
+    """Return a function from a UUID's JSON value to the JSON of an empty message of class ``cls``.
 
     ``only_uuid`` leaves out the fields that the type requires.
     """

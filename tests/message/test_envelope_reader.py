@@ -262,7 +262,7 @@ async def test_a_jump_within_a_message_gives_up_its_begin():
     assert [(e.begin, e.end) for e in malformed] == [(113, 117)]
     assert read.closed
     read = source()
-    with pytest.raises(MalformedMessage, match="goes on at offset 500"):
+    with pytest.raises(MalformedMessage, match="500"):
         [batch async for batch in read_batches(read, JOURNAL, framing)]
     assert read.closed
 
@@ -295,5 +295,5 @@ async def test_a_transaction_whose_begin_is_gone_is_corrupt(client, broker, writ
 async def test_the_journal_must_be_there_and_hold_the_type(client):
     with pytest.raises(NotFound):
         await words_of(UncommittedReader(client, ReadParams("other/journal"), Word))
-    with pytest.raises(Invalid, match="a/journal: int cannot be a type of message"):
+    with pytest.raises(Invalid, match="a/journal: int cannot be a message type"):
         await words_of(UncommittedReader(client, ReadParams(JOURNAL), int))

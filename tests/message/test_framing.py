@@ -192,9 +192,9 @@ def test_out_of_step_frames_are_found_again():
     found, rest = decode_all(framing, good + b"junk junk" + good + b"trailing junk" + MAGIC[:3])
     assert found == [
         (0, 12, b"good"),
-        (12, 21, "no frame begins here"),
+        (12, 21, "no frame begins at this offset"),
         (21, 33, b"good"),
-        (33, 46, "no frame begins here"),
+        (33, 46, "no frame begins at this offset"),
     ]
     assert rest == MAGIC[:3]
     # Case: less than a header is not judged.
@@ -206,7 +206,7 @@ def test_lengths_that_nobody_writes_are_junk():
     good = framing.encode(b"good")
     huge = MAGIC + struct.pack("<I", 1001)
     assert decode_all(framing, huge + good)[0] == [
-        (0, 8, "no frame begins here"),
+        (0, 8, "no frame begins at this offset"),
         (8, 20, b"good"),
     ]
 
@@ -361,5 +361,5 @@ def test_types_may_read_rows_their_way():
     assert [ride.bike for ride in frames.messages] == [17]
     with pytest.raises(MalformedMessage, match="bike must be a number"):
         framing.decode(row("x\n"), 0)
-    with pytest.raises(Invalid, match="at least the field"):
+    with pytest.raises(Invalid, match="at least one field"):
         framing.encode(Ride())
