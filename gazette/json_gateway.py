@@ -17,6 +17,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from gazette.errors import Closed, GazetteError, Invalid, NotAllowed, Retryable
 from gazette.protocol.numbers import parse_number
@@ -24,6 +25,7 @@ from gazette.protocol.numbers import parse_number
 Handler = Callable[[Request], Awaitable[Response]]
 
 BODY_BYTES_MAX: Final = 1 << 20
+_METHODS: Final = ("GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS")
 CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
 """With every 401: what would be accepted."""
 _HTTP_CODES: Final = {
@@ -103,7 +105,7 @@ class WrongMediaType(Invalid):
 
 
 async def parse_body(request: Request, message: Message) -> None:
-    """Read the body as the JSON of ``message``; no body is an empty message.
+    """Read the body as the JSON of ``message``; no body is an empty message. Skip unknown fields.
 
     Raises ``Invalid``, and ``WrongMediaType`` for a body that is not ``application/json``.
     """
@@ -118,7 +120,7 @@ async def parse_body(request: Request, message: Message) -> None:
     if body and [one.partition(";")[0].strip().lower() for one in types] != ["application/json"]:
         raise WrongMediaType("expected a body of Content-Type application/json", path="body")
     try:
-        json_format.Parse(bytes(body) or b"{}", message)
+        json_format.Parse(bytes(body) or b"{}", message, ignore_unknown_fields=True)
         _check_numbers(json.loads(bytes(body) or b"{}"), message.DESCRIPTOR)
     except (json_format.ParseError, ValueError, RecursionError) as error:
         raise Invalid(str(error), path="body") from error
@@ -150,10 +152,11 @@ def error_object(code: grpc.StatusCode, text: str, status: int = 0) -> dict[str,
     """The value of ``error``; ``status`` replaces the HTTP status that goes with the code."""
     status = status or http_code_of(code)
     return {
-        "grpc_code": code.value[0],
-        "http_code": status,
+        "grpcCode": code.value[0],
+        "httpCode": status,
         "message": text,
-        "http_status": http.HTTPStatus(status).phrase,
+        "httpStatus": http.HTTPStatus(status).phrase,
+        "details": [],
     }
 
 
@@ -169,6 +172,17 @@ def failure_response(error: GazetteError) -> Response:
         body = error_object(grpc.StatusCode.INVALID_ARGUMENT, str(error), 415)
         return JSONResponse({"error": body}, 415)
     return error_response(code_of(error), str(error))
+
+
+def not_implemented_route(allow_origins: Sequence[str]) -> Route:
+    """Return the route of all paths below ``/v1/`` that no other route has. They are answered 501."""
+
+    async def handle(_request: Request) -> Response:
+        code, text = grpc.StatusCode.UNIMPLEMENTED, "Not Implemented"
+        body = {"code": code.value[0], "message": text, "details": []}
+        return JSONResponse(body, http_code_of(code))
+
+    return Route("/v1/{path:path}", Cors(allow_origins).wrap(handle), methods=list(_METHODS))
 
 
 def http_code_of(code: grpc.StatusCode) -> int:

@@ -61,6 +61,7 @@ _APPEND_CODES: Final = {
     Status.NOT_ALLOWED: 403,
     Status.WRONG_APPEND_OFFSET: 412,
 }
+_ASSIGNED_SOON: Final = (Status.NO_JOURNAL_PRIMARY_BROKER, Status.INSUFFICIENT_JOURNAL_BROKERS)
 _GRPC_CODES: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.UNAUTHENTICATED: 401,
@@ -156,6 +157,8 @@ class HttpGateway:
         headers = _route_of(response.header, loopback, request)
         if status is not Status.OK:
             text = f"{status.name}: {response.store_health_error}".rstrip(": ")
+            if status in _ASSIGNED_SOON:
+                headers["Retry-After"] = "1"
             return _text(text, _APPEND_CODES.get(status, 500), headers)
         headers |= append_headers(Fragment.from_pb(response.commit))
         return Response(status_code=204, headers=headers)
@@ -194,8 +197,6 @@ class _Read:
             return _head_only(_READ_CODES.get(status, 500), headers)
         if status is not Status.OK:
             call.cancel()
-            if wanted is not None and status is Status.OFFSET_NOT_YET_AVAILABLE:
-                headers["Content-Range"] = f"bytes */{first.write_head}"
             return _text(status.name, _READ_CODES.get(status, 500), headers)
         end = None
         if wanted is not None and (wanted.end is not None or not asked.block):
@@ -355,9 +356,12 @@ def parse_read(request: Request) -> broker_pb2.ReadRequest:
     block = arguments.get("block", "false").lower()
     if block not in ("true", "false", "1", "0"):
         raise Invalid(f"invalid block ({block}; expected true or false)")
+    if not -1 <= offset <= MAX_OFFSET:  # The request could not hold it.
+        given = arguments["offset"][:50]
+        raise Invalid(f"invalid Offset ({given}; expected -1 <= Offset <= MaxInt64)")
     parsed = broker_pb2.ReadRequest(
         journal=journal_of(request),
-        offset=offset if -1 <= offset <= MAX_OFFSET else -2,
+        offset=offset,
         block=block in ("true", "1"),
         metadata_only=request.method == "HEAD",
     )

@@ -10,6 +10,7 @@ from gazette.broker.http_ranges import MAX_OFFSET
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Route
+from gazette.protocol.status import Status
 
 EXPOSED: Final = (
     "Accept-Ranges, Content-Range, ETag, Location, X-Commit-Begin, X-Commit-End, "
@@ -20,10 +21,20 @@ EXPOSED: Final = (
 
 
 def read_headers(response: broker_pb2.ReadResponse) -> dict[str, str]:
-    """Of the first response to a read. The range is the original's: it has no end that is known."""
+    """Return those of the first response to a read.
+
+    The range of content is the original's: it has no end that is known. Where there is nothing at the
+    offset, it says how far the journal reaches. A journal that is not served has no head either.
+    """
+    if response.status == Status.OK:
+        content_range = f"bytes {response.offset}-{MAX_OFFSET}/{MAX_OFFSET}"
+    elif response.status == Status.OFFSET_NOT_YET_AVAILABLE:
+        content_range = f"bytes */{response.write_head}"
+    else:
+        return {}
     headers = {
         "X-Write-Head": str(response.write_head),
-        "Content-Range": f"bytes {response.offset}-{MAX_OFFSET}/{MAX_OFFSET}",
+        "Content-Range": content_range,
         "Accept-Ranges": "bytes",
     }
     if response.HasField("fragment"):

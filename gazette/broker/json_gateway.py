@@ -23,6 +23,7 @@ from gazette.json_gateway import (
     error_response,
     failure_response,
     json_line,
+    not_implemented_route,
     parse_body,
     to_json,
 )
@@ -46,6 +47,7 @@ def json_routes(
     return [
         route("/v1/journals/list", list_method, broker_pb2.ListRequest),
         route("/v1/journals/read", read, broker_pb2.ReadRequest),
+        not_implemented_route(allow_origins),
     ]
 
 

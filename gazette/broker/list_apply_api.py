@@ -246,7 +246,7 @@ class ListApplyApi:
             if change.HasField("upsert"):
                 await self._check_name(key, change)
                 spec = await self._keeping_resume_offset(key, change)
-                operations.append(Op.put(key, spec.to_pb().SerializeToString()))
+                operations.append(Op.put(key, spec.SerializeToString()))
             else:
                 operations.append(Op.delete(key))
         result = await context.etcd.txn(compares, operations)
@@ -292,15 +292,16 @@ class ListApplyApi:
 
     async def _keeping_resume_offset(
         self, key: str, change: broker_pb2.ApplyRequest.Change
-    ) -> JournalSpec:
-        """The specification to put: it replaces the former one whole, but for one thing.
+    ) -> broker_pb2.JournalSpec:
+        """The specification to put, with fields of newer versions: it replaces the former one whole, but
+        for one thing.
 
         Leaving ``suspend`` out of the specification of a suspended journal resumes it. The offset from
         which it resumes must survive that: with an empty blob store nothing else knows it, and
         offsets would be given out a second time.
         """
-        spec = JournalSpec.from_pb(change.upsert)
-        if spec.suspend is not None or change.expect_mod_revision == 0:
+        spec = change.upsert
+        if spec.HasField("suspend") or change.expect_mod_revision == 0:
             return spec
         context = self._context
         former: JournalSpec | None = None
@@ -313,7 +314,8 @@ class ListApplyApi:
                 former = decode_journal(spec.name, raw.value)
         if former is None or former.suspend is None or not former.suspend.offset:
             return spec
-        return replace(spec, suspend=Suspend(SuspendLevel.NONE, former.suspend.offset))
+        spec.suspend.CopyFrom(Suspend(SuspendLevel.NONE, former.suspend.offset).to_pb())
+        return spec
 
 
 def _refused(change: broker_pb2.ApplyRequest.Change, claims: Claims) -> str | None:

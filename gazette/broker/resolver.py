@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -69,6 +70,12 @@ class Resolution:
     def is_local(self) -> bool:
         return self.header.process_id == self.local_id
 
+    @property
+    def awaits_assignment(self) -> bool:
+        """Return whether the journal has no brokers yet, or no longer, and is to get some."""
+        without_primary = self.status is Status.NO_JOURNAL_PRIMARY_BROKER
+        return without_primary and not self.assignments and self.desired_replication > 0
+
 
 @dataclass(slots=True)
 class _Held:
@@ -104,7 +111,8 @@ class Resolver:
 
     ``new_replica`` makes one for a journal that was created at that revision. ``open_store`` is called
     with each store of a journal that becomes ours, so that its health is known early. Both must neither
-    block nor raise.
+    block nor raise. A call for the primary of a journal without brokers waits ``assignment_wait_s`` for
+    them: those of a journal that was just applied are on their way.
     """
 
     def __init__(
@@ -114,7 +122,10 @@ class Resolver:
         scope: TaskScope,
         new_replica: Callable[[str, Revision], Replica],
         open_store: Callable[[str], object],
+        *,
+        assignment_wait_s: float = 0.0,
     ) -> None:
+        self._assignment_wait_s = assignment_wait_s
         self._ks = key_space
         self._state = state
         self._scope = scope
@@ -170,7 +181,15 @@ class Resolver:
         if revision > self._ks.header.revision:
             await self._ks.wait_for_revision(revision)
         name = split_journal_meta(journal)[0]
-        return self._resolve_now(name, claims, may_proxy, require_primary)
+        resolution = self._resolve_now(name, claims, may_proxy, require_primary)
+        if not resolution.awaits_assignment:
+            return resolution
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._assignment_wait_s):
+                while resolution.awaits_assignment and not self.stopped.is_set():
+                    await self._ks.next_change()
+                    resolution = self._resolve_now(name, claims, may_proxy, require_primary)
+        return resolution
 
     def _check_proxy_header(self, header: Header) -> None:
         ours = self._ks.header.cluster_id

@@ -242,6 +242,7 @@ class BrokerService:
             self._replicas,
             new_replica=lambda journal, life: Replica(journal, life, context),
             open_store=blob_stores.get,
+            assignment_wait_s=settings.assignment_wait_s,
         )
         context = BrokerContext(
             clock=clock,

@@ -62,6 +62,8 @@ class BrokerSettings:
     store_check_timeout_s: float = 60.0
     listing_timeout_s: float = 15.0
     """How long a call waits for the first listing of a journal's stores before it is refused."""
+    assignment_wait_s: float = 5.0
+    """How long an append waits for the brokers of a journal that has none, as it was just applied."""
     spool_threads: int = 4
     """For hashing and compression and for a slow disk; as many again read from a slow disk."""
     blob_threads: int = 16

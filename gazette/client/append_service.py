@@ -172,8 +172,8 @@ class AppendService:
         return self._backlog.bytes
 
     def waiting(self) -> dict[str, str]:
-        """Journals, by name, to which something was released and not yet appended, each with why the
-        last attempt failed; empty while another one goes on. On the loop."""
+        """Return journals, by name, to which something was released and not yet appended, each with why
+        the last attempt failed, or empty if none has. On the loop."""
         return {
             name: queue.trouble for name, queue in self._backlog.queues.items() if queue.batches
         }
@@ -296,8 +296,8 @@ class AppendService:
         segments = self._backlog.seal(queue, batch)
         queue.sequence += 1
         attempt = 0
+        queue.trouble = ""
         while True:
-            queue.trouble = ""
             try:
                 return await append_once(
                     self._client, batch.params, self._content(segments), queue.attempt()

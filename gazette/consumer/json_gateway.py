@@ -13,7 +13,13 @@ from starlette.routing import Route
 from gazette.auth import Capability, Verifier
 from gazette.consumer.shard_api import ShardApi
 from gazette.errors import GazetteError
-from gazette.json_gateway import Cors, failure_response, parse_body, to_json
+from gazette.json_gateway import (
+    Cors,
+    failure_response,
+    not_implemented_route,
+    parse_body,
+    to_json,
+)
 from gazette.protocol.pb import consumer_pb2
 
 
@@ -40,4 +46,5 @@ def json_routes(
     return [
         route("/v1/shards/list", "list", Capability.LIST, consumer_pb2.ListRequest),
         route("/v1/shards/stat", "stat", Capability.READ, consumer_pb2.StatRequest),
+        not_implemented_route(allow_origins),
     ]

@@ -290,7 +290,8 @@ def _operations(key: str, change: pb.ApplyRequest.Change) -> list[Operation]:
     if not change.HasField("upsert"):
         return [Op.delete(key)]
     spec = ShardSpec.from_pb(change.upsert)
-    operations: list[Operation] = [Op.put(key, spec.to_pb().SerializeToString())]
+    # As it came: with fields of newer versions.
+    operations: list[Operation] = [Op.put(key, change.upsert.SerializeToString())]
     if change.HasField("primary_hints"):
         hints = FSMHints.from_pb(change.primary_hints)
         operations.append(Op.put(spec.hint_primary_key, encode_hints(hints)[1]))

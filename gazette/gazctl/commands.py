@@ -100,7 +100,7 @@ JSON is one document (with --watch: one on each line).""",
     Command(
         ("journals", "apply"),
         "Create, change and delete journals",
-        flags.ApplyFlags,
+        flags.JournalsApplyFlags,
         "journals_apply:apply",
         _BROKER,
         """\

@@ -100,6 +100,11 @@ class ApplyFlags(SharedFlags):
 
 
 @dataclass(frozen=True, slots=True)
+class JournalsApplyFlags(ApplyFlags):
+    wait: bool = flag(False, "return once every journal has its brokers, or fail after --timeout")
+
+
+@dataclass(frozen=True, slots=True)
 class EditFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("what to edit (required)"), short="l")
     max_txn_size: int = flag(0, "most changes in one transaction of etcd; 0: all of them in one")

@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 READ_BYTES: Final = 1 << 17
 _NAMED_MAX: Final = 3
+_ANSWER_S: Final = 5.0
+"""How much longer than a broker keeps an append its answer may take."""
+_POLL_S: Final = 0.1
 
 Choose = Callable[[bytes], str]
 """From a key to a journal. Raises ``NotFound``."""
@@ -238,13 +241,37 @@ def _read(source: BinaryIO) -> bytes:
 
 
 async def _flush(context: Context, service: AppendService, address: str) -> None:
-    """Wait for what is being appended, for as long as it gets on."""
+    """Wait for what is being appended, for as long as it gets on. Raise ``Unavailable`` with the reason
+    that the broker gave last."""
     while True:
         backlog = service.backlog_bytes
         try:
             async with context.answering(address):
                 await service.flush()
                 return
-        except Unavailable:
-            if service.backlog_bytes >= backlog:
+        except Unavailable as error:
+            reason = await _reason(context, service)
+            if service.backlog_bytes < backlog:
+                continue
+            if not reason:
                 raise
+            raise Unavailable(
+                f"not appended within {context.timeout_s:g} s: {reason}", hint=error.hint
+            ) from error
+
+
+async def _reason(context: Context, service: AppendService) -> str:
+    """Return why an append has failed last, or an empty text.
+
+    A broker may keep an append for a minute, as long as --timeout is, before it says why. So it gets
+    some more time to do so.
+    """
+    until = context.clock.monotonic() + _ANSWER_S
+    while waiting := service.waiting():
+        for journal, reason in sorted(waiting.items()):
+            if reason:
+                return f"{journal}: {reason}"
+        if context.clock.monotonic() >= until:
+            break
+        await context.clock.sleep(_POLL_S)
+    return ""

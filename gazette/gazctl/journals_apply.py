@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gazette.client.client import Client
-from gazette.client.journals import JournalChange
+from gazette.client.journals import JournalChange, ListedJournal
 from gazette.errors import Conflict, GazetteError, Invalid, NotFound, Unavailable
 from gazette.gazctl.context import Context, parse_selector
-from gazette.gazctl.flags import ApplyFlags, EditFlags
+from gazette.gazctl.flags import EditFlags, JournalsApplyFlags
 from gazette.gazctl.journals_list import journals_yaml, list_journals
 from gazette.gazctl.lookup import journals_by_name
 from gazette.gazctl.output import proto_text
 from gazette.gazctl.spec_text import edit_specs, read_specs
-from gazette.protocol.journal import JournalSpec
+from gazette.protocol.journal import REPLICATION_MAX, JournalSpec
 from gazette.protocol.journal_tree import JournalNode
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.validation import within
@@ -23,10 +24,11 @@ TXN_OPS_DEFAULT = 128
 """How many operations etcd takes in one transaction, unless it was told otherwise."""
 ANY_REVISION = -1
 _TOLD_MAX = 10
+_POLL_S = 0.2
 
 
 async def apply(context: Context) -> int:
-    flags = context.flags(ApplyFlags)
+    flags = context.flags(JournalsApplyFlags)
     changes = parse_changes(read_specs(flags.specs, context))
     if flags.dry_run:
         try:
@@ -36,7 +38,38 @@ async def apply(context: Context) -> int:
         context.terminal.write(proto_text(_request(changes)))
         return 0
     await _apply(context, changes, flags.max_txn_size)
+    if flags.wait:
+        await _wait_assigned(context, [one.upsert for one in changes if one.upsert is not None])
     return 0
+
+
+async def _wait_assigned(context: Context, specs: Sequence[JournalSpec]) -> None:
+    """Return once the journals have a primary and all replicas. Raise ``Unavailable`` after --timeout.
+
+    Journals that are suspended, or were deleted or changed since, need fewer brokers, or none.
+    """
+    client = await context.broker()
+    waiting = [spec.name for spec in specs]
+    try:
+        async with asyncio.timeout(context.timeout_s):
+            while waiting:
+                listed = await journals_by_name(context, client, waiting)
+                waiting = [name for name, one in listed.items() if _lacks_brokers(one)]
+                if waiting:
+                    await context.clock.sleep(_POLL_S)
+    except TimeoutError as error:
+        raise Unavailable(
+            f"{len(waiting)} journals, such as {min(waiting)}, have too few brokers after"
+            f" {context.timeout_s:g} s",
+            hint="They were applied. Start more brokers, or raise their --broker.limit.",
+        ) from error
+
+
+def _lacks_brokers(journal: ListedJournal) -> bool:
+    wanted = journal.spec.desired_replication(REPLICATION_MAX)
+    if wanted and journal.route.primary is None:
+        return True
+    return len(journal.route.members) < wanted
 
 
 async def edit(context: Context) -> int:

@@ -252,6 +252,23 @@ async def test_changes_are_made_together_if_every_expectation_holds(
     ]
 
 
+async def test_fields_of_newer_versions_are_kept(broker: BrokerFixture) -> None:
+    """Another broker, or client, may know what we do not."""
+    unknown = b"\xfa\x3f\x03new"  # field 1023
+    spec = journal_spec("a/journal", suspend=Suspend(SuspendLevel.PARTIAL, 7))
+    newer = broker_pb2.JournalSpec.FromString(spec.to_pb().SerializeToString() + unknown)
+    key = f"{broker.service.settings.root}/items/a/journal"
+    for expect in (0, -1):  # The second time without a suspension: its offset is put back.
+        request = broker_pb2.ApplyRequest()
+        request.changes.add(expect_mod_revision=expect).upsert.CopyFrom(newer)
+        assert (await broker.client.stub().Apply(request)).status == broker_pb2.OK
+        stored = await broker.service.context.etcd.get(key)
+        assert stored is not None
+        assert unknown in stored.value
+        assert broker_pb2.JournalSpec.FromString(stored.value).suspend.offset == 7
+        newer.ClearField("suspend")
+
+
 async def test_no_change_at_all_is_fine(broker: BrokerFixture) -> None:
     response = await apply(broker)
     assert response.status == Status.OK

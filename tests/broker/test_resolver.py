@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header, Route
 from gazette.protocol.status import Status
 from gazette.tasks import TaskScope
 from gazette.testing.broker import journal_spec
+from gazette.testing.instant_clock import breathe
 
 ROOT = "/root"
 US, THEM = ProcessId("a", "us-broker"), ProcessId("b", "them-broker")
@@ -58,14 +60,20 @@ class StubReplica:
 class World:
     """A key space that only this test writes, and the resolver of broker ``US`` on it."""
 
-    def __init__(self, scope: TaskScope) -> None:
+    def __init__(self, scope: TaskScope, assignment_wait_s: float = 0.0) -> None:
+        self.scope = scope
         self.key_space = KeySpace(ROOT, broker_decoder(ROOT, 3))
         self.key_space.header = ResponseHeader(7, 8, 1, 9)
         self.state = State(self.key_space, member_key(ROOT, US.zone, US.suffix), is_consistent)
         self.replicas: list[StubReplica] = []
         self.opened: list[str] = []
         self.resolver = Resolver(
-            self.key_space, self.state, scope, self._new_replica, self.opened.append
+            self.key_space,
+            self.state,
+            scope,
+            self._new_replica,
+            self.opened.append,
+            assignment_wait_s=assignment_wait_s,
         )
         self.key_space.observers += [self.state.observe, self.resolver.update]
         self.kvs: dict[str, KeyValue] = {}
@@ -115,6 +123,16 @@ async def world():
         yield world
         for replica in world.replicas:
             replica.may_end.set()
+        scope.cancel()
+
+
+@pytest.fixture
+async def patient() -> AsyncIterator[World]:
+    """Where calls wait for the brokers of a journal that has none."""
+    async with TaskScope("test") as scope:
+        world = World(scope, assignment_wait_s=60)
+        world.write(member(US), member(THEM))
+        yield world
         scope.cancel()
 
 
@@ -178,6 +196,23 @@ async def test_a_journal_outside_of_the_claims_cannot_be_told_from_a_missing_one
             )
             assert at == replace(other, header=at.header)
             assert at.header.route == EMPTY_ROUTE
+
+
+async def test_a_call_for_the_primary_waits_for_the_brokers_of_a_fresh_journal(
+    patient: World,
+) -> None:
+    world = patient
+    world.write(item(SPEC))
+    resolving = world.scope.spawn(world.resolve(require_primary=True), name="resolve")
+    await breathe()
+    world.write(member(THEM))
+    await breathe()
+    assert not resolving.done()
+    world.write(assigned(THEM, 0))
+    assert (await resolving).header.process_id == THEM
+    # Case: brokers that have no primary now, which takes as long as it takes.
+    world.write(gone(assigned(THEM, 0)), assigned(THEM, 1))
+    assert (await world.resolve(require_primary=True)).status is Status.NO_JOURNAL_PRIMARY_BROKER
 
 
 @pytest.mark.parametrize(

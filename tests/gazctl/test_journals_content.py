@@ -17,9 +17,9 @@ from gazette.blobs.file import FileStore
 from gazette.client.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.client.reader import ReadParams
-from gazette.errors import NotYet
+from gazette.errors import NotYet, Unavailable
 from gazette.etcd import Etcd
-from gazette.gazctl import append_waits
+from gazette.gazctl import append_waits, journals_append
 from gazette.gazctl.main import run_in_loop
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
 from gazette.message.mapping import Partition, Partitions, modulo_mapping, rendezvous_mapping
@@ -185,6 +185,35 @@ async def test_an_append_that_waits_says_what_for(
         assert "waiting for a/journal: Read: the journal's fragment stores have" in said
         assert said.count("have not been listed yet") == 1, "once, and not every time"
         assert said.endswith("to a/journal\n")
+
+
+class Broken(FileStore):
+    """A store whose listings fail."""
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        raise Unavailable("the disk is on fire")
+
+
+async def test_an_append_ends_with_the_reason_that_the_broker_gave_last(
+    etcd: Etcd, tmp_path: Path
+) -> None:
+    """It tries again, and the broker keeps each attempt for as long as it may wait itself."""
+
+    def construct(url: FragmentStoreUrl) -> FileStore:
+        return Broken(tmp_path / "root", url)
+
+    async with await BrokerFixture.start(
+        etcd, tmp_path, constructors={"file": construct}, listing_timeout_s=0.2
+    ) as broker:
+        await broker.client.apply_journals([JournalChange(upsert=journal_spec("a/journal"))])
+        gazctl = Runner({"BROKER_ADDRESS": broker.endpoint})
+        append = ("journals", "append", "-l", "name=a/journal", "--timeout=200ms")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(journals_append, "_ANSWER_S", 60)
+            result = await gazctl(*append, stdin=b"content")
+        assert result.code == 1
+        assert "not appended within 0.2 s: a/journal: " in result.err
+        assert "the disk is on fire" in result.err
 
 
 async def test_a_journal_that_may_not_be_written_ends_the_append(

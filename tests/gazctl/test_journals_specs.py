@@ -14,7 +14,7 @@ from gazette.client.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.protocol.journal import Suspend, SuspendLevel
-from gazette.protocol.label_set import LabelSet
+from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
@@ -319,3 +319,21 @@ async def test_a_journal_can_be_used_after_all_that(broker: BrokerFixture, gazct
     await broker.settled("a/one")
     await broker.client.append(AppendParams("a/one"), b"content")
     assert (await gazctl.ok("journals", "read", "-l", "name=a/one")).out == "content"
+
+
+async def test_apply_waits_until_journals_have_their_brokers(
+    broker: BrokerFixture, gazctl: Runner
+) -> None:
+    text = (
+        "name: a/fresh\nreplication: 1\n"
+        "fragment: {length: 1024, compression_codec: NONE, refresh_interval: 5m}\n"
+    )
+    apply = ("journals", "apply", "--wait")
+    await gazctl.ok(*apply, stdin=text.encode())
+    (listed,) = (await broker.client.list_journals(LabelSelector.of(name="a/fresh"))).journals
+    assert listed.route.primary == 0
+    # Case: of two brokers there is one.
+    text = text.replace("a/fresh", "a/wide").replace("replication: 1", "replication: 2")
+    result = await gazctl(*apply, "--timeout=300ms", stdin=text.encode())
+    assert result.code == 1
+    assert "1 journals, such as a/wide, have too few brokers after 0.3 s" in result.err
