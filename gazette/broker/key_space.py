@@ -17,6 +17,7 @@ from gazette.protocol.journal import JournalSpec
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.process import BrokerSpec
 from gazette.protocol.route import EMPTY_ROUTE, Route
+from gazette.protocol.stored import noted, stored_broker, stored_journal, stored_route
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,33 +60,39 @@ def broker_decoder(
 
 
 def decode_journal(journal: str, value: bytes) -> JournalSpec:
-    """The specification that is stored under the name ``journal``. Raises ``Invalid``."""
+    """Return the specification that is stored under the name ``journal``, as far as it can be served.
+
+    Raises ``Invalid`` for bytes that are none, and for that of another journal.
+    """
     with _readable("JournalSpec"):
-        spec = JournalSpec.from_pb(broker_pb2.JournalSpec.FromString(value))
-    spec.validate_stored()
-    if spec.name != journal:
-        raise Invalid(f"JournalSpec.Name ({spec.name}) does not match its key ({journal})")
-    return spec
+        pb = broker_pb2.JournalSpec.FromString(value)
+    if pb.name != journal:
+        raise Invalid(f"JournalSpec.Name ({pb.name}) does not match its key ({journal})")
+    return noted(f"the specification of journal {journal}", *stored_journal(pb))
 
 
 def _decode_member(zone: str, suffix: str, value: bytes) -> BrokerMember:
     with _readable("BrokerSpec"):
-        spec = BrokerSpec.from_pb(broker_pb2.BrokerSpec.FromString(value))
-    spec.validate()
+        pb = broker_pb2.BrokerSpec.FromString(value)
+    spec = noted(f"the broker {zone}#{suffix}", *stored_broker(pb))
     if spec.id != ProcessId(zone, suffix):
         raise Invalid(f"BrokerSpec.Id ({spec.id}) does not match its key ({zone}#{suffix})")
     return BrokerMember(spec)
 
 
 def _decode_assignment(journal: str, zone: str, suffix: str, slot: int, value: bytes) -> Route:
-    """The Route that the primary advertised; a fresh assignment has none yet."""
-    del journal, zone, suffix, slot
+    """Return the Route that the primary advertised. A fresh assignment has none yet.
+
+    An assignment that vanished would be made a second time: one whose value is damaged stays.
+    """
     if not value:
         return EMPTY_ROUTE
-    with _readable("Route"):
-        route = Route.from_pb(broker_pb2.Route.FromString(value))
-    route.validate()
-    return route
+    what = f"the route of journal {journal} at {zone}#{suffix}#{slot}"
+    try:
+        pb = broker_pb2.Route.FromString(value)
+    except DecodeError as error:
+        return noted(what, EMPTY_ROUTE, str(error))
+    return noted(what, *stored_route(pb))
 
 
 def spec_of(state: State, journal: JournalName, life: Revision) -> JournalSpec | None:

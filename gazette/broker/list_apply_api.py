@@ -175,7 +175,7 @@ class ListApplyApi:
             route = resolver.with_endpoints(route_of(ours))
             journals.append(
                 broker_pb2.ListResponse.Journal(
-                    spec=spec.to_pb(),
+                    spec=broker_pb2.JournalSpec.FromString(item.raw.value),
                     mod_revision=item.raw.mod_revision,
                     route=route.to_pb(),
                     create_revision=item.raw.create_revision,

@@ -20,7 +20,7 @@ from gazette.client.rpc_errors import END_OF_STREAM, answered, status_error, tra
 from gazette.errors import Broken, GazetteError, Invalid, NotFound, Retryable
 from gazette.protocol import duration
 from gazette.protocol.fragment import Fragment
-from gazette.protocol.ids import Offset, Revision, split_journal_meta, validate_journal_name
+from gazette.protocol.ids import Offset, Revision, split_journal_meta
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.protocol.pb import broker_pb2
@@ -37,6 +37,7 @@ from gazette.protocol.rpc import (
     validate_list_response_journal,
 )
 from gazette.protocol.status import Status
+from gazette.protocol.stored import listed_journal
 from gazette.protocol.validation import within
 
 if TYPE_CHECKING:
@@ -230,26 +231,21 @@ def _journals(page: broker_pb2.ListResponse) -> tuple[ListedJournal, ...]:
 
 
 def _understood(pb: broker_pb2.JournalSpec) -> JournalSpec | None:
-    """A specification that others have applied; None if nothing can be done with it.
+    """Return a specification that others have applied; None if it has no valid name.
 
     What is wrong with one journal is logged, and costs the others nothing.
     """
-    spec: JournalSpec | None = None
     try:
         with within("Spec"):
-            with within("Name"):
-                validate_journal_name(pb.name)
-            spec = JournalSpec.from_pb(pb)
-            spec.validate_stored()
+            spec, problem = listed_journal(pb)
     except Invalid as error:
+        log.warning("a journal is left out of a list: %(error)s", {"error": error})
+        return None
+    if problem:
         log.warning(
-            "the specification of journal %(journal)s is not valid here, and the journal is "
-            "%(outcome)s: %(error)s",
-            {
-                "journal": pb.name,
-                "outcome": "left out" if spec is None else "listed all the same",
-                "error": error,
-            },
+            "the specification of journal %(journal)s is not valid here, and is listed all the same:"
+            " %(problem)s",
+            {"journal": pb.name, "problem": problem},
         )
     return spec
 

@@ -39,6 +39,7 @@ from gazette.protocol.rpc import (
 )
 from gazette.protocol.shard import ReplicaStatus, ShardSpec
 from gazette.protocol.status import ShardStatus
+from gazette.protocol.stored import stored_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +285,7 @@ def _listed(shard: consumer_pb2.ListResponse.Shard) -> ListedShard:
         shard.mod_revision,
         shard.create_revision,
         Route.from_pb(shard.route),
-        tuple(ReplicaStatus.from_pb(status) for status in shard.status),
+        tuple(stored_status(status)[0] for status in shard.status),
     )
 
 

@@ -17,6 +17,7 @@ from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.process import ConsumerSpec
 from gazette.protocol.route import Route
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSpec
+from gazette.protocol.stored import noted, stored_consumer, stored_shard, stored_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +68,21 @@ def consumer_decoder(
 
 
 def decode_shard(shard_id: str, value: bytes) -> ShardSpec:
-    """The specification that is stored under the id ``shard_id``. Raises ``Invalid``."""
+    """Return the specification that is stored under the id ``shard_id``, as far as it can be served.
+
+    Raises ``Invalid`` for bytes that are none, and for that of another shard.
+    """
     with _readable("ShardSpec"):
-        spec = ShardSpec.from_pb(consumer_pb2.ShardSpec.FromString(value))
-    spec.validate()
-    if spec.id != shard_id:
-        raise Invalid(f"ShardSpec.Id ({spec.id}) does not match its key ({shard_id})")
-    return spec
+        pb = consumer_pb2.ShardSpec.FromString(value)
+    if pb.id != shard_id:
+        raise Invalid(f"ShardSpec.Id ({pb.id}) does not match its key ({shard_id})")
+    return noted(f"the specification of shard {shard_id}", *stored_shard(pb))
 
 
 def _decode_member(zone: str, suffix: str, value: bytes) -> ConsumerMember:
     with _readable("ConsumerSpec"):
-        spec = ConsumerSpec.from_pb(consumer_pb2.ConsumerSpec.FromString(value))
-    spec.validate()
+        pb = consumer_pb2.ConsumerSpec.FromString(value)
+    spec = noted(f"the member {zone}#{suffix}", *stored_consumer(pb))
     if spec.id != ProcessId(zone, suffix):
         raise Invalid(f"ConsumerSpec.Id ({spec.id}) does not match its key ({zone}#{suffix})")
     return ConsumerMember(spec)
@@ -88,12 +91,16 @@ def _decode_member(zone: str, suffix: str, value: bytes) -> ConsumerMember:
 def _decode_assignment(
     shard_id: str, zone: str, suffix: str, slot: int, value: bytes
 ) -> ReplicaStatus:
-    """The status that the assigned member advertised; a fresh assignment (empty) is idle."""
-    del shard_id, zone, suffix, slot
-    with _readable("ReplicaStatus"):
-        status = ReplicaStatus.from_pb(consumer_pb2.ReplicaStatus.FromString(value))
-    status.validate()
-    return status
+    """Return the status that the assigned member advertised. A fresh assignment (empty) is idle.
+
+    An assignment that vanished would be made a second time: one whose value is damaged stays.
+    """
+    what = f"the status of shard {shard_id} at {zone}#{suffix}#{slot}"
+    try:
+        pb = consumer_pb2.ReplicaStatus.FromString(value)
+    except DecodeError as error:
+        return noted(what, ReplicaStatus(), str(error))
+    return noted(what, *stored_status(pb))
 
 
 @contextmanager

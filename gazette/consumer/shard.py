@@ -317,6 +317,7 @@ class Shard:
 
     async def _standby(self) -> None:
         spec = self._spec
+        spec.validate()  # What was applied elsewhere may have names that lead nowhere.
         if not spec.recovery_log:
             await self._update_status(ReplicaStatus(ReplicaCode.STANDBY, ()))
             return

@@ -176,7 +176,7 @@ class ShardApi:
             assignments = self._state.assignments_of(spec.id)
             route = self._resolver.with_endpoints(route_of(assignments))
             shard = response.shards.add(
-                spec=spec.to_pb(),
+                spec=pb.ShardSpec.FromString(item.raw.value),
                 mod_revision=item.raw.mod_revision,
                 create_revision=item.raw.create_revision,
                 route=route.to_pb(),

@@ -108,10 +108,11 @@ async def test_a_journal_that_is_not_understood_does_not_hide_the_others(
     first.journals[2].spec.fragment.compression_codec = 99  # type: ignore[assignment]
     broker.answers["List"] = lambda _: [first]
     listed = await client.list_journals()
-    assert [one.spec.name for one in listed.journals] == ["a/one", "a/two"]
-    assert "journal a/two is not valid here, and the journal is listed all the same" in caplog.text
-    assert "journal a/three is not valid here, and the journal is left out" in caplog.text
-    assert "journal no is not valid here, and the journal is left out" in caplog.text
+    assert [one.spec.name for one in listed.journals] == ["a/one", "a/two", "a/three"]
+    assert listed.journals[1].spec.replication == 77
+    for name in ("a/two", "a/three"):
+        assert f"journal {name} is not valid here, and is listed all the same" in caplog.text
+    assert "a journal is left out of a list: Spec.Name: invalid length (2;" in caplog.text
 
 
 async def test_a_watch_gives_snapshots_and_resumes_where_it_was(

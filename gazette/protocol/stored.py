@@ -1,0 +1,218 @@
+"""Read specifications that others have stored in etcd, whatever our validation says of them.
+
+An item that one implementation or version refuses must not vanish for it: its clients would get
+"not found", and two clusters of brokers would disagree on what exists. What is invalid is replaced by the
+nearest value that can be served. Only what says which item it is must be right.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from gazette.errors import Invalid
+from gazette.labels import META_NAME, META_PREFIX, META_SHARD_ID
+from gazette.protocol import duration
+from gazette.protocol.fragment import Codec, FragmentStoreUrl
+from gazette.protocol.ids import META_DELIMITER, validate_journal_name, validate_shard_id
+from gazette.protocol.journal import (
+    FLUSH_INTERVAL_MIN_NS,
+    FRAGMENT_BYTES_MAX,
+    FRAGMENT_BYTES_MIN,
+    REFRESH_INTERVAL_MAX_NS,
+    REFRESH_INTERVAL_MIN_NS,
+    REPLICATION_MAX,
+    JournalSpec,
+    SuspendLevel,
+)
+from gazette.protocol.label_set import Label, LabelSet
+from gazette.protocol.pb import broker_pb2, consumer_pb2
+from gazette.protocol.process import JOURNAL_LIMIT_MAX, BrokerSpec, ConsumerSpec
+from gazette.protocol.route import EMPTY_ROUTE, Route, validate_endpoint
+from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSpec
+from gazette.protocol.validation import within
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_TXN_DURATION_NS: Final = duration.SECOND
+"""The longest transaction of a shard whose specification has none that is possible."""
+
+
+def stored_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
+    """Return a specification that can be served, and what is invalid about the stored one, if anything.
+
+    Raises ``Invalid`` for a name that is none. Stores are taken as they are: one that cannot be opened
+    fails where it is used, with its reason.
+    """
+    try:
+        spec = JournalSpec.from_pb(pb)
+        spec.validate_stored()
+        return spec, ""
+    except Invalid as error:
+        problem = str(error)
+    spec, _ = listed_journal(pb)
+    fragment = spec.fragment
+    codec = Codec.NONE if fragment.codec is Codec.INVALID else fragment.codec
+    if codec is Codec.GZIP_OFFLOAD_DECOMPRESSION and _is_file(fragment.stores[:1]):
+        codec = Codec.GZIP
+    flush_ns = fragment.flush_interval_ns
+    fragment = replace(
+        fragment,
+        codec=codec,
+        length=_between(FRAGMENT_BYTES_MIN, fragment.length, FRAGMENT_BYTES_MAX),
+        refresh_interval_ns=_between(
+            REFRESH_INTERVAL_MIN_NS, fragment.refresh_interval_ns, REFRESH_INTERVAL_MAX_NS
+        ),
+        flush_interval_ns=max(FLUSH_INTERVAL_MIN_NS, flush_ns) if flush_ns > 0 else 0,
+    )
+    suspend = spec.suspend
+    if suspend is not None and suspend.offset < 0:
+        suspend = replace(suspend, offset=0)
+    usable = replace(
+        spec,
+        replication=_between(1, spec.replication, REPLICATION_MAX),
+        labels=_ordered(spec.labels.labels, reserved=(META_NAME, META_PREFIX)),
+        fragment=fragment,
+        max_append_rate=max(0, spec.max_append_rate),
+        suspend=suspend,
+    )
+    return usable, problem
+
+
+def listed_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
+    """Return a specification as it was stored, and what is invalid about it, if anything.
+
+    Enumerations that we do not know are their zero values. Raises ``Invalid`` for a name that is none.
+    """
+    with within("Name"):
+        validate_journal_name(pb.name)
+        if META_DELIMITER in pb.name:
+            raise Invalid(f"Name cannot have a metadata path segment ({pb.name})")
+    problem = ""
+    try:
+        JournalSpec.from_pb(pb).validate_stored()
+    except Invalid as error:
+        problem = str(error)
+    known = broker_pb2.JournalSpec()
+    known.CopyFrom(pb)
+    if not any(pb.fragment.compression_codec == codec for codec in Codec):
+        known.fragment.compression_codec = Codec.INVALID.value  # type: ignore[assignment]
+    if pb.HasField("suspend") and not any(pb.suspend.level == level for level in SuspendLevel):
+        known.suspend.level = SuspendLevel.NONE.value  # type: ignore[assignment]
+    return JournalSpec.from_pb(known), problem
+
+
+def stored_shard(pb: consumer_pb2.ShardSpec) -> tuple[ShardSpec, str]:
+    """Return a specification that can be assigned, and what is invalid about the stored one, if anything.
+
+    Raises ``Invalid`` for an id that is none. A shard whose journals or hints are named wrongly stays so:
+    it fails when it starts, by the same rule.
+    """
+    spec = ShardSpec.from_pb(pb)
+    try:
+        spec.validate()
+        return spec, ""
+    except Invalid as error:
+        problem = str(error)
+    with within("Id"):
+        validate_shard_id(pb.id)
+    sources = {source.journal: source for source in reversed(spec.sources)}
+    usable = replace(
+        spec,
+        labels=_ordered(spec.labels.labels, reserved=(META_SHARD_ID,)),
+        sources=tuple(sources[journal] for journal in sorted(sources)),
+        hint_backups=max(0, spec.hint_backups),
+        min_txn_duration_ns=max(0, spec.min_txn_duration_ns),
+        max_txn_duration_ns=spec.max_txn_duration_ns
+        if spec.max_txn_duration_ns > 0
+        else _TXN_DURATION_NS,
+    )
+    return usable, problem
+
+
+def stored_broker(pb: broker_pb2.BrokerSpec) -> tuple[BrokerSpec, str]:
+    """Return a member that can be assigned to, and what is invalid about the stored one, if anything."""
+    spec = BrokerSpec.from_pb(pb)
+    try:
+        spec.validate()
+        return spec, ""
+    except Invalid as error:
+        limit = _between(0, spec.journal_limit, JOURNAL_LIMIT_MAX)
+        return replace(spec, journal_limit=limit, endpoint=_reachable(spec.endpoint)), str(error)
+
+
+def stored_consumer(pb: consumer_pb2.ConsumerSpec) -> tuple[ConsumerSpec, str]:
+    """Return a member that can be assigned to, and what is invalid about the stored one, if anything."""
+    spec = ConsumerSpec.from_pb(pb)
+    try:
+        spec.validate()
+        return spec, ""
+    except Invalid as error:
+        return replace(spec, endpoint=_reachable(spec.endpoint)), str(error)
+
+
+def stored_route(pb: broker_pb2.Route) -> tuple[Route, str]:
+    """Return a route, and what is invalid about the stored one, if anything: then it is the empty one,
+    which is never consistent, so that the primary writes it again."""
+    try:
+        route = Route.from_pb(pb)
+        route.validate()
+        return route, ""
+    except Invalid as error:
+        return EMPTY_ROUTE, str(error)
+
+
+def stored_status(pb: consumer_pb2.ReplicaStatus) -> tuple[ReplicaStatus, str]:
+    """Return a status, and what is invalid about the stored one, if anything.
+
+    A code that we do not know is that of a replica which cannot take over.
+    """
+    errors = tuple(pb.errors)
+    if not any(pb.code == code for code in ReplicaCode):
+        return ReplicaStatus(ReplicaCode.IDLE, errors), f"Code: invalid code ({pb.code})"
+    status = ReplicaStatus.from_pb(pb)
+    try:
+        status.validate()
+        return status, ""
+    except Invalid as error:
+        return status, str(error)
+
+
+def noted(what: str, value: T, problem: str) -> T:
+    """Return ``value``. Log what is invalid about it: a value of etcd is decoded once for each change."""
+    if problem:
+        log.warning(
+            "%(what)s is not valid here, and is served as far as possible: %(problem)s",
+            {"what": what, "problem": problem},
+        )
+    return value
+
+
+def _between(least: int, value: int, most: int) -> int:
+    return max(least, min(value, most))
+
+
+def _ordered(labels: Iterable[Label], *, reserved: tuple[str, ...]) -> LabelSet:
+    """Return the labels in their order, each once, without those that stand for the item itself."""
+    kept = {Label(one.name, one.value) for one in labels if one.name not in reserved}
+    return LabelSet(tuple(sorted(kept)))
+
+
+def _is_file(stores: tuple[str, ...]) -> bool:
+    try:
+        return any(FragmentStoreUrl.parse(store).scheme == "file" for store in stores)
+    except Invalid:
+        return False
+
+
+def _reachable(endpoint: str) -> str:
+    """Return the endpoint, or an empty text if it is none: members without one are not called."""
+    try:
+        validate_endpoint(endpoint)
+    except Invalid:
+        return ""
+    return endpoint
