@@ -26,9 +26,10 @@ def read_headers(response: broker_pb2.ReadResponse) -> dict[str, str]:
     The range of content is the original's: it has no end that is known. Where there is nothing at the
     offset, it says how far the journal reaches. A journal that is not served has no head either.
     """
-    if response.status == Status.OK:
+    status = Status.from_pb(response.status)
+    if status is Status.OK:
         content_range = f"bytes {response.offset}-{MAX_OFFSET}/{MAX_OFFSET}"
-    elif response.status == Status.OFFSET_NOT_YET_AVAILABLE:
+    elif status is Status.OFFSET_NOT_YET_AVAILABLE:
         content_range = f"bytes */{response.write_head}"
     else:
         return {}

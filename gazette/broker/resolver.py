@@ -186,9 +186,11 @@ class Resolver:
             return resolution
         with suppress(TimeoutError):
             async with asyncio.timeout(self._assignment_wait_s):
-                while resolution.awaits_assignment and not self.stopped.is_set():
+                while not self.stopped.is_set():
                     await self._ks.next_change()
                     resolution = self._resolve_now(name, claims, may_proxy, require_primary)
+                    if not resolution.awaits_assignment:
+                        break
         return resolution
 
     def _check_proxy_header(self, header: Header) -> None:

@@ -99,9 +99,9 @@ def listed_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
         problem = str(error)
     known = broker_pb2.JournalSpec()
     known.CopyFrom(pb)
-    if not any(pb.fragment.compression_codec == codec for codec in Codec):
+    if int(pb.fragment.compression_codec) not in set(Codec):
         known.fragment.compression_codec = Codec.INVALID.value  # type: ignore[assignment]
-    if pb.HasField("suspend") and not any(pb.suspend.level == level for level in SuspendLevel):
+    if pb.HasField("suspend") and int(pb.suspend.level) not in set(SuspendLevel):
         known.suspend.level = SuspendLevel.NONE.value  # type: ignore[assignment]
     return JournalSpec.from_pb(known), problem
 
@@ -172,7 +172,7 @@ def stored_status(pb: consumer_pb2.ReplicaStatus) -> tuple[ReplicaStatus, str]:
     A code that we do not know is that of a replica which cannot take over.
     """
     errors = tuple(pb.errors)
-    if not any(pb.code == code for code in ReplicaCode):
+    if int(pb.code) not in set(ReplicaCode):
         return ReplicaStatus(ReplicaCode.IDLE, errors), f"Code: invalid code ({pb.code})"
     status = ReplicaStatus.from_pb(pb)
     try:
