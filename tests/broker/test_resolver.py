@@ -493,8 +493,6 @@ async def test_after_stop_serving_local_journals_are_refused_and_others_proxied(
         ((item_key(ROOT, "other/name"), item(SPEC)[1]), "does not match its key"),
         ((member_key(ROOT, "a", "other-suffix"), member(US)[1]), "does not match its key"),
         ((member_key(ROOT, "a", "other-suffix"), b"\xff"), "not a BrokerSpec"),
-        ((assigned(US, 0)[0], b"\xff"), "not a Route"),
-        ((assigned(US, 0)[0], Route((THEM, US)).to_pb().SerializeToString()), "sorted order"),
     ],
 )
 async def test_values_that_do_not_fit_their_key_are_left_out(
@@ -502,6 +500,23 @@ async def test_values_that_do_not_fit_their_key_are_left_out(
 ) -> None:
     world.write(change)
     assert world.key_space.get(change[0]) is None
+    assert text in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (b"\xff", "Error parsing message"),
+        (Route((THEM, US)).to_pb().SerializeToString(), "sorted order"),
+    ],
+)
+async def test_an_assignment_whose_route_is_damaged_stays_and_is_not_consistent(
+    world: World, value: bytes, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.write(item(SPEC), (assigned(US, 0)[0], value))
+    (assignment,) = world.state.assignments_of(JOURNAL)
+    assert assignment.decoded.value == EMPTY_ROUTE
+    assert not is_consistent(world.state.item(JOURNAL), assignment, [assignment])
     assert text in caplog.text
 
 
