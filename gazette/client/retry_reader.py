@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
@@ -49,7 +49,16 @@ class RetryReader:
     one opened before the present one ends.
     """
 
-    def __init__(self, client: Client, params: ReadParams, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        params: ReadParams,
+        *,
+        clock: Clock | None = None,
+        on_interrupted: Callable[[], None] | None = None,
+    ) -> None:
+        """``on_interrupted`` is called when a broker's stream broke or ended: another may serve the journal,
+        or it may have been deleted and created again meanwhile."""
         params.validate()
         self.params = params
         """As given, with the present ``block``; where the reader is now is ``offset``."""
@@ -72,6 +81,7 @@ class RetryReader:
         self._looked_at = -1
         """Where the last fragment began that was opened ahead."""
         self._closed = False
+        self._on_interrupted = on_interrupted or _unheard
 
     async def __aenter__(self) -> Self:
         return self
@@ -195,6 +205,8 @@ class RetryReader:
 
     async def _on_end(self, reader: Reader) -> None:
         """A broker ended the stream, or a fragment at its store ended."""
+        if reader.direct is None and not reader.fragment_url:
+            self._on_interrupted()
         progress = reader.offset != reader.params.offset
         stuck = not progress and reader.params.do_not_proxy and reader.fragment_url != ""
         # It was left to us to open the fragment, and we cannot: ask for its bytes.
@@ -230,6 +242,7 @@ class RetryReader:
             )
             return
         self._proxied = False
+        self._on_interrupted()
         if status_of(error) == Status.SUSPENDED.name:
             raise error
         if isinstance(error, NotFound | NotAllowed) and self._attempt >= _ATTEMPTS_MAX:
@@ -268,3 +281,7 @@ class RetryReader:
             if self._next is reader:
                 self._next = None
                 reader.close()
+
+
+def _unheard() -> None:
+    """Ignore an interruption."""

@@ -20,9 +20,10 @@ from gazette.consumer.ownership import Ownership
 from gazette.consumer.poison import PoisonPolicy
 from gazette.consumer.poison_control import decoded
 from gazette.consumer.progress import Progress
-from gazette.errors import Closed, Corrupt, NotFound
+from gazette.errors import Closed, NotFound
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.envelope_reader import cannot_replay
 from gazette.message.sequencer import ReplayRange
 from gazette.tasks import OpFuture, TaskScope, Waiter, portable
 
@@ -123,13 +124,7 @@ class ShardOutside:
                     metrics.SEQUENCER_REPLAY.inc(wanted.journal, by=len(batch))
                     yield batch
         except OffsetJump as jump:
-            raise Corrupt(
-                f"a transaction of source {wanted.journal} cannot be read again: the journal has no"
-                f" bytes before offset {jump.offset} any more",
-                hint="Keep fragments for longer than transactions of producers take.",
-                begin=wanted.begin,
-                end=wanted.end,
-            ) from jump
+            raise cannot_replay(wanted, jump) from jump
 
     def read_again(self, journal: str, begin: int, end: int) -> bytes:
         try:

@@ -32,7 +32,7 @@ from gazette.consumer.poison_control import checked_policy
 from gazette.consumer.progress import Progress
 from gazette.consumer.shard_context import ShardContext
 from gazette.consumer.shard_journals import ShardJournals
-from gazette.consumer.source_reading import check_source, read_source
+from gazette.consumer.source_reading import read_source
 from gazette.consumer.transactor import Transactor
 from gazette.errors import Closed, GazetteError, Invalid
 from gazette.failpoints import hit, reach
@@ -220,9 +220,6 @@ class Primary:
             journal, begin = decoder.journal, decoder.begin
             reading = read_source(journal, begin, inbox, client, clock, self._shard.id)
             self._scope.spawn(reading, name=f"read {journal}")
-            if begin:
-                checking = check_source(journal, begin, inbox, client, clock)
-                self._scope.spawn(checking, name=f"check {journal}")
 
     async def run(self, checkpoint: Checkpoint) -> None:
         """Transactions until the shard ends, on its thread. Raises what makes the shard fail."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Final
 
@@ -15,13 +16,16 @@ from gazette.consumer.outside import READ_BYTES
 from gazette.consumer.standby_lag import journal_head
 from gazette.errors import Corrupt, GazetteError, NotAllowed
 from gazette.failpoints import reach
-from gazette.protocol.ids import split_journal_meta
+from gazette.protocol.ids import Revision, split_journal_meta
 from gazette.protocol.status import Status
+from gazette.tasks import TaskScope
 
 log = logging.getLogger(__name__)
 
 SUSPENDED_POLL_S: Final = 2.0
 """How often a reader looks whether a fully suspended source was resumed."""
+_LIFE_LOOKS_S: Final = (0.0, 1.0, 4.0)
+"""Pauses before looks at whether a source was created again: brokers hear of that a moment later."""
 SHORT_SOURCE_LOOKS: Final = 5
 SHORT_SOURCE_PAUSE_S: Final = 2.0
 SHORT_SOURCE_PAUSE_MAX_S: Final = 60.0
@@ -30,35 +34,71 @@ SHORT_SOURCE_PAUSE_MAX_S: Final = 60.0
 async def read_source(
     journal: str, offset: int, inbox: Inbox, client: Client, clock: Clock, shard_id: str
 ) -> None:
-    """Read a source into the inbox until it fails, which the inbox is told, or the shard ends."""
-    reader = RetryReader(client, ReadParams(journal, offset, block=True), clock=clock)
-    try:
+    """Read a source into the inbox until it fails, which the inbox is told, or the shard ends.
+
+    The source is checked at first, and when it was created again while it was read: see `check_source`.
+    """
+    interrupted = asyncio.Event()
+    params = ReadParams(journal, offset, block=True)
+    reader = RetryReader(client, params, clock=clock, on_interrupted=interrupted.set)
+
+    async def check() -> None:
+        if offset:
+            await check_source(journal, offset, inbox, client, clock)
+        created = await _created(client, journal)
         while True:
-            begin = reader.offset
-            try:
-                data = await reader.read(READ_BYTES)
-            except OffsetJump as jump:
-                log.warning(
-                    "source %(journal)s of shard %(shard)s: %(reason)s",
-                    {"journal": journal, "shard": shard_id, "reason": jump},
-                )
-                inbox.put(Jump(journal, jump.offset))
-                continue
-            except NotAllowed as error:
-                if status_of(error) != Status.SUSPENDED.name:
-                    raise
-                # No broker serves it; whoever appends to it resumes it.
-                await clock.sleep(SUSPENDED_POLL_S)
-                continue
-            if data:
-                await reach("source.read", journal, clock)
-                await inbox.put_chunk(Chunk(journal, begin, data))
-    except GazetteError as error:
-        # `Closed`, for one, of an inbox that has stopped: then this is dropped. Of a client that somebody
-        # closed, the shard would else wait for ever.
-        inbox.put(SourceFailed(journal, error))
-    finally:
-        reader.close()
+            await interrupted.wait()
+            interrupted.clear()
+            for pause_s in _LIFE_LOOKS_S:
+                await clock.sleep(pause_s)
+                now = await _created(client, journal)
+                if now is not None and created is not None and now != created:
+                    await check_source(journal, reader.offset, inbox, client, clock)
+                created = created if now is None else now
+
+    async with TaskScope(f"read {journal}") as scope:
+        scope.spawn(check(), name="check")
+        try:
+            await _read(reader, inbox, clock, shard_id)
+        except GazetteError as error:
+            # `Closed`, for one, of an inbox that has stopped: then this is dropped. Of a client that was
+            # closed, the shard would else wait for ever.
+            inbox.put(SourceFailed(journal, error))
+        finally:
+            reader.close()
+            scope.cancel()
+
+
+async def _created(client: Client, journal: str) -> Revision | None:
+    """Return the revision that a journal was created at; None if that cannot be told now."""
+    try:
+        return (await client.get_journal(journal)).create_revision
+    except GazetteError:
+        return None
+
+
+async def _read(reader: RetryReader, inbox: Inbox, clock: Clock, shard_id: str) -> None:
+    journal = reader.params.journal
+    while True:
+        begin = reader.offset
+        try:
+            data = await reader.read(READ_BYTES)
+        except OffsetJump as jump:
+            log.warning(
+                "source %(journal)s of shard %(shard)s: %(reason)s",
+                {"journal": journal, "shard": shard_id, "reason": jump},
+            )
+            inbox.put(Jump(journal, jump.offset))
+            continue
+        except NotAllowed as error:
+            if status_of(error) != Status.SUSPENDED.name:
+                raise
+            # No broker serves it; whoever appends to it resumes it.
+            await clock.sleep(SUSPENDED_POLL_S)
+            continue
+        if data:
+            await reach("source.read", journal, clock)
+            await inbox.put_chunk(Chunk(journal, begin, data))
 
 
 async def check_source(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, Type
 
 from gazette.client.journals import get_journal
 from gazette.client.reader import OffsetJump, ReadParams
-from gazette.errors import Invalid, NotYet
+from gazette.errors import Corrupt, Invalid, NotYet
 from gazette.labels import CONTENT_TYPE
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
@@ -70,13 +70,14 @@ async def read_batches(
     framing: Framing[M],
     *,
     on_malformed: OnMalformed | None = None,
+    may_jump: bool = True,
 ) -> AsyncGenerator[list[Envelope[M]], None]:
     """Yield the envelopes of a source's bytes, until its end or until it raises ``NotYet``. Close
     the source.
 
-    If the journal has lost bytes, log a warning and continue behind them. Raise what the source
-    raises, and `TruncatedFrame` if the end cuts a message. Raise `MalformedMessage` unless
-    ``on_malformed`` is given.
+    If the journal has lost bytes, log a warning and continue behind them; raise `OffsetJump` if reading
+    may not jump. Raise what the source raises, and `TruncatedFrame` if the end cuts a message. Raise
+    `MalformedMessage` unless ``on_malformed`` is given.
     """
     decoder: EnvelopeDecoder[M] | None = None
     try:
@@ -84,6 +85,8 @@ async def read_batches(
             try:
                 chunk = await source.read(_READ_BYTES_MAX)
             except OffsetJump as jump:
+                if not may_jump:
+                    raise
                 log.warning(
                     "%(journal)s: the journal lost bytes; reading continues at offset %(offset)d: %(reason)s",
                     {"journal": journal, "offset": jump.offset, "reason": jump},
@@ -252,13 +255,27 @@ class CommittedReader(Generic[M]):
             # Malformed frames of this range were reported when they were first read.
             skip = None if self._on_malformed is None else _ignore
             source = self._client.retry_reader(params)
-            read = read_batches(source, journal, framing, on_malformed=skip)
-            async with aclosing(read):
-                async for batch in read:
-                    self._sequencer.feed_replay(batch)
-                    for ready in self._dequeued():
-                        yield ready
+            read = read_batches(source, journal, framing, on_malformed=skip, may_jump=False)
+            try:
+                async with aclosing(read):
+                    async for batch in read:
+                        self._sequencer.feed_replay(batch)
+                        for ready in self._dequeued():
+                            yield ready
+            except OffsetJump as jump:
+                raise cannot_replay(wanted, jump) from jump
         self._sequencer.end_replay()
+
+
+def cannot_replay(wanted: ReplayRange, jump: OffsetJump) -> Corrupt:
+    """Return the error of a committed transaction of which the journal has lost a part."""
+    return Corrupt(
+        f"a transaction of {wanted.journal} cannot be read again: the journal has no bytes before offset"
+        f" {jump.offset} any more",
+        hint="Keep fragments for longer than transactions of producers take.",
+        begin=wanted.begin,
+        end=wanted.end,
+    )
 
 
 def _ignore(_error: MalformedMessage) -> None:

@@ -55,9 +55,16 @@ async def test_a_stream_survives_breaks_and_ends_at_its_end(
         Send((broker.metadata(J, 3, Status.INSUFFICIENT_JOURNAL_BROKERS),)),
         Send((broker.metadata(J, 3), content(3, b"34"))),  # The broker stops: a clean end.
     )
-    reader = client.retry_reader(ReadParams(J, end_offset=9))
+    breaks: list[int] = []
+    reader = RetryReader(
+        client,
+        ReadParams(J, end_offset=9),
+        clock=instant,
+        on_interrupted=lambda: breaks.append(reader.offset),
+    )
     assert await collect(reader) == b"012345678"
     assert reader.offset == 9
+    assert breaks == [3, 3, 3, 5]
     assert [read.offset for read in broker.reads] == [0, 3, 3, 3, 5]
     assert instant.slept == [0.05, 0.05, 0.1]
 

@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
+from gazette.client.journals import ListedJournal
+from gazette.client.reader import ReadParams
 from gazette.consumer import source_reading
 from gazette.consumer.inbox import Inbox, SourceFailed
 from gazette.consumer.source_reading import check_source, read_source
-from gazette.errors import Closed, Corrupt
-from gazette.testing.instant_clock import InstantClock
+from gazette.errors import Closed, Corrupt, NotFound
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.route import EMPTY_ROUTE
+from gazette.tasks import TaskScope
+from gazette.testing.instant_clock import InstantClock, eventually
 
 JOURNAL = "a/source"
 
@@ -21,7 +26,8 @@ class Reader:
 
     offset = 7
 
-    def __init__(self, *_: object, **__: object) -> None:
+    def __init__(self, _client: object, params: ReadParams, **__: object) -> None:
+        self.params = params
         self.closed = False
 
     async def read(self, size: int) -> bytes:
@@ -48,6 +54,57 @@ async def test_a_reader_that_somebody_closed_fails_the_shard(
     event = inbox.get(0)
     assert isinstance(event, SourceFailed)
     assert isinstance(event.error, Closed)
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_a_source_that_is_created_again_while_it_is_read_fails_the_shard(
+    monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Its reader is interrupted for a moment, and would wait until the new journal is as long."""
+    lives = [3, None, 5 if again else 3, 5 if again else 3]
+    may_break = asyncio.Event()
+
+    class Interrupted(Reader):
+        def __init__(self, *arguments: Any, on_interrupted: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.on_interrupted = on_interrupted
+
+        async def read(self, size: int) -> bytes:
+            await may_break.wait()
+            self.offset = 80
+            self.on_interrupted()
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable")
+
+    class Brokers:
+        """They do not know the journal for a moment, and then one of another life."""
+
+        async def get_journal(self, name: str) -> Any:
+            created = lives.pop(0)
+            may_break.set()
+            if created is None:
+                raise NotFound("journal not found", journal=name)
+            return ListedJournal(JournalSpec(name), 9, created, EMPTY_ROUTE)
+
+    async def journal_head(client: object, journal: str) -> int | None:
+        return 100 if len(lives) == 4 else 50
+
+    monkeypatch.setattr(source_reading, "RetryReader", Interrupted)
+    monkeypatch.setattr(source_reading, "journal_head", journal_head)
+    inbox, client = Inbox(10, asyncio.get_running_loop()), Brokers()
+    of: Any = client
+    async with TaskScope("test") as scope:
+        scope.spawn(read_source(JOURNAL, 7, inbox, of, InstantClock(), "a-shard"), name="read")
+        await eventually(lambda: not lives)
+        if again:
+            await eventually(lambda: inbox.has_input)
+        scope.cancel()
+    assert inbox.has_input == again
+    if again:
+        event = inbox.get(0)
+        assert isinstance(event, SourceFailed)
+        assert isinstance(event.error, Corrupt)
+        assert "offset=80" in str(event.error)
 
 
 @pytest.mark.parametrize(

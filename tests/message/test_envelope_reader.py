@@ -267,6 +267,26 @@ async def test_a_jump_within_a_message_gives_up_its_begin():
     assert read.closed
 
 
+async def test_a_transaction_that_is_gone_up_to_where_reading_goes_on_is_corrupt(
+    client, broker, writer
+):
+    """Another reader stopped within it. What that had read must be read again, and is pruned."""
+    for number in range(3):
+        writer.write(f"{number}", CONTINUE_TXN)
+    first = CommittedReader(client, ReadParams(JOURNAL), Word)
+    assert [batch async for batch in first.batches()] == []
+    middle = writer.journal.end
+    writer.write("3", CONTINUE_TXN)
+    writer.write("", ACK_TXN)
+    del writer.journal.content[:middle]
+    writer.journal.begin = middle
+    params = ReadParams(JOURNAL, middle, end_offset=writer.journal.end)
+    second = CommittedReader(client, params, Word, source=first.checkpoint())
+    with pytest.raises(Corrupt, match="cannot be read again") as error:
+        [batch async for batch in second.batches()]
+    assert error.value.facts["begin"] == 0
+
+
 async def test_a_transaction_whose_begin_is_gone_is_corrupt(client, broker, writer):
     for number in range(6):
         writer.write(f"{number}", CONTINUE_TXN)
@@ -288,7 +308,7 @@ async def test_a_transaction_whose_begin_is_gone_is_corrupt(client, broker, writ
         return served(request)
 
     broker._served = shortened
-    with pytest.raises(Corrupt, match="wrong Begin"):
+    with pytest.raises(Corrupt, match="cannot be read again"):
         await read()
 
 

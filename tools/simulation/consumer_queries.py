@@ -236,6 +236,17 @@ class Notes:
         """Note numbers that are committed below ``end``."""
         self._writes.setdefault(journal, []).append((end, numbers))
 
+    def pruned(self, journal: str, end: int) -> None:
+        """Note that what is below ``end`` was pruned before a shard read it.
+
+        A transaction that has begun there, too, is not judged: a part of it may be read.
+        """
+        writes = self._writes.get(journal, [])
+        at = next((i for i, (one, _) in enumerate(writes) if one > end), len(writes))
+        self._writes[journal] = [
+            (one, [] if i <= at else numbers) for i, (one, numbers) in enumerate(writes)
+        ]
+
     def written_ends(self, journal: str) -> list[int]:
         """Return offsets up to which a query of the source may wait."""
         return [end for end, _ in self._writes.get(journal, ())]

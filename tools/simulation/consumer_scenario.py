@@ -10,19 +10,18 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from gazette.client.append_service import AppendService
 from gazette.client.appender import AppendParams, AppendResult
+from gazette.client.channel import Channels
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange, apply_journals
-from gazette.client.reader import ReadParams
-from gazette.errors import GazetteError
+from gazette.client.shards import ShardClient
+from gazette.errors import Corrupt, GazetteError
 from gazette.etcd import Compare, Etcd, EtcdSettings, Op
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
-from gazette.message.envelope_reader import CommittedReader
 from gazette.message.mapping import fixed_mapping
 from gazette.message.publisher import Publisher
 from gazette.protocol import duration
@@ -32,6 +31,7 @@ from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.tasks import TaskScope, settled
 from tools.simulation.consumer_app import KEYS, Input, Output
+from tools.simulation.consumer_pruning import Archive, Pruner
 from tools.simulation.consumer_queries import Asked, QueryClient
 from tools.simulation.consumer_world import CONSUMERS, ConsumerWorld, MemberProcess, Trap
 from tools.simulation.loop import Node, NodeClock
@@ -49,6 +49,10 @@ HINTS: Final = "/gazette/hints/fold"
 _HEAL_S: Final = 420.0
 """After the last fault: how long until every shard has read all of its input."""
 _CALL_S: Final = 45.0
+_STORED_S: Final = 70.0
+"""How long until what was appended to a journal is stored, or known to be removed."""
+_FAILED_S: Final = 120.0
+"""How long until a shard has failed whose source was created again."""
 _ANSWER_S: Final = 120.0
 """After the last fault: how long until every member answers every query."""
 TRAPS: Final = (
@@ -96,6 +100,11 @@ class ConsumerScenario:
         """Decides about what not every seed has."""
         self.asks = seed % 8 != PLAIN
         """Whether there are queries, databases of SQLite and pruning."""
+        self.prunes = False
+        self.pruned_before = ""
+        """A source that is pruned before members start."""
+        self.recreates = ""
+        """A source that is deleted and created again at the end."""
         self.plan = self._plan()
         if self.asks:
             self._plan_more()
@@ -109,6 +118,11 @@ class ConsumerScenario:
         """How many of them have committed, as of the end."""
         self._writers: list[asyncio.Task[None]] = []
         self._askers: list[QueryClient] = []
+        self.settled: dict[str, list[int]] = {}
+        """Of each source, offsets before which no transaction was open that might yet commit."""
+        self._archives = {
+            source.journal: Archive(Input) for spec in self.plan.shards for source in spec.sources
+        }
         self._broker_free_at = 0.0
         """From when on a broker may fail again: acknowledged bytes are not to be lost by two failures."""
         self._client: Client | None = None
@@ -166,6 +180,11 @@ class ConsumerScenario:
         rng, world = self.more_rng, self.world
         world.consumer_options["query_timeout_s"] = rng.choice((5.0, 20.0, 60.0))
         world.slow_queries = rng.choice((0.0, 0.02, 0.2))
+        self.prunes = rng.random() < 0.5
+        if rng.random() < 0.15:
+            self.pruned_before = rng.choice(rng.choice(self.plan.shards).sources).journal
+        if rng.random() < 0.25:
+            self.recreates = rng.choice(rng.choice(self.plan.shards).sources).journal
         world.sqlite = {
             spec.id for spec in self.plan.shards if spec.recovery_log and rng.random() < 0.6
         }
@@ -179,7 +198,7 @@ class ConsumerScenario:
             fragment=FragmentSpec(
                 length=rng.choice((1 << 10, 1 << 12, 1 << 20)),
                 codec=Codec.NONE,
-                stores=(f"s3://{name.replace('/', '-')}/",),
+                stores=(f"s3://{_bucket(name)}/",),
                 refresh_interval_ns=rng.choice((5, 30)) * duration.SECOND,
                 flush_interval_ns=rng.choice((0, 60)) * duration.SECOND,
             ),
@@ -211,18 +230,24 @@ class ConsumerScenario:
                 key = f"{CONSUMERS}/items/{spec.id}"
                 value = spec.to_pb().SerializeToString()
                 await etcd.txn((Compare.version(key, "=", 0),), (Op.put(key, value),))
+        if self.pruned_before:
+            await self._prune_before(client, self.pruned_before)
         for host in plan.members:
             world.start_member(host)
         for spec in plan.shards:
             for source in spec.sources:
-                self._spawn_writer(source.journal)
+                if source.journal != self.pruned_before:
+                    self._spawn_writer(source.journal)
         asking = self._start_queries() if self.asks else []
+        pruning = self._start_pruning(client) if self.prunes else None
         async with TaskScope("scenario") as scope:
             await self._break(scope)
             await self._heal()
             scope.cancel()
         while any(not writer.done() for writer in self._writers):
             await self.clock.sleep(1.0)
+        if pruning is not None:
+            pruning.cancel()
         await self._judge(client)
         self.done = True
         for task in asking:
@@ -230,7 +255,9 @@ class ConsumerScenario:
         world.loop.stop()
 
     async def _create_journals(self, client: Client) -> None:
-        changes = [JournalChange(upsert=spec) for spec in self.plan.journals]
+        await self._apply(client, [JournalChange(upsert=spec) for spec in self.plan.journals])
+
+    async def _apply(self, client: Client, changes: list[JournalChange]) -> None:
         while True:
             try:
                 async with asyncio.timeout(_CALL_S):
@@ -263,6 +290,83 @@ class ConsumerScenario:
             {spec.id: [source.journal for source in spec.sources] for spec in self.plan.shards},
             world.notes,
             random.Random(self.more_rng.getrandbits(64)),
+        )
+
+    # Pruning.
+
+    def _start_pruning(self, client: Client) -> asyncio.Task[None]:
+        node = Node(self.world.loop, "pruner")
+        pruner = Pruner(
+            client,
+            self._shard_client(node),
+            self.clock,
+            random.Random(self.more_rng.getrandbits(64)),
+            self.plan.shards,
+            lambda journal: self.world.bucket(_bucket(journal)),
+            lambda journal: self.settled.get(journal, []),
+            self._archives,
+            self.world.say,
+        )
+        return node.spawn(pruner.run(), "prune")
+
+    def _shard_client(self, node: Node) -> ShardClient:
+        transport = SimTransport(self.world.network, node)
+        channels = Channels("", clock=self.clock, transport=transport)
+        address = ",".join(f"http://{host}:8080" for host in self.plan.members)
+        return ShardClient(address, channels=channels, clock=self.clock)
+
+    async def _prune_before(self, client: Client, journal: str) -> None:
+        """Write a source, and prune most of what is stored of it. No shard is going to read that."""
+        world, archive = self.world, self._archives[journal]
+        self._spawn_writer(journal)
+        await asyncio.wait(self._writers)
+        await self.clock.sleep(_STORED_S)
+        await self._head(client, journal)  # An append rolls spools that are due.
+        await self.clock.sleep(_STORED_S)
+        objects = world.bucket(_bucket(journal)).objects
+        begins = {
+            path: int(name.split("-")[0], 16) for path in objects if (name := _fragment(path))
+        }
+        # The last one stays: a reader waits at a hole behind which there is nothing yet.
+        archive.skipped = max(begins.values(), default=0)
+        for path, begin in begins.items():
+            if begin < archive.skipped:
+                del objects[path]
+        world.say("op", f"prunes {journal} up to {archive.skipped}")
+        world.notes.pruned(journal, archive.skipped)
+        await self.clock.sleep(_STORED_S)
+
+    async def _recreate(self, client: Client, journal: str) -> None:
+        """Delete a source with all that is stored, and create it again: its readers fail, and say so."""
+        world = self.world
+        specs = [one for one in self.plan.journals if one.name == journal]
+        world.say("op", f"deletes {journal}")
+        await self._apply(client, [JournalChange(delete=journal, expect_mod_revision=-1)])
+        await self.clock.sleep(self.more_rng.choice((0.1, 5.0, 60.0)))
+        objects = world.bucket(_bucket(journal)).objects
+        for path in [path for path in objects if _fragment(path)]:
+            del objects[path]
+        world.say("op", f"creates {journal} again")
+        await self._apply(client, [JournalChange(upsert=one) for one in specs])
+        for spec in self.plan.shards:
+            if any(source.journal == journal for source in spec.sources):
+                await self._judge_recreated(spec, journal)
+
+    async def _judge_recreated(self, spec: ShardSpec, journal: str) -> None:
+        """A shard whose source was created again fails with the reason, and does not read on."""
+        world = self.world
+        deadline = world.loop.now + _FAILED_S
+        while world.loop.now < deadline:
+            for process in world.members.values():
+                shard: Any = process.shards.get(spec.id)
+                failure = None if shard is None else shard.failure
+                if isinstance(failure, Corrupt) and "ends before what the shard has" in str(
+                    failure
+                ):
+                    return
+            await self.clock.sleep(0.1)
+        world.violated(
+            f"{spec.id} does not say that {journal} was created again: {self._states(spec.id)}"
         )
 
     # Faults.
@@ -529,11 +633,19 @@ class ConsumerScenario:
             if self.asks:
                 await self._judge_queries(client)
         self.world.look_at_failures()
-        outputs: list[int] = []
-        for journal in self.world.outputs:
-            outputs += [one.number for one in await self._committed(client, journal, Output)]
         inputs = [number for numbers in expected.values() for number in numbers]
+        deadline = self.world.loop.now + _ANSWER_S
+        while True:
+            outputs: list[int] = []
+            for journal in self.world.outputs:
+                outputs += [one.number for one in await self._committed(client, journal, Output)]
+            # A shard has its state before the acknowledgements that it recovered are in place.
+            if len(outputs) >= len(inputs) or self.world.loop.now > deadline:
+                break
+            await self.clock.sleep(1.0)
         self._compare("outputs", inputs, outputs)
+        if self.recreates and self._archives[self.recreates].offset:
+            await self._recreate(client, self.recreates)
 
     def _compare(self, what: str, expected: list[int], found: list[int]) -> None:
         want, have = Counter(expected), Counter(found)
@@ -599,16 +711,10 @@ class ConsumerScenario:
     async def _committed(self, client: Client, journal: str, message_type: type[M]) -> list[M]:
         """Read the whole journal: what has committed, in order."""
         head = await self._head(client, journal)
-        params = ReadParams(journal, 0, block=True, end_offset=head)
-        messages: list[M] = []
-        if head:
-            async with asyncio.timeout(_HEAL_S):
-                async with aclosing(
-                    CommittedReader(client, params, message_type).batches()
-                ) as read:
-                    async for batch in read:
-                        messages += [envelope.message for envelope in batch]
-        return messages
+        archive = self._archives.get(journal) or Archive(message_type)
+        async with asyncio.timeout(_HEAL_S):
+            await archive.read_to(client, journal, head)
+        return archive.messages
 
     async def _head(self, client: Client, journal: str) -> int:
         async with asyncio.timeout(_HEAL_S):
@@ -618,6 +724,15 @@ class ConsumerScenario:
                     return int(result.commit.end)
                 except GazetteError:
                     await self.clock.sleep(1.0)
+
+
+def _bucket(journal: str) -> str:
+    return journal.replace("/", "-")
+
+
+def _fragment(path: str) -> str:
+    """The name of a fragment; empty for other objects."""
+    return "" if path.startswith(".test/") else path.rpartition("/")[2]
 
 
 class Writer:
@@ -648,6 +763,8 @@ class Writer:
     async def run(self) -> None:
         rng = self._rng
         for _ in range(self._left):
+            if ends := self._scenario.world.notes.written_ends(self._journal):
+                self._scenario.settled.setdefault(self._journal, []).append(max(ends))
             await self._clock.sleep(rng.expovariate(1 / self._think_s))
             index = rng.randrange(len(self._publishers))
             kind = rng.random()
