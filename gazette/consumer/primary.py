@@ -265,7 +265,7 @@ class Primary:
         recover the same state from a longer log.
         """
         context = self._context
-        if self._recovered_hints is None:
+        if self._recovered_hints is None or not context.hint_keys.allows(self._spec.hint_prefix):
             return
         assignment = self._assignment_of()
         try:
@@ -292,6 +292,15 @@ class Primary:
         """
         context, recorder = self._context, self._recorder
         if recorder is None:
+            return
+        try:
+            context.hint_keys.require(self._spec)
+        except Invalid as error:
+            log.warning(
+                "hints of shard %(shard)s are not stored: recoveries read ever more of its log, and it cannot"
+                " be pruned. %(error)s. %(hint)s",
+                {"shard": self._shard.id, "error": error, "hint": error.hint},
+            )
             return
         size = HintsSize()
         stored: FSMHints | None = None

@@ -427,6 +427,7 @@ class ConsumerService:
             append_budget=self._append_budget,
             restarts=self._restarts,
             owner=owner,
+            hint_keys=settings.hint_keys,
             new_worker=self._new_worker,
         )
 
@@ -442,6 +443,7 @@ class ConsumerService:
             resolver,
             self.peers,
             self._auth,
+            settings.hint_keys,
         )
         key_space.observers += [
             lambda: self._check_owner(key_space),

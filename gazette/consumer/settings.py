@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gazette.consumer.hint_keys import HintKeys
 from gazette.errors import Invalid
 
 
@@ -30,6 +31,8 @@ class ConsumerSettings:
 
     scratch_directory: Path | None = None
     """Where shards' files are while they run; None: the directory for temporary files."""
+    hint_prefixes: tuple[str, ...] = ()
+    """Prefixes in etcd below which hints are written; empty: those of ``HintKeys.of``."""
     hints_interval_s: float = 300.0
     stall_timeout_s: float = 60.0
     """How long play-back may get no bytes before the shard fails, with the reason."""
@@ -49,7 +52,13 @@ class ConsumerSettings:
     """How long to wait for a hand-off when no other member could take over."""
     drain_timeout_max_s: float = 3_600.0
 
+    @property
+    def hint_keys(self) -> HintKeys:
+        """Where hints may be in etcd. Raises ``Invalid``."""
+        return HintKeys.of(self.hint_prefixes, self.root)
+
     def __post_init__(self) -> None:
+        HintKeys.of(self.hint_prefixes, self.root)
         if not 0 <= self.shard_limit <= 1 << 17:
             raise Invalid(
                 f"invalid limit ({self.shard_limit}; expected 0 <= limit <= 131072)",

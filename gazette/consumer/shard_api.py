@@ -13,6 +13,7 @@ from gazette.allocator.state import State
 from gazette.auth import Capability, Claims, Verifier, authorization_of
 from gazette.client.channel import Channels
 from gazette.client.rpc_errors import open_channel
+from gazette.consumer.hint_keys import HintKeys
 from gazette.consumer.hints_store import read_hints
 from gazette.consumer.key_space import route_of
 from gazette.consumer.resolver import Resolver
@@ -54,6 +55,7 @@ class ShardApi:
         resolver: Resolver,
         peers: Channels,
         verifier: Verifier,
+        hint_keys: HintKeys,
     ) -> None:
         self._root = root
         self._etcd = etcd
@@ -62,6 +64,7 @@ class ShardApi:
         self._resolver = resolver
         self._peers = peers
         self._verifier = verifier
+        self._hint_keys = hint_keys
         self.stat: Callable[[pb.StatRequest, Claims], Awaitable[pb.StatResponse]] = self._stat
         self.list: Callable[[pb.ListRequest, Claims], Awaitable[pb.ListResponse]] = self._list
         self.apply: Callable[[pb.ApplyRequest, Claims], Awaitable[pb.ApplyResponse]] = self._apply
@@ -197,6 +200,7 @@ class ShardApi:
         for change in request.changes:
             shard_id = change.upsert.id if change.HasField("upsert") else change.delete
             self._check_authorized(change, claims, shard_id)
+            self._check_hint_prefix(change)
             key = item_key(self._root, shard_id)
             if change.expect_mod_revision != -1:
                 compares.append(Compare.mod_revision(key, "=", change.expect_mod_revision))
@@ -224,6 +228,19 @@ class ShardApi:
             labels = ShardSpec.from_pb(change.upsert).labels_with_id()
         if not claims.selector.matches(labels):
             raise NotAllowed(f"not authorized to {shard_id}")
+
+    def _check_hint_prefix(self, change: pb.ApplyRequest.Change) -> None:
+        """Require that hints are written where they may be. Raises ``Invalid``.
+
+        A shard whose hints are elsewhere already may be changed otherwise: as to disable it.
+        """
+        if not change.HasField("upsert"):
+            return
+        spec = ShardSpec.from_pb(change.upsert)
+        item = self._state.item(spec.id)
+        known = "" if item is None else item.decoded.value.spec.hint_prefix
+        if change.HasField("primary_hints") or spec.hint_prefix != known:
+            self._hint_keys.require(spec)
 
     # -- GetHints
 

@@ -13,6 +13,7 @@ from gazette.client.client import Client
 from gazette.clock import Clock
 from gazette.consumer.application import Application
 from gazette.consumer.application_name import Owner
+from gazette.consumer.hint_keys import HintKeys
 from gazette.consumer.restarts import Restarts
 from gazette.consumer.shard_thread import ShardThread, WorkerFactory
 from gazette.etcd import Etcd
@@ -35,6 +36,8 @@ class ShardContext:
     new_publisher: Callable[[AppendService], Publisher]
     owner: Owner
     """To which application the shards belong."""
+    hint_keys: HintKeys
+    """Where hints may be written."""
     scratch_directory: Path | None = None
     hints_interval_s: float = 300.0
     stall_timeout_s: float = 60.0

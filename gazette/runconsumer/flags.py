@@ -62,6 +62,11 @@ class ConsumerFlags:
     adopt_from: str = setting(
         "", "former name of the application, whose etcd prefix and states are taken over"
     )
+    hint_prefix: tuple[str, ...] = setting(
+        (),
+        "etcd prefix below which hints of shards are written; may be repeated"
+        " (empty: /gazette/hints, and hints below the prefix of the members)",
+    )
     hints_interval: float = duration("5m", "how often recovery hints are stored")
     stall_timeout: float = duration("60s", "how long play-back may get no bytes before it fails")
     max_restarts: int = setting(
@@ -93,6 +98,7 @@ class ConsumerFlags:
             allow_origins=self.allow_origin,
             allow_hosts=self.allow_host,
             scratch_directory=self.scratch_dir,
+            hint_prefixes=self.hint_prefix,
             hints_interval_s=self.hints_interval,
             stall_timeout_s=self.stall_timeout,
             max_restarts=self.max_restarts,
