@@ -12,7 +12,7 @@ STAMP := $(BIN)/.gazette-installed
 DEV_STAMP := $(BIN)/.gazette-dev-installed
 WORKERS ?= 2
 
-.PHONY: setup demo test test-long check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores crash-matrix chaos soak sim sim-consumers protos clean
+.PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores crash-matrix chaos soak sim sim-consumers protos clean
 
 setup: $(DEV_STAMP)
 
@@ -52,6 +52,15 @@ test: $(DEV_STAMP)
 # Tests that take more than a few seconds by their nature: at most 25 minutes. CI runs them after `make test`.
 test-long: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m 'long and not faults' -n $(WORKERS) --dist loadfile --reruns $(RERUNS) --timeout 600 $(ARGS)
+
+# Hostile input in every matrix: tokens, calls, HTTP, TLS, connections, stored fragments, texts. Prints its seed, and what was tried and
+# refused. `make test` has a short form. To repeat a run: HOSTILE_SEED=7.
+HOSTILE ?= 20
+HOSTILE_SEED ?=
+hostile: $(DEV_STAMP)
+	GAZETTE_HOSTILE=$(HOSTILE) GAZETTE_HOSTILE_SEED=$(HOSTILE_SEED) $(BIN)/python -m pytest -n $(WORKERS) --timeout 600 \
+	    tests/hostile tests/test_authorization.py tests/test_http_guard.py tests/test_idle_connections.py \
+	    tests/protocol/test_strict_yaml.py $(ARGS)
 
 # Real processes, killed at random moments; prints its seeds. Not part of `make test`.
 faults: $(DEV_STAMP)

@@ -18,9 +18,11 @@ import ipaddress
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -82,7 +84,9 @@ class HttpGuard:
         )
         if refusal is None:
             assert target is not None
-            await self._app(target[0], receive, send)
+            # A client that goes away while its body is read is no error of ours.
+            with suppress(ClientDisconnect):
+                await self._app(target[0], receive, send)
             return
         log.warning(
             "an HTTP request was refused: %(reason)s (Host %(host)s)",

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -232,9 +233,23 @@ async def outcome_once(stub: Any, method: Any, request: Any, header: str | None)
         return error
 
 
+REFUSED: Final = Counter[str]()
+"""How many bad tokens were refused by the running test, for `make hostile`."""
+
+
+@pytest.fixture(autouse=True)
+def _counted(request: pytest.FixtureRequest, record_property: Any) -> Iterator[None]:
+    REFUSED.clear()
+    yield
+    if REFUSED:
+        kind = "bad tokens x routes" if "routes" in request.node.name else "bad tokens x calls"
+        record_property("hostile", [kind, {**REFUSED, "accepted": 0}])
+
+
 def assert_refused(answer: Any, why: str) -> None:
     assert isinstance(answer, grpc.aio.AioRpcError), f"{why}: {answer}"
     assert answer.code() is grpc.StatusCode.UNAUTHENTICATED, f"{why}: {answer.details()}"
+    REFUSED["refused"] += 1
 
 
 async def check_call(stub: Any, method: Any, row: Row, request: Callable[[], Any]) -> None:
@@ -383,6 +398,7 @@ async def check_route(http: httpx.AsyncClient, verb: str, row: HttpRow) -> None:
     for why, header in bad_headers(row.capability).items():
         response = await ask(header)
         assert response.status_code == 401, f"{why}: {response.status_code} {response.text}"
+        REFUSED["refused"] += 1
     raw: Any = {"Authorization": b"Bearer \x80", **JSON}
     response = await http.request(verb, row.path, content=row.content, headers=raw)
     assert response.status_code == 401

@@ -337,7 +337,8 @@ async def _write_body(call: Any, opening: broker_pb2.AppendRequest, request: Req
                     await call.write(append_content(view[at : at + CHUNK_BYTES]))
         await call.write(COMMIT)
         await call.done_writing()
-    except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+    # The last is what gRPC raises for a write to a call that has ended meanwhile.
+    except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
         if not call.done():
             raise
 

@@ -1,0 +1,311 @@
+"""Requests over HTTP that are none, that are mutated, or that never end: refused, and still served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import httpx
+import pytest
+
+from gazette import http_stopping
+from gazette.auth import Claims
+from gazette.http_body import StreamedBody
+from gazette.testing.broker import BrokerFixture
+from gazette.testing.consumer import ConsumerFixture
+from tests.hostile.conftest import Matrix, mutated
+from tests.test_authorization import ALL, AUTH, JOURNAL, broker, member
+
+__all__ = ["broker", "member"]
+
+DIGITS: Final = "9" * 5000
+LOG_LINES_MAX: Final = 20
+WAIT_S: Final = 20.0
+JSON: Final = "Content-Type: application/json\r\n"
+
+
+def requests(path: str) -> Iterator[str]:
+    """Requests that are wrong somewhere. ``{auth}`` is where a token may be."""
+    for header in (
+        f"Range: bytes={DIGITS}-",
+        f"Range: bytes=-{DIGITS}",
+        f"Range: bytes=0-{DIGITS}",
+        "Range: bytes=\xb2-",
+        "Range: bytes=5-1",
+        "Range: bytes=0-1,3-4",
+        f'If-Match: "{"f" * 5000}-1"',
+        "If-Match: \xff\xfe",
+        f"If-None-Match: {'x,' * 5000}",
+        f"X: {'x' * 60_000}",
+        f"X: {'x' * 200_000}",
+        "X: a\r\n" * 2_000 + "Y: b",
+        f"Authorization: Bearer {'x' * 7_000}",
+        f"Authorization: Bearer {'x' * 15_000}",
+        f"Authorization: Bearer {'x' * 60_000}",
+        "Authorization: Bearer \xff",
+        "Authorization: Bearer x\ty",
+        "Authorization: Bearer " + "." * 1000,
+        "Upgrade: websocket\r\nConnection: upgrade",
+        "Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings",
+        "Expect: 200-ok",
+        "Content-Length: 5\r\nContent-Length: 6",
+        "Content-Length: -1",
+        f"Content-Length: {DIGITS}",
+        "Content-Length: 1_0",
+        "Transfer-Encoding: gzip",
+        "Transfer-Encoding: chunked, chunked",
+        "Transfer-Encoding: chunked\r\nContent-Length: 1",
+        " folded: x",
+        "no colon",
+        "Bad Name: x",
+        "Null: a\x00b",
+    ):
+        yield f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{{auth}}{header}\r\n\r\n"
+        yield f"PUT {path} HTTP/1.1\r\nHost: localhost\r\n{{auth}}{header}\r\n\r\n"
+    for target in (
+        f"{path}?offset={DIGITS}",
+        f"{path}?offset=1_0",
+        f"{path}?offset=%d9%a1",
+        f"{path}?block=maybe",
+        f"{path}?x=1",
+        f"{path}?" + "&" * 5000,
+        "/%ff%fe",
+        "/%00",
+        "/%ed%a0%80",
+        "/../../etc/passwd",
+        "/a/..%2f..%2fetc%2fpasswd",
+        "//////",
+        "/" + "a" * 15_000,
+        "/" + "%2e" * 5_000,
+        "*",
+        "http://evil.example/a",
+        "//evil.example/a",
+        "\\a",
+        "/a\xff",
+        "/a b",
+    ):
+        for verb in ("GET", "HEAD", "PUT", "DELETE", "CONNECT", "TRACE", "A" * 5000):
+            yield f"{verb} {target} HTTP/1.1\r\nHost: localhost\r\n{{auth}}\r\n"
+    for version in ("HTTP/0.9", "HTTP/2.0", "HTTP/9.9", "HTTP/1.10", "http/1.1", ""):
+        yield f"GET {path} {version}\r\nHost: localhost\r\n{{auth}}\r\n"
+    for body in (
+        "\xff\xfe\x00\x01",
+        '{"offset":' + DIGITS + "}",
+        '{"offset":"1_0"}',
+        '{"offset":"\\u0661"}',
+        '{"offset":1e400}',
+        '{"journal":"\\ud800"}',
+        '{"journal":1}',
+        '{"header":{"process_id":5}}',
+        "[" * 50_000,
+        '{"a":' * 50_000,
+        '"' + "x" * 100_000,
+        "[1,2",
+        "null",
+        "NaN",
+        '{"journal":"a","journal":"b"}',
+    ):
+        for route in (
+            "/v1/journals/list",
+            "/v1/journals/read",
+            "/v1/shards/list",
+            "/v1/shards/stat",
+        ):
+            head = f"POST {route} HTTP/1.1\r\nHost: localhost\r\n{{auth}}{JSON}"
+            yield f"{head}Content-Length: {len(body)}\r\n\r\n{body}"
+    for chunks in ("zz\r\n", "5\r\nabcdezz\r\nzz\r\n", "-1\r\n", "f" * 5000, "1;x=" + "y" * 50_000):
+        start = (
+            f"PUT {path} HTTP/1.1\r\nHost: localhost\r\n{{auth}}Transfer-Encoding: chunked\r\n\r\n"
+        )
+        yield start + chunks
+    yield "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    yield "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + "\x00" * 300
+    yield "\x00" * 5_000
+    yield "\r\n" * 5_000
+    yield "a" * 100_000
+
+
+def addressed(url: str) -> tuple[str, int]:
+    host, _, port = url.removeprefix("http://").partition(":")
+    return host, int(port)
+
+
+async def ask(url: str, request: bytes) -> int:
+    """The code of the answer; 0 if the connection was closed without one."""
+    reader, writer = await asyncio.open_connection(*addressed(url))
+    try:
+        writer.write(request)
+        writer.write_eof()
+        async with asyncio.timeout(WAIT_S):
+            line = await reader.readline()
+            while line.startswith(b"HTTP/1.1 1"):
+                await reader.readuntil(b"\r\n\r\n")
+                line = await reader.readline()
+    except (ConnectionError, asyncio.IncompleteReadError, ValueError):
+        line = b""
+    finally:
+        writer.transport.abort()
+    return int(line.split(b" ")[1]) if line else 0
+
+
+def text_of(request: str, token: str) -> bytes:
+    auth = f"Authorization: Bearer {token}\r\n" if token else ""
+    return request.replace("{auth}", auth, 1).encode("latin-1")
+
+
+async def attack(url: str, inputs: list[bytes], results: Matrix, *, before: bool) -> None:
+    for one in inputs:
+        code = await ask(url, one)
+        if before:
+            assert code < 500, (code, one[:300])
+            # Without a token no journal is read or appended to.
+            assert code not in (204, 206), (code, one[:300])
+        results.count("closed" if not code else "refused" if code >= 400 else f"answered {code}")
+
+
+def valid(path: str, token: str) -> list[bytes]:
+    auth = f"Authorization: Bearer {token}\r\n" if token else ""
+    host = f"Host: localhost\r\n{auth}"
+    body = f'{{"journal":"{JOURNAL}"}}'
+    return [
+        f"GET {path}?offset=0&block=false HTTP/1.1\r\n{host}Range: bytes=0-10\r\n\r\n".encode(),
+        f'HEAD {path} HTTP/1.1\r\n{host}If-None-Match: "1-2"\r\n\r\n'.encode(),
+        f"PUT {path} HTTP/1.1\r\n{host}Content-Length: 4\r\n\r\nbody".encode(),
+        f"PUT {path} HTTP/1.1\r\n{host}Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n".encode(),
+        f"POST /v1/journals/read HTTP/1.1\r\n{host}{JSON}Content-Length: {len(body)}\r\n\r\n{body}".encode(),
+    ]
+
+
+@pytest.mark.parametrize("with_token", [False, True], ids=["no token", "right token"])
+async def test_brokers(
+    broker: BrokerFixture,
+    with_token: bool,
+    dice: random.Random,
+    scale: int,
+    matrix: Callable[[str], Matrix],
+    log_lines: Callable[[], list[str]],
+) -> None:
+    token = AUTH.sign(Claims(ALL), 600) if with_token else ""
+    results = matrix(f"HTTP of brokers x malformed, {'right' if token else 'no'} token")
+    path = f"/{JOURNAL}"
+    inputs = [text_of(one, token) for one in requests(path)]
+    await attack(broker.http, inputs, results, before=not token)
+    results = matrix(f"HTTP of brokers x mutated, {'right' if token else 'no'} token")
+    whole = valid(path, token)
+    inputs = [mutated(dice, dice.choice(whole)) for _ in range(150 * scale)]
+    await attack(broker.http, inputs, results, before=not token)
+    lines = log_lines()
+    assert len(lines) <= LOG_LINES_MAX, lines
+    assert max(map(len, lines), default=0) < 1000
+    headers = {"Authorization": f"Bearer {AUTH.sign(Claims(ALL), 600)}"}
+    async with httpx.AsyncClient(headers=headers) as http:
+        answer = await http.put(f"{broker.http}/{JOURNAL}", content=b"still served")
+    assert answer.status_code == 204
+
+
+async def test_members(
+    member: ConsumerFixture,
+    matrix: Callable[[str], Matrix],
+    log_lines: Callable[[], list[str]],
+) -> None:
+    results = matrix("HTTP of members x malformed, no token")
+    inputs = [text_of(one, "") for one in requests("/v1/shards/list")]
+    await attack(member.http, inputs, results, before=True)
+    assert len(log_lines()) <= LOG_LINES_MAX, log_lines()
+    async with httpx.AsyncClient() as http:
+        assert (await http.get(f"{member.http}/debug/ready")).status_code == 200
+
+
+async def test_a_body_that_breaks_while_it_is_answered(
+    broker: BrokerFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    log_lines: Callable[[], list[str]],
+) -> None:
+    """The answer has begun: it is cut off, and nothing is logged."""
+    began = asyncio.Event()
+    send = StreamedBody._send
+
+    async def seen(self: StreamedBody, *args: object) -> None:
+        began.set()
+        await send(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(StreamedBody, "_send", seen)
+    header = f"Authorization: Bearer {AUTH.sign(Claims(ALL), 600)}\r\n"
+    async with httpx.AsyncClient() as http:
+        headers = {"Authorization": header.partition(": ")[2].strip()}
+        await http.put(f"{broker.http}/{JOURNAL}", content=b"some", headers=headers)
+    reader, writer = await asyncio.open_connection(*addressed(broker.http))
+    start = f"GET /{JOURNAL}?block=true HTTP/1.1\r\nHost: localhost\r\n{header}"
+    writer.write(f"{start}Transfer-Encoding: chunked\r\n\r\n".encode())
+    async with asyncio.timeout(WAIT_S):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 206")
+        await began.wait()
+        writer.write(b"not a chunk\r\n\r\n")
+        await reader.read()
+    writer.close()
+    assert len(log_lines()) <= 1, log_lines()
+
+
+@pytest.mark.parametrize("kind", ["silent", "trickling head", "trickling body", "endless head"])
+async def test_connections_that_never_end(
+    broker: BrokerFixture,
+    kind: str,
+    scale: int,
+    monkeypatch: pytest.MonkeyPatch,
+    matrix: Callable[[str], Matrix],
+    log_lines: Callable[[], list[str]],
+) -> None:
+    """They are closed in time, and others are served meanwhile."""
+    monkeypatch.setattr(http_stopping, "HEAD_S", 0.2)
+    monkeypatch.setattr(http_stopping, "BODY_S", 0.2)
+    monkeypatch.setattr(http_stopping, "LINGER_S", 0.2)
+    results = matrix(f"connections that never end x {kind}")
+    count = 20 + 2 * scale  # In one loop with the broker: more would measure this machine.
+    drop = {
+        "silent": b"",
+        "trickling head": b"a",
+        "trickling body": b"!",
+        "endless head": b"x: " + b"y" * 1000 + b"\r\n",
+    }[kind]
+    first = b""
+    if kind == "trickling body":
+        first = f"PUT /{JOURNAL} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n".encode()
+    elif kind == "endless head":
+        first = f"GET /{JOURNAL} HTTP/1.1\r\nHost: localhost\r\n".encode()
+
+    async def hold() -> None:
+        reader, writer = await asyncio.open_connection(*addressed(broker.http))
+        writer.write(first)
+        closed = asyncio.Event()
+
+        async def read() -> None:
+            try:
+                while await reader.read(1 << 16):
+                    pass
+            except ConnectionError:
+                pass
+            closed.set()
+
+        async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(read())
+            while not closed.is_set():
+                if drop and not writer.transport.is_closing():
+                    writer.write(drop)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.02):
+                        await closed.wait()
+        writer.transport.abort()
+        results.count("closed")
+
+    async with asyncio.TaskGroup() as tasks:
+        held = [tasks.create_task(hold()) for _ in range(count)]
+        async with httpx.AsyncClient() as http:
+            while not all(one.done() for one in held):
+                answer = await http.get(f"{broker.http}/debug/ready", timeout=WAIT_S)
+                assert answer.status_code == 200
+                results.count("others served")
+    assert results.outcomes["closed"] == count
+    assert len(log_lines()) <= 2, log_lines()
