@@ -12,7 +12,7 @@ STAMP := $(BIN)/.gazette-installed
 DEV_STAMP := $(BIN)/.gazette-dev-installed
 WORKERS ?= 2
 
-.PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores crash-matrix chaos soak sim sim-consumers protos clean
+.PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores crash-matrix chaos chaos-plants soak sim sim-consumers protos clean
 
 setup: $(DEV_STAMP)
 
@@ -90,6 +90,11 @@ crash-matrix: $(DEV_STAMP)
 # A cluster under load, broken for 20 minutes, and every byte checked: ARGS="--minutes 5 --seed 7 --replication 3".
 chaos: $(STAMP)
 	$(BIN)/gazette chaos $(ARGS)
+
+# The same with a mistake in its brokers, one at a time, which it must find: about 8 minutes. ARGS="lives-by-name" runs one of them,
+# ARGS="--without" the same runs without the mistakes.
+chaos-plants: $(DEV_STAMP)
+	$(BIN)/python -m tools.chaos_plants $(ARGS)
 
 # stream-sum on real processes, with faults on all of them; prints its seed. Exit code 1 on a violation.
 MINUTES ?= 30

@@ -61,6 +61,7 @@ from gazette.dev.chaos.history import (
     Read,
     Replicas,
     Stopped,
+    StoredOps,
 )
 from gazette.dev.chaos.payload import Placed, digest, take_apart
 from gazette.dev.chaos.quiet import QuietTimes, Violation
@@ -169,6 +170,9 @@ class _Book:
         self.finals: dict[str, list[Final]] = defaultdict(list)
         self.lives: dict[str, Created] = {}
         """The last life of each journal."""
+        self.created: dict[str, list[Created]] = defaultdict(list)
+        """All of them."""
+        self.stored_ops: dict[str, list[StoredOps]] = defaultdict(list)
         self.losses: dict[str, list[Lost]] = defaultdict(list)
         self.resets: dict[str, list[HeadReset]] = defaultdict(list)
         self.deposed: list[Deposed] = []
@@ -207,6 +211,7 @@ class _Book:
             case Created():
                 self.journals.add(event.journal)
                 self.lives[event.journal] = event
+                self.created[event.journal].append(event)
                 self.losses.pop(event.journal, None)
                 self.resets.pop(event.journal, None)
             case Lost():
@@ -215,6 +220,8 @@ class _Book:
                 self.resets[event.journal].append(event)
             case Deposed():
                 self.deposed.append(event)
+            case StoredOps():
+                self.stored_ops[event.journal].append(event)
             case Final():
                 self.finals[event.journal].append(event)
             case FaultEvent():
@@ -406,6 +413,7 @@ def _check_journal(verdict: Verdict, journal: str, content: bytes, book: _Book) 
     for attempt in book.attempts_of[journal]:
         (old if book.is_old(attempt) else attempts).append(attempt)
     say("reborn", _reborn(old, places))
+    say("reborn", _in_other_lives(journal, book))
     figures = verdict.journals[journal]
     say("lost", _lost(attempts, places, len(content), book, figures))
     say("overwritten", _overwritten(attempts, book))
@@ -444,6 +452,19 @@ def _reborn(old: Sequence[Attempt], places: Mapping[int, Sequence[Placed]]) -> I
     for attempt in old:
         for place in places.get(attempt.invoked.op, ()):
             yield f"op {attempt.invoked.op} of an earlier life is at {place.begin}"
+
+
+def _in_other_lives(journal: str, book: _Book) -> Iterator[str]:
+    """Bytes of an acknowledged append in the store of a life that it was not made to, however short."""
+    lives: dict[int, int] = {}
+    for invoked, completed in _acknowledged(book.attempts_of[journal]):
+        for created in book.created[journal]:
+            if created.revision <= completed.revision:
+                lives[invoked.op] = created.life
+    for stored in book.stored_ops[journal]:
+        for op in stored.ops:
+            if lives.get(op, stored.life) != stored.life:
+                yield f"op {op} of life {lives[op]} is in the store of life {stored.life}"
 
 
 def _lost(

@@ -553,11 +553,20 @@ class Driver:
         return f"{broker.name} {seconds:+.0f} s", end
 
     async def _journal_is_created_again(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
+        return self._create_again(planned, store_fails=False)
+
+    async def _journal_is_created_again_while_its_store_fails(
+        self, planned: Planned, broker: Broker
+    ) -> tuple[str, _End]:
+        return self._create_again(planned, store_fails=True)
+
+    def _create_again(self, planned: Planned, *, store_fails: bool) -> tuple[str, _End]:
         mortal = self._lives.mortal
         name = mortal[int(planned.dice * len(mortal)) % len(mortal)]
         if not self._lives.pending:
             self._confirmations.pop(name, None)
-            self._reviving.spawn(self._lives.again(name, planned.seconds), name="lives")
+            again = self._lives.again(name, planned.seconds, store_fails=store_fails)
+            self._reviving.spawn(again, name="lives")
 
         async def end() -> None:
             """It is created as soon as etcd and brokers allow it."""

@@ -200,6 +200,14 @@ class Replicas(msgspec.Struct, frozen=True, tag="replicas", omit_defaults=True):
     consistent: bool
 
 
+class StoredOps(msgspec.Struct, frozen=True, tag="stored-ops", omit_defaults=True):
+    """Which operations have bytes in the store of one life of a journal, in the end."""
+
+    journal: str
+    life: int
+    ops: tuple[int, ...] = ()
+
+
 Event: TypeAlias = (
     Invoked
     | Completed
@@ -216,6 +224,7 @@ Event: TypeAlias = (
     | Quiet
     | Stopped
     | Final
+    | StoredOps
     | ClientFailed
     | Replicas
 )

@@ -11,12 +11,17 @@ from gazette.client.journals import JournalChange
 from gazette.dev.chaos.cluster import LIVES, ChaosCluster
 from gazette.dev.chaos.history import Created
 from gazette.dev.chaos.recorder import Recorder
+from gazette.dev.chaos.store import BreakableStore
 from gazette.errors import GazetteError
 from gazette.protocol.journal import JournalSpec
 
 _ATTEMPT_S: Final = 10.0
 _RETRY_S: Final = 0.1
 _ANY: Final = -1
+_SHORT_BYTES: Final = 1024
+"""Fragments of this length are completed by nearly every append."""
+_FAILING_S: Final = 7.0
+"""Brokers have then tried uploads three times, and pause for some seconds."""
 
 
 class Lives:
@@ -45,6 +50,10 @@ class Lives:
         """The directory of a journal's store, below the file root."""
         return self._specs[journal].fragment.stores[0].removeprefix("file:///").rstrip("/")
 
+    def stores_of(self, journal: str) -> dict[int, str]:
+        """Return the directories of the stores of all lives of a mortal journal, below the file root."""
+        return {life: _directory(journal, life) for life in range(1, self._life[journal] + 1)}
+
     async def create_all(self) -> None:
         """Create every journal. Raise what ``apply_journals`` raises."""
         for journal in self.mortal:
@@ -55,10 +64,21 @@ class Lives:
         for spec in self.specs:
             self._record(spec)
 
-    async def again(self, name: str, gap_s: float) -> None:
-        """Delete a journal, and create it again ``gap_s`` seconds later, with an empty store."""
+    async def again(self, name: str, gap_s: float, *, store_fails: bool = False) -> None:
+        """Delete a journal, and create it again ``gap_s`` seconds later, with an empty store.
+
+        With ``store_fails``, the store of the present life has failed for seconds then, so that brokers
+        have spools that they have tried to upload, and will try again when the next life has begun.
+        """
         self.pending = True
         former = self._cluster.created(name)
+        store = BreakableStore(self._cluster.file_root / self.store_of(name))
+        if store_fails:
+            spec = self._specs[name]
+            short = replace(spec, fragment=replace(spec.fragment, length=_SHORT_BYTES))
+            await self._apply(JournalChange(upsert=short, expect_mod_revision=_ANY))
+            store.hide()
+            await self._cluster.clock.sleep(_FAILING_S)
         while self._cluster.created(name) == former:
             await self._apply(JournalChange(delete=name, expect_mod_revision=_ANY))
         await self._cluster.clock.sleep(gap_s)
@@ -66,13 +86,14 @@ class Lives:
         while not self._cluster.created(name):
             await self._apply(JournalChange(upsert=self._specs[name]))
         self._record(self._specs[name])
+        store.show()
         self.pending = False
 
     def _absent(self) -> str:
         return ", ".join(name for name in self._specs if not self._cluster.created(name))
 
     def _next_life(self, name: str, life: int) -> None:
-        directory = f"{LIVES}/{name.replace('/', '-')}-{life}"
+        directory = _directory(name, life)
         (self._cluster.file_root / directory).mkdir(parents=True)
         spec = self._specs[name]
         fragment = replace(spec.fragment, stores=(f"file:///{directory}/",))
@@ -98,3 +119,7 @@ class Lives:
         except (GazetteError, TimeoutError):
             pass
         await self._cluster.clock.sleep(_RETRY_S)
+
+
+def _directory(journal: str, life: int) -> str:
+    return f"{LIVES}/{journal.replace('/', '-')}-{life}"

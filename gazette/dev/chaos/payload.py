@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +23,15 @@ def payload(op: int, length: int) -> bytes:
     assert length >= LENGTH_MIN
     header = _HEADER.pack(MAGIC, op, length)
     return header + hashlib.shake_128(header).digest(length - LENGTH_MIN)
+
+
+def ops_of(content: bytes) -> Iterator[int]:
+    """Return the operations whose payloads begin in ``content``, whatever else is there."""
+    at = content.find(MAGIC)
+    while 0 <= at <= len(content) - LENGTH_MIN:
+        _, op, _ = _HEADER.unpack_from(content, at)
+        yield op
+        at = content.find(MAGIC, at + 1)
 
 
 @dataclass(frozen=True, slots=True)

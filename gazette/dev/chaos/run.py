@@ -19,7 +19,14 @@ from gazette.config import Schema, duration, exit_with, setting
 from gazette.dev.chaos.checker import STORED, Verdict, check
 from gazette.dev.chaos.cluster import LIVES, OTHER_STORE, STORE, ChaosCluster, ChaosSettings
 from gazette.dev.chaos.driver import SETTLE_S, Driver, rolling_restarts
-from gazette.dev.chaos.history import Ended, FaultEvent, History, Replicas, Stopped
+from gazette.dev.chaos.history import (
+    Ended,
+    FaultEvent,
+    History,
+    Replicas,
+    Stopped,
+    StoredOps,
+)
 from gazette.dev.chaos.history import Final as FinalEvent
 from gazette.dev.chaos.lives import Lives
 from gazette.dev.chaos.logs import defects
@@ -28,7 +35,7 @@ from gazette.dev.chaos.quiet import Violation
 from gazette.dev.chaos.recorder import Recorder
 from gazette.dev.chaos.report import outages, table, timeline
 from gazette.dev.chaos.schedule import KINDS, Bounds, kinds_of, plan
-from gazette.dev.chaos.store import read_store
+from gazette.dev.chaos.store import read_store, stored_ops
 from gazette.dev.chaos.workload import ATTEMPT_TIMEOUT_S, Workload, WorkloadSettings
 from gazette.dev.heads import write_head
 from gazette.errors import GazetteError, Invalid, Unavailable
@@ -37,12 +44,14 @@ from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.tasks import TaskScope
 
+SLOW: Final = "slow"
 STYLES: Final = ("plain", "registers", "offsets")
 _CODECS: Final = {
     "plain": Codec.SNAPPY,
     "registers": Codec.GZIP,
     "offsets": Codec.ZSTANDARD,
     LIVES: Codec.NONE,
+    SLOW: Codec.NONE,
 }
 _FRAGMENT_BYTES: Final = 1 << 20
 HISTORY: Final = "history.ndjson"
@@ -158,7 +167,7 @@ class Trial:
         self._specs = [
             _spec(f"chaos/r{replication}/{style}", replication, style)
             for replication in dict.fromkeys(replications)
-            for style in (*STYLES, *(() if flags.restarts else _mortal(replication)))
+            for style in (*STYLES, *(() if flags.restarts else _more_styles(replication)))
         ]
         settings = ChaosSettings(
             directory, brokers=flags.brokers, zones=min(2, flags.brokers), lease_ttl_s=flags.lease
@@ -333,6 +342,12 @@ class Trial:
             self._contents.setdefault(journal, stored.content)
             self._wrong += [Violation("source", journal, text) for text in stored.wrong]
 
+        for journal in self._lives.mortal:
+            for life, name in self._lives.stores_of(journal).items():
+                directory = self.cluster.file_root / name
+                ops = await asyncio.to_thread(stored_ops, directory, journal)
+                self.recorder.record(StoredOps(journal, life, ops))
+
     def _record_final(
         self, source: str, journal: str, held: bytes, holes: tuple[tuple[int, int], ...]
     ) -> None:
@@ -359,9 +374,12 @@ class Trial:
         return verdict
 
 
-def _mortal(replication: int) -> list[str]:
-    """Styles of journals that are created again. A single replica has no fence but its lease: try more."""
-    return [LIVES, f"{LIVES}-2", f"{LIVES}-3"] if replication == 1 else [LIVES]
+def _more_styles(replication: int) -> list[str]:
+    """Styles of journals that are created again. A single replica has no fence but its lease: try more, and
+    others whose appends are slow, so that brokers are paused in the middle of one."""
+    if replication > 1:
+        return [LIVES]
+    return [LIVES, f"{LIVES}-2", f"{LIVES}-3", SLOW, f"{SLOW}-2", f"{SLOW}-3"]
 
 
 def _spec(name: str, replication: int, style: str) -> JournalSpec:

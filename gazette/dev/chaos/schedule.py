@@ -80,6 +80,13 @@ KINDS: Final = {
         Kind("cut from clients", Effect.HARMLESS, 0.2, 1.2, weight=2),
         Kind("clock jumps", Effect.HARMLESS, 0.2, 3.0),
         Kind("journal is created again", Effect.REPLACES, 0.0, 0.3, resource="lives"),
+        Kind(
+            "journal is created again while its store fails",
+            Effect.REPLACES,
+            0.0,
+            0.03,
+            resource="lives",
+        ),
     )
 }
 _GAPS_S: Final = {

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gazette.codecs import new_decompressor
-from gazette.dev.chaos.payload import digest
+from gazette.dev.chaos.payload import digest, ops_of
 from gazette.protocol.fragment import Fragment
 
 _GET_FLAGS: Final = 0x80086601
@@ -143,6 +143,16 @@ def read_store(directory: Path, journal: str) -> Stored:
             wrong.append(f"{path.name} differs from the files before it")
         content += held[overlap:]
     return Stored(bytes(content), tuple(holes), tuple(wrong))
+
+
+def stored_ops(directory: Path, journal: str) -> tuple[int, ...]:
+    """Return the operations that have bytes in any fragment of a journal, also in one that another hides."""
+    found: set[int] = set()
+    files = (directory / journal).iterdir() if (directory / journal).is_dir() else ()
+    for path in files:
+        if path.is_file() and _is_fragment(path.name):
+            found.update(ops_of(_decoded(Fragment.parse(journal, path.name), path)))
+    return tuple(sorted(found))
 
 
 def _is_fragment(name: str) -> bool:

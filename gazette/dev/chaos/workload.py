@@ -38,6 +38,12 @@ _ABORTED: Final = "ABORTED_BY_CLIENT"
 _SCAN_BYTES: Final = 1 << 18
 _SCANS_PER_S: Final = 0.3
 _HESITATION_S: Final = (1.0, 20.0)
+_SLOW_PIECES: Final = 15
+_SLOW_BYTES: Final = 1 << 15
+_SLOW_S: Final = 0.3
+"""Between two pieces: faster than brokers demand, and for longer than most appends by far."""
+_SLOW_PAUSE_S: Final = 2.0
+_SLOW_TIMEOUT_S: Final = 20.0
 _ENDLESS: Final = 1 << 62
 _BARE: Final = "-bare@"
 _DATA_LOSS: Final = "DATA_LOSS"
@@ -97,6 +103,7 @@ class Workload:
                 ],
                 "offsets": [self._explicit, self._explicit, self._plain],
                 "lives": [self._hesitant],
+                "slow": [self._slow],
             }
             for index, kind in enumerate(kinds[style]):
                 name = f"{kind.__name__.strip('_')}-{index}@{journal}"
@@ -150,6 +157,17 @@ class Workload:
             result = await appending.append(appending.new())
             if result is not None and result.commit.begin == 0:
                 await self._clock.sleep(appending.rng.uniform(*_HESITATION_S))
+            yield
+
+    async def _slow(self, appending: Appending) -> AsyncIterator[None]:
+        """Append so slowly that a broker which is paused is often in the middle of it.
+
+        When it goes on, all of the content is there: nothing but its lease forbids it to acknowledge that.
+        """
+        appending.slow = True
+        while True:
+            await appending.append(appending.new())
+            await self._clock.sleep(appending.rng.uniform(0.0, _SLOW_PAUSE_S))
             yield
 
     async def _conditional(self, appending: Appending) -> AsyncIterator[None]:
@@ -293,6 +311,7 @@ class Appending:
         self.rng = workload.rng(name)
         self.status = ""
         """Why the last append was refused."""
+        self.slow = False
         self._workload = workload
         self._recorder = workload.recorder
         self._client = client
@@ -301,7 +320,8 @@ class Appending:
     def new(self) -> int:
         """A payload that was never appended."""
         op = self._recorder.new_op()
-        self._attempts = {op: (0, self._workload.length(self.rng))}
+        length = _SLOW_PIECES * _SLOW_BYTES if self.slow else self._workload.length(self.rng)
+        self._attempts = {op: (0, length)}
         return op
 
     async def append(
@@ -359,15 +379,16 @@ class Appending:
         self, params: AppendParams, op: int, length: int
     ) -> tuple[Outcome, str, AppendResult | None]:
         content = payload(op, length)
+        timeout_s = _SLOW_TIMEOUT_S if self.slow else ATTEMPT_TIMEOUT_S
         self.status = ""
         try:
             if self._workload.patient:
                 return "ok", "", await self._client.append(params, content)
-            async with asyncio.timeout(ATTEMPT_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 result = await append_once(self._client, params, self._content(content))
                 return "ok", "", result
         except TimeoutError:
-            return "unknown", f"no answer within {ATTEMPT_TIMEOUT_S:g} s", None
+            return "unknown", f"no answer within {timeout_s:g} s", None
         except _Aborted as error:
             self.status = _ABORTED
             return "fail", str(error), None
@@ -377,6 +398,11 @@ class Appending:
 
     async def _content(self, content: bytes) -> AsyncIterator[bytes]:
         """In one piece or several, sometimes slowly, sometimes not to the end."""
+        if self.slow:
+            for begin in range(0, len(content), _SLOW_BYTES):
+                yield content[begin : begin + _SLOW_BYTES]
+                await self._workload.clock.sleep(_SLOW_S)
+            return
         pieces = self.rng.choice((1, 1, 2, 5))
         slowly, aborts = self.rng.random() < 0.05, self.rng.random() < 0.02
         step = max(len(content) // pieces, 1)

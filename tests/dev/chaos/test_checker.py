@@ -32,6 +32,7 @@ from gazette.dev.chaos.history import (
     Read,
     Replicas,
     Stopped,
+    StoredOps,
     decode,
     encode,
 )
@@ -639,6 +640,18 @@ def test_bytes_of_an_earlier_life(outcome: str) -> None:
     story.held_by("b1", "b2", revision=51)
     story.land(op)
     assert "reborn" in story.kinds()
+
+
+def test_bytes_in_the_store_of_another_life_that_none_reads() -> None:
+    """They are hidden, or that life is over, too."""
+    for former_life, kinds in ((1, set()), (2, {"reborn"})):
+        story = Story()
+        former = story.held_by("b1", "b2", revision=20)
+        second_life(story)
+        present = story.held_by("b1", "b2", revision=51)
+        story.events.append(StoredOps(JOURNAL, former_life, (former,)))
+        story.events.append(StoredOps(JOURNAL, 2, (present,)))
+        assert story.kinds() == kinds
 
 
 def test_what_a_second_life_acknowledged_is_lost() -> None:

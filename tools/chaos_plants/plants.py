@@ -1,0 +1,79 @@
+"""The mistakes, and the runs in which they are found. Each was made once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """A mistake in ``module``, which ``put`` makes there. ``chaos`` are the flags of a run that finds it."""
+
+    module: str
+    put: Callable[[Any], None]
+    chaos: tuple[str, ...]
+
+
+def _late_uploads(agreement: Any) -> None:
+    """A follower leaves each finished spool to the primary, whether or not that has its bytes."""
+    complete = agreement.Agreement.spool_complete
+
+    def spool_complete(self: Any, spool: Any) -> None:
+        if self.end is not None:
+            complete(self, spool)
+            return
+        never = asyncio.Event()
+        self._uploads.spool_complete(spool, life=self._life, tenure=self._tenure, reassigned=never)
+
+    agreement.Agreement.spool_complete = spool_complete
+
+
+def _lives_by_name(key_space: Any) -> None:
+    """A journal that was created again is taken for the one of before."""
+    spec_of = key_space.spec_of
+
+    def by_name(state: Any, journal: str, life: int) -> Any:
+        item = state.item(journal)
+        return spec_of(state, journal, life if item is None else item.raw.create_revision)
+
+    key_space.spec_of = by_name
+
+
+def _no_lease(lease_guard: Any) -> None:
+    """A broker answers whether or not its lease holds."""
+    lease_guard.LeaseGuard.holds = property(lambda self: True)
+
+
+PLANTS: Final = {
+    "late-uploads": Plant(
+        "gazette.broker.agreement",
+        _late_uploads,
+        ("--minutes=3", "--seed=1", "--replication=3", "--rate=2", "--faults=kill"),
+    ),
+    "lives-by-name": Plant(
+        "gazette.broker.key_space",
+        _lives_by_name,
+        (
+            "--minutes=1.3",
+            "--seed=1",
+            "--replication=3",
+            "--rate=2",
+            "--faults=journal is created again while its store fails",
+        ),
+    ),
+    "no-lease": Plant(
+        "gazette.broker.lease_guard",
+        _no_lease,
+        (
+            "--minutes=1.3",
+            "--lease=5s",
+            "--seed=1",
+            "--replication=1",
+            "--rate=2",
+            "--faults=pause beyond the lease,journal is created again",
+        ),
+    ),
+}
