@@ -358,11 +358,16 @@ offset of the recovery log or before, or that had read sources that far at most.
 bounded by the hints that the shard has (the error tells), and by what was pruned.
 
 A directory that is not empty is refused. With --force its content is replaced, once the recovery has
-succeeded.""",
+succeeded.
+
+--convert makes SQLite databases of files that the original's gazctl has recovered, in the directory
+where they are: primary.db, and a file for each attached database. SQLite checks each. Nothing is
+replaced, and no cluster is needed.""",
         """\
   gazctl shards recover --id shard-000 --dir ./shard-000
   gazctl shards recover --id shard-000 --dir ./yesterday --at 2026-01-30T12:00:00Z
-  sqlite3 ./shard-000/primary.db 'SELECT count(*) FROM counts'""",
+  sqlite3 ./shard-000/primary.db 'SELECT count(*) FROM counts'
+  gazctl shards recover --convert ./recovered-by-the-original""",
     ),
     Command(
         ("shards", "unassign"),

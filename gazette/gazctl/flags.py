@@ -239,6 +239,9 @@ class ShardsPruneFlags(SharedFlags):
 class RecoverFlags(SharedFlags):
     id: str = flag("", "the shard to recover (required)")
     dir: Path | None = flag(None, "directory to recover into (required)", short="d")
+    convert: Path | None = flag(
+        None, "directory of recovered files: make plain SQLite databases there, and no recovery"
+    )
     force: bool = flag(False, "replace what the directory holds")
     backup: int = flag(-1, "recover by this backup of the hints, from 0; -1: by the newest hints")
     at: str = flag(

@@ -21,6 +21,7 @@ from gazette.protocol.hints import FSMHints
 from gazette.protocol.shard import ShardSpec
 from gazette.protocol.validation import within
 from gazette.recoverylog.broker_logs import BrokerLogs
+from gazette.recoverylog.convert import convert
 from gazette.recoverylog.player import Player, RecoveredState
 from gazette.recoverylog.shard_state import make_plain
 from gazette.recoverylog.time_travel import Moment, open_at
@@ -32,6 +33,8 @@ STAGING: Final = ".gazctl-recover"
 
 async def run(context: Context) -> int:
     flags = context.flags(RecoverFlags)
+    if flags.convert is not None:
+        return await _convert(context, flags, flags.convert)
     if not flags.id:
         raise Invalid("a shard is required", path="--id")
     if flags.dir is None:
@@ -62,6 +65,30 @@ async def run(context: Context) -> int:
     context.terminal.note(f"recovered {spec.id} from {log} into {flags.dir}")
     for name in databases:
         context.terminal.note(f"{flags.dir / name} is a SQLite database")
+    return 0
+
+
+async def _convert(context: Context, flags: RecoverFlags, directory: Path) -> int:
+    """Make databases of a directory that another player has filled. Needs no cluster."""
+    given = {
+        "--id": flags.id,
+        "--dir": flags.dir,
+        "--force": flags.force,
+        "--at": flags.at,
+        "--backup": flags.backup >= 0,
+    }
+    for flag in (name for name, value in given.items() if value):
+        raise Invalid("does not go with --convert", path=flag, hint="Leave it out.")
+    pool = BlockingPool("convert", 1)
+    try:
+        made = await pool.run(convert, directory)
+        table = await pool.run(_table, directory)
+    finally:
+        pool.close()
+    context.terminal.write(table.text(context.terminal))
+    for one in made:
+        about = f", of which not all could be checked ({one.unchecked})" if one.unchecked else ""
+        context.terminal.note(f"{one.path} is a SQLite database{about}")
     return 0
 
 

@@ -12,7 +12,7 @@ import json
 import re
 import shutil
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self
@@ -36,7 +36,7 @@ from gazette.recoverylog.sqlite_wal import require_whole_wal
 
 PRIMARY_DATABASE: Final = "primary.db"
 STATE_FILE: Final = "state.json"
-_REDO: Final = re.compile(r"(.+)\.redo-\d{8}")
+_REDO: Final = re.compile(r"(.+)\.redo-\d{8,}")
 _LEFTOVER: Final = re.compile(r"\d+\.(sst|blob|log)(\..*)?|MANIFEST-\d+(\..*)?|IDENTITY|next\.json")
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 
@@ -51,14 +51,18 @@ class StateKind(enum.Enum):
     """Files of a store that is none of ours, or none at all."""
 
 
+def recorded_databases(names: Iterable[str]) -> set[str]:
+    """Return the names of databases of which there are redo files among ``names``."""
+    return {match[1] for name in names if (match := _REDO.fullmatch(name))}
+
+
 def make_plain(directory: Path) -> tuple[str, ...]:
     """Turn what was played back into files that stock SQLite opens; the names of databases.
 
     Blocks. Files of other kinds stay as they are. May be repeated. Raises ``Corrupt`` when a database's
     files contradict each other, ``GazetteError`` when the disk is full.
     """
-    names = [path.name for path in directory.iterdir() if path.is_file()]
-    databases = {match[1] for name in names if (match := _REDO.fullmatch(name))}
+    databases = recorded_databases(path.name for path in directory.iterdir() if path.is_file())
     for name in databases:
         materialize(directory, name)
     databases |= {

@@ -1,0 +1,134 @@
+"""Makes plain SQLite databases of files as they stand in a log, without touching these: `convert`.
+
+For directories that another player has filled, as that of the original: it knows nothing of images and redo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import apsw
+
+from gazette.errors import Corrupt, GazetteError, Invalid
+from gazette.recoverylog.shard_state import recorded_databases
+from gazette.recoverylog.sqlite_redo import build, files_of
+
+STAGING: Final = ".gazctl-convert"
+"""Within the directory, so that a database is moved and not copied."""
+_WHOLE: Final = [("ok",)]
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A database that was made. ``unchecked`` says why SQLite could not check all of it; empty: it did."""
+
+    path: Path
+    unchecked: str = ""
+
+
+def convert(directory: Path) -> tuple[Converted, ...]:
+    """Make all databases of a directory beside the images and redo that they are made of. Blocks.
+
+    All of them are made and checked before any gets its name. Raises ``Invalid`` if there are none, or a
+    file of such a name exists; ``Corrupt`` for files that are damaged or missing, by name; and
+    ``GazetteError`` if the disk fails or is full. Then none is left.
+    """
+    try:
+        files = files_of(directory)
+    except OSError as error:
+        raise Invalid(f"cannot read {directory}: {error.strerror}", path="--convert") from error
+    names = sorted(recorded_databases(files))
+    if not names:
+        raise Invalid(
+            f"{directory} holds no images and redo files of a SQLite database",
+            path="--convert",
+            hint="Files of RocksDB, of JSON stores and of the SQLite mode vfs are plain as they are.",
+        )
+    for name in names:
+        if name in files:
+            raise _exists(directory / name)
+    staging = directory / STAGING
+    try:
+        # What an interrupted conversion has left is ours.
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        made = [_made(directory, name) for name in names]
+        _put_in_place(directory, names)
+    except OSError as error:
+        raise GazetteError(
+            f"cannot write below {directory}: {error.strerror or error}",
+            hint="Free space there, or copy the files to another disk first.",
+        ) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return tuple(made)
+
+
+def _made(directory: Path, name: str) -> Converted:
+    path = directory / STAGING / name
+    build(files_of(directory), name, path)
+    return Converted(directory / name, _check(path, name))
+
+
+def _check(path: Path, name: str) -> str:
+    """Have SQLite check a database; why it could not, if it lacks functions. Raises ``Corrupt``."""
+    try:
+        # Nobody writes to it: so it needs no files beside it, whatever its journal mode.
+        connection = apsw.Connection(
+            f"file:{quote(str(path))}?immutable=1",
+            flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI,
+        )
+        try:
+            found = connection.execute("PRAGMA integrity_check(1)").fetchall()
+        finally:
+            connection.close()
+    except apsw.SQLError as error:
+        if not str(error).startswith("no such "):
+            raise _damaged(name, str(error)) from error
+        return f"{error}: the application adds it"
+    except apsw.Error as error:
+        raise _damaged(name, str(error)) from error
+    if found != _WHOLE:
+        raise _damaged(name, str(found[0][0]))
+    return ""
+
+
+def _put_in_place(directory: Path, names: list[str]) -> None:
+    """Give all databases their names, or none: a name that was taken meanwhile is left alone."""
+    taken: list[Path] = []
+    try:
+        for name in names:
+            target = directory / name
+            try:
+                os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            except FileExistsError as error:
+                raise _exists(target) from error
+            taken.append(target)
+        for target in taken:
+            (directory / STAGING / target.name).replace(target)
+    except BaseException:
+        for target in taken:
+            with contextlib.suppress(OSError):
+                target.unlink()
+        raise
+
+
+def _exists(path: Path) -> Invalid:
+    return Invalid(
+        f"{path} exists, and is not replaced",
+        path="--convert",
+        hint="Move it away, if the database is to be made again.",
+    )
+
+
+def _damaged(name: str, reason: str) -> Corrupt:
+    return Corrupt(
+        f"the database {name} is damaged: {reason}",
+        hint="Recover the shard again, with an older backup of its hints (--backup) if need be.",
+    )
