@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import pytest
 
-from gazette.errors import Broken, Corrupt, GazetteError, Invalid, NotAllowed
+from gazette.errors import Broken, Corrupt, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.recoverylog.log_file import Branch, LogFile, offline_recorder
 from gazette.recoverylog.sqlite_redo import HEADER_LENGTH, build, files_of
@@ -292,5 +292,22 @@ def test_a_build_whose_database_is_replaced(tmp_path: Path) -> None:
     store.execute("INSERT INTO t VALUES (1, 'lost')")
     with pytest.raises(Broken, match="another database as main"):
         commit(store, 2)
+    store.destroy()
+    log.close()
+
+
+@pytest.mark.parametrize("change", [True, False])
+def test_a_commit_of_a_build_fails_with_what_it_depends_on(tmp_path: Path, change: bool) -> None:
+    """Nothing of it is recorded before the end, so that its barrier is all that knows of that."""
+    (tmp_path / "files").mkdir()
+    log = LogFile(tmp_path / "log")
+    recorder = offline_recorder("a/log", Branch.new(random.Random(1)), tmp_path / "files", log)
+    store = SQLiteStore(recorder, SCHEMA)
+    dependency: OpFuture[Any] = OpFuture()
+    dependency.set_exception(Unavailable("another system is away"))
+    if change:
+        store.execute("INSERT INTO t VALUES (1, 'a')")
+    with pytest.raises(Unavailable, match="another system"):
+        store.start_commit(SHARD, Checkpoint({"s": SourceCheckpoint(1)}), [dependency]).result()
     store.destroy()
     log.close()
