@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from gazette.allocator.model import ASSIGNMENTS, Assignment, DecodedKV
+from gazette.allocator.model import ASSIGNMENTS, MEMBERS, Assignment, DecodedKV
 from gazette.auth import KeyedAuth, NoAuth
 from gazette.client.client import Client
 from gazette.client.fragment_reader import FragmentAccess
@@ -22,6 +22,7 @@ from gazette.consumer.settings import ConsumerSettings
 from gazette.consumer.shard import Shard
 from gazette.errors import Bug, Conflict, GazetteError, NotFound, NotYet, Retryable
 from gazette.etcd import Etcd
+from gazette.etcd_lease import Lease
 from gazette.etcd_values import Compare, Op
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol import duration
@@ -310,6 +311,19 @@ class ConsumerFixture:
     async def crash(self) -> None:
         """Stop it as SIGKILL would: its lease runs out, its shards' appends end wherever they are."""
         await self._end(self.service.crash)
+
+    async def die(self) -> None:
+        """Crash it, and end its lease as time would, at once: so that a test's leases can be long.
+
+        A short lease is lost by members that live, too, once the machine is busy for as long.
+        """
+        prefix = f"{self.service.settings.root}{MEMBERS}"
+        found = await self.etcd.range(prefix, keys_only=True)
+        name = f"#{self.service.settings.id}"
+        leases = [kv.lease for kv in found.kvs if kv.key.decode().endswith(name)]
+        await self.crash()
+        for lease in leases:
+            await Lease(self.etcd._connection, lease, 0.0, 0.0).revoke()
 
     async def _end(self, end: Callable[[], Awaitable[None]]) -> None:
         if self._ended:

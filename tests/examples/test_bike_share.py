@@ -159,7 +159,7 @@ async def test_rides_are_published_and_asked_for_on_a_cluster(
     members: list[ConsumerFixture] = []
     shards = ("shard-000", "shard-001")
     async with (
-        await BrokerFixture.start(etcd, tmp_path) as broker,
+        await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker,
         Client(broker.endpoint, clock=clock) as client,
         httpx.AsyncClient(timeout=30) as http,
     ):
@@ -173,7 +173,13 @@ async def test_rides_are_published_and_asked_for_on_a_cluster(
                 config = {"bikeshare": flags}
                 members.append(
                     await ConsumerFixture.start(
-                        etcd, broker, BikeShare(), tmp_path, id=name, config=config, lease_ttl_s=2.0
+                        etcd,
+                        broker,
+                        BikeShare(),
+                        tmp_path,
+                        id=name,
+                        config=config,
+                        lease_ttl_s=60.0,
                     )
                 )
             await members[0].create(
@@ -198,7 +204,7 @@ async def test_rides_are_published_and_asked_for_on_a_cluster(
                 seen.add(answers[0].headers["X-Shard-ID"])
             assert seen == set(shards), "bikes are spread over the shards"
             assert (await http.get(f"{members[0].http}/api/bikes?id=x")).status_code == 400
-            await members[0].crash()
+            await members[0].die()
             await publish(client, clock, rides[250:])
             for shard in shards:
                 await members[1].read_to_heads(shard)

@@ -236,7 +236,7 @@ async def test_streams_are_summed_on_a_cluster_through_a_fail_over(
     config = {"streamsum": StreamSumFlags(database=f"sqlite:///{tmp_path}/state.db")}
     clock = SystemClock()
     verifier = Verifier()
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         for kind, names in types.items():
             labels = LabelSet.of(
                 (MESSAGE_TYPE, f"stream_sum.{kind}"), (CONTENT_TYPE, CONTENT_JSON_LINES)
@@ -246,7 +246,7 @@ async def test_streams_are_summed_on_a_cluster_through_a_fail_over(
         await broker.create(*(log_spec(one) for one in ids[:3]))
         members = [
             await ConsumerFixture.start(
-                etcd, broker, Summer(), tmp_path, id=name, config=config, lease_ttl_s=2.0
+                etcd, broker, Summer(), tmp_path, id=name, config=config, lease_ttl_s=60.0
             )
             for name in ("member-one", "member-two")
         ]
@@ -275,7 +275,7 @@ async def test_streams_are_summed_on_a_cluster_through_a_fail_over(
                     scope.spawn(load.run(), name="load")
                     while len(finished) < 30:
                         await clock.sleep(0.02)
-                    await members[0].crash()
+                    await members[0].die()
             verifier.finish()
             assert verifier.violations == []
             assert verifier.verified == 80
