@@ -1,19 +1,19 @@
 """Stages 6, 7 and 10 of the byte path: journal bytes to file bytes and back, in bounded memory.
 
-A fragment file holds exactly the journal's bytes in one of five codecs. The numbers are those of
-`CompressionCodec` on the wire (``gazette.protocol.fragment.Codec``); this module lies below
-``protocol`` and takes them as ints.
+A fragment file holds exactly the journal's bytes in one of five codecs. Their numbers are those of
+`CompressionCodec` on the wire (``gazette.protocol.fragment.Codec``). This module lies below
+``protocol``, and takes them as ints.
 
-=============================  =========================================================
-NONE                           the bytes themselves
-GZIP                           any number of gzip members, one after the other
-ZSTANDARD                      zstd frames; the content size is neither written nor needed
-SNAPPY                         the framed variant: blocks of at most 64 KiB, each with a CRC
-GZIP_OFFLOAD_DECOMPRESSION     one gzip member, which the store or HTTP may already have undone
-=============================  =========================================================
+ =============================  =========================================================
+ NONE                           the bytes themselves
+ GZIP                           any number of gzip members, one after the other
+ ZSTANDARD                      zstd frames; the content size is neither written nor needed
+ SNAPPY                         the framed variant: blocks of at most 64 KiB, each with a CRC
+ GZIP_OFFLOAD_DECOMPRESSION     one gzip member, which the store or HTTP may have decoded
+ =============================  =========================================================
 
-Neither direction knows where a fragment ends or what its digest is: see ``fragment.decoder``.
-Objects are for one stream and one thread at a time; the work inside releases the interpreter lock.
+Neither direction knows where a fragment ends, or its digest: see ``fragment.decoder``. Use each
+object for one stream, and in one thread at a time. Its work releases the interpreter lock.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from gazette.zstd_blocks import ZstdBlocks
 _NONE, _GZIP, _ZSTANDARD, _SNAPPY, _GZIP_OFFLOAD = range(1, 6)
 
 _GZIP_LEVEL = 3
-"""Measured on JSON: 2.3 times as fast as level 6 for files that are 7 % larger."""
+"""Compression level. Measured on JSON: 2.3 times as fast as level 6, for files that are 7 % larger."""
 
 _ZSTANDARD_LEVEL = 1
-"""Measured on JSON: twice as fast as level 3, and no larger."""
+"""Compression level. Measured on JSON: twice as fast as level 3, for files that are no larger."""
 
 _SNAPPY_BLOCK_BYTES = 1 << 16
 _SNAPPY_STREAM_ID = b"\xff\x06\x00\x00sNaPpY"
@@ -42,23 +42,23 @@ _GZIP_MAGIC = b"\x1f\x8b\x08"
 
 
 _GZIP_SLICE_BYTES: Final = 1 << 12
-"""A slice of a deflate stream may grow 1032 times."""
+"""Bytes of a slice of a deflate stream. Its content may be 1032 times as large."""
 _SNAPPY_SLICE_BYTES: Final = 1 << 17
 
 
 class Compressor(Protocol):
-    """One stream from journal bytes to file bytes. Memory is bounded by the input of one call."""
+    """One stream from journal bytes to file bytes. The input of one call bounds its memory."""
 
     def compress(self, content: bytes) -> bytes:
-        """Take content; give the file bytes that are ready, possibly none."""
+        """Add content. Return the file bytes that are ready, possibly none."""
         ...
 
     def end_batch(self) -> bytes:
-        """End a batch: GZIP closes its member, so that another machine may continue the file."""
+        """End a batch. GZIP closes its member, so that another machine may continue the file."""
         ...
 
     def finish(self) -> bytes:
-        """The last bytes of the file. The object must not be used afterwards."""
+        """Return the last bytes of the file. Do not use the object afterwards."""
         ...
 
 
@@ -66,30 +66,30 @@ class Decompressor(Protocol):
     """One stream from file bytes to journal bytes."""
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Take file bytes (or ``b""`` to go on); give at most ``max_length`` journal bytes.
+        """Add file bytes (or ``b""`` to continue). Return at most ``max_length`` journal bytes.
 
-        Input that is not yet decoded is kept: pass more only when ``needs_input``. However
-        compressible the input is, no more than 32 MiB of decoded bytes are held.
-        Raises ``Corrupt`` if the input is not what the codec writes.
+        Input that is not decoded yet is kept: pass more only if ``needs_input``. At most 32 MiB of
+        decoded bytes are held, for any input. Raise ``Corrupt`` if the input does not fit the
+        codec.
         """
         ...
 
     @property
     def needs_input(self) -> bool:
-        """Whether everything that was passed has been given back."""
+        """True if all content of the input so far has been returned."""
         ...
 
     def finish(self) -> bytes:
-        """Say that the file ended. Gives the last bytes, of which there are at most two.
+        """End the file. Return the last bytes, of which there are at most two.
 
-        A file without a byte is one without content, in every codec.
-        Raises ``Corrupt`` if the file was cut, or if not all of it was asked for.
+        In every codec, an empty file has no content. Raise ``Corrupt`` if the file is cut, or if
+        not all of its content was read.
         """
         ...
 
 
 def new_compressor(codec: int) -> Compressor:
-    """A compressor of one file. Raises ``Invalid`` for numbers that are no codec."""
+    """Return a compressor of one file. Raise ``Invalid`` for a number that is not a codec."""
     match int(codec):
         case 1:
             return _NoCompressor()
@@ -105,11 +105,11 @@ def new_compressor(codec: int) -> Compressor:
 
 
 def new_decompressor(codec: int, *, transport_decoded: bool = False) -> Decompressor:
-    """A decompressor of one file. Raises ``Invalid`` for numbers that are no codec.
+    """Return a decompressor of one file. Raise ``Invalid`` for a number that is not a codec.
 
-    ``transport_decoded`` matters for GZIP_OFFLOAD_DECOMPRESSION alone: the caller knows that the
-    store or the HTTP library has undone the gzip already. Unset, the first bytes decide, which is
-    right for every content that does not itself begin as a gzip file.
+    ``transport_decoded`` matters only for GZIP_OFFLOAD_DECOMPRESSION. Set it if the store or the
+    HTTP library has undone the gzip. If it is unset, the first bytes decide. That is right for all
+    content that does not begin like a gzip file.
     """
     match int(codec):
         case 1:
@@ -139,7 +139,7 @@ class _NoCompressor:
 
 
 class _GzipCompressor:
-    """``members``: each batch is a gzip member of its own."""
+    """Compressor of gzip. With ``members``, each batch is a gzip member of its own."""
 
     __slots__ = ("_member", "_members", "_written")
 
@@ -183,8 +183,11 @@ class _ZstandardCompressor:
 
 
 class _SnappyCompressor:
-    """The stream holds what it has compressed until it is flushed, and a flush ends a block: so
-    that blocks stay large, flush only once a whole one went in."""
+    """Compressor of framed snappy.
+
+    The stream holds compressed bytes until it is flushed, and a flush ends a block. To keep blocks
+    large, flush only after a whole block went in.
+    """
 
     __slots__ = ("_held", "_stream")
 
@@ -232,7 +235,9 @@ class _NoDecompressor:
 
 
 class _SlicedDecompressor(ABC):
-    """Feeds its input in slices so small that the output of one slice is bounded."""
+    """Decompressor that feeds its input in slices, small enough to bound the output of each
+    slice.
+    """
 
     __slots__ = ("_input", "_output")
 
@@ -253,7 +258,7 @@ class _SlicedDecompressor(ABC):
                 self._input = self._input[len(piece) :]
                 made = self._step(piece)
                 if made and not pieces and room // 2 <= len(made) <= room:
-                    return made  # Most of what is wanted, without a copy.
+                    return made  # Return less than `max_length`, to avoid a copy.
                 self._output = memoryview(made)
                 continue
             taken = self._output[:room]
@@ -270,24 +275,24 @@ class _SlicedDecompressor(ABC):
         if not self.needs_input:
             raise Corrupt("file ends before its content was read")
         if not self._at_boundary():
-            raise Corrupt("compressed stream is cut")
+            raise Corrupt("compressed stream is incomplete")
         return b""
 
     @abstractmethod
     def _slice(self, data: memoryview) -> int:
-        """How many of the next bytes make a slice. They are taken next."""
+        """Return the number of the next bytes that make a slice. The caller feeds them next."""
 
     @abstractmethod
     def _step(self, piece: memoryview) -> bytes:
-        """All that comes of one slice."""
+        """Return all content of one slice."""
 
     @abstractmethod
     def _at_boundary(self) -> bool:
-        """Whether the file may end here."""
+        """Return True if the file may end here."""
 
 
 class _GzipDecompressor(_SlicedDecompressor):
-    """Members one after the other; anything else behind a member is an error."""
+    """Decompressor of consecutive gzip members. Any other bytes behind a member are an error."""
 
     __slots__ = ("_member",)
 
@@ -318,7 +323,7 @@ class _GzipDecompressor(_SlicedDecompressor):
 
 
 class _ZstandardDecompressor(_SlicedDecompressor):
-    """Frames one after the other, skippable ones included."""
+    """Decompressor of consecutive zstd frames, with skippable ones."""
 
     __slots__ = ("_blocks", "_frame")
 
@@ -350,8 +355,10 @@ class _ZstandardDecompressor(_SlicedDecompressor):
 
 
 class _SnappyDecompressor(_SlicedDecompressor):
-    """Cuts the stream into chunks (type, 24-bit length, body) and decodes whole chunks only: the
-    library wants a whole stream, so every run of chunks gets a stream identifier of its own."""
+    """Decompressor of framed snappy, by whole chunks (type, 24-bit length, body).
+
+    The library wants a whole stream, so every run of chunks gets a stream identifier of its own.
+    """
 
     __slots__ = ("_identified", "_pending", "_skip")
 
@@ -396,7 +403,7 @@ class _SnappyDecompressor(_SlicedDecompressor):
             raise Corrupt("not a snappy stream: it does not begin with a stream identifier")
         if 0x02 <= kind <= 0x7F:
             raise Corrupt("not a snappy stream: reserved chunk", chunk_type=kind)
-        # 4 bytes of CRC, and the most that a block grows when it cannot be compressed.
+        # 4 bytes of CRC, and the greatest size of a block that cannot be compressed.
         if kind != 0xFF and length > 4 + 32 + _SNAPPY_BLOCK_BYTES * 7 // 6:
             raise Corrupt("not a snappy stream: chunk is too long", chunk_bytes=length)
         if kind == 0xFF and length != 6:
@@ -420,7 +427,9 @@ class _SnappyDecompressor(_SlicedDecompressor):
 
 
 class _OffloadDecompressor:
-    """Gzip if it begins so, else bytes which the transport has decoded already."""
+    """Decompressor of gzip if the input begins like gzip. Otherwise the transport has decoded
+    it.
+    """
 
     __slots__ = ("_chosen", "_head")
 

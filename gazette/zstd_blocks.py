@@ -1,8 +1,9 @@
-"""Where blocks of a zstd stream begin, so that it can be fed to a decompressor some blocks at a time. Pure.
+"""Boundaries of the blocks of a zstd stream, so that a decompressor can be fed some blocks at a
+time. Pure.
 
-A few bytes may stand for 128 KiB of content, but no block for more (RFC 8878, section 3.1.1.2.4). So who
-feeds whole blocks knows how much may come of it, and need not feed in slices that are small enough for the
-worst.
+A few bytes may stand for 128 KiB of content, but no block for more (RFC 8878, section 3.1.1.2.4).
+So a feed of whole blocks has a known bound on its content. It needs no slices that are small enough
+for the worst case.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from enum import Enum
 from typing import Final
 
 BLOCK_BYTES_MAX: Final = 128 << 10
-"""The most content of a block."""
+"""Greatest content of a block, in bytes."""
 _BLOCKS: Final = 7
-"""Blocks that are fed at once, beside the rest of one: a megabyte of content at the most."""
+"""Number of blocks to feed at once, beside the rest of one: at most 1 MiB of content."""
 _LOST_BYTES: Final = 1 << 10
-"""Fed at once where blocks are not seen, as 256 RLE blocks: 32 MiB of content at the most."""
+"""Bytes to feed at once if blocks are unknown. They hold at most 256 RLE blocks: 32 MiB of content."""
 
 _MAGIC: Final = 0xFD2FB528
 _SKIPPABLE: Final = 0x184D2A50
@@ -30,18 +31,20 @@ _SIZE_BYTES: Final = (0, 2, 4, 8)
 
 
 class _Next(Enum):
-    """What begins where the last element has ended."""
+    """The element that begins where the last one has ended."""
 
     FRAME = "frame"
     SKIPPABLE = "size of a skippable frame"
     DESCRIPTOR = "frame header descriptor"
     BLOCK = "block"
-    LOST = "nobody knows"
+    LOST = "unknown"
 
 
 class ZstdBlocks:
-    """Follows one stream, of any frames one after the other. What it does not understand it calls lost: a
-    decompressor will say what that is."""
+    """Follower of one stream of consecutive frames.
+
+    If it does not understand the stream, it is lost. The decompressor will then report the error.
+    """
 
     __slots__ = ("_checksum", "_header", "_next", "_skip", "_wanted")
 
@@ -49,13 +52,15 @@ class ZstdBlocks:
         self._next = _Next.FRAME
         self._wanted = _MAGIC_BYTES
         self._header = b""
-        """What has been seen of the ``_wanted`` bytes that say how it goes on."""
+        """Bytes seen so far of the ``_wanted`` bytes of the next header."""
         self._skip = 0
-        """Bytes of an element that are still to come, and say nothing."""
+        """Bytes of the present element that are still to come and are not inspected."""
         self._checksum = 0
 
     def take(self, data: memoryview) -> int:
-        """How many of the next bytes of the stream to feed at once: at least one, if there is any."""
+        """Return the number of the next bytes of the stream to feed at once: at least one, if there
+        is any.
+        """
         at, blocks, size = 0, 0, len(data)
         while at < size:
             if self._next is _Next.LOST:

@@ -1,7 +1,8 @@
-"""The leader's loop: look at the state, decide who shall serve what, move one step towards it.
+"""The leader's loop: observe the state, solve for the desired assignments, take one step towards
+them.
 
-Every member runs it, and the oldest one acts. What it writes is compared against its own member key,
-so a leader that was replaced without knowing changes nothing.
+Every member runs it, and the oldest member acts. Each transaction compares the leader's member key.
+So a leader that was replaced, and does not know it, changes nothing.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ from gazette.tasks import Pool
 log = logging.getLogger(__name__)
 
 MAX_TXN_OPS = 128
-"""Comparisons, and operations, of one transaction: etcd's default ``--max-txn-ops``."""
+"""Greatest number of comparisons, and of operations, per transaction: etcd's default ``--max-txn-ops``."""
 
-_INLINE_CHOICES = 20_000  # some 20 ms of the loop; a child process costs 150 ms to begin with
+_INLINE_CHOICES = 20_000  # about 20 ms on the event loop; a child process takes 150 ms to start
 _SOLVE_TIMEOUT_S = 120.0
 _RETRY_S = 1.0
 _STALE_ROUNDS = 8
-_ITEMS_PER_SLICE = 1_000  # of a round, before others get the loop: a few milliseconds
+_ITEMS_PER_SLICE = 1_000  # a few milliseconds of a round, then the event loop runs other tasks
 
 
 async def allocate(etcd: Etcd, ks: KeySpace, state: State, *, clock: Clock, pool: Pool) -> None:
-    """Run until the local member is exiting and holds no assignment; then return.
+    """Run until the local member is exiting and holds no assignment, then return.
 
-    ``state.observe`` must be an observer of ``ks``, and ``ks`` be watched by somebody. One thread of
-    ``pool`` is used while a large problem is solved.
+    ``state.observe`` must be an observer of ``ks``, and the caller must watch ``ks``. A large
+    problem is solved in one thread of ``pool``.
 
-    Raises ``Broken`` when the local member's key is gone: it must not serve any longer.
-    Cancellation: a transaction may have been sent; whoever leads next goes on from what it finds.
+    Raise ``Broken`` if the local member's key is gone: it must stop serving. Cancellation may leave
+    a transaction that was sent. The next leader continues from what it finds.
     """
     leader = _Leader(etcd, state, clock, pool)
     while True:
@@ -51,7 +52,7 @@ async def allocate(etcd: Etcd, ks: KeySpace, state: State, *, clock: Clock, pool
         if state.local_member is None:
             raise Broken(
                 "member key not found in etcd",
-                hint="Its lease expired, or somebody deleted it. Start the process anew.",
+                hint="Its lease expired, or the key was deleted. Restart the process.",
                 key=state.local_key,
                 revision=revision,
             )
@@ -62,11 +63,11 @@ async def allocate(etcd: Etcd, ks: KeySpace, state: State, *, clock: Clock, pool
             try:
                 applied = await leader.converge()
             except Conflict as error:
-                # The state moved on while we looked at it, and the mirror is about to tell.
-                log.info("allocation goes on at the next revision: %(error)s", {"error": error})
+                # The state changed during the round. The mirror will report the change.
+                log.info("allocation continues at the next revision: %(error)s", {"error": error})
             except (Retryable, Broken, Invalid, NotAllowed, NotFound) as error:
                 log.warning(
-                    "allocation failed and is tried again in %(seconds)s s: %(error)s",
+                    "allocation failed; retrying in %(seconds)s s: %(error)s",
                     {"seconds": _RETRY_S, "error": error},
                 )
                 await clock.sleep(_RETRY_S)
@@ -77,7 +78,7 @@ async def allocate(etcd: Etcd, ks: KeySpace, state: State, *, clock: Clock, pool
 
 
 class _Stale(Conflict):
-    """Some items are not in etcd as the mirror has them."""
+    """Conflict over items whose keys in etcd differ from the mirror."""
 
     def __init__(self, items: frozenset[str]) -> None:
         super().__init__("transaction checks did not succeed", items=len(items))
@@ -85,7 +86,7 @@ class _Stale(Conflict):
 
 
 class _Leader:
-    """What the acting member remembers from one round to the next: the last solution."""
+    """State that the acting member keeps between rounds: the last solution."""
 
     def __init__(self, etcd: Etcd, state: State, clock: Clock, pool: Pool) -> None:
         self._etcd = etcd
@@ -96,12 +97,12 @@ class _Leader:
         self._desired: Mapping[str, tuple[MemberId, ...]] = {}
 
     async def converge(self) -> int:
-        """One round. Returns the revision of its last transaction, 0 if there was nothing to do.
+        """Do one round. Return the revision of its last transaction, or 0 if nothing was to be
+        done.
 
-        Items that turn out to be stale are left out, so that they do not hold up the others: the
-        mirror may *stay* behind etcd for an item whose newest value it could not decode.
-
-        Raises ``Conflict`` if a transaction did not apply; those before it did.
+        Leave out items that turn out to be stale, so that they do not block the others. The mirror
+        may *stay* behind etcd for an item whose newest value does not decode. Raise ``Conflict`` if
+        a transaction did not apply. Earlier transactions of the round did.
         """
         if self._state.network_hash != self._solved_hash:
             await self._solve()
@@ -117,7 +118,7 @@ class _Leader:
         state = self._state
         leader = state.leader
         if leader is None or leader.key != state.local_key:
-            return 0  # it changed while we were solving
+            return 0  # the state changed while the solver ran
         metrics.CONVERGE.inc()
         round_ = Round(
             state.root,
@@ -139,7 +140,9 @@ class _Leader:
         return batch.revision
 
     async def _solve(self) -> None:
-        """Solve for the state as it is now. It may have moved on when this returns: never mind."""
+        """Solve for the present state. The state may have changed when this returns, which does no
+        harm.
+        """
         question = Question.of(self._state)
         begun = self._clock.monotonic()
         solution = await self._solution(question)
@@ -186,7 +189,7 @@ class _Leader:
 
 
 class _Batch:
-    """Item steps on their way to etcd, as few and as full transactions as they fit into."""
+    """Item steps to send to etcd, in as few transactions as possible."""
 
     def __init__(self, etcd: Etcd, leader: DecodedKV) -> None:
         self._etcd = etcd
@@ -197,7 +200,7 @@ class _Batch:
         self.revision = 0
 
     async def add(self, step: ItemStep) -> None:
-        """Take a step, after sending those before it if there is no room beside them."""
+        """Add a step. First send the earlier steps if the transaction would become too large."""
         compares = len(self._compares) + sum(c not in self._compares for c in step.compares)
         operations = len(self._operations) + len(step.operations)
         if self._steps and max(compares, operations) > MAX_TXN_OPS:
@@ -207,7 +210,7 @@ class _Batch:
         self._steps.append(step)
 
     async def flush(self) -> None:
-        """Send what there is. Raises ``Conflict`` if it did not apply."""
+        """Send the steps of the batch. Raise ``Conflict`` if the transaction did not apply."""
         if not self._steps:
             return
         compares = tuple(self._compares)
@@ -226,7 +229,9 @@ class _Batch:
         self._steps = []
 
     def _raise_stale(self, compares: tuple[Compare, ...], result: TxnResult) -> NoReturn:
-        """Blame the steps whose comparisons failed, going by what the failed transaction read."""
+        """Raise `_Stale` for the steps whose comparisons failed, by what the failed transaction
+        read.
+        """
         failed = {
             compare
             for compare, read in zip(compares, result.results, strict=True)

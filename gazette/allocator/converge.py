@@ -1,9 +1,8 @@
 """One step from the current assignments of an item towards its desired ones.
 
-The rules are those of broker.md §2.6. In one sentence: replicas are added at once where there is room,
-and an unwanted one is taken away only when enough others are known to be up to date.
-
-Every ``ItemStep`` is a group of comparisons and operations which etcd applies together or not at all.
+The rules are those of broker.md §2.6. New replicas are added at once where members have capacity.
+An unwanted replica is removed only when enough others are known to be consistent. Every
+``ItemStep`` is a group of comparisons and operations that etcd applies together or not at all.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from gazette.allocator.model import (
 )
 from gazette.etcd_values import Compare, DeleteOp, Op, PutOp
 
-_DEAD_PER_STEP = 32  # so that every step fits into a transaction
+_DEAD_PER_STEP = 32  # keeps every step small enough for one transaction
 
 
 @dataclass(frozen=True, slots=True)
 class ItemStep:
-    """What to do about one item now. The counts are for metrics."""
+    """Changes to make to one item now. The counts are for metrics."""
 
     item_id: str
     compares: tuple[Compare, ...]
@@ -42,9 +41,10 @@ class ItemStep:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The snapshot that a round of convergence looks at.
+    """Snapshot of the state for one round of convergence.
 
-    Invariant: ``items``, ``assignments`` are in key order. ``members`` are the keys of all members.
+    Invariant: ``items`` and ``assignments`` are in key order. ``members`` are the keys of all
+    members.
     """
 
     root: str
@@ -53,20 +53,20 @@ class Round:
     members: Mapping[MemberId, DecodedKV]
     is_consistent: IsConsistent
     replication: Mapping[str, int]
-    """How many replicas of each item there shall be: fewer than it asks for while members leave."""
+    """Number of replicas of each item: fewer than its specification asks for while members leave."""
     stale: frozenset[str] = frozenset()
-    """Items that are left alone, because etcd is known to have something else."""
+    """Items to leave alone, because their keys in etcd differ from the mirror."""
     progress: Progress = unknown_progress
-    """Decides who is promoted where no replica is consistent."""
+    """Order by which a replica is promoted if no replica is consistent."""
 
 
 def converge(
     round_: Round, desired: Mapping[str, Sequence[MemberId]], loads: Loads
 ) -> Iterator[ItemStep | None]:
-    """Yield the step of each item in key order, None where there is nothing to do.
+    """Yield the step of each item in key order, or None for an item that needs no change.
 
-    ``desired`` maps items to distinct members; an item that it lacks keeps the members it has. Items
-    are visited lazily, and ``loads`` is updated with each step, so a caller may pause in between.
+    ``desired`` maps items to distinct members. An item that it lacks keeps its members. Items are
+    visited lazily, and each step updates ``loads``. So a caller may pause between steps.
     """
     for item, current in _join(round_):
         item_id = item.decoded.id if item is not None else current[0].decoded.item_id
@@ -80,7 +80,7 @@ def converge(
 
 
 def _join(round_: Round) -> Iterator[tuple[DecodedKV | None, Sequence[DecodedKV]]]:
-    """Each item with its assignments; assignments without an item come with None."""
+    """Yield each item with its assignments. Assignments without an item come with None."""
     assignments = round_.assignments
     begin = 0
     for item in round_.items:
@@ -108,7 +108,9 @@ def _run_end(assignments: Sequence[DecodedKV], begin: int) -> int:
 
 
 def _remove_dead(root: str, assignments: Sequence[DecodedKV]) -> ItemStep:
-    """Assignments of an item that was deleted. If it is created anew meanwhile, they may stay."""
+    """Return the step that removes the assignments of a deleted item. They may stay if the item was
+    created again.
+    """
     dead: Assignment = assignments[0].decoded
     item = item_key(root, dead.item_id)
     return ItemStep(
@@ -139,7 +141,9 @@ def _plan(
 
 
 def _is_settled(current: Sequence[DecodedKV], desired: Sequence[MemberId]) -> bool:
-    """The common case, quickly: every desired member is there, with slots 0, 1, 2 …"""
+    """Return True if every desired member has its assignment, with slots 0, 1, 2 and so on. A fast
+    path.
+    """
     count = len(current)
     if count != len(desired):
         return False
@@ -154,7 +158,7 @@ def _is_settled(current: Sequence[DecodedKV], desired: Sequence[MemberId]) -> bo
 
 
 class _ItemPlan:
-    """The working state of one item's step."""
+    """Working state of one item's step."""
 
     def __init__(
         self,
@@ -201,7 +205,9 @@ class _ItemPlan:
         )
 
     def _diff(self) -> tuple[list[DecodedKV], list[DecodedKV], list[MemberId]]:
-        """(keep, unwanted, adds). Of two assignments of one member, the second is unwanted."""
+        """Return (keep, unwanted, adds). Of two assignments of one member, the second is
+        unwanted.
+        """
         keep: dict[MemberId, DecodedKV] = {}
         unwanted: list[DecodedKV] = []
         for kv in self.current:
@@ -216,7 +222,8 @@ class _ItemPlan:
     def _constrain_removes(
         self, unwanted: list[DecodedKV]
     ) -> tuple[list[DecodedKV], list[DecodedKV]]:
-        """(removes, rejoined): at least R consistent assignments are left, or nothing is removed.
+        """Return (removes, rejoined). At least R consistent assignments remain, or nothing is
+        removed.
 
         The most loaded members are relieved first.
         """
@@ -233,7 +240,9 @@ class _ItemPlan:
         return order, []
 
     def _remove(self, removes: list[DecodedKV], keep: list[DecodedKV]) -> None:
-        """Also compares the assignments that the removal relies on: they may be gone by now."""
+        """Remove assignments. Also compare the assignments that make the removal safe: they may be
+        gone by now.
+        """
         if not removes:
             return
         self.compares.append(_unchanged(self.item))
@@ -244,10 +253,10 @@ class _ItemPlan:
             self.loads.remove(kv.decoded.member_id, kv.decoded.slot)
 
     def _promotee(self, keep: list[DecodedKV]) -> DecodedKV | None:
-        """Return the replica that becomes the primary, if none is left.
+        """Return the replica that becomes the primary, if the item has no primary left.
 
-        A consistent replica; without one, a replica that holds more than the others. A member that has
-        just joined holds nothing, and would have the item go on without what the survivors hold. Load
+        Prefer a consistent replica. Without one, prefer the replica that holds the most. A member
+        that has just joined holds nothing. Its promotion would drop what the survivors hold. Load
         decides between equals only.
         """
         if not keep or any(kv.decoded.slot == 0 for kv in keep):
@@ -268,7 +277,9 @@ class _ItemPlan:
         return min(best, key=preference)
 
     def _move(self, kv: DecodedKV, slot: int) -> None:
-        """Slots are part of the key: delete it and put its value, under its lease, at the new one."""
+        """Move an assignment to another slot. Slots are part of the key: delete the key, and put
+        its value and lease at the new key.
+        """
         assignment: Assignment = kv.decoded
         zone, suffix = assignment.member_id
         key = assignment_key(self.round.root, assignment.item_id, zone, suffix, slot)
@@ -279,7 +290,9 @@ class _ItemPlan:
         self.loads.move(assignment.member_id, assignment.slot, slot)
 
     def _add(self, adds: list[MemberId]) -> int:
-        """Fresh assignments for the members that have room; the first of all is the primary."""
+        """Add assignments for the members that have capacity. The first one of all is the
+        primary.
+        """
         if not self.current:
             adds = sorted(
                 adds, key=lambda m: (self.loads.primary_ratio(m), self.loads.total_ratio(m), m)
@@ -300,7 +313,9 @@ class _ItemPlan:
         return added
 
     def _pack(self, keep: list[DecodedKV]) -> int:
-        """Close the lowest gap in the slots: at most one move, because nothing hangs on it."""
+        """Close the lowest gap in the slots. Move at most one assignment per step, since gaps do no
+        harm.
+        """
         for index, kv in enumerate(keep):
             if kv.decoded.slot != index:
                 self._move(kv, index)

@@ -1,4 +1,4 @@
-"""From the state to the problem that the solver solves, and back to members by name."""
+"""Conversion of the state to the solver's problem, and of its solution to members by name."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gazette.allocator.state import State
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A ``Problem`` with the names of its items and members, and the demand that it stands for."""
+    """A ``Problem`` with the names of its items and members, and the demand behind it."""
 
     problem: Problem
     items: tuple[str, ...]
     members: tuple[MemberId, ...]
     idle_items: tuple[str, ...]
-    """Items that want no replica at all."""
+    """Items with a replication of zero."""
     network_hash: int
     item_slots: int
     member_slots: int
 
     @staticmethod
     def of(state: State) -> Question:
-        """What the present members, items and assignments ask for."""
+        """Return the problem of the present members, items and assignments."""
         demand = state.demand
         members = tuple(member for member, limit in demand.limits.items() if limit > 0)
         zones = {zone: index for index, zone in enumerate(dict.fromkeys(z for z, _ in members))}
@@ -61,7 +61,7 @@ class Question:
         )
 
     def answer(self, solution: Solution) -> Mapping[str, tuple[MemberId, ...]]:
-        """The desired members of every item."""
+        """Return the desired members of every item."""
         desired: dict[str, tuple[MemberId, ...]] = dict.fromkeys(self.idle_items, ())
         for item, members in zip(self.items, solution, strict=True):
             desired[item] = tuple(self.members[member] for member in members)

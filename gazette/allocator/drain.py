@@ -1,5 +1,7 @@
-"""How a member leaves: it says so, and waits for others to take over what it has, for as long as that is of
-use. What it waits for is in its log, in metrics, and on ``/debug/ready``."""
+"""Drain of a member that leaves: announce it, then wait while others can take over its items.
+
+The log, metrics and ``/debug/ready`` show what the drain waits for.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,16 @@ _POLL_S: Final = 1.0
 
 
 class Announces(Protocol):
-    """What is used of ``gazette.allocator.session.MemberSession``."""
+    """The method of ``gazette.allocator.session.MemberSession`` that a drain uses."""
 
     async def set_exiting(self, exiting_value: bytes) -> None: ...
 
 
 class Drain:
-    """The leave of one member, begun by ``run``. Loop-bound.
+    """Drain of one member, begun by ``run``. Loop-bound.
 
-    While something stays here that no other member can take, and nothing moves: ``alone_timeout_s``. It
-    is time for a replacement to start. Otherwise ``timeout_s`` from the beginning.
+    ``timeout_s`` bounds the drain from its start. ``alone_timeout_s`` bounds a wait without
+    progress for items that no other member can take. That is time for a replacement to start.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class Drain:
         self._reported_at: float | None = None
         self._reported: Remainder | None = None
         self.remainder = Remainder()
-        """As of the last look."""
+        """Items that remain, as of the last update."""
 
     async def run(
         self,
@@ -68,11 +70,13 @@ class Drain:
         allocating: asyncio.Task[None],
         ends: Mapping[str, asyncio.Event],
     ) -> None:
-        """Announce ``exiting``; return when ``allocating`` has ended, which is when all is handed over,
-        when waiting is of no more use, or when one of the events is set, which are there by what they mean.
-        The log says why.
+        """Announce ``exiting``, and return when the drain is over.
 
-        Raises what ``set_exiting`` raises. Cancellation: the announcement may have been written.
+        It is over when ``allocating`` has ended, because all items are handed over. It is also over
+        when more waiting is useless, or when one of the events in ``ends`` is set. Their keys are
+        the reasons. Log the reason.
+
+        Raise what ``set_exiting`` raises. Cancellation may leave the announcement written.
         """
         reason = "it broke"
         self._begun, self.is_running = self._clock.monotonic(), True
@@ -94,7 +98,7 @@ class Drain:
         if not allocating.done():
             self._look()
             log.warning(
-                "%(member)s leaves, as %(reason)s: %(left)s",
+                "%(member)s leaves because %(reason)s: %(left)s",
                 {
                     "member": self._who,
                     "reason": reason,
@@ -103,7 +107,7 @@ class Drain:
             )
 
     async def patience_ends(self) -> str:
-        """Return, with the reason, once waiting for a hand-off is of no more use."""
+        """Return the reason once waiting for a hand-off has become useless."""
         while True:
             now = self._clock.monotonic()
             self._look()
@@ -119,9 +123,9 @@ class Drain:
             await self._clock.sleep(min(_POLL_S, left_s))
 
     def describe(self) -> str:
-        """What is waited for, and how long at most: a line for an operator."""
+        """Return one line for an operator: what the drain waits for, and for how long at most."""
         if not self._is_announced():
-            return "draining: its wish to leave is not in etcd yet"
+            return "draining: etcd has not recorded yet that this member leaves"
         self._look()
         left_s = max(0.0, self._left_s(self._clock.monotonic()))
         return (
@@ -136,13 +140,13 @@ class Drain:
         return left_s
 
     def _look(self) -> None:
-        """Take the state in, if it has changed since."""
+        """Update the remainder if the state has changed."""
         state = self._state
         seen = (state.items, state.members, state.assignments)
         if self._seen is not None and all(map(operator.is_, seen, self._seen)):
             return
         self._seen = seen
-        # Before others know that we leave, none of them offers more than it has.
+        # Before the announcement is in etcd, other members do not take over anything.
         found = remainder(state) if self._is_announced() else Remainder()
         progress = [
             (kv.key, kv.raw.mod_revision) for one in state.local_items for kv in one.assignments
@@ -160,7 +164,7 @@ class Drain:
             metrics.DRAINING_ITEMS.labels(waits_for).set(count)
 
     def _report(self, now: float, left_s: float) -> None:
-        """Say what is left: at once when that is of another kind than before, else now and then."""
+        """Log the remaining items: at once if their kind has changed, else at intervals."""
         found, before = self.remainder, self._reported
         if not found.count:
             return
@@ -189,6 +193,6 @@ class Drain:
         )
 
     def _is_announced(self) -> bool:
-        """Whether our own wish to leave is in the state, or our key gone."""
+        """Return True if the state has our announcement, or our key is gone."""
         ours = self._state.local_member
         return ours is None or ours.decoded.value.exiting()

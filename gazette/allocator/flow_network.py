@@ -5,20 +5,24 @@
     item ──► zone of the item ──► member ──► sink
       └───────── not assigned ───────────────►┘
 
-Every item sends as many units as it wants replicas; an item reaches a member over an arc of capacity
-one, so its replicas are distinct. With a single zone the second column is left out. What is wanted
-is said by costs, each of which outweighs all that come after it:
+Every item sends one unit for each replica it wants. An arc from an item to a member has capacity
+one, so replicas are on distinct members. With a single zone, the second column is left out. Costs
+express the wishes, and each cost outweighs all that follow:
 
 1. as many assignments as possible, then as many items as possible with at least one;
+
 2. two zones for every item that has two or more replicas;
+
 3. a fair share for every member, in proportion to its limit;
+
 4. present assignments stay;
+
 5. an even spread over zones.
 
-A member's limit is a capacity. *How much* a cost must be to outweigh the rest: two flows differ by a
-set of simple cycles, which pass every item and member at most once. A cost level therefore has to
-exceed what one such cycle can gain in all lower levels — a matter of the number of members, not of
-items — and the cheapest flow is then the best one by each level in turn.
+A member's limit is a capacity. *How much* must a cost be to outweigh the rest? Two flows differ by
+a set of simple cycles, which pass every item and member at most once. So a cost level must exceed
+the gain of one such cycle in all lower levels. That gain depends on the number of members, not of
+items. Then the cheapest flow is the best one by each level in turn.
 """
 
 from __future__ import annotations
@@ -33,8 +37,8 @@ from numpy.typing import NDArray
 Ints: TypeAlias = NDArray[np.int64]
 
 # Bands of a member's fair share: from each bound to the next, one unit costs one step more. Within
-# a band nothing is gained by moving an item, and that is what makes assignments stay where a perfect
-# balance is out of reach. Around the share itself the bands are single units.
+# a band, moving an item gains nothing. So assignments stay where a perfect balance is out of reach.
+# Around the share, each band is a single unit.
 _BELOW_SHARE = 8
 _ABOVE_SHARE = ((9, 8), (5, 4), (3, 2), (2, 1), (4, 1))
 FAIRNESS_STEPS = _BELOW_SHARE + 1 + len(_ABOVE_SHARE)
@@ -42,9 +46,9 @@ FAIRNESS_STEPS = _BELOW_SHARE + 1 + len(_ABOVE_SHARE)
 
 @dataclass(frozen=True, slots=True)
 class FlowMember:
-    """``zone`` counts from zero, without gaps. ``limit`` > 0.
+    """A member of the network. ``zone`` counts from zero, without gaps. ``limit`` > 0.
 
-    Items that want fewer than ``needed_from`` replicas are not for this member.
+    Items that want fewer than ``needed_from`` replicas do not use this member.
     """
 
     zone: int
@@ -54,7 +58,7 @@ class FlowMember:
 
 @dataclass(frozen=True, slots=True)
 class FlowItem:
-    """``current`` are distinct indices into the members."""
+    """An item of the network. ``current`` are distinct indices into the members."""
 
     replication: int
     current: tuple[int, ...] = ()
@@ -62,7 +66,7 @@ class FlowItem:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The price of one unit, per level."""
+    """Price of one unit, per level."""
 
     spread: int
     move: int
@@ -73,8 +77,12 @@ class Weights:
 
     @staticmethod
     def of(members: int, replication_max: int, ranks: int) -> Weights:
-        """``ranks`` is the number of steps in the order of items, 0 if the order does not matter."""
-        visits = members + 1  # of items by a simple cycle: between two items it passes a member
+        """Return the prices for a network. ``ranks`` is the number of steps in the order of items,
+        or 0 without order.
+        """
+        visits = (
+            members + 1
+        )  # items that a simple cycle visits: it passes a member between two items
         below = visits * max(replication_max - 1, 1) + ranks
         move = below + 1
         below += 2 * members * move
@@ -89,7 +97,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Arcs:
-    """Parallel columns. ``choice`` says which arcs stand for (item, member), in that order."""
+    """Arcs as parallel columns. ``choice`` lists the arcs of (item, member), in that order."""
 
     tail: Ints
     head: Ints
@@ -97,13 +105,14 @@ class Arcs:
     cost: Ints
     choice: slice
     supply: Ints
-    """Per node; the last node is the sink."""
+    """Supply of each node. The last node is the sink."""
 
 
 def share_bounds(limit: int, demand: int, capacity: int) -> list[int]:
-    """Where the price of a further item rises, for a member whose share is limit·demand/capacity.
+    """Return the counts of items at which the price rises, for a member with the share
+    limit·demand/capacity.
 
-    Ascending, with one bound for each step of the price; the last one is ``limit``.
+    They ascend, with one bound for each step of the price. The last one is ``limit``.
     """
     share = limit * demand
     bounds = [-(-share * k // (capacity * _BELOW_SHARE)) for k in range(1, _BELOW_SHARE)]
@@ -118,10 +127,11 @@ def share_bounds(limit: int, demand: int, capacity: int) -> list[int]:
 
 
 class FlowNetwork:
-    """The network of some items over all members.
+    """Network of some items over all members.
 
-    ``bounds[m]`` are ``share_bounds`` less what earlier networks gave to member ``m``; the last bound
-    is what the member may hold at most. ``ranked`` makes early items win where not all can be served.
+    ``bounds[m]`` are ``share_bounds`` less what earlier networks gave to member ``m``. The last
+    bound is the most that the member may hold. ``ranked`` makes early items win if not all can be
+    served.
     """
 
     def __init__(
@@ -135,7 +145,7 @@ class FlowNetwork:
         self.members = members
         self.items = items
         self._zones = max((member.zone for member in members), default=0) + 1
-        # An item cannot have more replicas than there are members: asking for them costs time only.
+        # An item cannot have more replicas than members. Asking for more only costs time.
         self._wanted = np.array([min(i.replication, len(members)) for i in items], dtype=np.int64)
         self._ranked = ranked
         self._weights = Weights.of(
@@ -182,12 +192,14 @@ class FlowNetwork:
         return tail, head, allowed.ravel(), cost.ravel()
 
     def _zone_nodes(self) -> Ints:
-        """The node of zone 0 of each item."""
+        """Return the node of zone 0 of each item."""
         items = len(self.items)
         return items + self._zones * np.arange(items, dtype=np.int64)
 
     def _zone_arcs(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """The j-th replica in one zone costs the more the larger j is, and the last one a lot."""
+        """Return the arcs to zones. The j-th replica in one zone costs more with j, and the last
+        one much more.
+        """
         blocks = []
         nodes = self._zone_nodes()
         for wanted in np.unique(self._wanted):
@@ -223,7 +235,7 @@ class FlowNetwork:
         return tail, np.full_like(tail, self._sink), capacity, cost
 
     def chosen(self, flows: NDArray[Any]) -> list[tuple[int, ...]]:
-        """The members of each item, ascending, from the flows of the choice arcs."""
+        """Return the members of each item, ascending, from the flows of the choice arcs."""
         grid = flows.reshape(len(self.items), len(self.members))
         chosen: list[list[int]] = [[] for _ in self.items]
         for row, column in zip(*(axis.tolist() for axis in np.nonzero(grid)), strict=True):

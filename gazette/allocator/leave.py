@@ -1,4 +1,4 @@
-"""A member leaves its cluster stage by stage: whatever one stage meets with, the next one follows."""
+"""Stages in which a member leaves its cluster. A stage runs even if an earlier one failed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ async def leave(
     stages: Mapping[str, Callable[[], Awaitable[None]]],
     entering: Callable[[str], None],
 ) -> GazetteError | None:
-    """Perform stages, by what the member does in them, in their order. The first error of them, if any.
+    """Run the stages in order. Return the first error of a stage, or None.
 
-    ``entering`` is called with the name of each. Each bounds itself. Raises what is no ``GazetteError``:
-    a defect, after which nothing is known. Cancellation: that of the stage.
+    Keys of ``stages`` are phrases for the log. Call ``entering`` with each key. Each stage bounds
+    its own time. Raise any error that is not a ``GazetteError``: it is a defect, after which
+    nothing is known. Cancellation cancels the present stage.
     """
     first: GazetteError | None = None
     for name, stage in stages.items():

@@ -1,4 +1,4 @@
-"""How much every member holds, kept while a round of convergence is planned."""
+"""Number of assignments of every member, updated while a round of convergence is planned."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gazette.allocator.model import Assignment, MemberId
 class Loads:
     """Assignments per member, in all and as primary, against each member's effective limit.
 
-    Mutable on purpose: planning one item changes what the next one may do.
-    A member that is not in ``limits`` (its key is gone) counts as infinitely loaded.
+    This is mutable on purpose: the plan for one item changes the options of the next. A member that
+    is not in ``limits`` (its key is gone) counts as infinitely loaded.
     """
 
     __slots__ = ("_limits", "_primaries", "_totals")

@@ -1,5 +1,4 @@
-"""What the acting allocator counts (on other members these stand still), and what a member that leaves
-still has."""
+"""Metrics of the acting allocator (constant on other members), and of a member that drains."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Items, members and assignments: their keys in etcd and what the allocator needs to know of them.
+"""Items, members and assignments: their keys in etcd, and the values that the allocator reads.
 
-Keys under a root (broker.md §2.1; ``#`` sorts below every character that a name may hold, so the
-order of keys is the order of (item, zone, suffix))::
+Keys under a root (broker.md §2.1). ``#`` sorts below every character of names, so the order of keys
+is the order of (item, zone, suffix)::
 
-    <root>/items/<item>                            what is to be served; no lease
-    <root>/members/<zone>#<suffix>                 who serves; under the member's session lease
-    <root>/assign/<item>#<zone>#<suffix>#<slot>    who serves what; under the assigned member's lease
+    <root>/items/<item>                            item to be served; no lease
+    <root>/members/<zone>#<suffix>                 member; under its session lease
+    <root>/assign/<item>#<zone>#<suffix>#<slot>    assignment; under the assigned member's lease
 
-The broker's items are journals, the consumer's are shards. Slot 0 is the primary; other slots carry
-no meaning of their own.
+Items are journals for brokers, and shards for consumers. Slot 0 is the primary. Other slots have no
+meaning.
 """
 
 from __future__ import annotations
@@ -27,34 +27,35 @@ MEMBERS = "/members/"
 ASSIGNMENTS = "/assign/"
 
 MemberId = tuple[str, str]
-"""(zone, suffix)."""
+"""Zone and suffix of a member."""
 
 
 class ItemValue(Protocol):
-    """What an item's specification tells the allocator."""
+    """The facts that the allocator reads from an item's specification."""
 
     def desired_replication(self) -> int:
-        """How many distinct members shall serve the item; zero for none."""
+        """Return the number of distinct members to serve the item. Zero means none."""
         ...
 
     def least_replication(self) -> int:
-        """How many of them it must keep when members leave and too few stay, at most the former.
+        """Return the number of replicas to keep when members leave and too few stay.
 
-        An item whose replicas are what makes it durable keeps them all, and the leaving member waits
-        for a replacement. One that is durable without them asks for one: it is handed over at once.
+        It is at most ``desired_replication``. An item whose replicas make it durable keeps all of
+        them, and the leaving member waits for a replacement. An item that is durable without its
+        replicas returns one: it is handed over at once.
         """
         ...
 
 
 class MemberValue(Protocol):
-    """What a member's specification tells the allocator."""
+    """The facts that the allocator reads from a member's specification."""
 
     def item_limit(self) -> int:
-        """The most assignments that the member may hold, over all slots."""
+        """Return the most assignments that the member may hold, over all slots."""
         ...
 
     def exiting(self) -> bool:
-        """Whether the member wants to be relieved of all it holds."""
+        """Return True if the member asks to hand over all its items."""
         ...
 
 
@@ -77,7 +78,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """``value`` is whatever the application decodes: a Route (broker), a ReplicaStatus (consumer)."""
+    """Assignment of an item to a member. ``value`` is what the application decodes: a Route
+    (broker) or a ReplicaStatus (consumer).
+    """
 
     item_id: str
     zone: str
@@ -91,7 +94,7 @@ class Assignment:
 
 
 class DecodedKV(Protocol):
-    """A key of the mirror with its decoded value (``gazette.keyspace`` has it)."""
+    """A key of the mirror with its decoded value, implemented in ``gazette.keyspace``."""
 
     @property
     def key(self) -> str: ...
@@ -102,30 +105,34 @@ class DecodedKV(Protocol):
 
 
 IsConsistent = Callable[[DecodedKV, DecodedKV, Sequence[DecodedKV]], bool]
-"""``is_consistent(item, assignment, all assignments of the item)``: whether that replica is up to date."""
+"""``is_consistent(item, assignment, all assignments of the item)``: True if the replica is consistent."""
 
 Progress = Callable[[DecodedKV], tuple[int, ...]]
-"""``progress(assignment)``: sorts higher the more of its item that member is known to hold."""
+"""``progress(assignment)``: a key that sorts higher if the member holds more of its item."""
 
 
 def unknown_progress(assignment: DecodedKV) -> tuple[int, ...]:
-    """A ``Progress`` by which all assignments are equal."""
+    """Return an equal ``Progress`` for all assignments."""
     del assignment
     return ()
 
 
 def item_key(root: str, item_id: str) -> str:
-    """Raises ``Invalid`` for an id that would break the order of keys."""
+    """Return the key of an item. Raise ``Invalid`` for an id that would break the order of keys."""
     return f"{root}{ITEMS}{_component(item_id, 'item')}"
 
 
 def member_key(root: str, zone: str, suffix: str) -> str:
-    """Raises ``Invalid`` for parts that would break the order of keys."""
+    """Return the key of a member. Raise ``Invalid`` for parts that would break the order of
+    keys.
+    """
     return f"{root}{MEMBERS}{_component(zone, 'zone')}{SEPARATOR}{_component(suffix, 'suffix')}"
 
 
 def assignment_key(root: str, item_id: str, zone: str, suffix: str, slot: int) -> str:
-    """Raises ``Invalid`` for parts that would break the order of keys."""
+    """Return the key of an assignment. Raise ``Invalid`` for parts that would break the order of
+    keys.
+    """
     parts = (
         _component(item_id, "item"),
         _component(zone, "zone"),
@@ -138,7 +145,7 @@ def assignment_key(root: str, item_id: str, zone: str, suffix: str, slot: int) -
 
 
 def item_assignments_prefix(root: str, item_id: str) -> str:
-    """The common prefix of the keys of all assignments of one item, and of no other item."""
+    """Return the common prefix of the keys of all assignments of one item, and of no other item."""
     return f"{root}{ASSIGNMENTS}{_component(item_id, 'item')}{SEPARATOR}"
 
 
@@ -156,13 +163,11 @@ def allocator_decoder(
     decode_member: Callable[[str, str, bytes], MemberValue],
     decode_assignment: Callable[[str, str, str, int, bytes], Any],
 ) -> Callable[[KeyValue], Item | Member | Assignment]:
-    """The decoder of a KeySpace that holds an allocator's keys.
+    """Return the decoder of a KeySpace that holds an allocator's keys.
 
-    ``decode_item(id, value)``, ``decode_member(zone, suffix, value)`` and
-    ``decode_assignment(item, zone, suffix, slot, value)`` check that the value agrees with its key and
-    raise ``Invalid`` if not. The value of a fresh assignment is empty.
-
-    The returned function raises ``Invalid`` for every key that is none of the three.
+    ``decode_item(id, value)``, ``decode_member(zone, suffix, value)`` and ``decode_assignment(item,
+    zone, suffix, slot, value)`` check that the value agrees with its key. They raise ``Invalid`` if
+    not. The value of a new assignment is empty. The decoder raises ``Invalid`` for every other key.
     """
 
     def decode(raw: KeyValue) -> Item | Member | Assignment:

@@ -1,4 +1,4 @@
-"""What a member that leaves still holds, and what each of these items waits for."""
+"""Items that a leaving member still holds, and what each of them waits for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMES_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What the items and members of a cluster are called: ``journal``, ``broker``."""
+    """Names of the items and members of a cluster: ``journal``, ``broker``."""
 
     item: str
     member: str
@@ -24,21 +24,22 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """The items of a member that leaves, by what they wait for. Items are in the order of names.
+    """Items of a leaving member, by what they wait for. Items are sorted by name.
 
-    ``staying`` are the other members which could hold something and do not leave, as ``zone#id``.
+    ``staying`` are the other members, as ``zone#id``, that have a limit above zero and do not
+    leave.
     """
 
     needing_members: tuple[str, ...] = ()
-    """There are not enough other members for their replicas: nobody can take them over."""
+    """Items that no other member can take over: they need more members for their replicas."""
     replicas: int = 0
-    """The most that one of them wants."""
+    """Greatest replication among these items."""
     replicas_least: int = 0
-    """The fewest that one of them wants."""
+    """Least replication among these items."""
     needing_room: int = 0
-    """How many of the rest stay here because the other members are at their limits."""
+    """Number of the other items that stay here because the other members are at their limits."""
     moving: tuple[str, ...] = ()
-    """The rest. All but ``needing_room`` of them are about to be handed over."""
+    """The other items. All but ``needing_room`` of them are about to be handed over."""
     staying: tuple[str, ...] = ()
 
     @property
@@ -47,11 +48,11 @@ class Remainder:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether something stays here for as long as no other member joins."""
+        """True if an item stays here until another member joins or has capacity."""
         return bool(self.needing_members or self.needing_room)
 
     def describe(self, words: Words) -> str:
-        """One line for an operator: what is left, why, and what would help."""
+        """Return one line for an operator: the remaining items, the reason, and a remedy."""
         if not self.count:
             return f"no {words.item} is left"
         parts = []
@@ -85,7 +86,7 @@ class Remainder:
 
 
 def remainder(state: State) -> Remainder:
-    """What the local member holds, if it leaves now."""
+    """Return the items that the local member would hold if it left now."""
     demand = state.demand
     staying = [
         kv.decoded
@@ -96,14 +97,14 @@ def remainder(state: State) -> Remainder:
     ]
     local = state.local_member
     member: MemberId = ("", "") if local is None else local.decoded.id
-    # Until it is known in etcd that we leave, and when we serve nothing, what the others could hold counts.
+    # Until etcd has the announcement, and when this member serves nothing, count what others could hold.
     needed_from = demand.needed_from.get(member, len(staying) + 1)
     needing: list[str] = []
     moving: list[str] = []
     replicas: list[int] = []
     for one in state.local_items:
         item_id: str = one.item.decoded.id
-        # An item that was created since the last observation is not ours yet.
+        # An item that was created after the last observation is not assigned here yet.
         wanted = demand.replication.get(item_id, 0)
         if wanted >= needed_from:
             needing.append(item_id)

@@ -1,7 +1,7 @@
-"""A member's session: its lease, its key under that lease, and its wish to leave.
+"""A member's session: its lease, its key under that lease, and its announcement to leave.
 
-The session is what keeps a member's assignments: they live under its lease. Losing the lease or the key
-ends the process, because another member may be serving what this one believes to have.
+A member's assignments live under its lease. The loss of the lease or of the key ends the process,
+because another member may already serve its items.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ log = logging.getLogger(__name__)
 
 CONFLICT_RETRY_S = 10.0
 CONFLICT_RETRY_SOON_S = 1.0
-"""A process that was killed and started again waits for its own lease to end, which is soon."""
+"""Seconds between early attempts. A restarted process waits for its former lease, which ends soon."""
 _UNAVAILABLE_RETRY_S = 1.0
 
 
 class MemberSession:
-    """Made by ``start``; ``run`` it as a daemon at once; ended by ``close``. Loop-bound.
+    """Session made by ``start`` and ended by ``close``. Run ``run`` as a daemon at once.
+    Loop-bound.
 
-    The order of leaving: ``set_exiting``, wait until ``allocate`` returns, stop serving, ``close``.
+    Leave in this order: ``set_exiting``, wait until ``allocate`` returns, stop serving, ``close``.
     """
 
     def __init__(self, etcd: Etcd, clock: Clock, key: str, lease: Lease) -> None:
@@ -49,13 +50,14 @@ class MemberSession:
         *,
         clock: Clock,
     ) -> Self:
-        """Announce the member and load ``ks`` as of then: the member is in it.
+        """Announce the member, and load ``ks`` at a revision that includes it.
 
-        While another lease holds the key, this waits and tries again, without end: an earlier
-        incarnation of the process may have to time out. The lease is kept alive meanwhile.
+        While another lease holds the key, wait and try again without end. An earlier process with
+        the same id may have to time out. The lease is kept alive meanwhile.
 
-        Raises ``LeaseLost`` if etcd cannot be reached for as long as the lease lasts, and what
-        ``KeySpace.load`` raises. Cancellation: a lease, and the key, may remain until its TTL is over.
+        Raise ``LeaseLost`` if etcd stays unreachable for the time of the lease. Raise what
+        ``KeySpace.load`` raises. Cancellation may leave the lease and the key in etcd until the TTL
+        is over.
         """
         session = cls(etcd, clock, spec_key, await etcd.grant(ttl_s))
         try:
@@ -70,14 +72,16 @@ class MemberSession:
         return session
 
     async def run(self) -> NoReturn:
-        """Keep the lease alive: a daemon. Raises ``LeaseLost`` when that is no longer possible."""
+        """Keep the lease alive, as a daemon. Raise ``LeaseLost`` when that is no longer
+        possible.
+        """
         await self.lease.keep_alive()
 
     async def set_exiting(self, exiting_value: bytes) -> None:
-        """Replace the member's specification by one that says it is exiting, under the same lease.
+        """Replace the member's specification by one that is exiting, under the same lease.
 
-        May be called again. Raises ``Broken`` if the key is not as this session left it.
-        Cancellation: it may have been written; calling again is safe.
+        This may be called again. Raise ``Broken`` if the key is not as this session left it.
+        Cancellation may leave it written. Calling again is safe.
         """
         if self._exiting == exiting_value:
             return
@@ -92,7 +96,7 @@ class MemberSession:
             except Unavailable as error:
                 # ``run`` ends the process if this lasts for longer than the lease.
                 log.warning(
-                    "exiting of %(key)s is announced again: %(error)s",
+                    "retrying to announce that %(key)s is exiting: %(error)s",
                     {"key": self.key, "error": error},
                 )
                 await self._clock.sleep(_UNAVAILABLE_RETRY_S)
@@ -103,18 +107,20 @@ class MemberSession:
         self._exiting = exiting_value
 
     async def close(self) -> None:
-        """Revoke the lease, which deletes the member's key and assignments. Never raises for an
-        unreachable etcd: the lease then ends by itself."""
+        """Revoke the lease, which deletes the member's key and assignments.
+
+        If etcd is unreachable, log a warning and return: the lease then expires.
+        """
         try:
             await self.lease.revoke()
         except Unavailable as error:
             log.warning(
-                "lease %(lease)x was not revoked, and ends in %(seconds).0f s: %(error)s",
+                "lease %(lease)x was not revoked and expires in %(seconds).0f s: %(error)s",
                 {"lease": self.lease.id, "seconds": max(self.lease.remaining_s, 0), "error": error},
             )
 
     async def _announce(self, value: bytes) -> int:
-        """The revision at which the key is there, under our lease."""
+        """Write the key under our lease, and return its revision."""
         begun, warned = self._clock.monotonic(), -CONFLICT_RETRY_S
         while True:
             try:
@@ -124,9 +130,9 @@ class MemberSession:
                     (Op.get(self.key),),
                 )
             except Unavailable as error:
-                # The lease bounds this: its daemon fails our scope when it is lost.
+                # The lease bounds this wait: its daemon fails this scope when the lease is lost.
                 log.warning(
-                    "announcing %(key)s is tried again: %(error)s",
+                    "retrying to announce member key %(key)s: %(error)s",
                     {"key": self.key, "error": error},
                 )
                 await self._clock.sleep(_UNAVAILABLE_RETRY_S)
@@ -135,7 +141,7 @@ class MemberSession:
                 return result.header.revision
             holder = _read(result)
             if holder is not None and holder.lease == self.lease.id:
-                return holder.mod_revision  # an earlier attempt whose answer did not arrive
+                return holder.mod_revision  # an earlier attempt succeeded, but its answer was lost
             waited = self._clock.monotonic() - begun
             if waited - warned >= CONFLICT_RETRY_S:
                 warned = waited
@@ -145,9 +151,9 @@ class MemberSession:
 
     def _warn_of(self, holder: KeyValue | None) -> None:
         log.warning(
-            "member key %(key)s is held by another lease (%(lease)x, since revision %(revision)d): trying "
-            "again. If another process runs with the same zone and id, give this one an id of its own; if "
-            "one has crashed, its lease is about to end",
+            "another lease holds member key %(key)s (%(lease)x, since revision %(revision)d); retrying. "
+            "If another process runs with the same zone and id, give this process another id. If a process "
+            "with this id has crashed, its lease will expire soon",
             {
                 "key": self.key,
                 "lease": holder.lease if holder is not None else 0,
@@ -159,8 +165,8 @@ class MemberSession:
         if kv is not None and kv.value == value and kv.lease == self.lease.id:
             return kv.mod_revision
         raise Broken(
-            "member key was modified or deleted by somebody else",
-            hint="Nothing but the process itself may write its member key. Start the process anew.",
+            "another process modified or deleted the member key",
+            hint="Only the process that owns a member key may write it. Restart the process.",
             key=self.key,
             expected_revision=self._mod_revision,
             actual_revision=kv.mod_revision if kv is not None else 0,

@@ -1,7 +1,8 @@
 """Desired assignments by minimum-cost flow.
 
-``SimpleMinCostFlow`` keeps the interpreter lock while it works (10,000 items × 100 members × 3 replicas:
-about a second), so a large problem is solved in a child process: see ``solver_process``.
+``SimpleMinCostFlow`` holds the interpreter lock while it works. 10,000 items × 100 members × 3
+replicas take about a second. So a large problem is solved in a child process: see
+``solver_process``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gazette.errors import Broken
 
 ITEMS_PER_NETWORK = 10_000
 ARCS_PER_NETWORK = 3_000_000
-"""Bounds the memory of a solve, about 150 bytes for each (item, member)."""
+"""Bound on the memory of a solve, which is about 150 bytes for each (item, member)."""
 
 _COST_MAX = 1 << 62  # the solver multiplies costs by the number of nodes
 
@@ -31,21 +32,20 @@ class Problem:
 
     @property
     def choices(self) -> int:
-        """The size of the problem: pairs of an item and a member."""
+        """Size of the problem: the number of pairs of an item and a member."""
         return len(self.members) * len(self.items)
 
 
 Solution = list[tuple[int, ...]]
-"""The members of each item of the problem, ascending."""
+"""Members of each item of the problem, as ascending indices."""
 
 
 def solve(problem: Problem, items_per_network: int = ITEMS_PER_NETWORK) -> Solution:
-    """The desired members of every item: a function of the problem and of nothing else.
+    """Return the desired members of every item, as a pure function of the problem.
 
-    Many items are solved in several networks, in order. A member's share grows with the demand
-    that was seen so far, so that each network leaves a part of every member to the next.
-
-    Raises ``Broken`` if the solver fails.
+    Many items are solved in several networks, in order. A member's share grows with the demand so
+    far, so that each network leaves a part of every member to the next. Raise ``Broken`` if the
+    solver fails.
     """
     if not problem.members:
         return [() for _ in problem.items]
@@ -64,7 +64,9 @@ def solve(problem: Problem, items_per_network: int = ITEMS_PER_NETWORK) -> Solut
 
 
 def _budgets(problem: Problem, end: int, used: Sequence[int]) -> list[list[int]]:
-    """Bounds of each member's share once the items before ``end`` are served, less what is used."""
+    """Return the bounds of each member's share once the items before ``end`` are served, less what
+    is used.
+    """
     most = len(problem.members)
     seen = sum(min(item.replication, most) for item in problem.items[:end])
     capacity = sum(member.limit for member in problem.members)
@@ -81,7 +83,7 @@ def _solve_network(
     network = FlowNetwork(members, items, bounds, ranked=False)
     chosen = _cheapest_flow(network)
     if sum(map(len, chosen)) < network.wanted:
-        # Somebody goes short. Let it be the last items rather than a little of everybody.
+        # Capacity is too small. Leave the last items short, and serve the others in full.
         network = FlowNetwork(members, items, bounds, ranked=True)
         chosen = _cheapest_flow(network)
     return chosen
@@ -99,7 +101,7 @@ def _cheapest_flow(network: FlowNetwork) -> Solution:
     flow.set_nodes_supplies(np.arange(nodes, dtype=np.int32), arcs.supply)
     status = flow.solve()
     if status != flow.OPTIMAL:
-        # "Not assigned" can take every unit, so there is always a flow. Still not a ``Bug``: that would
-        # end the leader, and one after the other every member that becomes the leader.
-        raise Broken("no cheapest flow was found", status=status, nodes=nodes, arcs=len(arcs.cost))
+        # "Not assigned" can take every unit, so a flow always exists. Do not raise ``Bug``: it would
+        # end the leader, and then each member that becomes the leader.
+        raise Broken("the solver found no flow", status=status, nodes=nodes, arcs=len(arcs.cost))
     return network.chosen(flow.flows(indices[arcs.choice]))

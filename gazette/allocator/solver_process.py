@@ -1,7 +1,7 @@
-"""Solving in a child process, so that the interpreter lock of this one stays free.
+"""Solver in a child process, so that the interpreter lock of this process stays free.
 
-The child is a fresh interpreter that reads one ``Problem`` from stdin and writes its ``Solution`` to
-stdout; it never forks this process, whose gRPC threads would not survive that.
+The child is a new interpreter. It reads one ``Problem`` from stdin and writes its ``Solution`` to
+stdout. This process is never forked, since its gRPC threads would not survive that.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _CHILD = "import sys; sys.path[:] = sys.argv[1:]; from {module} import main; mai
 
 
 def solve_in_child(problem: Problem, timeout_s: float) -> Solution:
-    """``solve(problem)``, elsewhere. Blocks the calling thread, but not the interpreter.
+    """Run ``solve(problem)`` in a child process. Block the calling thread, but not the interpreter.
 
-    Raises ``Unavailable`` if the child takes longer than ``timeout_s`` (it is killed then) or cannot be
-    started, and ``Broken`` with the end of its output if it fails.
+    Raise ``Unavailable`` if the child cannot be started, or takes longer than ``timeout_s`` and is
+    killed. Raise ``Broken`` with the end of its output if it fails.
     """
     if not sys.executable:
-        return solve(problem)  # embedded: better a stall than no assignments
+        return solve(problem)  # an embedded interpreter: a stall is better than no assignments
     command = [sys.executable, "-c", _CHILD.format(module=__name__), *sys.path]
     try:
         child = subprocess.run(
@@ -36,16 +36,14 @@ def solve_in_child(problem: Problem, timeout_s: float) -> Solution:
         )
     except subprocess.TimeoutExpired as error:
         raise Unavailable(
-            "solving took too long", choices=problem.choices, timeout_s=timeout_s
+            "the solver took too long", choices=problem.choices, timeout_s=timeout_s
         ) from error
     except OSError as error:
-        raise Unavailable(
-            "cannot start a process to solve in", executable=sys.executable
-        ) from error
+        raise Unavailable("cannot start the solver process", executable=sys.executable) from error
     if child.returncode != 0:
         raise Broken(
-            "the solving process failed",
-            hint="Read its output in the message; a missing package or too little memory are likely.",
+            "the solver process failed",
+            hint="Read its output in the message. Likely causes: a missing package, or too little memory.",
             status=child.returncode,
             output=child.stderr[-2_000:].decode(errors="replace").strip(),
         )
@@ -53,6 +51,6 @@ def solve_in_child(problem: Problem, timeout_s: float) -> Solution:
 
 
 def main() -> None:
-    """The child's side."""
+    """Solve one problem, as the child process."""
     problem = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Problem)
     sys.stdout.buffer.write(msgspec.msgpack.encode(solve(problem)))

@@ -1,7 +1,8 @@
-"""What follows from the keys: who is there, what is wanted, who leads, who may leave.
+"""Facts derived from the keys: members, demand, the leader, and members that may leave.
 
-``State`` is rebuilt from its KeySpace after every change, as the first of its observers. What the
-resolver needs (``local_items``) is built at once; what only the leader needs is built when asked for.
+``State`` is rebuilt from its KeySpace after every change, as the first of its observers.
+``local_items``, which the resolver needs, is built at once. Facts that only the leader needs are
+built on demand.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from gazette.allocator.model import (
 
 
 class Mirror(Protocol):
-    """What is used of ``gazette.keyspace.key_space.KeySpace``."""
+    """The methods of ``gazette.keyspace.key_space.KeySpace`` that this module uses."""
 
     @property
     def root(self) -> str: ...
@@ -39,7 +40,7 @@ class Mirror(Protocol):
 class LocalItem:
     """An item that is assigned to this member.
 
-    ``assignments`` are all of the item's, in key order; ours is ``assignments[index]``.
+    ``assignments`` are all assignments of the item, in key order. Ours is ``assignments[index]``.
     """
 
     item: DecodedKV
@@ -52,23 +53,23 @@ class LocalItem:
 
 
 class Demand:
-    """Capacity against demand, as of one snapshot of members and items. Costs O(members + items).
+    """Capacity and demand of one snapshot of members and items. Costs O(members + items).
 
-    Invariants: ``limits[m] == item limit - shed.get(m, 0) >= 0``; ``member_slots`` is their sum.
+    Invariants: ``limits[m] == item limit - shed.get(m, 0) >= 0``. ``member_slots`` is their sum.
     """
 
     def __init__(self, members: Sequence[DecodedKV], items: Sequence[DecodedKV]) -> None:
         self.replication = _replication(members, items)
-        """Of every item: what is desired, or less of it while members are leaving."""
+        """Number of replicas of every item: the desired number, or fewer while members leave."""
         self.item_slots = sum(self.replication.values())
         self.limits: dict[MemberId, int] = {
             kv.decoded.id: max(0, kv.decoded.value.item_limit()) for kv in members
         }
         self.needed_from: dict[MemberId, int] = {}
-        """Of members that leave: items that want so many replicas, or more, cannot do without them, and
-        they serve no others. Not of one that has to keep some because the others are full."""
+        """By leaving member, the least replication of items that need the member. The member serves no other
+        items. Members that keep items because others are full are left out."""
         self.crowded: dict[MemberId, int] = {}
-        """Of those: how many assignments they have to keep for that reason."""
+        """By leaving member, the number of assignments that it keeps because the other members are full."""
         self.shed = self._shed(members)
         for member, granted in self.shed.items():
             self.limits[member] -= granted
@@ -79,11 +80,13 @@ class Demand:
                 self.zone_slots[zone] = self.zone_slots.get(zone, 0) + limit
 
     def _shed(self, members: Sequence[DecodedKV]) -> dict[MemberId, int]:
-        """Capacity that exiting members need not offer any more, the oldest member first.
+        """Return the capacity that exiting members need not offer any more, the oldest member
+        first.
 
-        Never more than what the others can absorb, and room is left for every item which could not have
-        its replicas on distinct members otherwise. Such an item keeps those that leave last; it does not
-        keep them from handing over the rest. Expects ``limits`` to be those of the keys.
+        It never exceeds what the other members can absorb. Capacity remains for every item that
+        could not have its replicas on distinct members otherwise. Such an item keeps the members
+        that leave last, and does not keep these from handing over the rest. ``limits`` must be
+        those of the keys.
         """
         useful = sum(limit > 0 for limit in self.limits.values())
         wanted = sorted(self.replication.values())
@@ -110,7 +113,9 @@ class Demand:
 
     @cached_property
     def network_hash(self) -> int:
-        """Equal for equal demand: members with limits, items with replication, what is shed, and by whom."""
+        """Hash of the demand: members with limits, items with replication, and the capacity shed,
+        by member.
+        """
         digest = hashlib.blake2b(digest_size=8)
         for table in (self.limits, self.replication, self.shed, self.needed_from):
             parts = (f"{key}\0{number}" for key, number in table.items())
@@ -120,10 +125,10 @@ class Demand:
 
 
 def _replication(members: Sequence[DecodedKV], items: Sequence[DecodedKV]) -> dict[str, int]:
-    """How many replicas of each item there shall be.
+    """Return the number of replicas of each item.
 
-    While members are leaving, items that allow it (``least_replication``) are content with as many
-    replicas as the members that stay can hold: a hand-off must not wait for a replacement to start.
+    While members leave, items may have as few replicas as ``least_replication`` allows, if the
+    members that stay cannot hold more. So a hand-off need not wait for a replacement to start.
     """
     desired = {kv.decoded.id: max(0, kv.decoded.value.desired_replication()) for kv in items}
     if not any(kv.decoded.value.exiting() for kv in members):
@@ -143,12 +148,11 @@ def _replication(members: Sequence[DecodedKV], items: Sequence[DecodedKV]) -> di
 
 
 class State:
-    """The allocator's view of a KeySpace, from the seat of one member.
+    """The allocator's view of a KeySpace, for one member.
 
-    Owns nothing: everything is derived from the KeySpace, whose lists are replaced rather than
-    changed, so a holder of ``items``, ``members`` or ``assignments`` holds a snapshot.
-
-    ``local_key`` is the key of the member whose process this is; the key may be absent.
+    It owns nothing: everything is derived from the KeySpace. Lists of the KeySpace are replaced,
+    never changed. So a holder of ``items``, ``members`` or ``assignments`` holds a snapshot.
+    ``local_key`` is the key of this process's member. The key may be absent.
     """
 
     def __init__(
@@ -169,12 +173,14 @@ class State:
         self.local_items: list[LocalItem] = []
         self.local_member: DecodedKV | None = None
         self.local_count = 0
-        """Our assignments, also those whose item is gone."""
+        """Number of our assignments, including those of deleted items."""
         self._demand: Demand | None = None
         self.observe()
 
     def observe(self) -> None:
-        """Rebuild from the KeySpace: an observer of it, to be called before all that use ``State``."""
+        """Rebuild from the KeySpace. Register this as an observer before all observers that use
+        ``State``.
+        """
         self.items = self.ks.prefixed(self.root + ITEMS)
         self.members = self.ks.prefixed(self.root + MEMBERS)
         self.assignments = self.ks.prefixed(self.root + ASSIGNMENTS)
@@ -220,7 +226,7 @@ class State:
         }
 
     def assignments_of(self, item_id: str) -> Sequence[DecodedKV]:
-        """The assignments of one item, in key order."""
+        """Return the assignments of one item, in key order."""
         prefix = f"{self.root}{ASSIGNMENTS}{item_id}#"
         begin = bisect_left(self.assignments, prefix, key=_key)
         end = begin
@@ -230,7 +236,7 @@ class State:
 
     @property
     def leader(self) -> DecodedKV | None:
-        """The oldest member: who lost its key and came back is the youngest."""
+        """The oldest member. A member that lost its key and came back is the youngest."""
         return min(self.members, key=lambda kv: kv.raw.create_revision, default=None)
 
     def is_leader(self) -> bool:
@@ -238,7 +244,7 @@ class State:
         return leader is not None and leader.key == self.local_key
 
     def should_exit(self) -> bool:
-        """Whether the local member is exiting and holds nothing any more."""
+        """True if the local member is exiting and holds nothing any more."""
         local = self.local_member
         if local is None:
             return False
@@ -246,9 +252,9 @@ class State:
         return member.value.exiting() and self.local_count == 0
 
     def is_relieved(self) -> bool:
-        """Whether the others can take over all that the local member holds.
+        """True if the others can take over all that the local member holds.
 
-        False for an exiting member that has to wait for another one to join before it can leave.
+        It is False for an exiting member that must wait for another member to join.
         """
         local = self.local_member
         return local is not None and self.demand.limits[local.decoded.id] == 0
@@ -261,11 +267,13 @@ class State:
 
     @property
     def network_hash(self) -> int:
-        """Changes when another assignment may be desired; the present assignments do not count."""
+        """Hash that changes when other assignments may be desired. Present assignments do not
+        affect it.
+        """
         return self.demand.network_hash
 
     def loads(self) -> Loads:
-        """What every member holds now: a new object, the caller's to change."""
+        """Return a new `Loads` of the present assignments, which the caller may change."""
         return Loads(self.demand.limits, (kv.decoded for kv in self.assignments))
 
     def members_by_id(self) -> Mapping[MemberId, DecodedKV]:

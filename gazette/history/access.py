@@ -1,7 +1,7 @@
-"""How a task gets at the bytes of a run: from blob stores, or through brokers.
+"""Access of a task to the bytes of a run: from blob stores, or through brokers.
 
-`Access` is a value, which goes to the tasks of a cluster; each opens it for itself. Everything here
-blocks: it is for threads, and never for an event loop.
+`Access` is a value that is sent to the tasks of a cluster. Each task opens it. Everything here
+blocks: call it from threads, never from an event loop.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from gazette.tasks import LoopThread
 T = TypeVar("T")
 
 BLOCK_BYTES: Final = 1 << 20
-"""The most that one piece of `OpenAccess.chunks` has: what a cache of two megabytes holds while it is
+"""Greatest size of one chunk of `OpenAccess.chunks`, in bytes. A cache of 2 MB holds it while it is
 decompressed, summed and scanned."""
 _LISTING_THREADS: Final = 8
 _CONNECT_S: Final = 10.0
 _PATIENCE_S: Final = 10.0
-"""Longer than a broker takes to be started again: tasks that begin meanwhile are not to fail."""
+"""Time to wait for a first answer. It exceeds a restart of a broker, so that tasks survive one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where journals are read.
+    """The places from which journals are read.
 
-    ``brokers`` says how to reach brokers, if there are any. With ``direct``, stored fragments are
-    opened in their blob store by this process, with its own credentials and ``file_root``; without
-    it, brokers say where they are, or hand them on.
+    ``brokers`` holds the address and credentials of brokers, if there are any. With ``direct``,
+    this process opens stored fragments in their blob store, with its own credentials and
+    ``file_root``. Otherwise brokers sign URLs for fragments, or proxy them.
     """
 
     brokers: BrokerClientFlags | None = None
     file_root: Path | None = None
-    """The directory below which ``file://`` stores are."""
+    """Root directory of ``file://`` stores."""
     direct: bool = False
     fsspec_protocols: frozenset[str] = frozenset()
-    """Those that ``fsspec+NAME://`` stores may name."""
+    """Protocols that ``fsspec+NAME://`` stores may name."""
 
     @classmethod
     def of(
@@ -68,11 +68,13 @@ class Access:
         direct: bool = False,
         fsspec_protocols: Iterable[str] = (),
     ) -> Self:
-        """An access by its parts. Raises `Invalid` if there is neither a broker nor direct access."""
+        """Return an access from its parts. Raise `Invalid` without a broker and without direct
+        access.
+        """
         root = None if file_root is None else Path(file_root)
         if not broker and not direct:
             raise Invalid(
-                "there is nothing to read from: neither a broker's address, nor stores to open",
+                "there is no source to read from: neither a broker's address nor direct access to stores",
                 path="broker",
             )
         brokers = None
@@ -91,7 +93,7 @@ class Access:
         return cls(brokers, root, direct, protocols)
 
     def open(self, clock: Clock | None = None) -> OpenAccess:
-        """Open it for this process. Close what is returned, or use it in a ``with``."""
+        """Open the access for this process. Close the result, or use it in a ``with``."""
         return OpenAccess(self, clock)
 
 
@@ -110,7 +112,7 @@ class OpenAccess:
             threads=_LISTING_THREADS,
             rng=random.Random(),
         )
-        """The stores, on the loop of `run`; `store` is for other threads."""
+        """Stores, for the event loop of `run`. Other threads call `store`."""
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +121,7 @@ class OpenAccess:
         self.close()
 
     def close(self) -> None:
-        """Close connections. May be repeated."""
+        """Close connections. A second call does nothing."""
         with self._lock:
             client, self._client = self._client, None
             loop, self._loop = self._loop, None
@@ -130,7 +132,7 @@ class OpenAccess:
         self.stores.close()
 
     def run(self, coro: Coroutine[Any, Any, T]) -> T:
-        """Run something on the loop that belongs to this."""
+        """Run a coroutine on the event loop that belongs to this access."""
         with self._lock:
             if self._loop is None:
                 self._loop = LoopThread("history")
@@ -138,20 +140,20 @@ class OpenAccess:
         return loop.run(coro)
 
     async def client(self) -> Client:
-        """The client of the brokers. On the loop.
+        """Return the client of the brokers. Call this on the loop.
 
-        Raises `Invalid` if there are none, and ``Unavailable`` if the first call finds none that answers:
-        later ones wait for brokers that are away.
+        Raise `Invalid` without brokers. Raise ``Unavailable`` if no broker answers the first call.
+        Later calls wait for brokers that are away.
         """
         if self._client is None:
             brokers = self.settings.brokers
             if brokers is None:
                 raise Invalid(
-                    "this is only known to brokers, and none was given",
+                    "this needs a broker, and no address of a broker was given",
                     path="broker",
                     hint="Give the address of a broker.",
                 )
-            # One that is there is closed by `close`, also if this is cancelled.
+            # `close` closes a client that is stored here, also after cancellation.
             client = self._client = brokers.client("", self.clock)
             try:
                 await require_reachable(
@@ -168,17 +170,19 @@ class OpenAccess:
         return self._client
 
     def store(self, url: str) -> BlobStore:
-        """A blob store, by its URL. Raises `Invalid` and `NotAllowed` if it cannot be made."""
+        """Return the blob store of a URL. Raise `Invalid` or `NotAllowed` if it cannot be made."""
         with self._lock:
             return self.stores.get(url).store
 
     def chunks(self, run: Run) -> Iterator[tuple[Offset, bytes]]:
-        """The bytes of a run's pieces with their offsets, in order.
+        """Yield the bytes of a run's pieces with their offsets, in order.
 
-        A fragment that is read to its end was compared with its SHA-1 before its last bytes are given;
-        none is ever decoded beyond its length. Raises ``NotFound`` if a fragment is gone, ``Corrupt``
-        if it is not what its name says or if the journal has lost bytes of the snapshot meanwhile,
-        and ``NotAllowed``, ``Unavailable`` or ``Broken`` as stores and brokers do.
+        Check the SHA-1 of a fragment that is read to its end, before its last bytes are yielded.
+        Never decode a fragment beyond its length.
+
+        Raise ``NotFound`` if a fragment was pruned. Raise ``Corrupt`` if a fragment does not match
+        its name, or if the journal has lost bytes of the snapshot since. Raise ``NotAllowed``,
+        ``Unavailable`` or ``Broken`` as stores and brokers do.
         """
         for piece in run.pieces:
             if piece.fragment is not None and self._is_direct(piece):
@@ -198,7 +202,7 @@ class OpenAccess:
             source = self.store(fragment.backing_store).open(path)
         except NotFound as error:
             raise NotFound(
-                "a fragment of the snapshot is gone: it was pruned meanwhile",
+                "a fragment of the snapshot was pruned after the snapshot was taken",
                 hint="Read again: a new snapshot leaves it out.",
                 journal=fragment.journal,
                 file=f"{fragment.backing_store}{path}",

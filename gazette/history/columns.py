@@ -1,8 +1,8 @@
-"""The messages of a journal as columns: where each is, and the parts of its UUID. Pure.
+"""Messages of a journal as columns: their offsets, and the parts of their UUIDs. Pure.
 
-Reading many messages costs little if none of them becomes an object. A `ColumnDecoder` finds frames and
-UUIDs in whole buffers; what it does not understand at once it leaves to the `Framing`, which is the
-specification, and gives the same.
+Reading many messages is fast if no message becomes an object. A `ColumnDecoder` finds frames and
+UUIDs in whole buffers. It leaves buffers that it does not understand to the `Framing`, which is the
+specification and gives the same result.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ from gazette.message.message_uuid import (
 from gazette.protocol.ids import JournalName, Offset
 
 CONTENT_BYTES: Final = "application/octet-stream"
-"""Not a content type of messages: the bytes of a journal as they come, in pieces."""
+"""Content type for the raw bytes of a journal, in chunks. It holds no messages."""
 
 Array64 = npt.NDArray[np.int64]
 Malformed = Literal["fail", "skip", "null"]
-"""What becomes of a frame that is no message: an error, nothing, or a row of nulls."""
+"""Treatment of a malformed frame: raise an error, skip it, or return a row of nulls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How the messages of a journal lie in it, and where they keep their UUID.
+    """Encoding of the messages of a journal, and the field that holds their UUID.
 
-    ``uuid_field`` is the name of a JSON field, with dots where it is within others (``_meta.uuid``).
-    ``message`` names the class of protobuf messages as ``module:Class``; without one they are read
-    as having no UUID. ``malformed`` says what becomes of frames that are no messages, or do not fit their
-    columns. With ``null`` a frame that is no message counts as one without a UUID.
+    ``uuid_field`` is the name of a JSON field, with dots for nested fields (``_meta.uuid``).
+    ``message`` names the class of protobuf messages as ``module:Class``. Without a class, the
+    messages are read as if they had no UUIDs. ``malformed`` is the treatment of malformed frames,
+    and of messages that do not fit their columns. With ``null``, a malformed frame counts as a
+    message without a UUID.
     """
 
     content_type: str = CONTENT_JSON_LINES
@@ -58,7 +59,7 @@ class Shape:
     malformed: Malformed = "fail"
 
     def message_type(self) -> Any:
-        """The class of ``message``. Raises `Invalid` if it cannot be imported."""
+        """Import the class of ``message``. Raise `Invalid` if it cannot be imported."""
         module, colon, name = self.message.partition(":")
         try:
             found: Any = importlib.import_module(module)
@@ -75,19 +76,21 @@ class Shape:
 
 
 def require_uuids(journal: JournalName, shape: Shape) -> None:
-    """Raise `Invalid` if messages of that shape cannot be read committed: their UUIDs are not seen."""
+    """Raise `Invalid` if messages of that shape cannot be read committed, because their UUIDs are
+    unknown.
+    """
     if shape.content_type == CONTENT_PROTO_FIXED and not shape.message:
         raise Invalid(
-            f"the UUIDs of protobuf messages cannot be told without their class ({journal})",
+            f"the UUIDs of protobuf messages cannot be read without their class ({journal})",
             path="message",
-            hint="Say which class it is, as module:Class; or read uncommitted, which gives every "
+            hint="Give the class as module:Class. Or read uncommitted, which returns every "
             "message as it was written.",
         )
     if shape.content_type == CONTENT_BYTES:
         raise Invalid(
-            f"bytes that are no messages do not commit ({journal})",
+            f"raw bytes cannot be read committed: they hold no UUIDs ({journal})",
             path="isolation",
-            hint="Read uncommitted, which gives everything as it was written.",
+            hint="Read uncommitted, which returns all bytes as they were written.",
         )
 
 
@@ -104,9 +107,11 @@ class Columns:
 
 
 class Decoded(NamedTuple):
-    """The complete frames of a buffer. ``consumed`` is how much of it they, and what was skipped, are.
+    """Complete frames of a buffer. ``consumed`` is the number of bytes of these frames and of
+    skipped ones.
 
-    ``fields`` are those of the decoder, where they were found on the way; else they are to be parsed.
+    ``fields`` holds the fields that the decoder looked for, if it found them in this pass.
+    Otherwise the caller parses them.
     """
 
     columns: Columns
@@ -115,11 +120,13 @@ class Decoded(NamedTuple):
 
 
 class ColumnDecoder:
-    """Decodes one journal's bytes. For one thread."""
+    """Decoder of one journal's bytes. For one thread."""
 
     def __init__(self, journal: JournalName, shape: Shape, fields: Sequence[Field] = ()) -> None:
-        """``fields`` are wished for, of JSON. Raises `Invalid` for a content type or message class that
-        is none."""
+        """Make a decoder that also looks for the JSON fields ``fields``.
+
+        Raise `Invalid` for an unknown content type or message class.
+        """
         self.journal = journal
         self.shape = shape
         self._framing: Framing[Any] | None = None
@@ -130,9 +137,9 @@ class ColumnDecoder:
             self._scanner = LineScanner(shape.uuid_field, fields)
 
     def decode(self, buffer: bytes, base: Offset) -> Decoded:
-        """The complete frames of ``buffer``, whose first byte is at offset ``base``.
+        """Decode the complete frames of ``buffer``, whose first byte is at offset ``base``.
 
-        Raises `MalformedMessage` at a frame that is no message, if ``shape.malformed`` is ``fail``.
+        Raise `MalformedMessage` at a malformed frame, if ``shape.malformed`` is ``fail``.
         """
         if self._framing is None:
             return _whole(buffer, base)
@@ -141,7 +148,9 @@ class ColumnDecoder:
         return self._decode_framed(self._framing, buffer, base)
 
     def finish(self, rest: bytes, offset: Offset) -> None:
-        """Check what is left at the end of the bytes. Raises `TruncatedFrame`."""
+        """Check the bytes that are left at the end. Raise `TruncatedFrame` if they cut a
+        message.
+        """
         if self._framing is not None:
             self._framing.finish(rest, offset)
 
@@ -206,13 +215,13 @@ def _framing_of(shape: Shape) -> Framing[Any]:
 
 
 def _peek_type(field: str) -> Any:
-    """A type of JSON objects of which only the UUID is looked at."""
+    """Return a type of JSON objects of which only the UUID is decoded."""
     names = field.split(".")
     if not all(names):
-        raise Invalid(f"not the name of a field ({field!r})", path="uuid_field")
+        raise Invalid(f"invalid name of a field ({field!r})", path="uuid_field")
 
     class Peek:
-        """Brings its own codec."""
+        """Type that supplies its own codec."""
 
         @classmethod
         def gazette_codec(cls, content_type: str) -> PeekCodec:
@@ -224,7 +233,7 @@ def _peek_type(field: str) -> Any:
 
 
 class PeekCodec(MessageCodec[Any]):
-    """JSON objects, of which only the UUID is kept: by the names of the fields that lead to it."""
+    """Codec of JSON objects that keeps only the UUID. The names of the fields lead to it."""
 
     single_line = True
 
@@ -257,12 +266,14 @@ class PeekCodec(MessageCodec[Any]):
 
 
 def uuid_texts(uuids: UuidArrays) -> list[str]:
-    """The canonical texts of UUIDs."""
+    """Return the canonical texts of UUIDs."""
     return [uuid_text(raw) for raw in _split(uuid_bytes(uuids))]
 
 
 def uuid_bytes(uuids: UuidArrays) -> bytes:
-    """The bytes of UUIDs, concatenated: `parse_arrays` undone, with the version and variant set."""
+    """Return the bytes of UUIDs, concatenated. This inverts `parse_arrays`, with version and
+    variant set.
+    """
     u64 = np.uint64
     clocks = uuids.clocks
     words = np.empty(2 * len(clocks), np.uint64)

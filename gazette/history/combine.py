@@ -1,4 +1,4 @@
-"""Puts rows of a run together before they leave the task that reads it: `Combiner`. Needs pyarrow."""
+"""Combines rows of a run before they leave the task that reads it: `Combiner`. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pyarrow as pa
 from gazette.errors import Invalid
 
 Combine = Callable[[pa.Table], pa.Table]
-"""Gives fewer rows with the same columns, which mean the same: a sum for summands. It is given any rows of
-one journal, any number of times, also such as it has given."""
+"""Function that returns fewer, equivalent rows with the same columns, such as a sum for its summands.
+Its input is any rows of one journal, including its own results. It may be called any number of times."""
 
 _ROWS: Final = 1 << 17
-"""So many rows are put together at once."""
+"""Number of rows that are combined at once."""
 
 
 class Combiner:
-    """For the rows of one run. Without a function rows pass as they are."""
+    """Combiner of the rows of one run. Without a function, rows pass unchanged."""
 
     def __init__(self, combine: Combine | None, schema: pa.Schema) -> None:
         self._combine = combine
@@ -27,7 +27,9 @@ class Combiner:
         self._rows = 0
 
     def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The next rows; gives what is not held. Raises ``Invalid``, and what the function does."""
+        """Add the next rows. Yield rows that are not held back. Raise ``Invalid``, and what the
+        function raises.
+        """
         if self._combine is None:
             yield batch
             return
@@ -36,12 +38,12 @@ class Combiner:
         if self._rows >= _ROWS:
             together = self._together()
             if self._rows > _ROWS // 2:
-                # It helps little: what is held would be gone through again and again.
+                # The function removes few rows. Do not hold them, or each call would go through them again.
                 yield from together
                 self._held, self._rows = [], 0
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """The run has ended; gives what is left."""
+        """End the run, and yield the rows that are left."""
         if self._combine is not None and self._rows:
             yield from self._together()
         self._held, self._rows = [], 0
@@ -52,7 +54,7 @@ class Combiner:
         if not isinstance(made, pa.Table) or not made.schema.equals(self._schema):
             found = made.schema.to_string() if isinstance(made, pa.Table) else type(made).__name__
             raise Invalid(
-                f"combine() gave something else than a table of the columns that it was given ({found})",
+                f"combine() must return a table with the columns of its input ({found})",
                 hint=f"Give a pyarrow.Table with these columns, in this order: {self._schema.to_string()}",
             )
         self._held = made.combine_chunks().to_batches()

@@ -1,8 +1,8 @@
-"""Tells which messages of a run have committed: `CommitFilter`, the second pass. Pure.
+"""Filter of the committed messages of a run: `CommitFilter`, the second pass. Pure.
 
-It is the sequencer, by columns: it takes the messages of a run in order, and gives them back with a
-verdict on each as soon as every one of a batch has one. What is pending waits for its
-acknowledgement, so at worst it holds the run.
+It is the sequencer, by columns. It takes the messages of a run in order, in batches. It returns a
+batch as soon as each of its messages has committed or was rolled back. Pending messages wait for
+their acknowledgement, so at worst the filter holds the whole run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Producer(Generic[T]):
     pending: list[tuple[_Batch[T], Array64, Clocks]] = field(default_factory=list)
 
     def settle(self, clock: int | None) -> None:
-        """What is pending has committed up to a clock, or (None) was rolled back."""
+        """Commit pending messages up to a clock, or roll them back (None)."""
         for batch, rows, clocks in self.pending:
             if clock is not None:
                 batch.committed[rows] = clocks <= np.uint64(clock)
@@ -47,9 +47,10 @@ class _Producer(Generic[T]):
 
 
 class CommitFilter(Generic[T]):
-    """For one run. ``T`` is whatever the caller keeps with a batch.
+    """Filter for one run. ``T`` is any value that the caller keeps with a batch.
 
-    ``acks``: acknowledgements are given too, each that commits (and not those of a rollback).
+    With ``acks``, acknowledgements that commit are returned too. Acknowledgements of a rollback are
+    not.
     """
 
     def __init__(self, run: CommittedRun, *, acks: bool = False) -> None:
@@ -61,7 +62,9 @@ class CommitFilter(Generic[T]):
         self._batches: deque[_Batch[T]] = deque()
 
     def take(self, columns: Columns, payload: T, pieces: Cut | None = None) -> None:
-        """The next messages of the run; and their ``pieces``, if somebody has cut them already."""
+        """Add the next messages of the run. ``pieces`` are their segments, if the caller has cut
+        them already.
+        """
         batch = _Batch(payload, np.zeros(len(columns), np.bool_))
         self._batches.append(batch)
         found, unclocked = cut(columns, self._run.run) if pieces is None else pieces
@@ -99,19 +102,23 @@ class CommitFilter(Generic[T]):
                 producer.acked = producer.newest = int(clocks.max())
 
     def finish(self) -> None:
-        """The run has ended: what is pending has the fate that the fold has found."""
+        """End the run. Pending messages have the fates that the fold has computed."""
         for number, producer in self._producers.items():
             producer.settle(self._run.fates.get(number))
 
     def ready(self) -> Iterator[tuple[T, Mask]]:
-        """The batches that are decided, in order: their payload, and which messages committed."""
+        """Yield the batches that are decided, in order: their payload, and a mask of the committed
+        messages.
+        """
         while self._batches and not self._batches[0].pending:
             batch = self._batches.popleft()
             yield batch.payload, batch.committed
 
     def undecided(self) -> Iterator[tuple[T, Mask, Mask]]:
-        """What is left where the run has ended and nobody knows the fates of what is pending: the batches in
-        order, which of their messages committed, and which are pending."""
+        """Yield the batches that are left at the end of a run whose fates are unknown, in order.
+
+        Each has its payload, a mask of the committed messages, and a mask of the pending ones.
+        """
         pending = {id(batch): np.zeros_like(batch.committed) for batch in self._batches}
         for producer in self._producers.values():
             for batch, rows, _ in producer.pending:
@@ -121,7 +128,7 @@ class CommitFilter(Generic[T]):
 
 
 def settled(run: CommittedRun, producers: Clocks, clocks: Clocks) -> Mask:
-    """Which of the messages that are pending at the end of a run have committed behind it."""
+    """Return a mask of the messages, pending at the end of a run, that have committed behind it."""
     until = np.zeros(len(clocks), np.uint64)
     for producer, clock in run.fates.items():
         until[producers == np.uint64(producer)] = clock

@@ -1,4 +1,4 @@
-"""Fields of messages that a `LineScanner` has found, as Arrow arrays. Needs pyarrow."""
+"""Arrow arrays of the fields of messages that a `LineScanner` has found. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from gazette.history.json_lines import FIELDS_MAX, Field, FieldColumn, FieldKind
 
 
 def scannable(schema: pa.Schema) -> tuple[Field, ...]:
-    """The columns of a schema as what a scanner is to find; none, if there is any that it cannot."""
+    """Return the columns of a schema as fields of a scanner. Return none if the scanner cannot find
+    all of them.
+    """
     fields = []
     for column in schema:
         kind = _kind_of(column.type)
@@ -29,12 +31,14 @@ def _kind_of(kind: pa.DataType) -> FieldKind | None:
         return "integer"
     if pa.types.is_boolean(kind):
         return "boolean"
-    # A narrower one would be rounded twice.
+    # The scanner returns doubles. A cast to a narrower type would round twice.
     return "float" if pa.types.is_float64(kind) else None
 
 
 def arrow_arrays(fields: Sequence[FieldColumn], schema: pa.Schema) -> list[pa.Array] | None:
-    """The columns of a schema. None if a value does not fit its column: then it is to be told which."""
+    """Return the columns of a schema. Return None if a value does not fit its column: the caller
+    finds which.
+    """
     try:
         return [_array(found, column.type) for found, column in zip(fields, schema, strict=True)]
     except pa.ArrowInvalid:

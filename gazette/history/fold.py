@@ -1,7 +1,7 @@
-"""Puts the summaries of runs together, in the order of each journal. Pure, and quick.
+"""Folds the summaries of runs, in the order of each journal. Pure and fast.
 
-Forwards it carries the states of producers from run to run; backwards it tells each run what became of
-what was pending at its end.
+Forwards, the fold carries the states of producers from run to run. Backwards, it gives each run the
+fates of the messages that were pending at its end.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from gazette.protocol.checkpoint import Checkpoint, ProducerState, SourceCheckpo
 from gazette.protocol.ids import JournalName, Offset
 
 Resolve = Callable[[Run, int, int], Offset]
-"""From a run, a producer and a clock: where the first pending message of the run begins that is of the
-producer and above the clock (`summary.first_beyond`). It reads the run again."""
+"""Function from a run, a producer and a clock to an offset. It is the offset of the first pending message
+of the producer above the clock (`summary.first_beyond`). The function reads the run again."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedRun:
-    """A run, and what sequencing it needs to know beyond its own bytes. Producers are numbers."""
+    """A run, with the facts beyond its own bytes that sequencing needs. Producers are numbers."""
 
     run: Run
     known: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """Of the producers in the run that were known before it: ``acked`` and ``newest``."""
+    """Clocks ``acked`` and ``newest`` of the producers in the run that were known before it."""
     fates: Mapping[int, int] = field(default_factory=dict)
-    """Of those that have something pending at its end: up to which clock that committed later."""
+    """For producers with pending messages at its end: the clock up to which these committed later."""
     clock_min: int = 0
-    """The least clock of its messages; zero if some have none."""
+    """Least clock of its messages. Zero if some messages have no clock."""
     clock_max: int = 0
     empty: bool = False
-    """It holds no message at all."""
+    """True if it holds no messages."""
     fresh: bool = False
-    """Its messages are above all that was known before of their producers: it repeats nothing of that. So
-    what commits in it can be told without ``known``."""
+    """True if its messages have greater clocks than all earlier messages of their producers. Such a run
+    repeats no earlier message, so that sequencing it does not need ``known``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A snapshot of which is known what has committed."""
+    """A snapshot whose committed messages are known."""
 
     snapshot: Snapshot
     runs: tuple[CommittedRun, ...]
     sources: Mapping[JournalName, SourceCheckpoint]
-    """What the checkpoint of a consumer that has read the snapshot, and no more, says of its journals."""
+    """Checkpoint, by journal, of a consumer that has read exactly the snapshot."""
     newest: Mapping[JournalName, Mapping[ProducerId, int]] = field(default_factory=dict)
-    """By journal and producer, the greatest clock that has been seen of what is acknowledged or pending."""
+    """By journal and producer, the greatest clock of acknowledged or pending messages."""
     rows: int = 0
-    """Messages that were read, committed or not."""
+    """Number of messages that were read, committed or not."""
     replays: Mapping[JournalName, frozenset[ProducerId]] = field(default_factory=dict)
-    """Producers that committed what they had pending before the snapshot, and were not replayed: the
-    runs are incomplete, and their snapshot must be folded again with these."""
+    """Producers that committed messages from before the snapshot, and were not replayed. If there are any,
+    the runs are incomplete: fold the snapshot again with these."""
 
     @property
     def open(self) -> dict[JournalName, tuple[ProducerId, ...]]:
-        """By journal, the producers that have something pending at its end."""
+        """Return, by journal, the producers that have pending messages at its end."""
         found = {
             journal: tuple(p for p, state in source.producers.items() if state.begin is not None)
             for journal, source in self.sources.items()
@@ -66,10 +66,11 @@ class Folded:
         return {journal: producers for journal, producers in found.items() if producers}
 
     def checkpoint(self, prune_horizon_ns: int = 0) -> Checkpoint:
-        """The sources as a checkpoint. It has no acknowledgements to write.
+        """Return the sources as a checkpoint, without ACK intents.
 
-        ``prune_horizon_ns`` forgets producers that were silent for so long, by the newest
-        acknowledgement in their journal, as `Sequencer.checkpoint` does; zero: none.
+        ``prune_horizon_ns`` forgets producers that were silent for that long (0: none). As in
+        `Sequencer.checkpoint`, their age is relative to the newest acknowledgement of their
+        journal.
         """
         span = clock_span(prune_horizon_ns)
         sources = dict(self.sources)
@@ -85,7 +86,7 @@ class Folded:
 
 @dataclass(slots=True)
 class _Context:
-    """One run, while it is folded."""
+    """One run during the fold."""
 
     run: Run
     summary: RunSummary
@@ -108,10 +109,10 @@ class _Context:
 def fold(
     snapshot: Snapshot, runs: Sequence[Run], summaries: Sequence[RunSummary], resolve: Resolve
 ) -> Folded:
-    """Fold the summaries of all runs of a snapshot, which may come in any order.
+    """Fold the summaries of all runs of a snapshot. The summaries may come in any order.
 
-    Raises `Corrupt` if a transaction commits whose begin the journal has lost, and what ``resolve``
-    does. Raises `Bug` if the runs are not those of the snapshot.
+    Raise `Corrupt` if the start of a committed transaction was pruned. Raise what ``resolve``
+    raises. Raise `Bug` if the runs are not those of the snapshot.
     """
     by_number = {summary.number: summary for summary in summaries}
     contexts: dict[JournalName, list[_Context]] = {j.journal: [] for j in snapshot.journals}
@@ -137,10 +138,10 @@ def fold_snapshot(
     resolve: Resolve,
     run_bytes: int = RUN_BYTES,
 ) -> Folded:
-    """The whole first pass: ``summarise`` gives the summaries of runs, by whatever means.
+    """Do the whole first pass. ``summarise`` returns the summaries of runs, by any means.
 
-    Runs are summarised twice if something commits that was pending before the snapshot. Raises what
-    ``summarise`` and `fold` do.
+    Summarise runs twice if messages from before the snapshot commit in it. Raise what ``summarise``
+    and `fold` raise.
     """
     while True:
         runs = snapshot.runs(run_bytes)
@@ -162,11 +163,11 @@ class _JournalFold:
         self._resolve = resolve
         self._states: dict[int, State] = {}
         self._waiting: dict[int, list[_Context]] = {}
-        """The runs that hold what a producer has pending."""
+        """By producer, the runs that hold its pending messages."""
         self._lost: dict[int, Offset] = {}
-        """Of those that had something pending before the snapshot: where it began, until it is seen."""
+        """By producer with pending messages from before the snapshot: their offset, until it is seen."""
         self._unread: set[int] = set()
-        """Of those that had something pending before the snapshot: if that is not replayed."""
+        """Producers with pending messages from before the snapshot that are not replayed."""
         pending = journal.pending
         for producer, state in journal.producers.items():
             number = int.from_bytes(producer, "big")
@@ -204,7 +205,7 @@ class _JournalFold:
             before = State(clock, clock, None)
         else:
             context.known[producer] = (before.acked, before.newest)
-            # And so that each of them is new where the one before it was.
+            # Check the least clock too, so that each message is newer than the one before it.
             least = summary.least_clock
             context.fresh &= least == summary.first_clock and least > before.newest
         if self._lost.get(producer) == summary.first_begin:
@@ -230,9 +231,9 @@ class _JournalFold:
 
     def _corrupt(self, producer: int, begin: Offset) -> Corrupt:
         return Corrupt(
-            "a transaction commits whose begin the journal has lost",
-            hint="Keep fragments for longer than transactions of producers take, or begin behind it "
-            "without the states of producers.",
+            "the start of a committed transaction was pruned from the journal",
+            hint="Retain fragments for longer than transactions of producers take. Or begin behind the "
+            "transaction, without the states of producers.",
             journal=self.journal,
             producer=producer.to_bytes(PRODUCER_BYTES, "big").hex(),
             begin=begin,

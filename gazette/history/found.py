@@ -1,4 +1,4 @@
-"""The messages of a run with some of their fields, found by one pass over its bytes. Needs pyarrow."""
+"""Messages of a run with some of their fields, found by one pass over its bytes. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from gazette.history.snapshot import Run
 
 
 class FoundBatch(NamedTuple):
-    """Messages as columns, and their fields as arrays; or the bytes, if they are still to be parsed."""
+    """Messages as columns, with their fields as arrays, or with the bytes if these are still to be
+    parsed.
+    """
 
     columns: Columns
     arrays: list[pa.Array] | None
@@ -23,11 +25,11 @@ class FoundBatch(NamedTuple):
 
 
 def found_batches(access: OpenAccess, run: Run, fields: pa.Schema) -> Iterator[FoundBatch]:
-    """All messages of a run, with those fields where they are of plain types, and lie in JSON plainly.
+    """Yield all messages of a run, with fields that are of plain types and lie plainly in JSON.
 
-    Raises what `read_columns` does.
+    Raise what `read_columns` raises.
     """
-    # The text of the UUID is not among what is found.
+    # The scanner parses the UUID and does not return its text.
     wanted = () if run.shape.uuid_field in fields.names else scannable(fields)
     for batch in read_columns(access, run, wanted):
         arrays = None if batch.fields is None else arrow_arrays(batch.fields, fields)

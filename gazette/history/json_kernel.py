@@ -1,17 +1,18 @@
-"""One pass over lines of JSON, compiled: where messages are, their UUIDs, and some of their fields.
+"""One compiled pass over lines of JSON: finds messages, their UUIDs, and some of their fields.
 
-`scan` takes a buffer of whole lines and fills arrays. It reads what publishers write: objects of JSON
-whose UUID has the canonical form, with fields of plain types. Whatever else there is in a line (a UUID in
-braces, a number of 30 digits, a key that is there twice, a value of another type, no JSON) it does not judge:
-it says where, and its caller has the specification judge, which is `Framing` and `msgspec`. So it may
-decline anything, but what it accepts is what they would have given.
+`scan` takes a buffer of whole lines and fills arrays. It accepts what publishers write: JSON
+objects with a canonical UUID and fields of plain types. It does not judge other lines. Examples are
+a UUID in braces, a number of 30 digits, a duplicate key, a value of another type, or invalid JSON.
+It returns the number of such a line. Its caller then uses the specification, which is `Framing` and
+`msgspec`. So `scan` may decline any buffer, but what it accepts equals the specification.
 
-Numba compiles it when it is first called, which takes some seconds, and keeps the machine code beside this
-file or in the user's cache directory, as of the processor. Where it can be kept nowhere, each process
-compiles for itself. ``python -m gazette.history.json_kernel`` compiles ahead: for images, and before tests.
+Numba compiles the code at its first call, which takes some seconds. It caches the machine code, per
+processor, beside this file or in the user's cache directory. If neither is writable, each process
+compiles the code. ``python -m gazette.history.json_kernel`` compiles ahead, for images and before
+tests.
 
-It is one file, however long: what is kept is compiled anew when the file of a function changes, and not when
-that of a function changes which it calls.
+The code stays in one file. Numba recompiles a cached function when the file of that function
+changes, but not when the file of a callee changes.
 """
 
 from __future__ import annotations
@@ -25,30 +26,30 @@ import numpy as np
 F = TypeVar("F", bound=Callable[..., Any])
 
 TEXT: Final = 0
-"""The kind of a field: a string …"""
+"""Kind of a field: a string."""
 INTEGER: Final = 1
-"""… 64 bits with a sign …"""
+"""Kind of a field: a signed integer of 64 bits."""
 FLOAT: Final = 2
-"""… a double, whose bits are given as an integer …"""
+"""Kind of a field: a double, whose bits are returned as an integer."""
 BOOLEAN: Final = 3
-"""… zero or one."""
+"""Kind of a field: zero or one."""
 
 _ABSENT: Final = -1
-"""What a key means: nothing that is asked for …"""
+"""Meaning of a key that is not wanted."""
 _UUID: Final = -2
-"""… or the UUID. Others are numbers of fields."""
+"""Meaning of the key of the UUID. Other meanings are numbers of fields."""
 KEYS_MAX: Final = 256
-"""Keys of a line that are remembered for the next one. Lines with more keys are declined."""
+"""Number of keys of a line that are kept for the next line. Lines with more keys are declined."""
 _DEPTH_MAX: Final = 60
 _TEXT_CHARS: Final = 36
 _DIGITS_MAX: Final = 18
-"""So many digits always fit into 64 bits with a sign."""
+"""Number of digits that always fits a signed integer of 64 bits."""
 _POWER_DIGITS_MAX: Final = 2
 _NUMBER_CHARS_MAX: Final = 200
-"""With these, no number is beyond the greatest double."""
+"""Length of a number, in bytes, that cannot exceed the greatest double."""
 _EXACT_DIGITS: Final = 15
 _EXACT_POWER: Final = 22
-"""A decimal of so many digits, times or divided by ten to so much, is rounded once: both are doubles."""
+"""Greatest power of ten that is exact as a double. Scaling an exact integer by it rounds only once."""
 
 _QUOTE: Final = 0x22
 _BACKSLASH: Final = 0x5C
@@ -79,7 +80,9 @@ def _hex_table() -> Any:
 
 
 def _plain_table() -> Any:
-    """Bytes of a string that mean themselves: ASCII but quotes, backslashes and control characters."""
+    """Return a table of the plain bytes of a string: not ASCII quotes, backslashes or control
+    characters.
+    """
     table = np.ones(256, np.uint8)
     table[:_SPACE] = table[0x80:] = 0
     table[_QUOTE] = table[_BACKSLASH] = 0
@@ -87,7 +90,9 @@ def _plain_table() -> Any:
 
 
 def _escaped_table() -> Any:
-    """What the byte behind a backslash stands for; zero where there is no such escape."""
+    """Return a table from the byte behind a backslash to its meaning. Zero marks an invalid
+    escape.
+    """
     table = np.zeros(256, np.uint8)
     for letter, meant in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
         table[letter] = meant
@@ -109,7 +114,7 @@ def _compiled(inline: str = "never") -> Callable[[F], F]:
     def compile_(function: F) -> F:
         try:
             made: F = _NJIT(cache=True, **options)(function)
-        except RuntimeError:  # There is no directory for the machine code.
+        except RuntimeError:  # Numba found no writable directory for the machine code.
             made = _NJIT(**options)(function)
         return made
 
@@ -118,14 +123,16 @@ def _compiled(inline: str = "never") -> Callable[[F], F]:
 
 @_compiled("always")
 def _byte(buffer: Any, at: int) -> int:
-    """A byte of the buffer. An index without a sign is not taken for one that may count from the end: to look
-    for that at every byte takes time."""
+    """Return a byte of the buffer.
+
+    The unsigned index avoids Numba's check for a negative index, which costs time at every byte.
+    """
     return buffer[np.uintp(at)]  # type: ignore[no-any-return]
 
 
 @_compiled()
 def _blanks(buffer: Any, at: int) -> int:
-    """Where blanks end that begin at ``at``. They never pass the end of a line."""
+    """Return the end of the blanks that begin at ``at``. Blanks never pass the end of a line."""
     while _byte(buffer, at) <= _SPACE and _byte(buffer, at) != _NEWLINE:
         if _byte(buffer, at) != _SPACE and _byte(buffer, at) != 0x09 and _byte(buffer, at) != 0x0D:
             return at
@@ -135,7 +142,9 @@ def _blanks(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _digits(buffer: Any, at: int, count: int) -> Any:
-    """``count`` hexadecimal digits as a number; beyond 48 bits, if any of them is none."""
+    """Return ``count`` hexadecimal digits as a number. The result exceeds 48 bits if one of them is
+    invalid.
+    """
     value = np.uint64(0)
     bad = np.uint8(0)
     for place in range(at, at + count):
@@ -149,12 +158,12 @@ def _digits(buffer: Any, at: int, count: int) -> Any:
 
 @_compiled()
 def _character_end(buffer: Any, at: int) -> int:
-    """Where a character beyond ASCII ends that begins at ``at``; or -1, if it is no UTF-8."""
+    """Return the end of the non-ASCII character at ``at``, or -1 if it is not valid UTF-8."""
     first = _byte(buffer, at)
     if first < 0xC2 or first > 0xF4:
         return -1
     second = _byte(buffer, at + 1)
-    # What could be said shorter, halves of surrogates, and what is beyond Unicode.
+    # Refuse overlong forms, halves of surrogates, and code points beyond Unicode.
     if first == 0xE0:
         fits = 0xA0 <= second <= 0xBF
     elif first == 0xED:
@@ -176,7 +185,9 @@ def _character_end(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _escape_end(buffer: Any, at: int) -> int:
-    """Where an escape ends, or a pair of them for one character, whose backslash is at ``at``; or -1."""
+    """Return the end of the escape whose backslash is at ``at``, or of a surrogate pair. Return -1
+    if it is invalid.
+    """
     escaped = _byte(buffer, at + 1)
     if escaped != 0x75:
         return at + 2 if _ESCAPED[escaped] else -1
@@ -190,7 +201,10 @@ def _escape_end(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _escaped_code(buffer: Any, at: int) -> int:
-    """Four digits as a number; or -1. It looks at none behind one that is none: the buffer may end there."""
+    """Return four hexadecimal digits as a number, or -1.
+
+    Stop at the first invalid digit, since the buffer may end there.
+    """
     code = 0
     for place in range(at, at + 4):
         digit = _HEX[_byte(buffer, place)]
@@ -202,7 +216,9 @@ def _escaped_code(buffer: Any, at: int) -> int:
 
 @_compiled("always")
 def _text_end(buffer: Any, at: int) -> int:
-    """Where the string ends, behind its quote, of which ``at`` is the first byte inside; or -1."""
+    """Return the end of a string, behind its quote, whose first byte inside is at ``at``. Return -1
+    if it is invalid.
+    """
     while True:
         while _PLAIN[_byte(buffer, at)]:
             at += 1
@@ -221,7 +237,9 @@ def _text_end(buffer: Any, at: int) -> int:
 
 @_compiled("always")
 def _number_end(buffer: Any, at: int) -> int:
-    """Where the number ends that begins at ``at``; or -1, also for one that may be beyond all doubles."""
+    """Return the end of the number at ``at``. Return -1 if it is invalid, or may exceed the
+    greatest double.
+    """
     begin = at
     if _byte(buffer, at) == _MINUS:
         at += 1
@@ -254,7 +272,7 @@ def _number_end(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _word_end(buffer: Any, at: int) -> int:
-    """Where ``true``, ``false`` or ``null`` ends; or -1."""
+    """Return the end of ``true``, ``false`` or ``null``, or -1."""
     if _byte(buffer, at) == 0x74:
         if (
             _byte(buffer, at + 1) == 0x72
@@ -282,7 +300,7 @@ def _word_end(buffer: Any, at: int) -> int:
 
 @_compiled("always")
 def _plain_end(buffer: Any, at: int) -> int:
-    """Where a value ends that is neither an object nor a list; or -1."""
+    """Return the end of a value that is neither an object nor a list, or -1."""
     first = _byte(buffer, at)
     if first == _QUOTE:
         return _text_end(buffer, at + 1)
@@ -293,9 +311,10 @@ def _plain_end(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _nested_end(buffer: Any, at: int) -> int:
-    """Where the object or list ends that begins at ``at``; or -1.
+    """Return the end of the object or list at ``at``, or -1.
 
-    ``objects`` has a bit for each level, which is set for an object: the last one is that of the innermost.
+    ``objects`` has a bit for each level, the lowest for the innermost. The bit is set for an
+    object.
     """
     objects = np.int64(0)
     depth = 0
@@ -341,7 +360,7 @@ def _nested_end(buffer: Any, at: int) -> int:
 
 @_compiled("always")
 def _value_end(buffer: Any, at: int) -> int:
-    """Where any value ends; or -1."""
+    """Return the end of any value, or -1."""
     first = _byte(buffer, at)
     if first == _OPEN:
         return _nested_end(buffer, at)
@@ -352,7 +371,7 @@ def _value_end(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _member(buffer: Any, at: int) -> int:
-    """Where the value of a member begins, whose key begins at ``at``; or -1."""
+    """Return the start of the value of the member whose key begins at ``at``, or -1."""
     if _byte(buffer, at) != _QUOTE:
         return -1
     at = _text_end(buffer, at + 1)
@@ -366,7 +385,7 @@ def _member(buffer: Any, at: int) -> int:
 
 @_compiled()
 def _unescaped(buffer: Any, begin: int, end: int, target: Any, to: int) -> int:
-    """Write a string of which is known that it is well formed; return where it ends in ``target``."""
+    """Write a well-formed string to ``target`` with its escapes resolved. Return its end there."""
     at = begin
     while at < end:
         byte = _byte(buffer, at)
@@ -410,7 +429,9 @@ def _unescaped(buffer: Any, begin: int, end: int, target: Any, to: int) -> int:
 
 @_compiled()
 def _double(buffer: Any, begin: int, end: int) -> float:
-    """The double nearest to a well-formed number; not a number, if it takes more to find that."""
+    """Return the double nearest to a well-formed number. Return NaN if this simple method cannot
+    find it.
+    """
     at = begin
     negative = _byte(buffer, at) == _MINUS
     if negative:
@@ -455,7 +476,7 @@ def _double(buffer: Any, begin: int, end: int) -> float:
 
 @_compiled()
 def _meaning(buffer: Any, begin: int, end: int, names: Any, bounds: Any, uuid: int) -> int:
-    """What the key between two quotes is asked for, if it is."""
+    """Return the meaning of the key between two quotes."""
     for number in range(len(bounds) - 1):
         first = bounds[number]
         if bounds[number + 1] - first != end - begin:
@@ -486,20 +507,20 @@ def scan(
     offsets: Any,
     texts: Any,
 ) -> int:
-    """Read the lines of ``buffer`` before ``stop``, where one ends.
+    """Read the lines of ``buffer`` before ``stop``, which is the end of a line.
 
-    ``names`` are the wanted keys, one after the other, cut at ``bounds``: those of the fields, of ``kinds``,
-    and the one of the UUID after them. Filled are, by line, ``begins`` and the parts of the UUID,
-    which are zero where there is none; and by field and line, ``present``, and ``numbers`` or (for texts)
-    what lies between two ``offsets`` of ``texts``.
+    ``names`` are the wanted keys, concatenated and cut at ``bounds``: those of the fields, of
+    ``kinds``, then that of the UUID. By line, fill ``begins`` and the parts of the UUID, which are
+    zero without one. By field and line, fill ``present``, and ``numbers`` or (for strings) two
+    ``offsets`` into ``texts``.
 
-    Returns how many lines there are; or, less than zero, minus the number of the first line that is left to
-    the specification, counted from one.
+    Return the number of lines. If a line is left to the specification, return minus its number,
+    counted from 1.
     """
     fields = len(kinds)
     at = 0
     row = 0
-    # The keys of the line before, which those of the next one mostly are: where each lies, and what it means.
+    # Keys of the previous line, with their positions and meanings. The next line mostly has the same keys.
     key_begins = np.zeros(KEYS_MAX, np.int64)
     key_ends = np.zeros(KEYS_MAX, np.int64)
     meanings = np.zeros(KEYS_MAX, np.int64)
@@ -528,7 +549,7 @@ def scan(
             if ordinal < known:
                 first = key_begins[ordinal]
                 size = key_ends[ordinal] - first
-                # With its quote.
+                # The size includes the closing quote.
                 same = at + size < stop
                 if same:
                     for place in range(size + 1):
@@ -663,7 +684,7 @@ def scan(
 
 
 def compile_ahead() -> None:
-    """Compile what is not compiled yet, by a buffer with one empty line."""
+    """Compile all functions that are not compiled yet, with a buffer of one empty line."""
     rows, nothing = 2, np.zeros(0, np.int64)
     producers, clocks, flags = np.empty((3, rows), np.uint64)
     scan(

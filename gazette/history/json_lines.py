@@ -1,7 +1,7 @@
 """Lines of JSON as columns, by one compiled pass over their bytes: `LineScanner`.
 
-It finds where messages are, their UUIDs, and those of their fields that are asked for. What it does not
-understand at once it declines, and its caller takes the longer way, which is the specification.
+It finds messages, their UUIDs, and the wanted fields. It declines buffers that it does not
+understand. Its caller then uses the specification, which is slower.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ LOGGER: Final = logging.getLogger(__name__)
 
 FieldKind = Literal["text", "integer", "float", "boolean"]
 _KINDS: Final[tuple[FieldKind, ...]] = ("text", "integer", "float", "boolean")
-"""By the numbers that the kernel has for them."""
+"""Kinds of fields, in the order of their numbers in the kernel."""
 FIELDS_MAX: Final = 60
-"""More fields are not looked for: whether a key was there twice is kept in the bits of a number."""
+"""Greatest number of fields. The kernel marks the keys it has seen in the bits of one number."""
 _LINE_BYTES_MIN: Final = 3
-"""Of ``{}`` and its newline: so many lines a buffer may have."""
+"""Length of ``{}`` and its newline, which bounds the number of lines of a buffer."""
 _ROOM_BYTES: Final = 1 << 20
-"""Room is made for multiples of this."""
+"""Unit of the size of arrays, in bytes."""
 _DECLINED_MAX: Final = 4
-"""After so many buffers in a row that were declined, the next ones are not tried."""
+"""Number of consecutive declined buffers after which the scanner stops trying."""
 
 
 class Field(NamedTuple):
-    """A field of messages that is to be found, at their top level."""
+    """A wanted field of messages, at their top level."""
 
     name: str
     kind: FieldKind
 
 
 class Texts(NamedTuple):
-    """Strings as UTF-8: that of a row lies in ``data`` between two ``bounds``."""
+    """Strings as UTF-8. The string of a row lies in ``data`` between two ``bounds``."""
 
     bounds: npt.NDArray[np.int32]
     data: npt.NDArray[np.uint8]
 
 
 class FieldColumn(NamedTuple):
-    """The values of a field. Where ``present`` is false it is null, or not there."""
+    """Values of a field. Where ``present`` is false, the value is null or absent."""
 
     present: npt.NDArray[np.bool_]
     values: Texts | npt.NDArray[np.int64] | npt.NDArray[np.float64] | npt.NDArray[np.bool_]
 
 
 class Scanned(NamedTuple):
-    """The lines of a buffer: where each begins, counted from its first byte; their UUIDs and fields."""
+    """Lines of a buffer: their positions from its first byte, their UUIDs, and their fields."""
 
     begins: npt.NDArray[np.int64]
     uuids: UuidArrays
@@ -63,30 +63,34 @@ class Scanned(NamedTuple):
 
 @functools.cache
 def kernel() -> ModuleType | None:
-    """The compiled pass; None where it is not installed, or cannot be compiled.
+    """Return the compiled pass. Return None if it is not installed, or cannot be compiled.
 
-    Reading is slower then, and the same. The first one on a machine waits until it is compiled.
+    Without it, reading is slower, with the same result. The first call on a machine waits for the
+    compilation.
     """
     try:
         from gazette.history import json_kernel
     except ImportError as error:
-        # It is an extra, and Numba lags behind new releases of NumPy.
-        LOGGER.info("reading JSON without a compiled scanner", extra={"reason": str(error)})
+        # Numba is an optional extra, and does not support new releases of NumPy at once.
+        LOGGER.info("reading JSON without the compiled scanner", extra={"reason": str(error)})
         return None
-    LOGGER.debug("compiling the scanner of JSON, if that has not been done on this machine")
+    LOGGER.debug("loading the scanner of JSON; its first use on a machine compiles it")
     try:
         json_kernel.compile_ahead()
     except OSError as error:  # The disk of its cache is full, say.
-        LOGGER.warning("reading JSON without a compiled scanner", extra={"reason": str(error)})
+        LOGGER.warning("reading JSON without the compiled scanner", extra={"reason": str(error)})
         return None
     return json_kernel
 
 
 class LineScanner:
-    """Scans the lines of one journal. For one thread."""
+    """Scanner of the lines of one journal. For one thread."""
 
     def __init__(self, uuid_field: str, fields: Sequence[Field] = ()) -> None:
-        """``uuid_field`` is at the top level, too. Raises ``ValueError`` for more than `FIELDS_MAX`."""
+        """Make a scanner. ``uuid_field`` is at the top level, too.
+
+        Raise ``ValueError`` for more than `FIELDS_MAX` fields.
+        """
         if len(fields) > FIELDS_MAX:
             raise ValueError(f"too many fields ({len(fields)})")
         names = [field.name.encode() for field in fields] + [uuid_field.encode()]
@@ -100,9 +104,9 @@ class LineScanner:
         self._declined = 0
 
     def scan(self, buffer: bytes, stop: int) -> Scanned | None:
-        """The lines of ``buffer`` before ``stop``, where a line ends.
+        """Scan the lines of ``buffer`` before ``stop``, where a line ends.
 
-        None if there is any that the specification is to judge: then it is to judge all of them.
+        Return None if any line needs the specification. The caller then uses it for all lines.
         """
         if self._kernel is None or self._declined >= _DECLINED_MAX:
             return None
@@ -142,8 +146,10 @@ class LineScanner:
         )
 
     def _make_room(self, size: int) -> None:
-        """For buffers of that size. Memory that is not written to costs nothing, and most of this is not."""
-        # Buffers of about the same size follow: not all of this for each that is a little larger.
+        """Allocate arrays for buffers of that size. Most of the memory is never written, and so
+        takes no pages.
+        """
+        # Round up, since buffers of about the same size follow: avoid a new allocation for each.
         size += _ROOM_BYTES - size % _ROOM_BYTES
         self._room = size
         count, rows = len(self._fields), size // _LINE_BYTES_MIN + 1

@@ -1,11 +1,13 @@
-"""Values of JSON as values of columns, as ``spark.read.json`` converts them: `JsonRow`. Needs pyarrow.
+"""Values of JSON as values of columns, as ``spark.read.json`` converts them: `JsonRow`. Needs
+pyarrow.
 
-This is the specification for JSON. The compiled scanner and Arrow's parser are quicker for plain values. They
-decline all others, and what they accept is the same. `tests/spark/test_json_types.py` compares the three
-with Spark, type by type and value by value.
+This is the specification for JSON. The compiled scanner and Arrow's parser are faster for plain
+values. They decline all others, and what they accept is the same. `tests/spark/test_json_types.py`
+compares the three with Spark, type by type and value by value.
 
-A value that does not fit its column is null, never another number. So three values differ from Spark, which
-wraps or guesses there: a byte beyond 127, seconds beyond the range of timestamps, and a time without a date.
+A value that does not fit its column is null, never another number. So three values differ from
+Spark, which wraps or guesses there: a byte beyond 127, seconds beyond the range of timestamps, and
+a time without a date.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ import pyarrow as pa
 from gazette.errors import Invalid
 
 Convert = Callable[[bytes, list[str]], Any]
-"""Converts the text of one value. It appends each misfit that left a null behind within the value.
+"""Function that converts the text of one value. It appends each nested misfit, which becomes null.
 
-Raises ``ValueError`` if the value as a whole does not fit."""
+Raises ``ValueError`` if the whole value does not fit."""
 
 EncodeVariant = Callable[[str], dict[str, bytes]]
-"""Gives the value and the metadata of a VARIANT for a text of JSON, or raises ``ValueError``."""
+"""Function from JSON text to value and metadata of a VARIANT. Raises ``ValueError`` if it cannot."""
 
 _NULL: Final = b"null"
 _INTEGER: Final = re.compile(rb"-?[0-9]+")
@@ -45,7 +47,7 @@ _NOT_FINITE: Final = {
 _DECIMAL: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _DECIMAL_CONTEXT: Final = decimal.Context(prec=80, rounding=decimal.ROUND_HALF_UP)
 _EXPONENT_MAX: Final = 400
-"""A decimal with a larger exponent is zero, or fits no column: its digits need not be written out."""
+"""Greatest exponent of a decimal that is expanded. Beyond it, the value is zero or fits no column."""
 
 _DAY: Final = re.compile(
     r"([+-]?\d{4,7})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.ASCII | re.DOTALL
@@ -80,18 +82,18 @@ _text = msgspec.json.Decoder(str).decode
 
 
 class JsonRow:
-    """Reads lines of JSON as the fields of a schema. For one thread."""
+    """Reader of lines of JSON as the fields of a schema. For one thread."""
 
     def __init__(self, fields: pa.Schema, encode_variant: EncodeVariant | None = None) -> None:
-        """Raises ``Invalid`` for a type that nothing in JSON is read as."""
+        """Make a reader. Raise ``Invalid`` for a type that no JSON value converts to."""
         self._fields = [
             (field.name, _convert(field.name, field.type, encode_variant)) for field in fields
         ]
 
     def read(self, line: bytes) -> tuple[list[Any], list[str]]:
-        """Return the values of one line, by the order of the schema, and what did not fit.
+        """Return the values of one line, in the order of the schema, and the misfits.
 
-        A value that does not fit is None. A line that is no object of JSON has no values at all.
+        A value that does not fit is None. A line that is not a JSON object has no values.
         """
         misfits: list[str] = []
         try:
@@ -104,7 +106,7 @@ class JsonRow:
 
 
 def _member(raw: msgspec.Raw | None, convert: Convert, misfits: list[str], name: str) -> Any:
-    """A field of an object: null where it does not fit, and its neighbours stay."""
+    """Convert a field of an object. A misfit becomes null, and the other fields stay."""
     if raw is None:
         return None
     try:
@@ -116,7 +118,7 @@ def _member(raw: msgspec.Raw | None, convert: Convert, misfits: list[str], name:
 
 def _convert(path: str, kind: pa.DataType, encode_variant: EncodeVariant | None) -> Convert:
     if _is_variant(kind) and encode_variant is not None:
-        return _variant(encode_variant)  # It has a null of its own.
+        return _variant(encode_variant)  # A VARIANT encodes null as a value.
     convert = _convert_present(path, kind, encode_variant)
     return lambda raw, misfits: None if raw == _NULL else convert(raw, misfits)
 
@@ -144,14 +146,14 @@ def _convert_present(path: str, kind: pa.DataType, encode_variant: EncodeVariant
         if matches(kind):
             return convert
     raise Invalid(
-        f"nothing in JSON is read as {kind}",
+        f"no JSON value converts to type {kind}",
         path=path,
-        hint="Read it as a string, and convert that afterwards.",
+        hint="Read the field as a string, and convert the string afterwards.",
     )
 
 
 def _is_variant(kind: pa.DataType) -> bool:
-    """Whether Spark means a VARIANT by this struct: it says so in the metadata of a field."""
+    """Return True if this struct is Spark's VARIANT, which the metadata of a field marks."""
     if not pa.types.is_struct(kind) or kind.num_fields != 2:
         return False
     return any((kind.field(at).metadata or {}).get(b"variant") == b"true" for at in range(2))
@@ -182,7 +184,7 @@ def _boolean(raw: bytes, _: list[str]) -> bool:
 
 def _integer(bits: int) -> Convert:
     fit = range(-(1 << (bits - 1)), 1 << (bits - 1))
-    # Of more digits none fits, and a million digits would take a long time.
+    # No integer with more digits fits. Converting a million digits would take long.
     digits_max = len(str(fit.start))
 
     def convert(raw: bytes, _: list[str]) -> int:
@@ -195,7 +197,7 @@ def _integer(bits: int) -> Convert:
 
 def _double(raw: bytes, _: list[str]) -> float:
     if _is_number(raw):
-        # An integer has no negative zero.
+        # Parsed as an integer, -0 is a positive zero.
         return 0.0 if raw == b"-0" else float(raw)
     if _is_text(raw) and (value := _NOT_FINITE.get(_text(raw))):
         return float(value)
@@ -205,7 +207,7 @@ def _double(raw: bytes, _: list[str]) -> float:
 def _single(raw: bytes, misfits: list[str]) -> float:
     if not _is_number(raw) or raw == b"-0":
         return _double(raw, misfits)
-    # Rounded once, from the digits. By way of a double it would be rounded twice.
+    # Round once, from the digits. A detour through a double would round twice.
     value: float = pa.scalar(raw.decode()).cast(pa.float32()).as_py()
     return value
 
@@ -225,7 +227,7 @@ def _decimal(precision: int, scale: int) -> Convert:
             raise _misfit(raw, "a number")
         try:
             value = decimal.Decimal(text)
-        except decimal.InvalidOperation as error:  # An exponent beyond 18 digits.
+        except decimal.InvalidOperation as error:  # The exponent has more than 18 digits.
             raise _misfit(raw, f"a decimal({precision},{scale})") from error
         exponent = value.adjusted()
         if not value or exponent < -_EXPONENT_MAX:
@@ -241,7 +243,7 @@ def _decimal(precision: int, scale: int) -> Convert:
 
 
 def _string(raw: bytes, _: list[str]) -> str:
-    """The text of a string; of any other value its JSON, as it stands in the message."""
+    """Return the text of a string. Return any other value as JSON, as it stands in the message."""
     return _text(raw) if _is_text(raw) else raw.decode()
 
 
@@ -250,7 +252,7 @@ def _binary(raw: bytes, _: list[str]) -> bytes:
         raise _misfit(raw, "base64")
     digits = re.sub(r"[\r\n]", "", _text(raw))
     try:
-        # Padding may be followed by more: each group of four stands for itself.
+        # Text may follow padding: decode each group of four separately.
         return b"".join(
             binascii.a2b_base64(digits[at : at + 4], strict_mode=True)
             for at in range(0, len(digits), 4)
@@ -260,8 +262,10 @@ def _binary(raw: bytes, _: list[str]) -> bytes:
 
 
 def _days(year: int, month: int, day: int) -> int:
-    """Days since 1970 in the proleptic Gregorian calendar. Raises ``ValueError`` for no such day."""
-    # The calendar repeats after 400 years, of which Python's knows those from 1 to 9999.
+    """Return the days since 1970 in the proleptic Gregorian calendar. Raise ``ValueError`` for an
+    invalid day.
+    """
+    # The calendar repeats after 400 years. Python supports only the years 1 to 9999.
     eras = (year - 2000) // _ERA_YEARS
     within = year - eras * _ERA_YEARS
     return datetime.date(within, month, day).toordinal() - _EPOCH + eras * _ERA_DAYS
@@ -280,7 +284,7 @@ def _date(raw: bytes, _: list[str]) -> int:
         if days in _INT32:
             return days
     elif _DAYS.fullmatch(text):
-        # Days since 1970. Of those before the Gregorian calendar Spark counts some twice.
+        # Days since 1970. Before the Gregorian calendar, Spark counts some days twice.
         days = int(text)
         if days in _INT32 and days >= _GREGORIAN_BEGIN:
             return days
@@ -288,7 +292,7 @@ def _date(raw: bytes, _: list[str]) -> int:
 
 
 def _instant(raw: bytes, _: list[str]) -> int:
-    """Microseconds since 1970. A number is of seconds. A time without a zone is UTC."""
+    """Return microseconds since 1970. A number counts seconds. A time without a zone is UTC."""
     if _is_text(raw):
         return _micros(raw, zoned=True)
     if len(raw) <= 20 and _INTEGER.fullmatch(raw) and (micros := int(raw) * _MICROS) in _INT64:
@@ -297,7 +301,7 @@ def _instant(raw: bytes, _: list[str]) -> int:
 
 
 def _local(raw: bytes, _: list[str]) -> int:
-    """Microseconds since 1970 of a time that has no zone."""
+    """Return the microseconds since 1970 of a time without a zone."""
     if not _is_text(raw):
         raise _misfit(raw, "a timestamp without a zone")
     return _micros(raw, zoned=False)
@@ -319,9 +323,9 @@ def _micros(raw: bytes, *, zoned: bool) -> int:
         seconds = _days(year, month, day) * _DAY_S + hour * 3600 + minute * 60 + second
         seconds -= _offset_s(zone, seconds) if zone else 0
     except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError) as error:
-        # An OSError: zones are files, and the name is that of a directory, or too long for one.
+        # OSError: zones are files, and the name may be a directory or too long for a file.
         raise _misfit(raw, wanted) from error
-    # Digits beyond microseconds are cut off.
+    # Truncate digits beyond microseconds, as Spark does.
     micros = seconds * _MICROS + int(f"{fraction:0<6}"[:6])
     if micros not in _INT64:
         raise _misfit(raw, wanted)
@@ -329,7 +333,9 @@ def _micros(raw: bytes, *, zoned: bool) -> int:
 
 
 def _offset_s(zone: str, local_s: int) -> int:
-    """Seconds by which a zone is ahead of UTC, at a local time. Raises ``ValueError`` for no such zone."""
+    """Return the seconds by which a zone is ahead of UTC, at a local time. Raise ``ValueError`` for
+    an unknown zone.
+    """
     if zone in _ZERO_OFFSETS:
         return 0
     zone = _SHORT_ZONES.get(zone, zone)
@@ -342,7 +348,7 @@ def _offset_s(zone: str, local_s: int) -> int:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9~/._+-]+", zone):
         raise ValueError(zone)
     info = zoneinfo.ZoneInfo(zone)
-    # Of a local time that is there twice, the first; one that a clock skips is moved on by the gap.
+    # Take the first of an ambiguous local time. Move a skipped local time forward by the gap.
     local = datetime.datetime(1970, 1, 1) + datetime.timedelta(seconds=local_s)  # noqa: DTZ001
     offset_of = local.replace(tzinfo=info).utcoffset()
     return 0 if offset_of is None else round(offset_of.total_seconds())

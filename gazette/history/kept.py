@@ -1,16 +1,18 @@
-"""The committed rows of a run, kept on a local disk by a first pass for the second one.
+"""Committed rows of a run, kept on a local disk by a first pass for the second pass.
 
-Both passes need a run decompressed, its messages found and their UUIDs read, and that is most of what they
-take. So the first pass may make the rows as well, and write them down. It does not know yet which messages
-have committed: that takes the states of producers before the run, and what became of what is pending at its
-end. It takes for granted that the run repeats nothing of what was before it. Then
+Both passes decompress a run, find its messages and read their UUIDs, which takes most of their
+time. So the first pass may also make the rows, and write them to a file. At that time it does not
+know which messages have committed. That depends on the states of producers before the run, and on
+the fates of messages that are pending at its end. The first pass assumes that the run holds no
+duplicates of earlier messages. Then:
 
-* all is decided but what is pending at the end. What lies behind the first such message is kept as it is,
-  with producers and clocks, for the second pass to decide;
-* whether it was right, the fold knows (`CommittedRun.fresh`).
+* All messages are decided but those that are pending at the end. From the first pending message on,
+rows are kept with producers and clocks, for the second pass to decide.
 
-A kept file is never needed. Whoever does not find one, or one that took the wrong thing for granted, reads
-the run again: so there is no harm in a disk that is full, a file that is gone, or another host.
+* The fold knows if the assumption was right (`CommittedRun.fresh`).
+
+A kept file is optional. If it is missing, or its assumption was wrong, the second pass reads the
+run again. So a full disk, a lost file, or another host does no harm.
 
 Needs pyarrow.
 """
@@ -45,18 +47,20 @@ from gazette.history.summary import RunSummary, Summariser
 LOGGER: Final = logging.getLogger(__name__)
 
 _UNDECIDED: Final = (("pending", pa.bool_()), ("producer", pa.uint64()), ("clock", pa.uint64()))
-"""Columns of what is not decided, before those of rows."""
+"""Columns of undecided messages, which precede the columns of rows."""
 KEPT_NAME: Final = r"[0-9a-f]{32}\.arrow"
-"""Names of kept files, as a regular expression. They cannot be guessed."""
+"""Regular expression of the names of kept files. The names cannot be guessed."""
 _FREE_SHARE: Final = 0.1
-"""Nothing is kept on a disk that would have less than this left …"""
+"""Share of a disk that must stay free. Rows that would leave less are not kept."""
 _TAKEN_SHARE: Final = 0.25
-"""… and no more than this of it is taken: then the oldest files go, of whatever pass they are."""
+"""Greatest share of a disk that kept files occupy. Beyond it, the oldest files go, of any pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """What a first pass is to keep: rows of a format, put together by ``combine`` if there is one."""
+    """The rows that a first pass keeps: rows of a format, combined by ``combine`` if it is
+    given.
+    """
 
     format: RowFormat
     combine: Combine | None = None
@@ -65,9 +69,10 @@ class Keeping:
 def summarise_keeping(
     access: OpenAccess, run: Run, keeping: Keeping, directory: Path
 ) -> tuple[RunSummary, str]:
-    """What `summarise_run` gives and raises; and the path of the file with the run's rows, if they were kept.
+    """Summarise a run as `summarise_run` does. Return also the path of the file of kept rows, or
+    "".
 
-    A file that was begun is removed if this raises.
+    If this raises, an incomplete file is removed.
     """
     require_uuids(run.journal, run.shape)
     summariser = Summariser(run)
@@ -82,11 +87,11 @@ def summarise_keeping(
 def read_keeping(
     access: OpenAccess, run: CommittedRun, keeping: Keeping, path: str
 ) -> Iterator[pa.RecordBatch]:
-    """The committed rows of a run: from the file at ``path``, or else from its bytes.
+    """Yield the committed rows of a run, from the file at ``path`` or else from its bytes.
 
-    Rows of the file are bounded by the format that they were kept with. Raises what `read_rows` and a
-    ``combine`` do; and ``Broken`` if the file cannot be read to its end, which removes it: whoever tries
-    again reads the run's bytes.
+    The format at the time of writing bounds the rows of the file. Raise what `read_rows` and
+    ``combine`` raise. Raise ``Broken`` if the file cannot be read to its end, and remove it. The
+    next attempt then reads the run's bytes.
     """
     schema = keeping.format.schema
     file = _open(path, schema) if path and run.fresh else None
@@ -101,10 +106,10 @@ def read_keeping(
 
 
 class _Writer:
-    """Writes the file of one run, which has its name only when it is whole. For one thread.
+    """Writer of the file of one run. The file gets its name when it is complete. For one thread.
 
-    Rows that are decided are one stream of Arrow, and those behind them a second one. Where it cannot go on
-    it gives up, and says so in the log: nothing fails by it.
+    Decided rows are one stream of Arrow, undecided rows a second one. If the writer cannot
+    continue, it gives up and logs the reason. Nothing fails.
     """
 
     def __init__(self, run: Run, keeping: Keeping, directory: Path) -> None:
@@ -138,11 +143,11 @@ class _Writer:
         self._remove()
 
     def take(self, found: FoundBatch, pieces: Cut) -> None:
-        """The next messages of the run, cut."""
+        """Add the next messages of the run, with their segments."""
         if self._file is None:
             return
         if found.arrays is None and len(self._maker.fields):
-            self._give_up("its messages are not of the form that is quick to read")
+            self._give_up("the fast reader does not support the form of its messages")
             return
         self._passes.take(found.columns, found, pieces)
         with self._giving_up():
@@ -151,7 +156,9 @@ class _Writer:
                     self._write(self._combiner.take(batch))
 
     def finish(self) -> str:
-        """The path of the file; empty, if there is none. It is not synced: it does not outlive its host."""
+        """Return the path of the file, or "" without one. The file is not synced, since it does not
+        outlive its host.
+        """
         if self._file is None:
             return ""
         with self._giving_up():
@@ -188,10 +195,10 @@ class _Writer:
 
     def _give_up(self, reason: str) -> None:
         LOGGER.info(
-            "the rows of a run are not kept: it will be read twice",
+            "rows of a run are not kept; the second pass will read the run again",
             extra={"journal": self._run.journal, "number": self._run.number, "reason": reason},
         )
-        # Nor are they held.
+        # Drop the rows that the filter holds in memory.
         self._passes = CommitFilter(CommittedRun(self._run))
         self._remove()
 
@@ -204,10 +211,10 @@ class _Writer:
 
 
 def _make_room(directory: Path, size: int) -> bool:
-    """Remove the oldest files, if it takes that, for another one; whether there is room for it then.
+    """Remove the oldest files to make room for another one. Return True if there is room.
 
-    Whoever reads one of them goes on to its end, and who has not begun reads the run again. The session that
-    wrote them may be long done with them: nobody tells executors.
+    A reader of a removed file continues to its end, and later readers read the run again. A session
+    does not report its end to executors, so old files may be in use or not.
     """
     usage = shutil.disk_usage(directory)
     files = []
@@ -233,7 +240,7 @@ def _undecided_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _open(path: str, schema: pa.Schema) -> Any:
-    """The file of a run, if it is there and has these columns."""
+    """Return the file of a run, if it exists and has these columns."""
     try:
         file = pa.OSFile(path, "rb")
     except OSError:
@@ -255,12 +262,12 @@ def _whole(path: str, file: Any, schema: pa.Schema, run: CommittedRun) -> Iterat
         try:
             batch = next(streams, None)
         except (OSError, pa.ArrowInvalid) as error:
-            # Some of its rows have been given, which nobody can take back: the attempt fails.
+            # Some of its rows have been yielded and cannot be taken back, so the attempt must fail.
             Path(path).unlink(missing_ok=True)
             raise Broken(
-                f"what was kept of a run cannot be read: {error}",
-                hint="Try again: the file was removed, and the run is read from its fragments then."
-                " Look after the disk.",
+                f"the kept rows of a run cannot be read: {error}",
+                hint="Try again: the file was removed, and the run will be read from its fragments."
+                " Check the disk.",
                 journal=run.run.journal,
                 file=path,
             ) from error
@@ -275,7 +282,7 @@ def _decided(file: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _undecided(file: Any, schema: pa.Schema, run: CommittedRun) -> Iterator[pa.RecordBatch]:
-    """Those rows of the second stream that have committed, by the fates of what was pending."""
+    """Yield the rows of the second stream that have committed, by the fates of pending messages."""
     with pa.ipc.open_stream(file) as stream:
         for batch in stream:
             pending, *uuids = (a.to_numpy(zero_copy_only=False) for a in batch.columns[:3])

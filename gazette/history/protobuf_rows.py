@@ -14,7 +14,7 @@ _DEPTH_MAX: Final = 16
 _KINDS: Final[dict[int, pa.DataType]] = {
     FieldDescriptor.CPPTYPE_INT32: pa.int32(),
     FieldDescriptor.CPPTYPE_INT64: pa.int64(),
-    # Spark has no unsigned numbers.
+    # Spark has no unsigned integers, so use the next larger type.
     FieldDescriptor.CPPTYPE_UINT32: pa.int64(),
     FieldDescriptor.CPPTYPE_UINT64: pa.decimal128(20, 0),
     FieldDescriptor.CPPTYPE_DOUBLE: pa.float64(),
@@ -27,14 +27,15 @@ Value = Callable[[Any], Any]
 
 
 def protobuf_schema(message_type: Any) -> pa.Schema:
-    """The columns of a generated class. Raises `Invalid` for one that contains itself."""
+    """Return the columns of a generated class. Raise `Invalid` for a class that contains itself."""
     return pa.schema(_struct(message_type.DESCRIPTOR, 0))
 
 
 def protobuf_row(message_type: Any, schema: pa.Schema) -> Callable[[Any], dict[str, Any]]:
-    """From messages of a class to the values of the fields of a schema, as Arrow takes them.
+    """Return a function from messages of a class to the values of a schema's fields, as Arrow takes
+    them.
 
-    Raises `Invalid` for a field that messages do not have.
+    Raise `Invalid` for a field that the class does not have.
     """
     return _row(message_type.DESCRIPTOR, list(schema))
 
@@ -42,8 +43,8 @@ def protobuf_row(message_type: Any, schema: pa.Schema) -> Callable[[Any], dict[s
 def _struct(descriptor: Descriptor, depth: int) -> list[pa.Field]:
     if depth > _DEPTH_MAX:
         raise Invalid(
-            f"{descriptor.full_name} contains itself, which no table can",
-            hint="Read value=binary, or give the fields that you need.",
+            f"{descriptor.full_name} contains itself and cannot be a table",
+            hint="Read value=binary, or name the fields that you need.",
         )
     return [pa.field(field.name, _kind(field, depth)) for field in descriptor.fields]
 
@@ -71,7 +72,7 @@ def _row(descriptor: Descriptor, columns: Sequence[pa.Field]) -> Callable[[Any],
         if field is None:
             known = ", ".join(one.name for one in descriptor.fields)
             raise Invalid(
-                f"messages {descriptor.full_name} have no such field (they have {known})",
+                f"{descriptor.full_name} has no such field (its fields are {known})",
                 path=column.name,
             )
         values.append((column.name, _value(field, column.type)))
@@ -87,7 +88,7 @@ def _value(field: FieldDescriptor, kind: pa.DataType) -> Value:
         one = _one(field, kind.value_type)
         return lambda message: [one(item) for item in getattr(message, name)]
     if field.is_repeated:
-        raise Invalid(f"the field is repeated, and not {kind}", path=name)
+        raise Invalid(f"the field is repeated and cannot be read as {kind}", path=name)
     one = _one(field, kind)
     if field.has_presence:
         return lambda message: one(getattr(message, name)) if message.HasField(name) else None
@@ -97,7 +98,7 @@ def _value(field: FieldDescriptor, kind: pa.DataType) -> Value:
 def _one(field: FieldDescriptor, kind: pa.DataType) -> Value:
     if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
         if not pa.types.is_struct(kind):
-            raise Invalid(f"the field is a message, and not {kind}", path=field.name)
+            raise Invalid(f"the field is a message and cannot be read as {kind}", path=field.name)
         return _row(_message(field), [kind.field(at) for at in range(kind.num_fields)])
     if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM and pa.types.is_string(kind):
         enum: Any = field.enum_type
@@ -108,7 +109,7 @@ def _one(field: FieldDescriptor, kind: pa.DataType) -> Value:
 
 def _message(field: FieldDescriptor) -> Descriptor:
     found = field.message_type
-    assert found is not None, "asked for the type first"
+    assert found is not None, "the caller checks for a message type first"
     return found
 
 

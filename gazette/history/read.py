@@ -1,4 +1,6 @@
-"""Reads runs: their messages as columns, their summaries, and what has committed as envelopes."""
+"""Readers of runs: their messages as columns, their summaries, and committed messages as
+envelopes.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,9 @@ _THREADS: Final = 2
 
 
 class Batch(NamedTuple):
-    """Messages as columns, and the bytes that they were found in: those of offset ``base`` on.
+    """Messages as columns, with the bytes that hold them. The first byte is at offset ``base``.
 
-    ``fields`` are those that were asked for, if they were found already.
+    ``fields`` are the wanted fields, if the same pass found them.
     """
 
     columns: Columns
@@ -39,11 +41,12 @@ class Batch(NamedTuple):
 
 
 def read_columns(access: OpenAccess, run: Run, fields: Sequence[Field] = ()) -> Iterator[Batch]:
-    """All messages of a run, in order, whatever became of them. ``fields`` are found on the way if possible.
+    """Yield all messages of a run, in order, committed or not. Find ``fields`` in the same pass if
+    possible.
 
-    Raises what `OpenAccess.chunks` does, `MalformedMessage`, and `TruncatedFrame` for a message that
-    goes on in the next run: then runs are to be made larger. One that is incomplete at the end of the
-    last run of a journal is left out.
+    Raise what `OpenAccess.chunks` raises, and `MalformedMessage`. Raise `TruncatedFrame` for a
+    message that continues in the next run: use larger runs then. An incomplete message at the end
+    of the last run of a journal is left out.
     """
     decoder = ColumnDecoder(run.journal, run.shape, fields)
     rest, base = b"", run.pieces[0].begin
@@ -70,7 +73,7 @@ def read_columns(access: OpenAccess, run: Run, fields: Sequence[Field] = ()) -> 
             decoder.finish(rest, base)
         except TruncatedFrame as error:
             raise TruncatedFrame(
-                "a message goes on in the next fragment, which another task reads "
+                "a message continues in the next fragment, which another task reads "
                 "(its publisher appended it in parts): let one task read the whole journal",
                 begin=error.begin,
                 end=error.end,
@@ -82,7 +85,7 @@ def read_columns(access: OpenAccess, run: Run, fields: Sequence[Field] = ()) -> 
 def _cut(run: Run, base: Offset, rest: bytes, offset: Offset) -> None:
     if run.shape.malformed == "fail":
         raise MalformedMessage(
-            f"the journal goes on at offset {offset}, inside of a message",
+            f"a message is cut off: the journal continues at offset {offset}",
             begin=base,
             end=base + len(rest),
             raw=rest,
@@ -91,19 +94,21 @@ def _cut(run: Run, base: Offset, rest: bytes, offset: Offset) -> None:
 
 
 def summarise_run(access: OpenAccess, run: Run) -> RunSummary:
-    """The first pass over one run. Raises what `read_columns` does, and `Invalid` if UUIDs are unseen."""
+    """Do the first pass over one run. Raise what `read_columns` raises, and `Invalid` if UUIDs are
+    unknown.
+    """
     require_uuids(run.journal, run.shape)
     return summarise(run, (batch.columns for batch in read_columns(access, run)))
 
 
 def resolver(access: OpenAccess) -> Callable[[Run, int, int], Offset]:
-    """What `fold` asks in rare cases: it reads the run again."""
+    """Return the function that `fold` calls in rare cases. It reads the run again."""
 
     def resolve(run: Run, producer: int, clock: int) -> Offset:
         columns = (batch.columns for batch in read_columns(access, run))
         found = first_beyond(run, columns, producer, clock)
         if found is None:
-            raise Bug("a run is not what it was", journal=run.journal, number=run.number)
+            raise Bug("a run differs from its first read", journal=run.journal, number=run.number)
         return found
 
     return resolve
@@ -112,9 +117,9 @@ def resolver(access: OpenAccess) -> Callable[[Run, int, int], Offset]:
 def fold_locally(
     access: Access, snapshot: Snapshot, *, run_bytes: int = RUN_BYTES, threads: int = _THREADS
 ) -> Folded:
-    """Both parts of the first pass in this process: ``threads`` runs at a time.
+    """Do the whole first pass in this process, with ``threads`` runs at a time.
 
-    Raises what `read_columns` and `fold_snapshot` do.
+    Raise what `read_columns` and `fold_snapshot` raise.
     """
     with access.open() as opened, concurrent.futures.ThreadPoolExecutor(threads) as pool:
 
@@ -125,9 +130,10 @@ def fold_locally(
 
 
 def read_committed(access: OpenAccess, run: CommittedRun) -> Iterator[tuple[Batch, Mask]]:
-    """The second pass over one run: all messages, and which of each batch have committed.
+    """Do the second pass over one run. Yield its messages, with a mask of the committed ones of
+    each batch.
 
-    Batches of which none has are left out. Raises what `read_columns` does.
+    Batches without a committed message are left out. Raise what `read_columns` raises.
     """
     return committed(run, ((batch.columns, batch) for batch in read_columns(access, run.run)))
 
@@ -135,7 +141,7 @@ def read_committed(access: OpenAccess, run: CommittedRun) -> Iterator[tuple[Batc
 def committed(
     run: CommittedRun, batches: Iterable[tuple[Columns, T]], *, acks: bool = False
 ) -> Iterator[tuple[T, Mask]]:
-    """Which messages of each of a run's batches have committed; without those of which none has."""
+    """Yield a mask of the committed messages of each batch. Leave out batches without one."""
     passes: CommitFilter[T] = CommitFilter(run, acks=acks)
     for columns, payload in batches:
         passes.take(columns, payload)
@@ -151,9 +157,10 @@ def _with_any(ready: Iterator[tuple[T, Mask]]) -> Iterator[tuple[T, Mask]]:
 def read_envelopes(
     access: OpenAccess, run: CommittedRun, message_type: Any
 ) -> Iterator[list[Envelope[Any]]]:
-    """The committed messages of a run as those of an application: without acknowledgements, by offset.
+    """Yield the committed messages of a run as messages of an application, by offset, without
+    acknowledgements.
 
-    Raises what `read_columns` does, and `MalformedMessage` for what is not of the type.
+    Raise what `read_columns` raises, and `MalformedMessage` for a message of another type.
     """
     framing = framing_of(run.run.shape.content_type, message_type)
     journal, skips = run.run.journal, run.run.shape.malformed == "skip"
@@ -182,7 +189,9 @@ def read_envelopes(
 
 
 def _decoded(framing: Framing[Any], batch: Batch, rows: Array64) -> list[Any] | None:
-    """The messages of some rows, decoded together; None if any is malformed, which is to be told."""
+    """Decode the messages of some rows together. Return None if one is malformed: the caller finds
+    which.
+    """
     begins = batch.columns.begins[rows] - batch.base
     ends = batch.columns.ends[rows] - batch.base
     cuts = np.flatnonzero(begins[1:] != ends[:-1]) + 1
@@ -201,7 +210,9 @@ def _decoded(framing: Framing[Any], batch: Batch, rows: Array64) -> list[Any] | 
 def _decoded_each(
     framing: Framing[Any], batch: Batch, rows: Array64, journal: JournalName, *, skips: bool
 ) -> tuple[Array64, list[Any]]:
-    """Those of the rows that are messages of the type, and the messages. Raises `MalformedMessage`."""
+    """Return the rows that are messages of the type, and their messages. Raise
+    `MalformedMessage`.
+    """
     kept: list[int] = []
     messages: list[Any] = []
     for row in rows.tolist():

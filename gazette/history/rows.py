@@ -1,8 +1,9 @@
-"""The messages of runs as rows: Arrow record batches, with columns of the messages and of their places.
+"""Messages of runs as rows: Arrow record batches, with columns of the messages and of their
+metadata.
 
-Needs pyarrow. Fields of plain types are found together with the UUIDs (`json_lines`). Otherwise Arrow parses
-whole buffers, if these are JSON of types that it has. What neither takes is read message by message
-(`json_values`), which is the specification.
+Needs pyarrow. `json_lines` finds fields of plain types together with the UUIDs. Otherwise Arrow
+parses whole buffers of JSON, if it supports the types. All other buffers are read message by
+message (`json_values`), which is the specification.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ META: Final[dict[str, pa.DataType]] = {
     "timestamp": pa.timestamp("us", "UTC"),
     "flags": pa.int32(),
 }
-"""What every message has beside itself, and its type."""
+"""Columns of metadata that every message has, with their types."""
 
 _HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
 _TEXT_CHARS: Final = 36
@@ -55,21 +56,23 @@ _FIXED_HEADER_BYTES: Final = 8
 
 
 class Unfit(Corrupt):
-    """A message does not fit the columns it is to be read as."""
+    """A message does not fit the columns that it is read as."""
 
     default_hint = (
         "Give the field another type, or leave it out. Read `value=text` to see the message. "
-        "`mode=PERMISSIVE` gives null instead, `mode=DROPMALFORMED` leaves such messages out."
+        "`mode=PERMISSIVE` returns null instead, `mode=DROPMALFORMED` drops such messages."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
-    """What rows are made of.
+    """Columns and bounds of rows.
 
-    ``schema`` has all columns in order, of which ``meta`` maps some to keys of `META`. The others are
-    fields of the message; of ``text`` and ``binary`` there is one, which is the message.
-    Clocks bound what is read: from ``clock_begin`` to before ``clock_end``.
+    ``schema`` has all columns in order. ``meta`` maps some of them to keys of `META`. The others
+    are fields of the message. For ``text`` and ``binary`` there is one such column, the whole
+    message.
+
+    Clocks bound the messages: from ``clock_begin``, before ``clock_end``.
     """
 
     value: Value
@@ -79,41 +82,41 @@ class RowFormat:
     clock_begin: int = 0
     clock_end: int | None = None
     unclocked: bool = False
-    """Whether messages without a UUID, whose clock is 0, are before ``clock_end``."""
+    """True if messages without a UUID, whose clock is 0, count as before ``clock_end``."""
     offset_begin: Offset = 0
     offset_end: Offset | None = None
     corrupt: str = ""
-    """Name of the column that holds messages which do not fit, whole and as text; empty if there is none."""
+    """Name of the column for the whole text of messages that do not fit. Empty without such a column."""
     encode_variant: EncodeVariant | None = None
-    """Encodes JSON for columns of type VARIANT, which are Spark's."""
+    """Encoder of JSON for columns of Spark's type VARIANT."""
 
     @property
     def fields(self) -> pa.Schema:
-        """The columns that are fields of messages."""
+        """Columns that are fields of messages."""
         names = {*dict(self.meta), self.corrupt}
         return pa.schema([field for field in self.schema if field.name not in names])
 
     @property
     def scanned(self) -> pa.Schema:
-        """Those of them that may be found together with the UUIDs."""
+        """Fields that the scanner may find together with the UUIDs."""
         return self.fields if self.value == "json" else pa.schema([])
 
     def validate(self) -> None:
-        """Raises `Invalid`."""
+        """Raise `Invalid` if the columns contradict each other."""
         for name, key in self.meta:
             kind = self.schema.field(name).type
             if kind != META[key]:
-                raise Invalid(f"column {name} is of type {META[key]}, and not {kind}", path=name)
+                raise Invalid(f"column {name} has type {META[key]}, not {kind}", path=name)
         if self.corrupt and self.schema.field(self.corrupt).type != pa.string():
-            raise Invalid("the column of corrupt records must be a string", path=self.corrupt)
+            raise Invalid("the column of corrupt records must have type string", path=self.corrupt)
         fields = self.fields
         if self.value in ("text", "binary"):
             want = pa.string() if self.value == "text" else pa.binary()
             if len(fields) > 1 or any(field.type != want for field in fields):
-                raise Invalid(f"value={self.value} has one column of its own, of type {want}")
+                raise Invalid(f"value={self.value} needs exactly one column of type {want}")
 
     def selects(self, run: CommittedRun | Run) -> bool:
-        """Whether a run may hold rows that are asked for."""
+        """Return True if a run may hold rows within the bounds."""
         inner = run.run if isinstance(run, CommittedRun) else run
         if inner.end <= self.offset_begin:
             return False
@@ -129,9 +132,9 @@ class RowFormat:
 def read_rows(
     access: OpenAccess, run: CommittedRun | Run, format: RowFormat
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a run, by offset: of a `CommittedRun` what has committed, of a `Run` everything.
+    """Yield the rows of a run, by offset: the committed ones of a `CommittedRun`, all of a `Run`.
 
-    Raises what `read_columns` does, `MalformedMessage` included, and `Unfit`.
+    Raise what `read_columns` raises, `MalformedMessage` included, and `Unfit`.
     """
     inner = run.run if isinstance(run, CommittedRun) else run
     batches = found_batches(access, inner, format.scanned)
@@ -149,7 +152,9 @@ def read_rows(
 
 
 class _Parsed(NamedTuple):
-    """Messages as arrays: their places in the batch, their fields, and the text of those that do not fit."""
+    """Messages as arrays: their rows in the batch, their fields, and the text of those that do not
+    fit.
+    """
 
     rows: Any
     fields: list[pa.Array]
@@ -165,11 +170,11 @@ _ROW_ERRORS: Final = (
     DecodeError,
     pa.ArrowException,
 )
-"""What reading a message raises if that does not fit its columns."""
+"""Errors of reading a message that does not fit its columns."""
 
 
 class RowMaker:
-    """Makes rows of one run."""
+    """Maker of the rows of one run."""
 
     def __init__(self, run: Run, format: RowFormat) -> None:
         self._run = run
@@ -182,13 +187,15 @@ class RowMaker:
         self._journals = pa.array([], pa.string())
 
     def rows(self, found: FoundBatch, wanted: Mask) -> Iterator[pa.RecordBatch]:
-        """The rows of those messages that are wanted, and within the bounds of the format."""
+        """Yield the rows of the wanted messages that are within the bounds of the format."""
         fit, arrays = self.arrays(found, wanted)
         if len(fit):
             yield pa.RecordBatch.from_arrays(arrays, schema=self._format.schema)
 
     def arrays(self, found: FoundBatch, wanted: Mask) -> tuple[Any, list[pa.Array]]:
-        """The same as places among the messages, and columns. There are none if no message is."""
+        """Return the positions of these messages, and their columns. Without messages there are no
+        columns.
+        """
         columns = found.columns
         wanted = self._bounded(columns, wanted)
         if not wanted.any():
@@ -216,7 +223,7 @@ class RowMaker:
     def _meta_array(self, key: str, columns: Columns, rows: Any) -> pa.Array:
         if key != "journal":
             return meta_array(key, self._run.journal, columns, rows)
-        # The same in all rows of the run.
+        # The journal is the same in all rows of the run, so reuse its array.
         if len(self._journals) < len(rows):
             self._journals = meta_array(key, self._run.journal, columns, rows)
         return self._journals.slice(0, len(rows))
@@ -260,7 +267,7 @@ class RowMaker:
         return batch.buffer[begin + head : end - tail]
 
     def _frame(self) -> tuple[int, int]:
-        """How many bytes of a frame precede and follow its payload."""
+        """Return the number of bytes of a frame before its payload, and after it."""
         match self._run.shape.content_type:
             case "application/x-ndjson" | "text/csv":
                 return 0, 1
@@ -300,9 +307,9 @@ class RowMaker:
     def _kept(
         self, batch: Batch, wanted: Mask, read: Callable[[bytes], tuple[T, list[str]]]
     ) -> list[tuple[int, T, str | None]]:
-        """The place, the values and the corrupt text of each message that becomes a row.
+        """Return the position, the values and the corrupt text of each message that becomes a row.
 
-        Raises `Unfit` at one that does not fit its columns, if such are errors.
+        Raise `Unfit` at a message that does not fit its columns, if misfits are errors.
         """
         kept: list[tuple[int, T, str | None]] = []
         for row in np.flatnonzero(wanted).tolist():
@@ -322,7 +329,9 @@ class RowMaker:
         return kept
 
     def _parse_json(self, batch: Batch, wanted: Mask) -> _Parsed | None:
-        """All lines of the buffer at once, and then those that are wanted. None if Arrow declines one."""
+        """Parse all lines of the buffer in one step, then select the wanted ones. Return None if
+        Arrow declines one.
+        """
         columns, buffer = batch.columns, batch.buffer
         begin = int(columns.begins[0]) - batch.base
         end = int(columns.ends[-1]) - batch.base
@@ -381,7 +390,7 @@ class RowMaker:
             ]
             return _Parsed(np.array(rows), arrays)
         except _ROW_ERRORS:
-            pass  # One of them does not fit: which is found out below.
+            pass  # One message does not fit. The code below finds which.
 
         def read(payload: bytes) -> tuple[list[pa.Array], list[str]]:
             try:
@@ -411,7 +420,9 @@ def _reason(error: BaseException) -> str:
 
 
 def _strict(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values of protobuf as an array. Texts become times, dates and numbers where needed."""
+    """Return values of protobuf as an array. Convert texts to times, dates and numbers where
+    needed.
+    """
     if _needs_cast(kind) and any(isinstance(value, str) for value in values):
         return pa.array(values, pa.string()).cast(kind)
     if pa.types.is_string(kind):
@@ -422,13 +433,13 @@ def _strict(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
             for value in values
         ]
     if pa.types.is_integer(kind) and any(isinstance(value, float) for value in values):
-        # An array of integers would take floats, and cut them.
+        # An array of integers would accept floats, and truncate them.
         return pa.array(values, pa.float64()).cast(kind)
     return pa.array(values, kind)
 
 
 def _csv(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Texts as an array; an empty one is null, but where text is asked for."""
+    """Return texts as an array. An empty text is null, except in a column of strings."""
     if pa.types.is_string(kind):
         return pa.array(values, kind)
     return pa.array([value or None for value in values], pa.string()).cast(kind)
@@ -439,7 +450,9 @@ def _needs_cast(kind: pa.DataType) -> bool:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Whether Arrow's parser of JSON takes it as `json_values` does, or declines."""
+    """Return True if Arrow's JSON parser either accepts the type as `json_values` does, or
+    declines.
+    """
     if pa.types.is_struct(kind):
         fields = [kind.field(at) for at in range(kind.num_fields)]
         return all(_is_plain(field.type) and not field.metadata for field in fields)
@@ -454,7 +467,9 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def meta_array(key: str, journal: JournalName, columns: Columns, rows: Any) -> pa.Array:
-    """A column of `META`, of some rows of a journal's columns. Raises `Invalid` for another key."""
+    """Return a column of `META` for some rows of a journal's columns. Raise `Invalid` for another
+    key.
+    """
     count = len(rows)
     uuids = columns.uuids
     match key:
@@ -485,16 +500,16 @@ def meta_array(key: str, journal: JournalName, columns: Columns, rows: Any) -> p
             return pa.array(uuids.clocks[rows].astype(np.int64))
         case "timestamp":
             clocks = uuids.clocks[rows]
-            # From 100 ns since 1582, behind four bits of sequence, to microseconds since 1970.
+            # Convert units of 100 ns since 1582, above four bits of sequence, to microseconds since 1970.
             micros = ((clocks >> np.uint64(4)).astype(np.int64) - (_UNIX_EPOCH >> 4)) // 10
             return pa.array(micros, META[key], mask=clocks == 0)
         case "flags":
             return pa.array(uuids.flags[rows].astype(np.int32))
-    raise Invalid(f"not a column of messages ({key})")
+    raise Invalid(f"unknown column of messages ({key})")
 
 
 def _uuid_array(raw: bytes, present: npt.NDArray[np.uint64]) -> pa.Array:
-    """Texts of UUIDs; null for those that are nil."""
+    """Return the texts of UUIDs. Nil UUIDs become null."""
     octets = np.frombuffer(raw, np.uint8).reshape(-1, 16)
     count = len(octets)
     text = np.full((count, _TEXT_CHARS), ord("-"), np.uint8)

@@ -1,4 +1,4 @@
-"""The messages of each producer, cut where their kind changes: what both passes step by. Pure."""
+"""Messages of each producer, cut where their kind changes. Both passes step by these. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ Clocks = npt.NDArray[np.uint64]
 
 
 class Segment(NamedTuple):
-    """Consecutive messages of one producer of the same kind; an acknowledgement is one by itself.
+    """Consecutive messages of one producer and one kind. An acknowledgement is a segment of its
+    own.
 
-    ``rows`` are their places in the columns. ``kind`` is ``OUTSIDE_TXN`` also for flags that nobody
-    knows, which is what the sequencer takes them for.
+    ``rows`` are their positions in the columns. ``kind`` is ``OUTSIDE_TXN`` also for unknown flags,
+    as in the sequencer.
     """
 
     producer: int
@@ -30,21 +31,21 @@ class Segment(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Which messages of a run count."""
+    """Rows of the messages of a run that count."""
 
     sequenced: Array64
     """Rows with a clock."""
     unclocked: Array64
-    """Rows without one, which take no part in exactly-once: always committed."""
+    """Rows without a clock. They are always committed, and never deduplicated."""
 
 
 class Cut(NamedTuple):
-    """The messages of a piece of a run, as both passes step through them."""
+    """Messages of a piece of a run, cut for both passes."""
 
     segments: tuple[Segment, ...]
-    """Of those that count, of one producer after the other."""
+    """Segments of the messages that count, producer by producer."""
     unclocked: Array64
-    """Rows without a clock, as of `Counted`."""
+    """Rows without a clock, as in `Counted`."""
 
 
 def cut(columns: Columns, run: Run) -> Cut:
@@ -54,7 +55,7 @@ def cut(columns: Columns, run: Run) -> Cut:
 
 
 def counted(columns: Columns, begin: Offset, since: Mapping[int, Offset]) -> Counted:
-    """Leave out what is before ``begin``, but for the producers of ``since``."""
+    """Leave out messages before ``begin``, except those of the producers of ``since``."""
     counts = columns.begins >= begin
     clocked = columns.uuids.clocks != 0
     unclocked = np.flatnonzero(counts & ~clocked)
@@ -65,12 +66,12 @@ def counted(columns: Columns, begin: Offset, since: Mapping[int, Offset]) -> Cou
 
 
 def since_of(run: Run) -> dict[int, Offset]:
-    """``Run.since``, by producers as numbers."""
+    """Return ``Run.since`` with producers as numbers."""
     return {int.from_bytes(producer, "big"): offset for producer, offset in run.since.items()}
 
 
 def segments(columns: Columns, rows: Array64) -> Iterator[Segment]:
-    """The segments of ``rows``: of each producer in order, one producer after the other."""
+    """Yield the segments of ``rows``: those of each producer in order, producer by producer."""
     if not len(rows):
         return
     every = len(rows) == len(columns)
@@ -99,7 +100,9 @@ def _of_producer(columns: Columns, producer: int, rows: Array64) -> Iterator[Seg
 
 
 def records(clocks: Clocks, newest: int) -> npt.NDArray[np.bool_]:
-    """Which clocks are above ``newest`` and above all before them: the others are of duplicates."""
+    """Return a mask of clocks that are above ``newest`` and above all before them. The others are
+    duplicates.
+    """
     bound = np.uint64(newest)
     if len(clocks) == 1:
         return clocks > bound

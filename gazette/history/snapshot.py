@@ -1,4 +1,4 @@
-"""What is read of some journals, fixed once and for all: `Snapshot`, and the `Run`s of its tasks. Pure."""
+"""A fixed range of the history of journals: `Snapshot`, and the `Run`s of its tasks. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName, Offset
 
 RUN_BYTES: Final = 64 << 20
-"""How much a task should read, in bytes of the journal: a task also holds about as much at worst."""
+"""Bytes of a journal that one task reads. At worst a task holds about as much in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes ``[begin, end)`` of a journal, and the stored fragment that they are of.
+    """Bytes ``[begin, end)`` of a journal, and the stored fragment that holds them.
 
-    Without a ``fragment`` they are read through brokers.
+    Without a ``fragment``, they are read through brokers.
     """
 
     begin: Offset
@@ -31,11 +31,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class JournalSnapshot:
-    """What is read of one journal.
+    """The part of one journal that a snapshot reads.
 
-    ``producers`` are the states of its producers at ``begin``, as of a checkpoint that has been read
-    through to there; none, if reading begins from scratch. What those had pending is read again for
-    the producers of ``replays`` only: most of what is pending for long never commits.
+    ``producers`` are the states of its producers at ``begin``, from a checkpoint that was read
+    through to ``begin``. It is empty if reading starts from scratch. Only for the producers of
+    ``replays`` are messages read again that were pending at ``begin``. Most messages that are
+    pending for long never commit.
     """
 
     journal: JournalName
@@ -43,8 +44,8 @@ class JournalSnapshot:
     begin: Offset
     end: Offset
     pieces: tuple[Piece, ...]
-    """Ascending, without overlap, from where the first pending message begins. Between two that do not
-    meet the journal has lost its bytes."""
+    """Pieces in ascending order without overlap, from the first pending message on. In a gap between two
+    pieces, the journal has lost its bytes."""
     producers: Mapping[ProducerId, ProducerState] = field(default_factory=dict)
     replays: frozenset[ProducerId] = frozenset()
 
@@ -57,13 +58,13 @@ class JournalSnapshot:
         for piece in self.pieces:
             if not at <= piece.begin < piece.end <= self.end:
                 raise Invalid(
-                    f"invalid piece ({piece.begin} to {piece.end}, after {at})", path=self.journal
+                    f"invalid piece ({piece.begin} to {piece.end}, behind {at})", path=self.journal
                 )
             at = piece.end
 
     @property
     def pending(self) -> dict[ProducerId, Offset]:
-        """Producers that had something pending at ``begin``, and where that begins."""
+        """Producers with pending messages at ``begin``, and the offsets of these messages."""
         return {
             producer: state.begin
             for producer, state in self.producers.items()
@@ -72,18 +73,18 @@ class JournalSnapshot:
 
     @property
     def pieces_begin(self) -> Offset:
-        """Where pieces begin: at ``begin``, or before it at the first message that is pending there."""
+        """Offset of the first piece: ``begin``, or the first message that is pending there."""
         return min([self.begin, *self.pending.values()])
 
     @property
     def since(self) -> dict[ProducerId, Offset]:
-        """From where on the messages of producers count that are to be replayed."""
+        """Offsets from which the messages of replayed producers count."""
         return {
             producer: begin for producer, begin in self.pending.items() if producer in self.replays
         }
 
     def runs(self, run_bytes: int, number: int) -> list[Run]:
-        """What is to be read in runs of about that size; the first run has that number."""
+        """Return runs of about ``run_bytes`` each. The first run has the number ``number``."""
         since = self.since
         groups: list[list[Piece]] = []
         size = 0
@@ -115,14 +116,14 @@ class Run:
     journal: JournalName
     shape: Shape
     number: int
-    """Its place among the runs of the snapshot."""
+    """Position among the runs of the snapshot."""
     pieces: tuple[Piece, ...]
     begin: Offset
-    """From where on messages count; pieces may begin earlier."""
+    """Offset from which messages count. Pieces may begin earlier."""
     since: Mapping[ProducerId, Offset] = field(default_factory=dict)
-    """Those whose messages count from an earlier offset."""
+    """Producers whose messages count from an earlier offset."""
     last: bool = True
-    """Whether it ends its journal's snapshot: a message that is incomplete there is left for later."""
+    """True if it ends its journal's snapshot. An incomplete message at its end is left for later."""
 
     @property
     def end(self) -> Offset:
@@ -136,7 +137,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is read of some journals."""
+    """A fixed range of the history of some journals."""
 
     journals: tuple[JournalSnapshot, ...]
 
@@ -147,18 +148,20 @@ class Snapshot:
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """How the messages of each journal lie in it."""
+        """Encodings of the messages of the journals."""
         return tuple(journal.shape for journal in self.journals)
 
     def runs(self, run_bytes: int = RUN_BYTES) -> tuple[Run, ...]:
-        """Runs of whole fragments, of about ``run_bytes`` each: journal by journal, in order."""
+        """Return runs of whole fragments, of about ``run_bytes`` each: journal by journal, in
+        order.
+        """
         runs: list[Run] = []
         for journal in self.journals:
             runs += journal.runs(run_bytes, len(runs))
         return tuple(runs)
 
     def replaying(self, replays: Mapping[JournalName, frozenset[ProducerId]]) -> Snapshot:
-        """The same, with what these producers had pending read again."""
+        """Return the same snapshot, with pending messages of these producers read again."""
         return Snapshot(
             tuple(
                 replace(journal, replays=replays.get(journal.journal, frozenset()))
@@ -168,9 +171,9 @@ class Snapshot:
 
 
 def cover(fragments: Iterable[Piece], begin: Offset, end: Offset) -> tuple[Piece, ...]:
-    """Cut pieces that ascend by begin and end to what each adds to those before it.
+    """Cut pieces, sorted by begin and end, to the bytes that each adds to those before it.
 
-    What is before ``begin`` or after ``end`` is left out.
+    Bytes before ``begin`` or after ``end`` are left out.
     """
     pieces: list[Piece] = []
     at = begin

@@ -1,14 +1,17 @@
-"""What a run does to the states of its producers, whatever these were before it: `summarise`. Pure.
+"""Summary of the changes that a run makes to the states of its producers: `summarise`. Pure.
 
-The state of a producer in a journal is what the sequencer knows of it: up to which clock its messages
-have committed (``acked``), up to which it has been seen (``newest``), and where the first message
-begins that is pending, if one is. How a run changes it can be told in a few numbers, because
+A summary holds whatever the states were before the run. The state of a producer in a journal is
+what the sequencer knows of it. It has the clock up to which messages have committed (``acked``),
+and the greatest clock that was seen (``newest``). It also has the offset of the first pending
+message, if there is one. A few numbers describe the change, because:
 
-* an acknowledgement leaves the same state whatever was before it, so that all after the first one of
-  a run can be worked out without knowing;
-* before that, a message outside of transactions is new if its clock is above ``acked``. The last one
-  which is new is the one with the greatest clock, if any is; what follows it is known again;
-* without a new one, the pending messages of the run join those that were pending before.
+* An acknowledgement leaves the same state, whatever was before it. So all changes after the first
+acknowledgement of a run are known.
+
+* Before that, a message outside of transactions is new if its clock is above ``acked``. If any is
+new, the last new one is the one with the greatest clock. All changes after it are known.
+
+* Without a new one, the pending messages of the run join those that were pending before.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from gazette.protocol.ids import Offset
 
 
 class State(NamedTuple):
-    """A producer in one journal. ``acked <= newest``; ``begin`` is None if nothing is pending."""
+    """State of a producer in one journal. ``acked <= newest``. ``begin`` is None without pending
+    messages.
+    """
 
     acked: int
     newest: int
@@ -36,51 +41,52 @@ class State(NamedTuple):
 
 
 class Undecided(Enum):
-    """What a run may leave undecided of what was pending before it."""
+    """Fates of earlier pending messages that a run may leave open."""
 
     PENDING = "pending"
     ROLLED_BACK = "rolled back"
 
 
 Fate = int | Undecided
-"""What becomes of pending messages: committed up to a clock, rolled back, or still pending."""
+"""Fate of pending messages: committed up to a clock, rolled back, or still pending."""
 
 FirstBeyond = Callable[[int], Offset]
-"""Where the first pending message of a run begins whose clock is above the given one."""
+"""Function from a clock to the offset of the first pending message of a run above that clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerSummary:
-    """What a run holds of one producer.
+    """Summary of one producer in a run.
 
     "Before" means before its first acknowledgement in the run.
     """
 
     first_clock: int
     first_begin: Offset
-    """Of the first message that counts."""
+    """Offset of the first message that counts."""
     least_clock: int = 0
-    """Of all messages that count. Less than the first one only where messages were repeated."""
+    """Least clock of all messages that count. It is below the first one only if messages were repeated."""
     outside: int | None = None
-    """The greatest clock, before, of messages outside of transactions …"""
+    """Greatest clock, before, of messages outside of transactions."""
     after_outside: State | None = None
-    """… and the state before the first acknowledgement, if that one is new."""
+    """State before the first acknowledgement, if the message with that clock is new."""
     pending: int = 0
-    """The clock of the first pending message, before; zero if there is none …"""
+    """Clock of the first pending message, before. Zero without one."""
     pending_begin: Offset = 0
-    """… where that begins …"""
+    """Offset of the first pending message, before."""
     pending_newest: int = 0
-    """… and the greatest clock of those."""
+    """Greatest clock of the pending messages, before."""
     acknowledged: int | None = None
-    """The clock of the first acknowledgement …"""
+    """Clock of the first acknowledgement, if there is one."""
     after: State | None = None
-    """… and the state at the end of the run, if there is one."""
+    """State at the end of the run, if there is an acknowledgement."""
 
     def apply(self, before: State, first_beyond: FirstBeyond) -> tuple[State, Fate]:
-        """The state at the end of the run, and what became of what was pending at its begin.
+        """Return the state at the end of the run, and the fate of messages that were pending at its
+        begin.
 
-        ``first_beyond`` is asked in the rare case that part of what is pending was committed before
-        the run: a producer's messages were repeated after it had acknowledged them.
+        ``first_beyond`` is called in one rare case: part of the pending messages was committed
+        before the run. The producer then repeated messages that it had acknowledged.
         """
         if self.outside is not None and self.outside > before.acked:
             assert self.after_outside is not None
@@ -101,21 +107,21 @@ class ProducerSummary:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What a run holds."""
+    """Summary of all producers in a run."""
 
     number: int
-    """Of the run."""
+    """Number of the run."""
     producers: dict[int, ProducerSummary]
     end: Offset
-    """Where its last complete message ends; where the run begins, if there is none."""
+    """End offset of its last complete message. Without a message, the begin of the run."""
     rows: int
-    """Messages, including acknowledgements and those that do not count."""
+    """Number of messages, with acknowledgements and those that do not count."""
     clock_min: int
-    """The least clock of all; zero if some messages have none, or there are no messages."""
+    """Least clock of all messages. Zero if some have no clock, or without messages."""
     clock_max: int
 
     def size_hint(self) -> int:
-        """How many producers it is about."""
+        """Number of producers in the summary."""
         return len(self.producers)
 
 
@@ -130,7 +136,7 @@ class _Producer:
     pending_newest: int = 0
     acknowledged: int | None = None
     state: State | None = None
-    """Once it is known: after the greatest clock outside of transactions, or an acknowledgement."""
+    """State after the greatest clock outside of transactions, or after an acknowledgement."""
     after_outside: State | None = None
 
     def take(self, segment: Segment, columns: Columns) -> None:
@@ -186,7 +192,7 @@ class _Producer:
 
 @dataclass(slots=True)
 class Summariser:
-    """Takes the columns of a run, piece by piece and in order; gives its summary."""
+    """Summariser of a run. It takes the columns of the run piece by piece, in order."""
 
     run: Run
     _producers: dict[int, _Producer] = field(default_factory=dict)
@@ -196,7 +202,9 @@ class Summariser:
     _clock_max: int = 0
 
     def take(self, columns: Columns, pieces: Cut | None = None) -> None:
-        """The next messages; and their ``pieces``, if somebody has cut them already."""
+        """Add the next messages. ``pieces`` are their segments, if the caller has cut them
+        already.
+        """
         if not len(columns):
             return
         self._end = int(columns.ends[-1])
@@ -225,7 +233,7 @@ class Summariser:
 
 
 def summarise(run: Run, columns: Iterable[Columns]) -> RunSummary:
-    """The summary of a run whose messages are ``columns``, in order."""
+    """Return the summary of a run whose messages are ``columns``, in order."""
     summariser = Summariser(run)
     for some in columns:
         summariser.take(some)
@@ -233,7 +241,9 @@ def summarise(run: Run, columns: Iterable[Columns]) -> RunSummary:
 
 
 def first_beyond(run: Run, columns: Iterable[Columns], producer: int, clock: int) -> Offset | None:
-    """Where the first pending message of a producer begins whose clock is above ``clock``."""
+    """Return the offset of the first pending message of a producer whose clock is above
+    ``clock``.
+    """
     since = since_of(run)
     for some in columns:
         rows = counted(some, run.begin, since).sequenced

@@ -1,4 +1,4 @@
-"""Lists what there is of journals, and fixes a `Snapshot` of it."""
+"""Lists the fragments of journals, and fixes a `Snapshot` of them."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.validation import within
 
 TIME_SLACK_S: Final = 60
-"""By how much the clocks of publishers may be ahead of a blob store's."""
+"""Seconds by which the clocks of publishers may be ahead of a blob store's clock."""
 
 _LISTS_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which journals, and how much of each.
+    """Selected journals, and the bounds of each.
 
-    Journals are named, or those that match ``selector``; that takes brokers. ``stores`` are where
-    to look for fragments without asking brokers. ``content_type`` wins over the label of a journal.
+    Journals are named, or match ``selector``, which needs brokers. ``stores`` are searched for
+    fragments without brokers. ``content_type`` takes precedence over the label of a journal.
     """
 
     journals: tuple[JournalName, ...] = ()
@@ -46,28 +46,28 @@ class Selection:
     stores: tuple[str, ...] = ()
     content_type: str = ""
     shape: Shape = Shape()
-    """Everything but its content type counts."""
+    """Encoding of the messages. Its content type is ignored."""
     path_postfix_template: str = ""
-    """Of journals that are read from ``stores``."""
+    """Template of the paths of fragments in ``stores``."""
     begin: Mapping[JournalName, Offset] = field(default_factory=dict)
     end: Mapping[JournalName, Offset] = field(default_factory=dict)
     begin_all: Offset = 0
-    """Where those begin that ``begin`` does not name."""
+    """Begin of journals that ``begin`` does not name."""
     end_all: Offset | None = None
     sources: Mapping[JournalName, SourceCheckpoint] = field(default_factory=dict)
-    """Go on from a checkpoint: it wins over ``begin``."""
+    """Checkpoint to resume from. It takes precedence over ``begin``."""
     begin_time_s: float = 0
-    """Leave out fragments that were stored earlier, so that none of their messages is younger."""
+    """Unix time in seconds. Fragments that were stored earlier are left out: their messages are older."""
     skip_gaps: bool = False
-    """Read over missing fragments that may yet appear."""
+    """True to skip missing fragments that may still appear."""
 
     def validate(self) -> None:
-        """Raises `Invalid`."""
+        """Raise `Invalid` if the options contradict each other."""
         if bool(self.journals) == (self.selector is not None):
-            raise Invalid("give either names of journals, or a selector of them", path="journals")
+            raise Invalid("give either names of journals or a selector", path="journals")
         if self.selector is not None and self.stores:
             raise Invalid(
-                "a selector is matched by brokers: stores know names only", path="selector"
+                "a selector needs a broker: stores know only names of journals", path="selector"
             )
         for name in self.journals:
             with within("journals"):
@@ -75,15 +75,17 @@ class Selection:
 
 
 def take_snapshot(access: OpenAccess, selection: Selection) -> Snapshot:
-    """What there is of the journals now.
+    """Return a snapshot of the journals as they are now. Blocks.
 
-    Ends where their fragments do or, through brokers, at the head: what is not stored yet is read from
-    brokers. Where a journal has lost bytes reading goes on behind them, as readers do: at its begin,
-    and where what follows was stored more than six hours ago. A younger gap may be a fragment that its
-    broker has not uploaded yet: that raises ``NotYet`` unless ``skip_gaps``.
+    It ends at the last fragment or, with brokers, at the head. Brokers serve the bytes that are not
+    stored yet.
 
-    Raises `Invalid`, ``NotFound`` for a journal that is not there, ``NotYet``, and what brokers and
-    stores do. Blocks.
+    Where a journal has lost bytes, reading continues behind them, as readers do. This applies at
+    its begin, and if the next fragment was stored more than six hours ago. A younger gap may be a
+    fragment that its broker has not uploaded yet. It raises ``NotYet`` unless ``skip_gaps``.
+
+    Raise `Invalid`, ``NotFound`` for a missing journal, ``NotYet``, and what brokers and stores
+    raise.
     """
     selection.validate()
     return access.run(_take(access, selection))
@@ -92,17 +94,17 @@ def take_snapshot(access: OpenAccess, selection: Selection) -> Snapshot:
 def require_stored(
     snapshot: Snapshot, selection: Selection, known: Collection[JournalName] = ()
 ) -> None:
-    """Raise ``NotFound`` for a journal of which the stores that were listed have no fragment at all.
+    """Raise ``NotFound`` for a journal without any fragment in the listed stores.
 
-    Its name may be mistyped: a store knows no journals, and lists nothing of what is not there.
-    Journals that are ``known`` were there before, and may have been pruned to their end.
+    Its name may be mistyped: a store does not know journals, and lists nothing for a wrong name.
+    Journals that are ``known`` existed before, and may have been pruned to their end.
     """
     for one in snapshot.journals if selection.stores else ():
         until = selection.end.get(one.journal, selection.end_all)
         if not one.end and until is None and one.journal not in known:
             raise NotFound(
-                "the store has no fragment of the journal",
-                hint="Compare the name of the journal, and its stores (`gazctl journals list "
+                "the stores have no fragment of the journal",
+                hint="Check the name of the journal and its stores (`gazctl journals list "
                 "--format yaml`). If nothing has been stored yet, give broker.address to read what "
                 "brokers hold.",
                 journal=one.journal,
@@ -148,7 +150,7 @@ async def _specs(client: Client, selection: Selection) -> list[JournalSpec]:
         if not found.journals:
             raise NotFound(
                 "no journal matches the selector",
-                hint="See `gazctl journals list`; a label's value must be equal, or a prefix by name.",
+                hint="See `gazctl journals list`. A label's value must be equal, or a prefix of the name.",
                 selector=str(selection.selector),
             )
         return [listed.spec for listed in found.journals]
@@ -162,7 +164,7 @@ async def _stored(stores: BlobStores, spec: JournalSpec) -> list[Fragment]:
 async def _brokered(
     access: OpenAccess, client: Client, spec: JournalSpec
 ) -> tuple[list[Fragment], Offset]:
-    """The fragments that brokers know, and the head of the journal."""
+    """Return the fragments that brokers know, and the head of the journal."""
     stored = await client.list_fragments(FragmentsParams(spec.name))
     fragments = [one.fragment for one in stored]
     return fragments, await _head(client, spec.name)
@@ -197,7 +199,7 @@ def _journal(
     ]
     known = max([head or 0, *(piece.end for piece in pieces)])
     if pieces and known > pieces[-1].end:
-        # Written since the fragments were listed.
+        # These bytes were written after the fragments were listed.
         pieces.append(Piece(pieces[-1].end, known))
     elif head and not pieces:
         pieces.append(Piece(0, head))
@@ -205,9 +207,11 @@ def _journal(
     end = known if end is None else end
     if end > known:
         raise Invalid(
-            f"the end of {journal} is beyond what there is of it ({end}; expected at most {known})",
+            f"the end of {journal} is beyond its known bytes ({end}; expected at most {known})",
             path="end",
-            hint=None if head is not None else "Give a broker, to read what is not stored yet.",
+            hint=None
+            if head is not None
+            else "Give a broker, to read bytes that are not stored yet.",
         )
     if source is None and selection.begin_time_s:
         begin = max(begin, _at_time(pieces, selection.begin_time_s))
@@ -226,7 +230,7 @@ def _journal(
 
 
 def _at_time(pieces: Sequence[Piece], begin_time_s: float) -> Offset:
-    """Where the first piece begins that may hold a message as young as that."""
+    """Return the begin of the first piece that may hold a message of that time or later."""
     for piece in pieces:
         fragment = piece.fragment
         if fragment is None or fragment.mod_time >= begin_time_s - TIME_SLACK_S:
@@ -244,15 +248,15 @@ def _check_gaps(
     at = begin
     for number, piece in enumerate(held):
         gap = piece.begin > at
-        # Nothing at all before it: pruned, and not to come.
+        # No bytes exist before it: they were pruned and will not come.
         pruned = number == 0 and piece.begin <= pieces[0].begin
         fragment = piece.fragment
         settled = fragment is not None and fragment.mod_time < now - JUMP_AGE_S
         if gap and not pruned and not settled:
             raise NotYet(
-                f"the journal has no bytes from offset {at} to {piece.begin}, and what follows is "
-                "too young to say that they are lost: a broker may have them, and not stored them yet",
-                hint="Read again when it has, end before the gap, or say that gaps are to be skipped.",
+                f"the journal has no bytes from offset {at} to {piece.begin}. The bytes behind them are "
+                "too recent to call these lost: a broker may not have stored them yet",
+                hint="Read again later, end before the gap, or skip gaps.",
                 journal=journal,
             )
         at = piece.end

@@ -1,7 +1,7 @@
-"""Fold loaded keys and watched events into the next sorted, decoded key/values.
+"""Folds loaded keys and watched events into the next sorted, decoded key/values.
 
-All of it tolerates what should not be there (a value that does not decode, a version that was skipped):
-one bad key must not stop the mirror of all others. Each such case is returned as an ``Anomaly``.
+One bad key must not stop the mirror of all others. So the fold tolerates a value that does not
+decode, and a version that was skipped. It returns each such case as an ``Anomaly``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from gazette.keyspace.key_values import DecodedKeyValue, Decoder
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """Something unexpected about a key. ``applied``: the write took effect in the mirror anyway."""
+    """Something unexpected about a key. ``applied`` is True if the write took effect in the mirror
+    anyway.
+    """
 
     key: str
     mod_revision: int
@@ -38,9 +40,9 @@ def load(
 ) -> Folded:
     """Decode all keys of a range, in its order.
 
-    A value that does not decode is left out; unless ``previous``, what the mirror held before, has
-    the same incarnation of that key: then that stays, as it would have stayed under ``fold``. Raises
-    ``Bug`` if keys are not ascending.
+    Leave out a value that does not decode. If ``previous``, the former mirror, has the same
+    incarnation of that key, keep that entry, as ``fold`` would. Raise ``Bug`` if keys do not
+    ascend.
     """
     folding = _Folding(decoder)
     loaded: list[DecodedKeyValue] = []
@@ -62,11 +64,11 @@ def fold(
     responses: Sequence[Sequence[WatchEvent]],
     decoder: Decoder,
 ) -> Folded:
-    """Apply the events of ``responses`` to ``current``; neither is changed.
+    """Apply the events of ``responses`` to ``current``. Neither is changed.
 
-    ``current`` is ascending, as ``load`` and ``fold`` leave it, and each response has its events in
-    order of revision. They are merged by (key, ModRevision), and the result is built in one pass which
-    copies the stretches in between.
+    ``current`` ascends, as ``load`` and ``fold`` leave it. Each response has its events in order of
+    revision. They are merged by (key, ModRevision). One pass builds the result, and copies the
+    stretches in between.
     """
     folding = _Folding(decoder)
     folded: list[DecodedKeyValue] = []
@@ -88,14 +90,14 @@ def fold(
 def _by_key(
     responses: Sequence[Sequence[WatchEvent]],
 ) -> Iterator[tuple[bytes, Iterator[WatchEvent]]]:
-    # Within a response the sort is stable, so that events of one key keep their order.
+    # The sort is stable, so that events of one key in a response keep their order.
     runs = [sorted(events, key=lambda event: event.kv.key) for events in responses]
     merged = heapq.merge(*runs, key=lambda event: (event.kv.key, event.kv.mod_revision))
     return groupby(merged, key=lambda event: event.kv.key)
 
 
 def _index_of(kvs: Sequence[DecodedKeyValue], key: bytes, begin: int = 0) -> int:
-    # By bytes, not by text: an event may have a key that is not UTF-8, and so has no place there.
+    # Compare bytes, not text: the key of an event may not be valid UTF-8.
     return bisect.bisect_left(kvs, key, lo=begin, key=lambda entry: entry.raw.key)
 
 
@@ -108,7 +110,7 @@ def _text(key: bytes) -> str:
 
 
 class _Folding:
-    """Rules for single events, and what was odd about those seen so far."""
+    """Rules for single events, and the anomalies seen so far."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -117,7 +119,9 @@ class _Folding:
     def apply(
         self, key: str, entry: DecodedKeyValue | None, event: WatchEvent
     ) -> DecodedKeyValue | None:
-        """The entry after ``event``; ``entry`` is the one before, or None if the key was absent."""
+        """Return the entry after ``event``. ``entry`` is the one before, or None if the key was
+        absent.
+        """
         kv = event.kv
         if event.deleted:
             if entry is None:
@@ -136,7 +140,7 @@ class _Folding:
         if decoded is entry:
             return entry
         if kv.create_revision != before.create_revision:
-            self._note(key, kv, "created anew without a deletion", applied=True)
+            self._note(key, kv, "created again without a deletion", applied=True)
         elif kv.version != before.version + 1:
             self._note(key, kv, f"version {kv.version} follows {before.version}", applied=True)
         return decoded
@@ -144,10 +148,12 @@ class _Folding:
     def decode(
         self, key: str, kv: KeyValue, otherwise: DecodedKeyValue | None
     ) -> DecodedKeyValue | None:
-        """The decoded entry, or ``otherwise`` (with its old revision) if it does not decode."""
+        """Return the decoded entry, or ``otherwise`` (with its old revision) if it does not
+        decode.
+        """
         try:
             if not key.isascii():
-                kv.key.decode()  # what is not UTF-8 has no place in the order of texts
+                kv.key.decode()  # raise here: a key that is not UTF-8 has no place in the order of texts
             return DecodedKeyValue(key, kv, self._decoder(kv))
         except Bug:
             raise

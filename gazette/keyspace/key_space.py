@@ -1,8 +1,8 @@
-"""A live, decoded mirror of everything under one root in etcd.
+"""A live, decoded mirror of all keys under one root in etcd.
 
-The mirror changes in steps. One step applies what etcd reported within a short delay, and calls every
-observer, without ever yielding to the loop: whoever reads the mirror and what observers derive from it
-sees both as of the same revision.
+The mirror changes in steps. One step applies what etcd reported within a short delay, and calls
+every observer, without yielding to the event loop. So readers see the mirror, and the state of its
+observers, at the same revision.
 """
 
 from __future__ import annotations
@@ -31,29 +31,33 @@ _BACKOFF_MAX_S = 5.0
 
 
 def backoff_s(attempt: int) -> float:
-    """How long to wait before the watch is attempted the n-th time (from 0) without any event."""
+    """Return the seconds to wait before the n-th attempt (from 0) of the watch without any
+    event.
+    """
     return _BACKOFFS_S[attempt] if attempt < len(_BACKOFFS_S) else _BACKOFF_MAX_S
 
 
 class KeySpace:
     """The keys under ``root + "/"``, decoded.
 
-    ``key_values`` is ascending, and replaced by every step, never changed: holding on to it is holding
-    on to a snapshot. ``header`` is that of the last response applied, with ``revision`` being the
-    greatest ModRevision seen under the root (right after a load: the revision of the load). It is not
-    comparable with revisions of writes elsewhere in etcd: these may be greater for ever.
+    ``key_values`` ascends. Every step replaces it and never changes it, so that a reference to it
+    is a snapshot. ``header`` is the header of the last applied response. Its ``revision`` is the
+    greatest ModRevision seen under the root, or the revision of the load right after a load.
+    Revisions of writes elsewhere in etcd may stay greater for ever.
 
-    A value that does not decode is logged and left out; if an older one is known, that stays in force.
-    So a process that starts later may know less of that key than one that runs.
+    A value that does not decode is logged and left out. A known older value stays in force. So a
+    process that starts later may know less of that key than one that runs.
 
-    Invariant: keys of ``key_values`` are strictly ascending, none with a ModRevision above
+    Invariant: keys of ``key_values`` strictly ascend, and no ModRevision is above
     ``header.revision``.
     """
 
     def __init__(
         self, root: str, decoder: Decoder, *, apply_delay_s: float = _APPLY_DELAY_S
     ) -> None:
-        """Raises ``Invalid`` if ``root`` is not a clean path, such as ``/gazette/cluster``."""
+        """Make an empty mirror. Raise ``Invalid`` if ``root`` is not a clean path, such as
+        ``/gazette/cluster``.
+        """
         if root in ("", ".") or root.startswith("//") or posixpath.normpath(root) != root:
             raise Invalid("not a clean path", path="root", root=root)
         self.root = root
@@ -61,47 +65,48 @@ class KeySpace:
         self.key_values: Sequence[DecodedKeyValue] = []
         self.observers: list[Callable[[], None]] = []
         self.apply_delay_s = apply_delay_s
-        # Ending the root with its separator keeps the neighbour `<root>2/` out.
+        # The prefix ends with a separator, which excludes the neighbour `<root>2/`.
         self._prefix = root + "/"
         self._decoder = decoder
         self._resume_revision = 0
         self._loaded_revision = 0
-        """The mirror has all changes up to here, though the last of them may be older."""
+        """Revision up to which the mirror has all changes. The last change may be older."""
         self._attempt = 0
         self._steps = 0
         self._changed = asyncio.Event()
         self._end: BaseException | None = None
 
     def get(self, key: str) -> DecodedKeyValue | None:
-        """The entry of exactly that key (which includes the root)."""
+        """Return the entry of exactly that key (which includes the root), or None."""
         return find(self.key_values, key)
 
     def prefixed(self, prefix: str) -> Sequence[DecodedKeyValue]:
-        """Entries whose key begins with ``prefix`` (which includes the root)."""
+        """Return the entries whose key begins with ``prefix`` (which includes the root)."""
         return prefixed(self.key_values, prefix)
 
     async def load(self, etcd: Etcd, revision: int = 0) -> None:
-        """Replace the mirror by what etcd has at ``revision`` (0: now), and call the observers.
+        """Replace the mirror by the keys of etcd at ``revision`` (0: now), and call the observers.
 
-        Raises what `Etcd.range` raises. Cancellation: the mirror is as it was.
+        Raise what `Etcd.range` raises. After cancellation the mirror is as it was.
         """
         loaded = await etcd.range(self._prefix, revision=revision)
         header = self._check_cluster(loaded.header)
         self._replace(loaded, header, header)
 
     async def watch(self, etcd: Etcd) -> NoReturn:
-        """Follow etcd from where the mirror is, for as long as this runs.
+        """Follow etcd from the mirror's revision, for as long as this runs.
 
-        Interruptions are resumed, over all endpoints, with a growing pause that ends at 5 s. If the
-        revision to resume from was compacted away meanwhile, the mirror is loaded anew: observers then
-        see one step, as if everything missed had arrived in one batch.
+        Resume after interruptions, over all endpoints, with a pause that grows to 5 s. If etcd has
+        compacted the revision to resume from, load the mirror again. Observers then see one step,
+        as if all missed changes had arrived in one batch.
 
-        Raises whatever ends the mirror: ``Broken`` if etcd is another cluster or its revision went
-        back, errors of observers, ``NotAllowed`` and other refusals. Those who wait for revisions then
-        raise ``Broken`` too. Cancellation: the mirror is as of the last step, and they raise ``Closed``.
+        Raise ``Broken`` if etcd is another cluster or its revision went back. Raise errors of
+        observers, ``NotAllowed`` and other refusals. Tasks that wait for revisions then raise
+        ``Broken`` too. After cancellation the mirror is as of the last step, and these tasks raise
+        ``Closed``.
         """
         if self.header.revision == 0:
-            raise Bug("a key space is loaded before it is watched", root=self.root)
+            raise Bug("cannot watch a key space that is not loaded", root=self.root)
         self._end, self._attempt = None, 0
         try:
             while True:
@@ -113,13 +118,13 @@ class KeySpace:
                     await self._watch_once(etcd)
                 except Compacted as error:
                     log.warning(
-                        "the watch of %(prefix)s fell behind, loading anew: %(error)s",
+                        "the watch of %(prefix)s fell behind; loading again: %(error)s",
                         {"prefix": self.root, "error": error},
                     )
                     await self._reload(etcd)
                 except Unavailable as error:
                     log.warning(
-                        "the watch of %(prefix)s is resumed at revision %(revision)d: %(error)s",
+                        "resuming the watch of %(prefix)s at revision %(revision)d: %(error)s",
                         {"prefix": self.root, "revision": self._resume_revision, "error": error},
                     )
         except BaseException as error:
@@ -128,16 +133,17 @@ class KeySpace:
             raise
 
     async def wait_for_revision(self, revision: int) -> None:
-        """Return once the mirror is at ``revision`` or later; bound it with ``asyncio.timeout``.
+        """Wait until the mirror is at ``revision`` or later. Bound the wait with
+        ``asyncio.timeout``.
 
-        Only changes under the root count: a revision of a write elsewhere is reached with the next
-        change here. Raises ``Closed`` or ``Broken`` if ``watch`` has ended.
+        Only changes under the root count. The revision of a write elsewhere is reached with the
+        next change here. Raise ``Closed`` or ``Broken`` if ``watch`` has ended.
         """
         while max(self.header.revision, self._loaded_revision) < revision:
             await self.next_change()
 
     async def next_change(self) -> None:
-        """Return after the next step. Raises ``Closed`` or ``Broken`` if ``watch`` has ended."""
+        """Wait for the next step. Raise ``Closed`` or ``Broken`` if ``watch`` has ended."""
         self._raise_if_ended()
         steps = self._steps
         await self._changed.wait()
@@ -147,7 +153,7 @@ class KeySpace:
     def apply(self, responses: Sequence[WatchResponse]) -> None:
         """Take one step: apply the events of ``responses``, in their order, and call the observers.
 
-        Raises ``Broken`` (and changes nothing) if a response cannot follow what was applied so far.
+        Raise ``Broken`` (and change nothing) if a response cannot follow the applied ones.
         """
         header, resume = self.header, self._resume_revision
         for response in responses:
@@ -158,14 +164,14 @@ class KeySpace:
         )
         self._resume_revision = resume
         if not all(response.created for response in responses):
-            self._attempt = 0  # the stream does more than begin
+            self._attempt = 0  # an event arrived, so the stream works
         if any(response.events for response in responses):
             self._step(folded, header)
         else:
             self.header = header
 
     async def _watch_once(self, etcd: Etcd) -> NoReturn:
-        # The queue is bounded: behind it, gRPC holds etcd back.
+        # The queue is bounded. When it is full, gRPC slows etcd down.
         arrived: asyncio.Queue[WatchResponse] = asyncio.Queue(_PENDING_RESPONSES_MAX)
         batch: list[WatchResponse] = []
 
@@ -179,7 +185,7 @@ class KeySpace:
             while True:
                 batch.append(await arrived.get())
                 if self.apply_delay_s > 0:
-                    # Events come in bursts, and a step costs the same for one as for all of them.
+                    # Events come in bursts. One step for a whole burst costs as much as for one event.
                     await etcd.clock.sleep(self.apply_delay_s)
                 step()
 
@@ -195,28 +201,28 @@ class KeySpace:
                 scope.daemon(receive(), name="receive")
                 scope.daemon(apply(), name="apply")
         except Unavailable:
-            step()  # what did arrive holds, whatever happened to the stream
+            step()  # apply what arrived before the stream failed
             raise
-        raise AssertionError  # a daemon never returns, and the scope raises what it raised
+        raise AssertionError  # unreachable: a daemon never returns, and the scope raises its error
 
     async def _reload(self, etcd: Etcd) -> None:
         try:
             loaded = await etcd.range(self._prefix)
         except (Unavailable, Compacted) as error:
             log.warning(
-                "loading %(prefix)s anew is tried again: %(error)s",
+                "retrying to load %(prefix)s: %(error)s",
                 {"prefix": self.root, "error": error},
             )
-            return  # the watch finds itself compacted again, after a pause
+            return  # after a pause, the watch finds its revision compacted again
         header = self._check_cluster(loaded.header)
         if header.revision < self.header.revision:
             raise self._went_back(header.revision, self.header.revision)
-        # What we tell others that we know, they wait for: it must be a change that they see, too, and
-        # not a write elsewhere, after which nothing may change here for hours.
+        # Peers wait for the revision that we report. So it must be a change under this root. After a
+        # write elsewhere, this root may not change for hours.
         last = max((kv.mod_revision for kv in loaded.kvs), default=0)
         left = {kv.key.decode() for kv in loaded.kvs}
         gone = any(kv.key not in left for kv in self.key_values)
-        # Something was deleted, nobody knows when: but after what we had seen.
+        # A key was deleted at an unknown revision, which is after the one we had seen.
         shown = replace(header, revision=max(last, self.header.revision + gone))
         self._replace(loaded, header, shown)
 
@@ -250,7 +256,7 @@ class KeySpace:
     def _next_header(self, last: ResponseHeader, response: WatchResponse) -> ResponseHeader:
         header = self._check_cluster(response.header)
         if not response.events:
-            # It says who speaks, but not that anything changed under the root.
+            # The response identifies its sender, but reports no change under the root.
             return replace(header, revision=last.revision)
         if header.revision < last.revision:
             raise self._went_back(header.revision, last.revision)
@@ -273,7 +279,7 @@ class KeySpace:
     def _went_back(self, revision: int, last: int) -> Broken:
         return Broken(
             "etcd's revision went back",
-            hint="etcd has lost writes, or was restored from a backup: restart this process.",
+            hint="etcd has lost writes, or was restored from a backup. Restart this process.",
             root=self.root,
             revision=revision,
             last=last,
@@ -283,5 +289,5 @@ class KeySpace:
         if self._end is None:
             return
         if isinstance(self._end, asyncio.CancelledError):
-            raise Closed("the key space is no longer watched", root=self.root)
+            raise Closed("the watch of the key space has ended", root=self.root)
         raise Broken("the watch of the key space has failed", root=self.root) from self._end

@@ -1,4 +1,4 @@
-"""Decoded keys of etcd in ascending order, and finding some of them by bisection."""
+"""Decoded keys of etcd in ascending order, with lookup by bisection."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TypeAlias
 from gazette.etcd_values import KeyValue
 
 Decoder: TypeAlias = Callable[[KeyValue], object]
-"""Turns a key and its value into what it stands for. Raises if it stands for nothing that is valid."""
+"""Function that decodes a key and its value. It raises if they are invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedKeyValue:
-    """A key as text, as etcd has it, and what it stands for. The text orders as the bytes do."""
+    """A key as text, as raw key and value, and decoded. The text sorts as the bytes do."""
 
     key: str
     raw: KeyValue
@@ -27,12 +27,12 @@ def _key(kv: DecodedKeyValue) -> str:
 
 
 def index_of(kvs: Sequence[DecodedKeyValue], key: str, begin: int = 0) -> int:
-    """The index of the first entry, from ``begin`` on, whose key is not below ``key``."""
+    """Return the index of the first entry, from ``begin`` on, whose key is not below ``key``."""
     return bisect.bisect_left(kvs, key, lo=begin, key=_key)
 
 
 def find(kvs: Sequence[DecodedKeyValue], key: str) -> DecodedKeyValue | None:
-    """The entry with exactly that key."""
+    """Return the entry with exactly that key, or None."""
     index = index_of(kvs, key)
     if index < len(kvs) and kvs[index].key == key:
         return kvs[index]
@@ -40,13 +40,13 @@ def find(kvs: Sequence[DecodedKeyValue], key: str) -> DecodedKeyValue | None:
 
 
 def ranged(kvs: Sequence[DecodedKeyValue], begin: str, end: str) -> Sequence[DecodedKeyValue]:
-    """Entries with ``begin <= key < end``."""
+    """Return the entries with ``begin <= key < end``."""
     first = index_of(kvs, begin)
     return kvs[first : index_of(kvs, end, first)]
 
 
 def prefixed(kvs: Sequence[DecodedKeyValue], prefix: str) -> Sequence[DecodedKeyValue]:
-    """Entries whose key begins with ``prefix``."""
+    """Return the entries whose key begins with ``prefix``."""
     first = index_of(kvs, prefix)
     last = bisect.bisect_left(kvs, True, lo=first, key=lambda kv: not kv.key.startswith(prefix))
     return kvs[first:last]

@@ -162,7 +162,7 @@ async def test_patience_is_short_while_nothing_moves_and_long_otherwise(
     # At once, after 10 and 20 s, and at the end.
     assert len(lines) == 4
     assert lines[-1].startswith(
-        "a/1 leaves, as no other broker could take over for 30 s: 3 journals left"
+        "a/1 leaves because no other broker could take over for 30 s: 3 journals left"
     )
     assert "leaves in 20 s" in leaving.described[10.25]
     assert leaving.described[10.25].startswith("draining: 3 journals left; 1 journal waits for")
@@ -190,4 +190,4 @@ async def test_asking_again_ends_it(three: Any, caplog: pytest.LogCaptureFixture
     leaving = Leaving(three, {})
     leaving.changes[5.0] = leaving.hurried.set
     assert await leaving.run() < 6.0
-    assert "a/1 leaves, as it was asked to hurry: 3 journals left" in caplog.text
+    assert "a/1 leaves because it was asked to hurry: 3 journals left" in caplog.text

@@ -111,7 +111,7 @@ async def test_a_conflict_is_waited_out(
     assert pauses == [*[CONFLICT_RETRY_SOON_S] * int(2 * TTL_S), CONFLICT_RETRY_S]
     assert (await etcd.get(KEY)).lease == session.lease.id
     text = caplog.records[0].getMessage()
-    assert f"{KEY} is held by another lease ({other.id:x}" in text
+    assert f"another lease holds member key {KEY} ({other.id:x}" in text
     assert "same zone and id" in text
     # Case: said now and then, not at each attempt.
     assert 2 <= len(caplog.records) < len(pauses)
@@ -197,7 +197,7 @@ async def test_exiting_fails_if_the_key_is_not_ours_any_more(
         await etcd.delete(KEY)
     if change == "taken over":
         await etcd.put(KEY, b"9 exiting")
-    with pytest.raises(Broken, match="modified or deleted by somebody else") as raised:
+    with pytest.raises(Broken, match="modified or deleted the member key") as raised:
         await session.set_exiting(b"9 exiting")
     assert raised.value.facts["key"] == KEY
     await session.close()

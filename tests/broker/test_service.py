@@ -204,7 +204,7 @@ async def test_a_broker_that_a_journal_needs_hands_over_the_rest_and_leaves_in_b
             ) in text
             end = await append(two, b"and while draining")
             await stopping
-        assert "a#broker-one leaves, as no other broker could take over" in caplog.text
+        assert "a#broker-one leaves because no other broker could take over" in caplog.text
         for n in range(6):
             await two.settled(f"{other}-{n}")
             await two.client.append(AppendParams(f"{other}-{n}"), b", and after")

@@ -137,7 +137,7 @@ async def test_shards_that_are_not_there_or_may_run_are_refused(scene: Scene) ->
         ('{"words', "not offsets by journal"),
         (f'{{"{JOURNAL}": "ten"}}', "not offsets by journal"),
         ("/no/such/file.json", "cannot read /no/such/file.json"),
-        (f'{{"{JOURNAL}": 1000000}}', f"--offsets: the end of {JOURNAL} is beyond what there is"),
+        (f'{{"{JOURNAL}": 1000000}}', f"--offsets: the end of {JOURNAL} is beyond its known bytes"),
     ],
 )
 async def test_offsets_that_cannot_be_are_refused(scene: Scene, offsets: str, told: str) -> None:

@@ -305,7 +305,7 @@ def test_a_transaction_whose_begin_is_lost_does_not_commit_without_it():
         envelopes[0].producer: ProducerState(5, envelopes[1].begin)
     }
     assert pending.open == {JOURNAL: (envelopes[0].producer,)}
-    with pytest.raises(Corrupt, match="whose begin the journal has lost"):
+    with pytest.raises(Corrupt, match="start of a committed transaction was pruned"):
         history.folded(snapshot_of(pieces, begin, envelopes[4].end, prior), 1)
     # Rolled back, it does not matter.
     rolled_back = [*envelopes[:4], envelopes[4].__class__(*_fields(envelopes[4], clock=5))]

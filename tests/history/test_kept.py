@@ -337,6 +337,6 @@ def test_rows_that_stay_as_many_are_not_held():
     [lambda rows: None, lambda rows: rows.drop_columns("n"), lambda rows: rows.to_batches()[0]],
 )
 def test_a_combine_that_gives_something_else(combine):
-    with pytest.raises(Invalid, match="something else than a table") as raised:
+    with pytest.raises(Invalid, match="must return a table") as raised:
         combined(Combiner(combine, COUNTED.schema), batches(3))
     assert "word: string" in str(raised.value.hint)

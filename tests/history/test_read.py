@@ -110,7 +110,7 @@ def test_offsets_bound_what_is_read(tmp_path):
     folded = fold_locally(access, snapshot)
     assert words(access, folded) == ["3"]
     assert folded.sources[JOURNAL].read_through == 4 * size
-    with pytest.raises(Invalid, match="is beyond what there is of it"):
+    with pytest.raises(Invalid, match="is beyond its known bytes"):
         taken(tmp_path, end_all=6 * size + 1)
 
 
@@ -160,7 +160,7 @@ def test_what_is_stored_is_not_trusted(tmp_path):
     with pytest.raises(Corrupt, match="holds more than its fragment"):
         fold_locally(access, snapshot)
     path.unlink()
-    with pytest.raises(NotFound, match="a fragment of the snapshot is gone"):
+    with pytest.raises(NotFound, match="a fragment of the snapshot was pruned"):
         fold_locally(access, snapshot)
 
 
@@ -248,9 +248,9 @@ def test_a_journal_that_is_not_there_is_empty(tmp_path):
 
 
 def test_selections_are_checked():
-    with pytest.raises(Invalid, match="either names of journals, or a selector"):
+    with pytest.raises(Invalid, match="either names of journals or a selector"):
         Selection().validate()
-    with pytest.raises(Invalid, match="nothing to read from"):
+    with pytest.raises(Invalid, match="no source to read from"):
         Access.of()
 
 

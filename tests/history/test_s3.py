@@ -91,7 +91,7 @@ def test_errors_of_the_bucket_are_told(bucket: Bucket, s3_proxy: FaultProxy) -> 
 
     # Case: a fragment is removed between the listing and the reading.
     s3_proxy.fail(part=os.path.basename(bucket.paths[2]), status=404, code="NoSuchKey", times=99)
-    with pytest.raises(NotFound, match=r"gone|no such object"):
+    with pytest.raises(NotFound, match=r"was pruned|no such object"):
         bucket.rows(fields="word string")
     s3_proxy.heal()
 

@@ -54,7 +54,7 @@ NEIGHBOURS = (kv("a", "10", 1, 1, 1), kv("z", "20", 2, 2, 1))
         (KNOWN, put("k", "x", 5, 9, 4), (1, 7), "revision 7 stays", False),
         (KNOWN, put("k", "2", 5, 7, 3), (1, 7), "not newer", False),
         (KNOWN, put("k", "2", 5, 6, 2), (1, 7), "not newer", False),
-        (KNOWN, put("k", "2", 9, 9, 1), (2, 9), "created anew", True),
+        (KNOWN, put("k", "2", 9, 9, 1), (2, 9), "created again", True),
         (KNOWN, put("k", "2", 5, 9, 6), (2, 9), "version 6 follows 3", True),
         (None, delete("k", 9), None, "unknown key", False),
     ],

@@ -267,7 +267,7 @@ async def test_waiting_is_bounded_by_the_caller():
 
 
 async def test_a_mirror_is_loaded_before_it_is_watched():
-    with pytest.raises(Bug, match="loaded before"):
+    with pytest.raises(Bug, match="not loaded"):
         await KeySpace(ROOT, decode).watch(Script())
 
 

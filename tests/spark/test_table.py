@@ -191,9 +191,9 @@ def test_a_reader_offers_filters_only_where_spark_takes_them(options):
 
 
 def test_what_cannot_be_told_committed(options):
-    with pytest.raises(Invalid, match="UUIDs of protobuf messages cannot be told"):
+    with pytest.raises(Invalid, match="UUIDs of protobuf messages cannot be read"):
         read({**options, "content_type": "application/x-protobuf-fixed"}, "value binary")
-    with pytest.raises(Invalid, match="bytes that are no messages do not commit"):
+    with pytest.raises(Invalid, match="raw bytes cannot be read committed"):
         read({**options, "content_type": "application/octet-stream"}, "value binary")
     rows, _ = read(
         {
