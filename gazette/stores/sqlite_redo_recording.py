@@ -473,11 +473,13 @@ class RedoRecording:
     def _file_for_image(self, group: Group, number: int, file_bytes: int) -> tuple[ImageFile, int]:
         """The file to add an image of a group to, and its fnode. Each owner begins files of its own.
 
-        A file of which a whole group is the most stays as earlier versions read it: with one image.
+        A file of which a whole group is the most stays as earlier versions read it: with one image. A file
+        never gets a second image of a group: it would not get rid of its first bytes, which are the oldest.
         """
         whole = self._group_pages * self._state.page_size
-        file = self._image_file
-        if file is not None and self._image_end + whole <= file_bytes:
+        file, former = self._image_file, self._state.groups.get(number)
+        has_former = former is not None and former.file == file
+        if file is not None and not has_former and self._image_end + whole <= file_bytes:
             fnode = group.fnode_of("/" + file.name(self.database))
             assert fnode is not None
             return file, fnode

@@ -292,6 +292,23 @@ def test_a_frame_of_an_image_with_a_wrong_length_is_an_error() -> None:
         sqlite_redo._decode_image(KIND_IMAGE_WITHIN, memoryview(struct.pack("<7I", *range(7))))
 
 
+def test_a_file_has_one_image_of_each_group(tmp_path: Path) -> None:
+    """Of a small database beside a large one, whose files are larger than it is: it would never end."""
+    shard = worked(tmp_path, 10, image_files=1)
+    replay(bytes(shard.log.data), tmp_path / "files")
+    for path in sorted((tmp_path / "files").glob("*.image-*")):
+        pages = max(
+            image.first + image.count
+            for database in ("primary.db", "other.db")
+            if path.name.startswith(database)
+            for image in build(files_of(path.parent), database, tmp_path / "built").groups.values()
+        )
+        assert path.stat().st_size < pages * PAGE
+    bound = 2 * shard.live_bytes() + (64 << 10)
+    assert shard.recorder.horizon_bytes < bound
+    shard.store.destroy()
+
+
 def test_groups_of_another_size_are_refused(tmp_path: Path) -> None:
     shard = worked(tmp_path, 9)
     shard.store.destroy()
