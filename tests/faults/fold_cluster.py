@@ -34,7 +34,7 @@ from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ReplicaCode, ShardSource, ShardSpec
-from gazette.tasks import TaskScope, settled
+from gazette.tasks import OpFuture, TaskScope, settled
 from tests.faults.backbone import Backbone, python_path
 from tests.faults.fold_app import KIND, Input, outputs_of
 from tests.faults.fold_forge import ForgedProcess
@@ -355,8 +355,8 @@ class FoldCluster:
                     await self.publish(source, self.rng.randint(1, self.pace.group_max))
             await self.clock.sleep(self.pace.pause_s)
 
-    async def publish(self, source: Source, count: int, **fields: Any) -> None:
-        """Some messages, either each for itself, or as one transaction."""
+    async def publish(self, source: Source, count: int, **fields: Any) -> OpFuture[Any]:
+        """Some messages, either each for itself, or as one transaction. Done once they are in the journal."""
         journal = source_of(source.shard_id)
         mapping = fixed_mapping(journal, CONTENT_JSON_LINES)
         messages = []
@@ -368,11 +368,12 @@ class FoldCluster:
         if self.rng.random() < 0.5:
             futures = await self.publisher.publish_from_loop(mapping, messages)
             source.futures.append(futures[journal])
-            return
+            return futures[journal]
         for message in messages:
             self.publisher.publish_uncommitted(mapping, message)
         for name, intent in self.publisher.build_ack_intents().items():
             source.futures.append(self.appends.append(AppendParams(name), intent))
+        return source.futures[-1]
 
     async def pause(self) -> None:
         """No message is on its way any more."""

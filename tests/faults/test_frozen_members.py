@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gazette.tasks import TaskScope
+from gazette.tasks import TaskScope, settled
 from tests.faults.databases import sql_environ
 from tests.faults.fold_cluster import LOGGED, FoldCluster, report, shard_of
 
@@ -209,6 +209,7 @@ def test_a_callback_that_keeps_the_interpreter_costs_its_member_the_lease(tmp_pa
 async def nap(
     cluster: FoldCluster, shard_id: str, seconds: float, member: str, *, greedy: bool
 ) -> None:
-    """Have a callback of that member take so long."""
+    """Have a callback of that member take so long. Returns once the message is in its source."""
     source = cluster.sources[shard_id]
-    await cluster.publish(source, 1, nap_s=seconds, greedy=greedy, by=member)
+    published = await cluster.publish(source, 1, nap_s=seconds, greedy=greedy, by=member)
+    await settled(published)
