@@ -21,7 +21,7 @@ from gazette.clock import SystemClock
 from gazette.dev.chaos.cluster import STORE, Broker, ChaosCluster, ChaosSettings
 from gazette.dev.chaos.run import run
 from gazette.dev.heads import write_head
-from gazette.errors import Conflict, GazetteError, Unavailable
+from gazette.errors import Conflict, GazetteError, NotYet, Unavailable
 from gazette.protocol import duration
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
@@ -139,10 +139,10 @@ class Lost:
         assert process.returncode == 0, out.decode()
         return out.decode()
 
-    async def content(self) -> bytes:
-        end = await write_head(self.client, JOURNAL)
+    async def content(self, begin: int, end: int) -> bytes:
         content = bytearray()
-        async with self.client.retry_reader(ReadParams(JOURNAL, end_offset=end)) as reader:
+        params = ReadParams(JOURNAL, offset=begin, end_offset=end)
+        async with self.client.retry_reader(params) as reader:
             async for piece in reader.chunks():
                 content += piece
         return bytes(content)
@@ -169,9 +169,10 @@ async def test_all_replicas_are_lost_and_the_head_is_reset(tmp_path: Path) -> No
             await cluster.until("assignment", cluster.has_replicas, 60.0)
             for number in range(20):
                 await lost.append(b"stored %d\n" % number * 1000)
-            # A member that leaves makes the others close their spools, and store them.
+            # A primary that leaves has the fragment closed and stored.
             route, _ = cluster.route(JOURNAL)
-            leaver = next(one for one in cluster.brokers if one.name == route.members[0].suffix)
+            assert route.primary_id is not None
+            leaver = next(one for one in cluster.brokers if one.name == route.primary_id.suffix)
             assert await leaver.process.stop(60.0)
             await cluster.revive(leaver)
             await cluster.until("hand-off", cluster.has_replicas, 60.0)
@@ -195,14 +196,20 @@ async def test_all_replicas_are_lost_and_the_head_is_reset(tmp_path: Path) -> No
             again = await lost.append(b"appended after the loss")
             head = again.commit.begin
 
-            # What was lost is a tail, from the end of what had been stored; its offsets are used anew.
-            assert stored.commit.begin <= head < end
-            content = await lost.content()
+            # What was lost is a tail, from the end of what had been stored. Its offsets are given out again,
+            # but for those before the known head: that is the end of the first append of the last primary.
+            gap = stored.commit.begin
+            assert gap <= head < end
+            content = await lost.content(0, gap)
             for held, result in lost.appended[:-1]:
                 commit = result.commit
-                kept = commit.end <= head
+                kept = commit.end <= gap
                 assert (content[commit.begin : commit.end] == held) == kept
-            assert content[head:] == b"appended after the loss"
+            assert head == stored.commit.end
+            with pytest.raises(NotYet):
+                await lost.content(gap, head)
+            assert await write_head(lost.client, JOURNAL) == again.commit.end
+            assert await lost.content(head, again.commit.end) == b"appended after the loss"
             # Repeating the command does nothing.
             for command in commands:
                 await lost.gazctl(command.replace("the/journal", JOURNAL))

@@ -19,8 +19,8 @@ PLANT_ENV: Final = "GAZETTE_CHAOS_PLANT"
 def install() -> None:
     """Have the import of the plant's module make its mistake. Of no effect without the variable."""
     if name := os.environ.get(PLANT_ENV):
-        plant = PLANTS[name]
-        sys.meta_path.insert(0, _Finder(plant.module, plant.put))
+        for module, put in PLANTS[name].puts.items():
+            sys.meta_path.insert(0, _Finder(module, put))
 
 
 class _Finder(importlib.abc.MetaPathFinder):

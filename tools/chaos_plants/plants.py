@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """A mistake in ``module``, which ``put`` makes there. ``chaos`` are the flags of a run that finds it."""
+    """A mistake, which is made in each of these modules by a function that takes it. ``chaos`` are the flags
+    of a run that finds it."""
 
-    module: str
-    put: Callable[[Any], None]
+    puts: Mapping[str, Callable[[Any], None]]
     chaos: tuple[str, ...]
 
 
@@ -29,6 +29,11 @@ def _late_uploads(agreement: Any) -> None:
         self._uploads.spool_complete(spool, life=self._life, tenure=self._tenure, reassigned=never)
 
     agreement.Agreement.spool_complete = spool_complete
+
+
+def _newcomers_lead(key_space: Any) -> None:
+    """A broker that has just joined is promoted as readily as the survivor that has the journal's end."""
+    key_space.progress = lambda assignment: 0
 
 
 def _lives_by_name(key_space: Any) -> None:
@@ -49,13 +54,11 @@ def _no_lease(lease_guard: Any) -> None:
 
 PLANTS: Final = {
     "late-uploads": Plant(
-        "gazette.broker.agreement",
-        _late_uploads,
+        {"gazette.broker.agreement": _late_uploads, "gazette.broker.key_space": _newcomers_lead},
         ("--minutes=3", "--seed=1", "--replication=3", "--rate=2", "--faults=kill"),
     ),
     "lives-by-name": Plant(
-        "gazette.broker.key_space",
-        _lives_by_name,
+        {"gazette.broker.key_space": _lives_by_name},
         (
             "--minutes=1.3",
             "--seed=1",
@@ -65,8 +68,7 @@ PLANTS: Final = {
         ),
     ),
     "no-lease": Plant(
-        "gazette.broker.lease_guard",
-        _no_lease,
+        {"gazette.broker.lease_guard": _no_lease},
         (
             "--minutes=1.3",
             "--lease=5s",

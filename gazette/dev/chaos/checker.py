@@ -63,7 +63,7 @@ from gazette.dev.chaos.history import (
     Stopped,
     StoredOps,
 )
-from gazette.dev.chaos.payload import Placed, digest, take_apart
+from gazette.dev.chaos.payload import Placed, digest, payload, take_apart
 from gazette.dev.chaos.quiet import QuietTimes, Violation
 from gazette.dev.chaos.registers import REGISTER_MISMATCH, Attempt, check_registers
 
@@ -361,8 +361,22 @@ class _Reads:
             return
         if event.end <= len(content) and digest(content[event.begin : event.end]) == event.sum:
             return
-        if not self._is_excused(event):
+        if not self._is_excused(event) and not self._is_unanswered(event, content):
             self._complain("read", event, "which are other bytes than the journal has")
+
+    def _is_unanswered(self, event: Read, content: bytes) -> bool:
+        """True if these bytes end in an append whose outcome its client does not know.
+
+        A broker shows an append before all replicas have it. If it dies just then, none may have it.
+        """
+        length = event.end - event.begin
+        for attempt in self._book.attempts_of[event.journal]:
+            before = length - attempt.invoked.length
+            if attempt.outcome == "unknown" and attempt.invoked.time < event.time and before >= 0:
+                held = content[event.begin : event.begin + before]
+                if digest(held + payload(attempt.invoked.op, attempt.invoked.length)) == event.sum:
+                    return True
+        return False
 
     def _is_excused(self, event: Read) -> bool:
         """True if these bytes were lost, as declared, after they were read."""

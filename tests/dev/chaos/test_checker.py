@@ -601,6 +601,20 @@ def test_too_few_replicas() -> None:
     assert "by b2 only" in verdict.violations[0].text
 
 
+@pytest.mark.parametrize(("outcome", "kinds"), [("unknown", set()), ("fail", {"read"})])
+def test_a_reader_at_a_broker_that_died_in_an_append(outcome: str, kinds: set[str]) -> None:
+    """It may be given what no other replica got, unless the append was refused."""
+    story = Story()
+    story.append()
+    op = story.invoke(length=60)
+    story.open(0)
+    story.read(0, 160, story.content + payload(op, 60))
+    story.complete(op, outcome, **({"status": "SUSPENDED"} if outcome == "fail" else {}))
+    story.append(length=100)
+    story.read(160, 200)
+    assert story.kinds() == kinds
+
+
 # Journals that are deleted and created again.
 
 
