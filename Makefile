@@ -19,13 +19,32 @@ setup: $(DEV_STAMP)
 $(BIN)/python:
 	$(PYTHON3) -m venv .venv
 
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
 $(STAMP): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(PIP) -e .
 	@touch $@
 
-$(DEV_STAMP): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+# LOCKED=1 installs exactly what constraints.txt pins, and checks its hashes: CI does.
+LOCKED ?=
+$(DEV_STAMP): pyproject.toml $(if $(LOCKED),constraints.txt) | $(BIN)/python
+ifneq ($(LOCKED),)
+	$(PIP) --require-hashes -r constraints.txt
+	$(PIP) --no-deps --no-build-isolation -e .
+else
+	$(PIP) -e '.[dev]'
+endif
 	@touch $@ $(STAMP)
+
+# Pin the newest versions that pyproject.toml permits, with the hashes of their files on the package index, for CI and for the image.
+UV := build/constraints/bin/uv
+COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+    --custom-compile-command 'make constraints' pyproject.toml deploy/build.in
+constraints:
+	$(PYTHON3) -m venv build/constraints
+	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5'
+	$(COMPILE) --extra dev --output-file constraints.txt
+	$(COMPILE) --extra s3 --output-file deploy/constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/gazette demo $(ARGS)

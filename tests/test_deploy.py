@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from gazette.broker.flags import BrokerFlags
 from gazette.broker.main import schema
@@ -231,6 +233,28 @@ def test_the_image_is_small_rootless_and_has_what_it_copies() -> None:
         for source in line.split():
             assert (ROOT / source).exists(), source
             assert f"!{source}\n" in ignored, source
+
+
+@pytest.mark.parametrize(
+    ("path", "extra", "command"),
+    [("constraints.txt", "dev", ".ci/run"), ("deploy/constraints.txt", "s3", "deploy/Dockerfile")],
+)
+def test_what_is_installed_is_pinned_by_hashes(path: str, extra: str, command: str) -> None:
+    """Each requirement has a pin that it permits, each pin has hashes; `make constraints` writes them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / path).read_text()
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE))
+    entries = re.split(r"^(?=[\w.-]+==)", text, flags=re.MULTILINE)[1:]
+    assert len(entries) == len(re.findall(r"^\S+==", text, re.MULTILINE))
+    assert all("--hash=sha256:" in one for one in entries)
+    wanted = [*project["dependencies"], *project["optional-dependencies"][extra]]
+    wanted += (DEPLOY / "build.in").read_text().splitlines()[1:]
+    for one in map(Requirement, wanted):
+        version = pins[canonicalize_name(one.name)]
+        assert one.specifier.contains(version), f"{one}: {version} (run `make constraints`)"
+    assert ("LOCKED=1" if command == ".ci/run" else "--require-hashes -r constraints.txt") in (
+        ROOT / command
+    ).read_text()
 
 
 def test_services_that_others_wait_for_exist() -> None:

@@ -32,7 +32,7 @@ from gazette.errors import Broken, Invalid, Unavailable
 from gazette.file_limit import ConnectionLimits, file_limit, raise_file_limit, warn_of_few_files
 from gazette.grpc_metrics import MetricsInterceptor
 from gazette.http_body import StreamedBody
-from gazette.http_server import TlsFiles, bind_tcp
+from gazette.http_server import TlsFiles, bind_debug, bind_tcp
 from gazette.log_setup import setup
 from gazette.metrics import (
     GRPC_SERVER_HANDLED,
@@ -42,7 +42,7 @@ from gazette.metrics import (
     HTTP_CONNECTIONS_REFUSED,
 )
 from gazette.protocol.route import grpc_target
-from gazette.server import Server, ServerSettings
+from gazette.server import Server, ServerSettings, advertised_host, warn_of_open_server
 from gazette.tasks import TaskScope
 
 SERVICE = "test.Echo"
@@ -823,3 +823,47 @@ async def test_diagnostics_tell_whether_and_what() -> None:
         stacks = (await http.get("/debug/stacks")).text
         assert "test_diagnostics_tell_whether_and_what" in stacks
         assert "thread MainThread" in stacks
+
+
+async def test_the_debug_port_is_on_the_host_of_the_others() -> None:
+    for host, expected in (("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("127.0.0.2", "127.0.0.2")):
+        with bind_debug("0", host) as sock:
+            assert sock.getsockname()[0] == expected
+    with bind_debug("0", "") as sock:
+        assert sock.getsockname()[0] in ("::", "0.0.0.0")
+    for port in ("x", "1_0", "²", "65536", "-1"):
+        with pytest.raises(Invalid, match="invalid port"):
+            bind_debug(port, "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "warns"),
+    [
+        ({"bind_host": ""}, True),
+        ({"bind_host": "0.0.0.0"}, True),
+        ({"bind_host": "192.0.2.1"}, True),
+        ({"bind_host": "127.0.0.1"}, False),
+        ({"bind_host": "::1"}, False),
+        ({"bind_host": "localhost"}, False),
+        ({"bind_host": "", "port": "unix:///run/x"}, False),
+        ({"bind_host": "", "port": "unix:///run/x", "http_port": "80"}, True),
+        ({"bind_host": "", "tls": TlsFiles("cert", "key")}, True),
+        ({"bind_host": "", "tls": TlsFiles("cert", "key", "ca")}, False),
+    ],
+)
+def test_servers_that_anyone_may_use_warn(
+    changes: dict[str, Any], warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_open_server(settings(**changes), "broker", "do everything")
+    lines = [one.getMessage() for one in caplog.records]
+    assert len(lines) == warns
+    for line in lines:
+        assert "do everything" in line
+        assert "--broker.auth-keys" in line
+        assert "--broker.bind-host=127.0.0.1" in line
+
+
+def test_what_listens_on_loopback_is_advertised_there() -> None:
+    assert advertised_host("127.0.0.1", "machine") == "127.0.0.1"
+    for bind_host in ("", "0.0.0.0", "192.0.2.1"):
+        assert advertised_host(bind_host, "machine") == "machine"

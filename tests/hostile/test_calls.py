@@ -59,7 +59,7 @@ async def ask(channel: Any, path: str, messages: list[bytes], token: str) -> tup
 async def ask_once(channel: Any, path: str, messages: list[bytes], token: str) -> tuple[str, str]:
     metadata = (("authorization", token),) if token else ()
     call = channel.stream_stream(path)(
-        iter(messages), metadata=metadata, timeout=0.5 if token else 30.0
+        iter(messages), metadata=metadata, timeout=0.5 if token.startswith("Bearer") else 30.0
     )
     try:
         async for _ in call:

@@ -27,6 +27,7 @@ from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.process import ConsumerSpec
 from gazette.protocol.shard import ReplicaCode
 from gazette.runconsumer import process
+from gazette.runconsumer.flags import ConsumerFlags
 from gazette.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import log_spec, shard_spec
@@ -384,3 +385,16 @@ async def test_another_application_on_the_same_prefix_ends_with_what_to_do(
     assert "belongs to application counter.Counter, and this is application other.Counter" in text
     assert "--consumer.adopt-from=counter.Counter" in text
     assert len(await members(etcd, 1)) == 1
+
+
+def test_examples_listen_on_loopback_unless_they_are_asked() -> None:
+    options = process.schema(Nothing(), "example", "127.0.0.1")
+    for argv, expected in (([], "127.0.0.1"), (["--consumer.bind-host=0.0.0.0"], "0.0.0.0")):
+        flags = options.load(argv, {}, directory=Path("/nonexistent")).group(ConsumerFlags)
+        assert flags.bind_host == expected
+        assert flags.server_settings("machine").host == ("127.0.0.1" if not argv else "machine")
+    examples = Path(__file__).parents[2] / "examples"
+    mains = [one for one in examples.rglob("*.py") if "runconsumer.main(" in one.read_text()]
+    assert len(mains) >= 5
+    for one in mains:
+        assert 'bind_host="127.0.0.1"' in one.read_text(), one
