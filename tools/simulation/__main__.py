@@ -11,7 +11,7 @@ import sys
 from contextlib import closing
 from functools import partial
 
-from tools.simulation.run import in_children, quiet, report, run_seed, simulate
+from tools.simulation.run import Outcome, in_children, plants_of, quiet, report, run_seed, simulate
 
 _HASH_SEED = "0"
 
@@ -28,12 +28,16 @@ def _parser() -> argparse.ArgumentParser:
         "--slice", type=int, default=25, help="seeds that one process simulates, then it ends"
     )
     parser.add_argument("--keep-going", action="store_true", help="go on after a violation")
+    parser.add_argument("--plant", default="", help="give brokers (or consumers) this defect")
+    parser.add_argument(
+        "--plants", action="store_true", help="say at which seed each planted defect is found"
+    )
     return parser
 
 
-def _one(seed: int, *, trace: bool, consumers: bool) -> int:
+def _one(seed: int, *, trace: bool, consumers: bool, plant: str) -> int:
     quiet()
-    call = partial(run_seed, seed, trace=trace, consumers=consumers)
+    call = partial(_outcome, seed, trace=trace, consumers=consumers, plant=plant)
     (outcome,) = in_children([call], 1)
     sys.stdout.write(report(outcome) + "\n" if outcome.trace or outcome.violations else "")
     sys.stdout.write(
@@ -45,17 +49,52 @@ def _one(seed: int, *, trace: bool, consumers: bool) -> int:
     return 1 if outcome.violations else 0
 
 
-def _many(
-    first: int, count: int, workers: int, slice: int, *, keep_going: bool, consumers: bool
-) -> int:
-    slices = [
-        range(begin, min(begin + slice, first + count))
-        for begin in range(first, first + count, slice)
+def _outcome(seed: int, *, trace: bool, consumers: bool, plant: str) -> Outcome:
+    if plant:
+        plants_of(consumers)[plant]()
+    return run_seed(seed, trace=trace, consumers=consumers)
+
+
+def _slices(arguments: argparse.Namespace) -> list[range]:
+    end = arguments.first + arguments.seeds
+    return [
+        range(begin, min(begin + arguments.slice, end))
+        for begin in range(arguments.first, end, arguments.slice)
     ]
+
+
+def _find_plants(arguments: argparse.Namespace) -> int:
+    """Run seeds with each planted defect until a violation; print a table."""
+    missed = 0
+    names = [arguments.plant] if arguments.plant else list(plants_of(arguments.consumers))
+    width = max(map(len, names))
+    for name in names:
+        calls = [
+            partial(simulate, seeds, consumers=arguments.consumers, plant=name, keep_going=False)
+            for seeds in _slices(arguments)
+        ]
+        found, spent = None, 0.0
+        with closing(in_children(calls, arguments.workers)) as results:
+            for failed, seconds in results:
+                spent += seconds
+                if failed:
+                    found = failed[0]
+                    break
+        missed += found is None
+        at = f"not in {arguments.seeds} seeds" if found is None else f"{found.seed}"
+        what = "" if found is None else found.violations[0]
+        sys.stdout.write(f"{name:{width}}  {at:>6}  {spent:7.1f} s  {what}\n")
+        sys.stdout.flush()
+    return 1 if missed else 0
+
+
+def _many(arguments: argparse.Namespace) -> int:
+    consumers, plant = arguments.consumers, arguments.plant
+    slices = _slices(arguments)
     done, failures, spent = 0, 0, 0.0
-    flag = " --consumers" if consumers else ""
-    calls = [partial(simulate, seeds, consumers=consumers) for seeds in slices]
-    with closing(in_children(calls, workers)) as results:
+    flag = (" --consumers" if consumers else "") + (f" --plant {plant}" if plant else "")
+    calls = [partial(simulate, seeds, consumers=consumers, plant=plant) for seeds in slices]
+    with closing(in_children(calls, arguments.workers)) as results:
         for seeds, (failed, seconds) in zip(slices, results, strict=True):
             done, spent = done + len(seeds), spent + seconds
             for outcome in failed:
@@ -65,11 +104,11 @@ def _many(
                     f"replay: python -m tools.simulation{flag} --seed {outcome.seed} --trace\n"
                 )
             sys.stdout.flush()
-            if failures and not keep_going:
+            if failures and not arguments.keep_going:
                 break
     rate = done / spent if spent else 0.0
     sys.stdout.write(
-        f"{done} seeds from {first}, {failures} with violations, {rate:.1f} seeds/s per process\n"
+        f"{done} seeds from {arguments.first}, {failures} with violations, {rate:.1f} seeds/s per process\n"
     )
     return 1 if failures else 0
 
@@ -81,15 +120,19 @@ def main() -> int:
         environ = {**os.environ, "PYTHONHASHSEED": _HASH_SEED}
         command = [sys.executable, "-m", "tools.simulation", *sys.argv[1:]]
         os.execve(sys.executable, command, environ)  # noqa: S606 - the same program again
-    if arguments.seed is not None:
-        return _one(arguments.seed, trace=arguments.trace, consumers=arguments.consumers)
-    return _many(
-        arguments.first,
-        arguments.seeds,
-        arguments.workers,
-        arguments.slice,
-        keep_going=arguments.keep_going,
+    if arguments.plant and arguments.plant not in plants_of(arguments.consumers):
+        known = ", ".join(plants_of(arguments.consumers))
+        sys.stderr.write(f"there is no plant {arguments.plant!r}; there are: {known}\n")
+        return 2
+    if arguments.plants:
+        return _find_plants(arguments)
+    if arguments.seed is None:
+        return _many(arguments)
+    return _one(
+        arguments.seed,
+        trace=arguments.trace,
         consumers=arguments.consumers,
+        plant=arguments.plant,
     )
 
 

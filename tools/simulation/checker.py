@@ -103,9 +103,12 @@ def _evicted(history: History, appends: list[Append]) -> Iterator[str]:
 
 
 def _skipped(history: History, life: Life, appends: list[Append]) -> Iterator[str]:
-    """Appends that a reader was told are not there."""
+    """Appends that a reader was told are not there, although their store could be listed."""
+    unlisted = [one for one in history.unlisted if one.what == life.bucket]
     for jump in history.jumps:
         if jump.journal != life.journal or not life.has(jump.revision):
+            continue
+        if any(one.begin <= jump.time <= one.end for one in unlisted):
             continue
         for append in appends:
             assert append.begin is not None
@@ -255,6 +258,24 @@ def is_lost(history: History, append: Append, stored: list[Stored]) -> bool:
     if any(begin <= append.begin and append.end <= end for begin, end in spans):
         return False
     return _quiet(history, min(ends), max(ends)) < UPLOAD_S
+
+
+def may_be_hole(history: History, life: Life, begin: int, end: int) -> bool:
+    """Whether a journal may lack ``[begin, end)``, where nothing was acknowledged: an append had reached
+    some replicas only. The first of them to lead made others go on behind it, and ended before its upload.
+    """
+    journal = [one for one in history.appends if one.journal == life.journal]
+    if any(
+        one.begin is not None and life.has(one.revision) and one.begin < end and one.end > begin
+        for one in journal
+        if one.payload
+    ):
+        return False
+    since = min((one.begun for one in journal if not one.acknowledged), default=None)
+    if since is None:
+        return False
+    ends = [time for time in history.lost_brokers.values() if time >= since]
+    return len(ends) > 1 and _quiet(history, min(ends), max(ends)) < UPLOAD_S
 
 
 def replicas_ended(

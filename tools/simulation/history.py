@@ -122,6 +122,8 @@ class History:
     stored: list[Stored] = field(default_factory=list)
     jumps: list[Jump] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    unlisted: list[Fault] = field(default_factory=list)
+    """When brokers may not have listed what a bucket has, which ``what`` names: it was not mounted."""
     evicted: dict[str, float] = field(default_factory=dict)
     """Processes whose member key was deleted from etcd, and when."""
     hurried: dict[str, float] = field(default_factory=dict)

@@ -6,13 +6,14 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TypeAlias, TypeVar
 
+from tools.simulation import consumer_plants, plants
 from tools.simulation.checker import check
 from tools.simulation.consumer_scenario import ConsumerScenario
 from tools.simulation.scenario import Scenario
@@ -99,19 +100,32 @@ def report(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
+def plants_of(consumers: bool) -> Mapping[str, Callable[[], object]]:
+    """Return the defects that a simulation of brokers, or of consumers, can plant, by name."""
+    return consumer_plants.PLANTS if consumers else plants.PLANTS
+
+
 Slice: TypeAlias = "tuple[list[Outcome], float]"
 """The seeds of a slice that violated something, and the seconds of processor time that it took."""
 
 
-def simulate(seeds: range, *, consumers: bool = False) -> Slice:
-    """Run seeds in this process; those that violated something are run again for their trace."""
+def simulate(
+    seeds: range, *, consumers: bool = False, plant: str = "", keep_going: bool = True
+) -> Slice:
+    """Run seeds in this process; those that violated something are run again for their trace.
+
+    ``plant`` names a defect that this process has from now on. See `tools.simulation.plants`.
+    """
     quiet()
+    if plant:
+        plants_of(consumers)[plant]()
     begun = time.process_time()
-    failed = [
-        run_seed(seed, trace=True, consumers=consumers)
-        for seed in seeds
-        if run_seed(seed, consumers=consumers).violations
-    ]
+    failed = []
+    for seed in seeds:
+        if run_seed(seed, consumers=consumers).violations:
+            failed.append(run_seed(seed, trace=True, consumers=consumers))
+            if not keep_going:
+                break
     return failed, time.process_time() - begun
 
 

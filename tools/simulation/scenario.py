@@ -28,7 +28,7 @@ from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.status import Status
 from gazette.tasks import TaskScope, settled
-from tools.simulation.checker import is_lost, replicas_ended
+from tools.simulation.checker import is_lost, may_be_hole, replicas_ended
 from tools.simulation.history import Append, Fault, Jump, Piece
 from tools.simulation.loop import Node, NodeClock
 from tools.simulation.storage import Threads
@@ -61,9 +61,11 @@ class Scenario:
     def __init__(self, seed: int, *, trace: bool = False) -> None:
         self.world = world = World(seed, trace=trace)
         self.rng = random.Random(world.rng.getrandbits(64))
-        self.plan = self._plan()
         self.node = Node(world.loop, "op")
         self.clock = NodeClock(world.loop)
+        self.story: Callable[[], Any] | None = None
+        """What is all that goes wrong in this run; None: faults of all kinds."""
+        self.plan = self._plan()
         self.lives: dict[str, int] = dict.fromkeys(self.plan.journals, 0)
         """How often each journal was created."""
         self.heads: dict[str, int] = {}
@@ -81,7 +83,10 @@ class Scenario:
 
     def _plan(self) -> Plan:
         rng, world = self.rng, self.world
-        count = rng.choice((2, 3, 3, 3, 3, 4))
+        self.story = rng.choice((*[None] * 8, self._deaths_apart, self._paused_leader))
+        is_tale_of_deaths = self.story == self._deaths_apart
+        is_tale_of_pauses = self.story == self._paused_leader
+        count = 3 if self.story else rng.choice((2, 3, 3, 3, 3, 4))
         hosts = [f"broker-{number}" for number in range(count)]
         world.network.delay_s = rng.choice((0.0003, 0.001, 0.005))
         world.network.window = rng.choice((1 << 12, 1 << 16, 1 << 22))
@@ -91,12 +96,13 @@ class Scenario:
             "auto_suspend": rng.random() < 0.15,
             "suspend_after_idle_ticks": 2,
         }
+        replications = (3,) if is_tale_of_deaths else (1,) if is_tale_of_pauses else (1, 2, 3, 3)
         journals = {}
-        for number in range(rng.choice((1, 1, 1, 2))):
+        for number in range(rng.choice((2, 3)) if is_tale_of_deaths else rng.choice((1, 1, 1, 2))):
             name = f"journal-{number}"
             journals[name] = JournalSpec(
                 name,
-                replication=min(rng.choice((1, 2, 3, 3)), count),
+                replication=min(rng.choice(replications), count),
                 fragment=FragmentSpec(
                     length=rng.choice((1 << 10, 1 << 12, 1 << 16, 1 << 24)),
                     codec=rng.choice((Codec.NONE, Codec.NONE, Codec.GZIP, Codec.ZSTANDARD)),
@@ -133,7 +139,7 @@ class Scenario:
             for journal in plan.journals:
                 await self._create(client, journal)
             for number, journal in enumerate(plan.journals):
-                for _ in range(rng.choice((1, 1, 1, 2))):
+                for _ in range(3 if self.is_busy else rng.choice((1, 1, 1, 2))):
                     self._spawn_writer(f"w{number}", journal)
                 self._spawn_reader(f"r{number}", journal)
             await self._break(scope)
@@ -170,6 +176,9 @@ class Scenario:
         """Let faults happen, at random times; return when the last is over."""
         rng = self.rng
         await self.clock.sleep(rng.uniform(1.0, 20.0))
+        if self.story is not None:
+            await self.story()
+            return
         faults = self._faults()
         for _ in range(rng.choice((1, 1, 2, 2))):
             for _ in range(rng.choice((1, 2, 2, 3, 4))):
@@ -191,6 +200,7 @@ class Scenario:
             self._cut_connections,
             self._store_errors,
             self._store_hangs,
+            self._store_unmounted,
             self._disk,
             self._slow_disk,
             self._lagging_watch,
@@ -198,10 +208,11 @@ class Scenario:
             self._clock_jump,
             self._recreate,
             self._part_client,
-            self._large_registers,
             self._deaths_apart,
             self._late_etcd,
         ]
+        if self.rng.random() < 0.25:
+            rare.append(self._large_registers)  # It costs more time than all others.
         return common * 2 + rare
 
     def _fault(
@@ -232,12 +243,15 @@ class Scenario:
         self._kill(hosts[1])
 
     async def _deaths_apart(self) -> None:
-        """Two brokers die at nearly the same time, and the others once those have long been replaced."""
+        """Two brokers die at nearly the same time, and the others later: perhaps just after those have come
+        back, perhaps long after."""
         hosts = self.rng.sample(self.plan.hosts, len(self.plan.hosts))
         self._kill(hosts[0])
         await self.clock.sleep(self.rng.uniform(0.0, 2.0))
         self._kill(hosts[1])
-        await self.clock.sleep(self.rng.uniform(95.0, 150.0))
+        await self.clock.sleep(
+            self.rng.choice((self.rng.uniform(1.0, 200.0), self.rng.uniform(95.0, 150.0)))
+        )
         for host in hosts[2:]:
             self._kill(host)
 
@@ -277,7 +291,27 @@ class Scenario:
 
     async def _pause(self) -> None:
         host, seconds = self._host(), self.rng.choice((2.0, 15.0, 25.0, 60.0))
-        seconds *= self.rng.uniform(0.7, 1.3)
+        self._hold(host, seconds * self.rng.uniform(0.7, 1.3))
+
+    async def _paused_leader(self) -> None:
+        """The only broker of a journal is held beyond its lease, and clients go on to append."""
+        for _ in range(self.rng.choice((1, 2, 3))):
+            primaries = [
+                one.host
+                for one in self.world.brokers.values()
+                if not one.ended and self.world.leads(one)
+            ]
+            host = self.rng.choice(primaries or self.plan.hosts)
+            seconds = LEASE_S + self.rng.uniform(1.0, 15.0)
+            self._hold(host, seconds)
+            await self.clock.sleep(seconds + self.rng.uniform(5.0, 30.0))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether appends follow each other closely, as seen from a broker that is held."""
+        return self.story == self._paused_leader
+
+    def _hold(self, host: str, seconds: float) -> None:
         self._fault("pause", seconds, host, lease=seconds > 5.0)
         node = self.world.brokers[host].node
         node.hold(seconds)
@@ -371,6 +405,26 @@ class Scenario:
         seconds = rng.uniform(5.0, 150.0)
         self._fault(f"store {bucket.name} hangs", seconds, after_s=_BACKOFF_S)
         bucket.trouble.hangs_until = self.world.loop.now + seconds
+        await self.clock.sleep(seconds)
+        bucket.heal()
+
+    async def _store_unmounted(self) -> None:
+        """An empty directory is where the store was; then the store is back, with what was put there."""
+        bucket, rng = self._bucket(), self.rng
+        if bucket is None:
+            return
+        seconds = rng.choice((5.0, 40.0, 100.0)) * rng.uniform(0.7, 1.3)
+        self._fault(f"store {bucket.name} is not mounted", seconds, after_s=_BACKOFF_S)
+        # A listing may be as old as the interval between listings.
+        refresh_s = max(
+            spec.fragment.refresh_interval_ns // duration.SECOND
+            for spec in self.plan.journals.values()
+        )
+        now = self.world.loop.now
+        listed = now + seconds + refresh_s + 10.0
+        self.world.history.unlisted.append(Fault(now, listed, bucket.name))
+        self.plan.until = max(self.plan.until, listed)
+        bucket.trouble.unmounted = True
         await self.clock.sleep(seconds)
         bucket.heal()
 
@@ -707,7 +761,7 @@ class Scenario:
                 offset = jump.offset
             except (GazetteError, TimeoutError) as caught:
                 error = caught
-                if isinstance(error, TimeoutError) and self.may_reset(journal):
+                if isinstance(error, TimeoutError):
                     offset = self._behind_hole(journal, offset)
                 await self.clock.sleep(2.0)
             finally:
@@ -717,7 +771,7 @@ class Scenario:
         await client.close()
 
     def _behind_hole(self, journal: str, offset: int) -> int:
-        """Where a journal goes on behind what was lost: readers do not wait for those bytes."""
+        """Where a journal goes on behind what it may lack: readers do not wait for those bytes."""
         history = self.world.history
         life = history.last_life(journal)
         assert life is not None
@@ -730,7 +784,9 @@ class Scenario:
             and life.has(one.revision)
             and not is_lost(history, one, stored)
         ]
-        return min((begin for begin in begins if begin > offset), default=offset)
+        begin = min((begin for begin in begins if begin > offset), default=offset)
+        may = self.may_reset(journal) or may_be_hole(history, life, offset, begin)
+        return begin if may else offset
 
 
 class Writer:
@@ -746,8 +802,8 @@ class Writer:
         self._rng = rng
         self._client = client
         self._clock = NodeClock(scenario.world.loop)
-        self._think_s = rng.choice((4.0, 8.0, 16.0))
-        self._left = rng.choice((6, 12, 18))
+        self._think_s = 2.0 if scenario.is_busy else rng.choice((4.0, 8.0, 16.0))
+        self._left = 30 if scenario.is_busy else rng.choice((6, 12, 18))
         self._sizes = rng.choice(((0, 30, 100), (30, 700, 5000), (100, 1000, 1000, 1000, 300_000)))
         self._uses_registers = rng.random() < 0.3
         self._service: AppendService | None = None

@@ -303,7 +303,14 @@ class Bucket:
         return self.trouble == StoreTrouble()
 
     def heal(self) -> None:
+        """End what is wrong. What was put elsewhere is copied to where it belongs, as an operator does."""
         self.trouble = StoreTrouble()
+        elsewhere, self.elsewhere = self.elsewhere, {}
+        for path, found in elsewhere.items():
+            if path not in self.objects:
+                self.objects[path] = found
+                if self.on_put is not None:
+                    self.on_put(path, found[0])
 
     @property
     def mounted(self) -> dict[str, tuple[bytes, int]]:

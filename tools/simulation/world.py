@@ -265,6 +265,14 @@ class World:
                 bucket = FragmentStoreUrl.parse(spec.fragment.stores[0]).host
                 self.history.lives.append(Life(journal, revision, bucket))
 
+    def leads(self, process: BrokerProcess) -> bool:
+        """Whether a process takes itself for the primary of some journal."""
+        service = process.service
+        parts = None if service is None else service._parts
+        return parts is not None and any(
+            local.assignment.decoded.slot == 0 for local in parts.context.state.local_items
+        )
+
     def _left_alone(self, process: BrokerProcess) -> bool:
         """Whether a process has left with journals that no other broker had taken over."""
         service = process.service

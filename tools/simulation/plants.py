@@ -1,0 +1,167 @@
+"""Defects of brokers that a simulation plants in the shipped code, to show that its judge finds them.
+
+Each is a function that patches the shipped code of this process: what brokers did before it was repaired,
+or a mistake that is easily made. ``python -m tools.simulation --plants`` says at which seed each is found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from gazette.broker import append_driver, append_rules, replica, resolver, service
+from gazette.broker.agreement import Agreement
+from gazette.broker.known_head import KnownHead, UploadLimits
+from gazette.broker.lease_guard import LeaseGuard
+from gazette.broker.service import BrokerService
+from gazette.etcd_lease import Lease
+from gazette.fragment.disk_pace import Pace
+
+Plant: TypeAlias = Callable[[], None]
+_REGISTERS_WITHOUT_LIMIT: Final = 1 << 40
+
+
+def survivor_waits() -> None:
+    """A follower leaves the upload of what it holds to a primary that never had it."""
+
+    def spool_complete(self: Agreement, spool: Any) -> None:
+        if self.end is None:
+            never = asyncio.Event()
+            self._uploads.spool_complete(
+                spool, life=self._life, tenure=self._tenure, reassigned=never
+            )
+        else:
+            before(self, spool)
+
+    before = Agreement.spool_complete
+    _replace(Agreement, "spool_complete", spool_complete)
+
+
+def joiner_promoted() -> None:
+    """Load decides which replica becomes the primary when none is consistent, not what it holds."""
+    _replace(service, "progress", lambda assignment: (0,))
+
+
+def lives_by_name() -> None:
+    """A journal that was deleted and created again is taken for the former one by uploads."""
+
+    def spec_of(state: Any, journal: str, life: int) -> Any:
+        del life
+        item = state.item(journal)
+        return None if item is None else item.decoded.value.spec
+
+    _replace(service, "spec_of", spec_of)
+
+
+def head_unknown() -> None:
+    """No head of a journal is known but the end of its stores and spools."""
+
+    async def load(self: KnownHead) -> int:
+        self.loaded = True
+        return 0
+
+    async def write(self: KnownHead, tenure: int, *offsets: int) -> None:
+        self._tenure = tenure
+
+    _replace(KnownHead, "load", load)
+    _replace(KnownHead, "begin", write)
+    _replace(KnownHead, "acknowledge", write)
+    _replace(KnownHead, "note", lambda self, end: None)
+    _replace(KnownHead, "close", lambda self, end, registers: None)
+
+
+def lease_not_checked() -> None:
+    """A broker that was paused beyond its lease acknowledges appends."""
+    _replace(LeaseGuard, "holds", property(lambda self: True))
+
+
+def uploads_not_cut() -> None:
+    """A broker that comes back uploads what another one has given out again."""
+
+    async def of(self: UploadLimits, journal: str, life: int, tenure: int) -> None:
+        return None
+
+    _replace(UploadLimits, "of", of)
+
+
+def slow_disk_on_the_loop() -> None:
+    """A broker writes to its disk on the event loop, however slow that is."""
+    _replace(Pace, "is_fast", property(lambda self: True))
+
+
+def registers_without_limit() -> None:
+    """Registers of any size are proposed."""
+    _replace(append_rules, "REGISTERS_BYTES_MAX", _REGISTERS_WITHOUT_LIMIT)
+
+
+def assignments_by_name() -> None:
+    """A broker that was demoted and promoted within one step of its key space takes nothing for changed."""
+    _replace(resolver, "_is_same", lambda before, now: True)
+
+
+def lease_released_first() -> None:
+    """A broker that leaves gives its lease back before it has persisted its spools."""
+    finish = BrokerService._finish
+
+    async def finish_and_release(self: BrokerService) -> None:
+        await self._release()
+        await finish(self)
+
+    _replace(BrokerService, "_finish", finish_and_release)
+
+
+def hand_over_not_awaited() -> None:
+    """A broker that leaves does not wait for its replicas to hand their spools over."""
+
+    async def wait_torn_down(self: resolver.Resolver, timeout_s: float) -> None:
+        pass
+
+    _replace(resolver.Resolver, "wait_torn_down", wait_torn_down)
+
+
+def lease_from_the_answer() -> None:
+    """The end of a lease is counted from the answer to its renewal, not from its sending."""
+    renew = Lease.renew
+
+    async def later(self: Lease) -> None:
+        await renew(self)
+        self.expires_at = self._clock.monotonic() + self.ttl_s
+
+    _replace(Lease, "renew", later)
+
+
+def no_roll_back() -> None:
+    """What is pending in a spool stays there when its pipeline is torn down, or built."""
+
+    async def nothing(spool: Any, *, primary: bool) -> None:
+        del spool, primary
+
+    _replace(append_driver, "roll_back", nothing)
+    _replace(replica, "roll_back", nothing)
+
+
+PLANTS: Final[dict[str, Plant]] = {
+    plant.__name__.replace("_", "-"): plant
+    for plant in (
+        survivor_waits,
+        joiner_promoted,
+        lives_by_name,
+        head_unknown,
+        lease_not_checked,
+        uploads_not_cut,
+        slow_disk_on_the_loop,
+        registers_without_limit,
+        assignments_by_name,
+        lease_released_first,
+        hand_over_not_awaited,
+        lease_from_the_answer,
+        no_roll_back,
+    )
+}
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    """Replace what is there: a name that is gone must not go unnoticed."""
+    assert name in vars(owner), f"{owner} has no {name} any more"
+    setattr(owner, name, value)
