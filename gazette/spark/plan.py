@@ -21,11 +21,12 @@ from gazette.errors import Invalid
 from gazette.history.fold import CommittedRun
 from gazette.history.kept import KEPT_NAME
 from gazette.history.snapshot import Run
+from gazette.protocol.fragment import Codec, Fragment
 
-TEXT_BYTES_MAX: Final = 64 << 20
-"""Of an encoded plan: a million fragments take about 50 MB."""
-DATA_BYTES_MAX: Final = 512 << 20
-"""Of what it decompresses to."""
+TEXT_BYTES_MAX: Final = 256 << 20
+"""Of an encoded plan: a million fragments, each with a path of its own, take about 85 MB."""
+DATA_BYTES_MAX: Final = 1 << 30
+"""Of what it decompresses to: about 280 bytes for each of them."""
 DIRECTORY: Final = "gazette"
 """Name of the directory, on the disks of an executor, with the rows that its tasks keep."""
 
@@ -100,20 +101,22 @@ def _decompressed(text: str, begin: int) -> bytes:
 
 
 def _check(plan: Plan) -> None:
-    numbers = set()
+    numbers: set[int] = set()
+    paths: set[tuple[str, str, Codec]] = set()
     for committed in plan.runs:
         run = committed.run
         if run.number in numbers:
             raise _invalid(f"not a plan: there are two runs {run.number}")
         numbers.add(run.number)
-        _check_pieces(run)
+        _check_pieces(run, paths)
     for number, path in plan.kept.items():
         # It is opened, and removed if it is damaged: so no other file may be named.
         if number not in numbers or not _KEPT.fullmatch(path) or "/../" in path:
             raise _invalid(f"not a plan: no rows are kept of run {number} as {path!r}")
 
 
-def _check_pieces(run: Run) -> None:
+def _check_pieces(run: Run, paths: set[tuple[str, str, Codec]]) -> None:
+    """Require pieces that can be read, in order. ``paths``: what was found to be valid of fragments."""
     at = 0
     for piece in run.pieces:
         fragment = piece.fragment
@@ -129,14 +132,21 @@ def _check_pieces(run: Run) -> None:
                 f" {piece.begin} to {piece.end} after {at}"
             )
         if fragment is not None:
-            try:
-                fragment.validate()
-                fragment.content_path()
-            except Invalid as error:
-                raise error.within("option plan") from error
+            path = (fragment.journal, fragment.path_postfix, fragment.codec)
+            if path not in paths:
+                _check_path(fragment)
+                paths.add(path)
         at = piece.end
     if not run.pieces:
         raise _invalid(f"not a plan: run {run.number} of {run.journal} is empty")
+
+
+def _check_path(fragment: Fragment) -> None:
+    try:
+        fragment.validate()
+        fragment.content_path()
+    except Invalid as error:
+        raise error.within("option plan") from error
 
 
 def _invalid(problem: str, hint: str = _READ) -> Invalid:

@@ -103,7 +103,9 @@ def _summarise(task: tuple[Access, Run, Keeping | None]) -> tuple[RunSummary, st
         if keeping is None or not local:
             found = summarise_run(opened, run), ""
         else:
-            found = summarise_keeping(opened, run, keeping, Path(local) / DIRECTORY)
+            found = summarise_keeping(
+                opened, run, keeping, Path(os.path.abspath(local)) / DIRECTORY
+            )
     keep_imports()
     return found
 
