@@ -232,6 +232,28 @@ def test_what_is_no_secret_stays(text: str) -> None:
     assert redact(text) == text
 
 
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("GET https://h/p?a=1&sig=abcdef&b=2 200", "GET https://h/p?a=1&sig=*&b=2 200"),
+        ('{"token": "a\\"b", "n": 1, "keys": 2}', '{"token": "*", "n": 1, "keys": 2}'),
+        ('{"auth_keys": ["a", "b"], "n": 1}', '{"auth_keys": "*", "n": 1}'),
+        ('{"password": null, "secret": 7}', '{"password": null, "secret": "*"}'),
+        ("serve --x.auth-keys a,b --broker.port 80", "serve --x.auth-keys * --broker.port 80"),
+        ("argv ['--auth-token', 'a b', '--x']", "argv ['--auth-token', '*', '--x']"),
+        ("http://u:p@a:1,http://u:p@b:2", "http://*@a:1,http://*@b:2"),
+        (
+            "see http://a:1/x and postgresql://u:p w@h/d",
+            "see http://a:1/x and postgresql://*@h/d",
+        ),
+        ("key: |\n  x\npassword: |\n  a\n  b\nc: 1", "key: |\n  x\npassword: *\nc: 1"),
+        ("auth-keys:\n- a\n- b\nc:\n- 1", "auth-keys:*\nc:\n- 1"),
+    ],
+)
+def test_no_more_is_taken_out_than_needed(text: str, left: str) -> None:
+    assert redact(text) == left.replace("*", REDACTED)
+
+
 def test_settings_are_redacted_whole_by_their_name() -> None:
     assert redact_setting("db-password", "any, thing\nof\n several lines") == REDACTED
     assert redact_setting("db-password", "") == ""
