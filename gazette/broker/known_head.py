@@ -217,6 +217,7 @@ class KnownHead:
                 log.warning(
                     "the known head of %(journal)s could not be written (will retry): %(error)s",
                     {"journal": self._journal, "error": error},
+                    extra={"cause": f"known heads: {type(error).__name__}"},
                 )
                 await self._context.clock.sleep(_RETRY_S)
 

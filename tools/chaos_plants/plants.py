@@ -31,6 +31,19 @@ def _late_uploads(agreement: Any) -> None:
     agreement.Agreement.spool_complete = spool_complete
 
 
+def _survivors_wait(append_fsm: Any) -> None:
+    """A primary that lacks replicas refuses appends, and leaves its open fragment as it is."""
+    machine, too_few = append_fsm.AppendFSM, append_fsm.Status.INSUFFICIENT_JOURNAL_BROKERS
+    await_desired_replicas = machine._await_desired_replicas
+
+    def refused(self: Any) -> Any:
+        if len(self.at.route.members) < self.at.desired_replication:
+            return self._refuse(too_few)
+        return await_desired_replicas(self)
+
+    machine._await_desired_replicas = refused
+
+
 def _newcomers_lead(key_space: Any) -> None:
     """A broker that has just joined is promoted as readily as the survivor that has the journal's end."""
     key_space.progress = lambda assignment: 0
@@ -54,8 +67,12 @@ def _no_lease(lease_guard: Any) -> None:
 
 PLANTS: Final = {
     "late-uploads": Plant(
-        {"gazette.broker.agreement": _late_uploads, "gazette.broker.key_space": _newcomers_lead},
-        ("--minutes=3", "--seed=1", "--replication=3", "--rate=2", "--faults=kill"),
+        {
+            "gazette.broker.agreement": _late_uploads,
+            "gazette.broker.append_fsm": _survivors_wait,
+            "gazette.broker.key_space": _newcomers_lead,
+        },
+        ("--minutes=3", "--lease=5s", "--seed=1", "--replication=3", "--rate=2", "--faults=kill"),
     ),
     "lives-by-name": Plant(
         {"gazette.broker.key_space": _lives_by_name},
