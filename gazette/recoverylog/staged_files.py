@@ -84,6 +84,8 @@ class StagedFiles:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._files: dict[int, int] = {}
+        self._lengths: dict[int, int] = {}
+        """By fnode, how far writes reached, in bytes."""
         self._lock = threading.Lock()
         self._abandoned = False
 
@@ -109,6 +111,7 @@ class StagedFiles:
         """
         with self._guarded("prepare the directory of a play-back"):
             self._close()
+            self._lengths.clear()
             empty_private(self.directory)
             (self.directory / STAGING).mkdir(DIRECTORY_MODE)
 
@@ -122,11 +125,14 @@ class StagedFiles:
                 match action:
                     case WriteNode(fnode=fnode, offset=offset, data=data):
                         _write_all(self._open(fnode), data, offset)
+                        end = offset + len(data)
+                        self._lengths[fnode] = max(self._lengths.get(fnode, 0), end)
                     case OpenNode(fnode=fnode):
                         self._open(fnode, os.O_CREAT | os.O_EXCL)
                     case DropNode(fnode=fnode):
                         if (descriptor := self._files.pop(fnode, None)) is not None:
                             os.close(descriptor)
+                        self._lengths.pop(fnode, None)
                         self._staged(fnode).unlink()
 
     def _open(self, fnode: int, flags: int = 0) -> int:
@@ -141,11 +147,29 @@ class StagedFiles:
         self._files[fnode] = descriptor  # The last used one is the last of the dict.
         return descriptor
 
+    def _require_whole(self, fsm: RecoveryFSM) -> None:
+        """Require that files have all that was written to them: a standby keeps them for days.
+
+        A file that lost its end may be whole in itself, and then is an older state. Raises ``Corrupt``.
+        """
+        for fnode, node in fsm.nodes.items():
+            expected, length = self._lengths.get(fnode, 0), self._staged(fnode).stat().st_size
+            if length != expected:
+                raise Corrupt(
+                    "a played-back file has another length than was written to it",
+                    path=", ".join(sorted(node.links)),
+                    length=length,
+                    expected=expected,
+                    hint="Something on this machine changed it, or a disk fails; the recovery log is not"
+                    " concerned. `gazctl shards unassign --failed` plays it back into another directory.",
+                )
+
     def make_live(self, fsm: RecoveryFSM) -> None:
-        """Give every file its paths. Raises ``Corrupt`` for a path that leaves the directory, and
-        where the log has a file and a directory of one name."""
+        """Give every file its paths. Raises ``Corrupt`` for a path that leaves the directory, where the
+        log has a file and a directory of one name, and for a file that was changed."""
         with self._guarded("put played-back files in place"):
             self._close()
+            self._require_whole(fsm)
             for fnode, node in fsm.nodes.items():
                 first, *others = sorted(node.links)
                 target = self._target(first)
@@ -157,8 +181,12 @@ class StagedFiles:
             shutil.rmtree(self.directory / STAGING)
 
     def view(self, fsm: RecoveryFSM, call: Callable[[PlayedFiles], T]) -> T:
-        """Have ``call`` read the files as they are now; nothing changes them meanwhile."""
+        """Have ``call`` read the files as they are now; nothing changes them meanwhile.
+
+        Raises ``Corrupt`` if something else has changed them.
+        """
         with self._guarded("read played-back files"):
+            self._require_whole(fsm)
             paths = {
                 local_path(path): self._staged(fnode)
                 for fnode, node in fsm.nodes.items()

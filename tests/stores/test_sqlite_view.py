@@ -3,6 +3,7 @@ redo since the one before."""
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gazette.errors import Closed, NotAllowed
+from gazette.errors import Closed, Corrupt, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.recoverylog.staged_files import PlayedFiles
 from gazette.stores.sqlite import SQLiteStore
@@ -105,6 +106,30 @@ def follow(recorded: Recorded, directory: Path, rng: random.Random) -> None:
     assert refreshes > COUNT / 5
     if b".redo-" in recorded.log.data[:4000]:
         assert rebuilds < refreshes / 2, "it hardly ever followed the redo"
+
+
+def test_redo_that_loses_its_end_on_a_standby_is_an_error(scratch: Path) -> None:
+    """What is left may end between two commits: an older state, which must not come back."""
+    recorded = record("redo", scratch, random.Random(5), 30)
+    data = bytes(recorded.log.data)
+    replayer = Replayer(scratch / "staged")
+    view = FollowedDatabases(scratch / "view")
+    replayer.advance(data, recorded.ends[10])
+    sizes = []
+    for end in recorded.ends[10:]:
+        replayer.advance(data, end)
+        replayer.view(view.follow)
+        path = replayer.view(lambda files: files.paths["primary.db.redo-00000001"])
+        sizes.append(path.stat().st_size)
+    os.truncate(path, sizes[-2])
+    with pytest.raises(Corrupt, match="another length than was written") as raised:
+        replayer.view(view.follow)
+    assert (raised.value.facts["length"], raised.value.facts["expected"]) == tuple(sizes[-2:])
+    # It stays one, also for a view that is made later, and for a promotion.
+    for read in (lambda: replayer.view(FollowedDatabases(scratch / "new").follow), replayer.finish):
+        with pytest.raises(Corrupt, match="another length than was written"):
+            read()
+    replayer.abandon()
 
 
 def test_a_view_only_reads(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
