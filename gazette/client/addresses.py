@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gazette.client.channel import Channels
 from gazette.client.dispatch import Health
 from gazette.errors import Invalid
 from gazette.protocol.route import validate_endpoint
+
+_PAUSE_S: Final = 0.1
 
 
 class Addresses:
@@ -26,8 +30,24 @@ class Addresses:
         self._channels = channels
         self._current = 0
 
+    async def connected(self) -> str:
+        """Return the endpoint to call now, for a call that waits for a connection.
+
+        Of several, it is one that is connected: a call that waits would wait for ever for one whose
+        process has gone. Waits while none can be reached. Cancellation: no effect.
+        """
+        tried = 0
+        while len(self._endpoints) > 1:
+            endpoint = self.pick()
+            if await self._channels.connect(endpoint):
+                return endpoint
+            tried += 1
+            if tried % len(self._endpoints) == 0:
+                await self._channels.clock.sleep(_PAUSE_S)
+        return self._endpoints[0]
+
     def pick(self) -> str:
-        """The endpoint to call now."""
+        """Return the endpoint to call now."""
         count = len(self._endpoints)
         if count == 1:
             return self._endpoints[0]

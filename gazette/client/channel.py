@@ -16,6 +16,7 @@ from gazette.auth import Signer
 from gazette.client.call_measure import measure_of, of_ended
 from gazette.client.credentials import Credentials
 from gazette.client.dispatch import Health, pick
+from gazette.client.rpc_errors import translated
 from gazette.client.wire import decode_read, encode_append
 from gazette.clock import Clock, SystemClock
 from gazette.errors import Closed, Invalid, Unavailable
@@ -118,13 +119,13 @@ class Channels:
     ) -> None:
         self.zone = zone
         self._transport = transport
-        self._clock: Clock = SystemClock() if clock is None else clock
-        self.credentials = Credentials(signer, self._clock)
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self.credentials = Credentials(signer, self.clock)
         self._tls = TlsSettings() if tls is None else tls
         self._settings = ChannelSettings() if settings is None else settings
         self._channels: dict[str, _Channel] = {}
         self._scope = TaskScope("channels")
-        self._swept = self._clock.monotonic()
+        self._swept = self.clock.monotonic()
         self._pinned: set[str] = set()
         self._members: dict[str, int] = {}
         self._watching = False
@@ -152,6 +153,15 @@ class Channels:
     def grpc_channel(self, endpoint: str) -> grpc.aio.Channel:
         """The channel of an endpoint, for services of applications. Its calls are counted too."""
         return cast("grpc.aio.Channel", self._channel(endpoint))
+
+    async def connect(self, endpoint: str) -> bool:
+        """Return whether an endpoint is connected, after an attempt to connect if it is not.
+
+        Raises ``Invalid`` for what is no endpoint, ``Closed``. Cancellation: the attempt goes on.
+        """
+        channel = self._channel(endpoint)
+        with translated("connect", self, endpoint=endpoint):
+            return await channel.connect()
 
     def health(self, endpoint: str) -> Health:
         """What is known of the connection to an endpoint; does not connect."""
@@ -188,7 +198,7 @@ class Channels:
     def _channel(self, endpoint: str) -> _Channel:
         if self.closed:
             raise Closed("the client's channels were closed")
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if now - self._swept >= self._settings.idle_s:
             self._sweep(now)
         channel = self._channels.get(endpoint)
@@ -196,7 +206,7 @@ class Channels:
             keepalive_s = self._settings.keepalive_s
             channel = self._channels[endpoint] = _Channel(
                 self._open(endpoint),
-                self._clock,
+                self.clock,
                 self._on_start,
                 lambda: self._on_refused_pings(keepalive_s),
             )
@@ -230,11 +240,11 @@ class Channels:
         silence_s = self._settings.silence_s
         try:
             while True:
-                await self._clock.sleep(silence_s / 2)
+                await self.clock.sleep(silence_s / 2)
                 busy = [one for one in self._channels.items() if one[1].calls]
                 if not busy:
                     return
-                since = self._clock.monotonic() - silence_s
+                since = self.clock.monotonic() - silence_s
                 async with TaskScope("silent peers") as scope:
                     for endpoint, channel in busy:
                         if channel.heard_at <= since:
@@ -333,6 +343,13 @@ class _Channel:
             case _:
                 pass
         return Health.FAILING if self._failing else Health.IDLE
+
+    async def connect(self) -> bool:
+        """Return whether there is a connection, after an attempt to make one."""
+        waiting = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+        while (state := self._grpc.get_state(try_to_connect=True)) in waiting:
+            await self._grpc.wait_for_state_change(state)
+        return self.health() is Health.READY
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         return self._counted("unary", self._grpc.unary_unary, *args, **kwargs)

@@ -114,6 +114,10 @@ class Client:
             return self.channels.member(route, process_id)
         return self.channels.journal(self.channels.pick(route) or self.address)
 
+    async def connected_stub(self) -> JournalStub:
+        """Return the Journal service of an address, for a call that waits for a connection."""
+        return self.channels.journal(await self._addresses.connected())
+
     def stub_of(self, journal: str) -> JournalStub:
         """The Journal service where calls about a journal go."""
         return self.channels.journal(self.endpoint_of(journal))

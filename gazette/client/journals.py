@@ -196,7 +196,8 @@ async def _pages(
 ) -> AsyncIterator[broker_pb2.ListResponse]:
     metadata = client.credentials.metadata(list_claims(selector), LONG_LIFETIME_S)
     with translated("List", client.channels, endpoint=client.address):
-        call: Any = client.stub().List(request, metadata=metadata, wait_for_ready=True)
+        stub = await client.connected_stub()
+        call: Any = stub.List(request, metadata=metadata, wait_for_ready=True)
     try:
         while True:
             with translated("List", client.channels, endpoint=client.address):
@@ -282,7 +283,8 @@ async def _apply(client: Client, changes: Sequence[JournalChange]) -> Header:
     validate_apply_request(request)
     metadata = client.credentials.metadata(apply_claims(), SHORT_LIFETIME_S)
     with translated("Apply", client.channels, endpoint=client.address):
-        response = await client.stub().Apply(request, metadata=metadata, wait_for_ready=True)
+        stub = await client.connected_stub()
+        response = await stub.Apply(request, metadata=metadata, wait_for_ready=True)
     with answered("Apply"):
         validate_apply_response(response)
     _require_ok(response.status)
@@ -353,9 +355,8 @@ async def fragment_store_health(
     validate_health_request(request)
     metadata = client.credentials.metadata(Claims(Capability.READ))
     with translated("FragmentStoreHealth", client.channels, endpoint=client.address):
-        response = await client.stub().FragmentStoreHealth(
-            request, metadata=metadata, wait_for_ready=True
-        )
+        stub = await client.connected_stub()
+        response = await stub.FragmentStoreHealth(request, metadata=metadata, wait_for_ready=True)
     with answered("FragmentStoreHealth"):
         validate_health_response(response)
     if response.status == Status.FRAGMENT_STORE_UNHEALTHY:

@@ -186,7 +186,8 @@ class ShardClient:
         request = consumer_pb2.ListRequest(selector=selector.to_pb(), extension=extension)
         validate_shard_list_request(request)
         with translated("List", self.channels, endpoint=self.address):
-            response = await self._stub().List(
+            stub = await self._connected_stub()
+            response = await stub.List(
                 request, metadata=self._metadata(list_claims(selector)), wait_for_ready=True
             )
         with answered("List"):
@@ -215,7 +216,8 @@ class ShardClient:
             )
             validate_shard_apply_request(request)
             with translated("Apply", self.channels, endpoint=self.address):
-                response = await self._stub().Apply(
+                stub = await self._connected_stub()
+                response = await stub.Apply(
                     request, metadata=self._metadata(apply_claims()), wait_for_ready=True
                 )
             with answered("Apply"):
@@ -230,7 +232,8 @@ class ShardClient:
         request = consumer_pb2.GetHintsRequest(shard=shard_id, extension=extension)
         validate_get_hints_request(request)
         with translated("GetHints", self.channels, shard=shard_id, endpoint=self.address):
-            response = await self._stub().GetHints(
+            stub = await self._connected_stub()
+            response = await stub.GetHints(
                 request,
                 metadata=self._metadata(shard_claims(Capability.READ, shard_id)),
                 wait_for_ready=True,
@@ -259,7 +262,8 @@ class ShardClient:
         )
         validate_unassign_request(request)
         with translated("Unassign", self.channels, endpoint=self.address):
-            response = await self._stub().Unassign(
+            stub = await self._connected_stub()
+            response = await stub.Unassign(
                 request,
                 metadata=self._metadata(shard_claims(Capability.APPLY, *shard_ids)),
                 wait_for_ready=True,
@@ -267,8 +271,8 @@ class ShardClient:
         _require_ok(response.status)
         return tuple(response.shards)
 
-    def _stub(self) -> ShardStub:
-        return self.channels.shard(self.address)
+    async def _connected_stub(self) -> ShardStub:
+        return self.channels.shard(await self._addresses.connected())
 
     def _endpoint_of(self, shard_id: ShardId) -> str:
         route = self._routes.get(shard_id, self.clock.monotonic())

@@ -302,3 +302,16 @@ async def test_lists_wait_for_a_connection_and_fragments_do_not(broker: StubBrok
 
         listed, _ = await asyncio.gather(client.list_journals(), broker.start())
         assert listed.journals == ()
+
+
+async def test_a_call_that_waits_for_a_connection_waits_for_any_of_several_addresses() -> None:
+    """It waited for ever for an address whose process had just gone, while another one answered."""
+    async with StubBroker() as first, StubBroker() as second:
+        for broker in (first, second):
+            broker.answers["List"] = lambda _, broker=broker: [page(broker, "a/journal")]
+        async with Client(f"{first.endpoint},{second.endpoint}") as client:
+            assert await client.list_journals()
+            await first.stop()
+            async with asyncio.timeout(20):
+                assert await client.list_journals()
+            assert client.address == second.endpoint
