@@ -42,8 +42,10 @@ class Bucket(MemoryStore):
         self.gate.set()
         self.looks = threading.Event()
         self.looks.set()
+        self.looked = 0
         self.attempts = 0
         self.puts = 0
+        self.waited = 0
         self.active = 0
         self.active_max = 0
         self._count = threading.Lock()
@@ -51,7 +53,9 @@ class Bucket(MemoryStore):
     def exists(self, path):
         with self._count:
             self.attempts += 1
-        assert self.looks.wait(10)
+        opened = self.looks.wait(10)
+        self.looked += 1
+        assert opened
         if self.error is not None:
             raise self.error
         return super().exists(path)
@@ -61,7 +65,9 @@ class Bucket(MemoryStore):
             self.puts += 1
             self.active += 1
             self.active_max = max(self.active, self.active_max)
-        assert self.gate.wait(10)
+        opened = self.gate.wait(10)
+        self.waited += 1
+        assert opened
         with self._count:
             self.active -= 1
         if self.error is not None:
@@ -569,6 +575,7 @@ async def test_a_look_at_a_store_that_hangs_is_given_up(clock, tmp_path, cause):
         assert get(bench.two, f"a/journal/{NAME}.raw") == b"content"
     else:
         await bench.settled()
+    assert bench.one.looked == 0
     bench.one.looks.set()
     await bench.persister.finish(5.0)
     bench.stores.close()
@@ -585,6 +592,7 @@ async def test_an_upload_that_hangs_in_a_store_that_was_taken_out_is_given_up(cl
     await bench.settled()
     clock.advance(200.0)
     await bench.until(lambda: bench.persister.unpersisted == 0)
+    assert bench.one.waited == 0
     assert get(bench.two, f"a/journal/{NAME}.raw") == b"content"
     bench.one.gate.set()
     bench.stores.close()
