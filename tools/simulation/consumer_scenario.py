@@ -180,6 +180,12 @@ class ConsumerScenario:
         rng, world = self.more_rng, self.world
         world.consumer_options["query_timeout_s"] = rng.choice((5.0, 20.0, 60.0))
         world.slow_queries = rng.choice((0.0, 0.02, 0.2))
+        if rng.random() < 0.7:
+            world.redo = {
+                "checkpoint_frames": rng.choice((4, 20, 100)),
+                "group_pages": rng.choice((2, 8)),
+                "horizon_slack": rng.choice((1 << 10, 8 << 10, 64 << 10)),
+            }
         self.prunes = rng.random() < 0.5
         if rng.random() < 0.15:
             self.pruned_before = rng.choice(rng.choice(self.plan.shards).sources).journal

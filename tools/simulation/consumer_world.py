@@ -23,8 +23,10 @@ from gazette.consumer.shard import Shard
 from gazette.errors import Bug, Corrupt, GazetteError
 from gazette.etcd import EtcdSettings
 from gazette.failpoints import hooked
+from gazette.stores.sqlite_redo_recording import RedoRecording
 from gazette.tasks import TaskScope
 from gazette.testing.remote_store import RemoteDatabase
+from tools.fuzz_stores.base import defaults
 from tools.simulation.consumer_app import FoldApp, Surroundings
 from tools.simulation.consumer_queries import MemberQueries, Notes
 from tools.simulation.loop import Node, NodeClock, current_node
@@ -208,6 +210,8 @@ class ConsumerWorld(World):
         self.notes = Notes(self.loop, self.violated)
         self.sqlite: set[str] = set()
         """Shards whose state is in SQLite."""
+        self.redo: dict[str, int] = {}
+        """Thresholds of recorded SQLite databases, so small that a run reaches them."""
         self.slow_queries = 0.0
         """How often a query takes up to three seconds."""
         self.broker_hosts: list[str] = []
@@ -277,7 +281,7 @@ class ConsumerWorld(World):
 
     def run(self, until: float) -> bool:
         """Run the loop; processes that pass failpoints meanwhile may be trapped there."""
-        with hooked(self._passed):
+        with hooked(self._passed), defaults(RedoRecording.__init__, **self.redo):
             return self.loop.run(until)
 
     def _passed(self, point: str, detail: str) -> float:
