@@ -44,3 +44,15 @@ def test_seeds_hold(first):
 def test_seeds_differ():
     digests = {simulate("--seed", seed).stdout.split()[-1] for seed in ("1", "2", "3")}
     assert len(digests) == 3
+
+
+@pytest.mark.timeout(300)
+def test_a_mistake_that_is_planted_is_found():
+    """``make sim-plants`` has all of them."""
+    run = simulate("--plants", "--plant", "lease-not-checked", "--first", "1", "--seeds", "25")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert re.match(r"lease-not-checked +\d+ ", run.stdout)
+    missed = simulate("--plants", "--plant", "lease-not-checked", "--seeds", "0")
+    assert missed.returncode == 1
+    assert "not in 0 seeds" in missed.stdout
+    assert simulate("--plant", "no-such-plant").returncode == 2
