@@ -1,6 +1,6 @@
-"""Recovery logs: a shard's files as recorded operations, and how they become files again.
+"""Recovery logs: recorded operations on a shard's files, and the way back to files.
 
-`open_at` gives the state of a shard as of any commit that its log still has.
+`open_at` returns the state of a shard as of any commit that its log still has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["BrokerLogs", "LogSource", "Moment", "ShardState", "StoredLogs", "ope
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily, so that importing one module of the package does not import the others.
+    # Load lazily, so that importing one module of the package does not import the others.
     if (module := _MODULES.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,4 +1,6 @@
-"""Recovery logs as brokers serve them, for code that runs beside the client's event loop."""
+"""Recovery logs as brokers serve them, for code that runs in a thread beside the client's event
+loop.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,11 @@ READ_BYTES: Final = 1 << 20
 
 
 async def write_head(client: Client, log: JournalName) -> Offset:
-    """Where a log ends. Asks by an empty append, since only the primary knows it; one that leaves a
-    suspended log suspended (a plain one would resume it: reference, consumer trap 72)."""
+    """Return the offset at which a log ends.
+
+    Only the primary knows the head, so ask by an empty append. The append leaves a suspended log
+    suspended. (A plain one would resume it: reference, consumer trap 72.)
+    """
     try:
         result = await client.append(AppendParams(log, suspend=SuspendControl.KEEP), b"")
     except NotAllowed as error:
@@ -33,16 +38,16 @@ async def write_head(client: Client, log: JournalName) -> Offset:
             raise
     else:
         return result.commit.end
-    # No broker serves it, because it has no bytes; its specification says where it goes on.
+    # No broker serves a suspended log without bytes. Its specification holds its head.
     spec = (await client.get_journal(log)).spec
     return 0 if spec.suspend is None else spec.suspend.offset
 
 
 class BrokerLogs:
-    """A `LogSource` of a client, whose event loop runs in another thread.
+    """A `LogSource` of a client whose event loop runs in another thread.
 
-    ``stall_timeout_s`` bounds every single wait (``Unavailable``). Reads block: a broker that has just
-    taken a log over may learn only by its next look into the store of what others have put there.
+    ``stall_timeout_s`` bounds every single wait (``Unavailable``). Reads block until bytes arrive.
+    A broker that has just taken a log over may learn of stored fragments only at its next listing.
     """
 
     def __init__(
@@ -66,7 +71,7 @@ class BrokerLogs:
         except TimeoutError:
             future.cancel()
             raise Unavailable(
-                "the recovery log yields no bytes",
+                "no bytes of the recovery log arrived in time",
                 log=log,
                 seconds=self._stall_timeout_s,
                 hint="Check the brokers of this journal and its fragment store.",
@@ -112,7 +117,7 @@ class BrokerLogs:
                     continue
                 return reader.offset - len(data), data
 
-        # One piece is on its way while the one before it is worked on.
+        # Fetch the next piece while the caller works on this one.
         following = self._start(piece())
         try:
             while True:

@@ -1,6 +1,8 @@
-"""Makes plain SQLite databases of files as they stand in a log, without touching these: `convert`.
+"""Conversion of files as they stand in a log to plain SQLite databases, beside these files:
+`convert`.
 
-For directories that another player has filled, as that of the original: it knows nothing of images and redo.
+It serves directories that another player has filled, such as the original's, which does not know
+images and redo.
 """
 
 from __future__ import annotations
@@ -20,24 +22,26 @@ from gazette.recoverylog.shard_state import recorded_databases
 from gazette.recoverylog.sqlite_redo import build, files_of
 
 STAGING: Final = ".gazctl-convert"
-"""Within the directory, so that a database is moved and not copied."""
+"""Name of a directory within the directory, so that a database is moved and not copied."""
 _WHOLE: Final = [("ok",)]
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A database that was made. ``unchecked`` says why SQLite could not check all of it; empty: it did."""
+    """A database that was made. ``unchecked`` is the reason if SQLite could not check all of it,
+    else empty.
+    """
 
     path: Path
     unchecked: str = ""
 
 
 def convert(directory: Path) -> tuple[Converted, ...]:
-    """Make all databases of a directory beside the images and redo that they are made of. Blocks.
+    """Make all databases of a directory, beside their images and redo. Blocks.
 
-    All of them are made and checked before any gets its name. Raises ``Invalid`` if there are none, or a
-    file of such a name exists; ``Corrupt`` for files that are damaged or missing, by name; and
-    ``GazetteError`` if the disk fails or is full. Then none is left.
+    All of them are made and checked before any gets its name. Raise ``Invalid`` if there are none,
+    or if a file of such a name exists. Raise ``Corrupt`` for files that are damaged or missing, by
+    name. Raise ``GazetteError`` if the disk fails or is full. After an error no database is left.
     """
     try:
         files = files_of(directory)
@@ -48,14 +52,14 @@ def convert(directory: Path) -> tuple[Converted, ...]:
         raise Invalid(
             f"{directory} holds no images and redo files of a SQLite database",
             path="--convert",
-            hint="Files of RocksDB, of JSON stores and of the SQLite mode vfs are plain as they are.",
+            hint="Files of RocksDB, of JSON stores and of the SQLite mode vfs need no conversion.",
         )
     for name in names:
         if name in files:
             raise _exists(directory / name)
     staging = directory / STAGING
     try:
-        # What an interrupted conversion has left is ours.
+        # An interrupted conversion may have left this directory.
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
         made = [_made(directory, name) for name in names]
@@ -77,9 +81,11 @@ def _made(directory: Path, name: str) -> Converted:
 
 
 def _check(path: Path, name: str) -> str:
-    """Have SQLite check a database; why it could not, if it lacks functions. Raises ``Corrupt``."""
+    """Check a database with SQLite. Return the reason if SQLite lacks functions to do so. Raise
+    ``Corrupt``.
+    """
     try:
-        # Nobody writes to it: so it needs no files beside it, whatever its journal mode.
+        # No process writes to it. With `immutable`, SQLite makes no files beside it, in any journal mode.
         connection = apsw.Connection(
             f"file:{quote(str(path))}?immutable=1",
             flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI,
@@ -100,7 +106,9 @@ def _check(path: Path, name: str) -> str:
 
 
 def _put_in_place(directory: Path, names: list[str]) -> None:
-    """Give all databases their names, or none: a name that was taken meanwhile is left alone."""
+    """Move all databases to their names, or none. Keep a file that took one of the names
+    meanwhile.
+    """
     taken: list[Path] = []
     try:
         for name in names:
@@ -121,14 +129,14 @@ def _put_in_place(directory: Path, names: list[str]) -> None:
 
 def _exists(path: Path) -> Invalid:
     return Invalid(
-        f"{path} exists, and is not replaced",
+        f"{path} exists and is not replaced",
         path="--convert",
-        hint="Move it away, if the database is to be made again.",
+        hint="Move it away to make the database again.",
     )
 
 
 def _damaged(name: str, reason: str) -> Corrupt:
     return Corrupt(
         f"the database {name} is damaged: {reason}",
-        hint="Recover the shard again, with an older backup of its hints (--backup) if need be.",
+        hint="Recover the shard again. If that fails, use an older backup of its hints (--backup).",
     )

@@ -1,11 +1,12 @@
-"""The recovery FSM: which operations of a log count, and which files live.
+"""The recovery FSM: decides which operations of a log apply, and which files live.
 
-Pure. It is fed every operation of a log in order, whoever wrote it, and says of each whether it
-applies. Two readers that see the same bytes agree, which is what fences an old author: after a
-hand-off operation took sequence number n, the old author's operation n is of the past.
+Pure. It is fed every operation of a log in order, by any author, and returns whether each applies.
+Two readers of the same bytes agree, which fences an old author. After a hand-off took sequence
+number n, the old author's operation n belongs to the past.
 
-With hints it follows the branch they describe: only their authors count, gaps between their segments
-are jumped, and only files that lived when they were taken are tracked.
+With hints, the FSM follows the branch that they describe. Only operations of the hinted authors
+apply. Gaps between their segments are jumped. Only files are tracked that lived when the hints were
+taken.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from gazette.recoverylog.segment import SegmentSet, fold_hinted_segments
 
 
 class Outcome(enum.Enum):
-    """What became of an operation. Only the first two advance the FSM."""
+    """Outcome of applying an operation. Only the first two advance the FSM."""
 
     APPLIED = "applied"
     NOT_TRACKED = "file is not tracked"
@@ -48,10 +49,9 @@ class Outcome(enum.Enum):
 
 @dataclass(slots=True)
 class Fnode:
-    """A live file: its paths, and the runs of operations that made it what it is.
+    """A live file: its paths, and the segments of operations that made it.
 
-    Invariant: neither is empty; ``segments`` has one entry per contiguous (author, log).
-    ``length`` is how far writes reach, in bytes.
+    Invariant: neither is empty. ``segments`` has one entry per contiguous (author, log).
     """
 
     links: set[str] = field(default_factory=set)
@@ -60,22 +60,24 @@ class Fnode:
 
 
 class RecoveryFSM:
-    """Sequences operations; see the module.
+    """State machine that sequences operations: see the module.
 
-    Invariants: ``links`` maps each path to the node that has it, both ways; a path is never a link
-    and a property (but for those of the hints); a node's id is the sequence number of the operation
-    that created it, and ``nodes`` is in the order of ids.
+    Invariants: ``links`` maps each path to its node, and the nodes name the same paths. A path is
+    never both a link and a property (except for properties of the hints). A node's id is the
+    sequence number of the operation that created it. ``nodes`` is in the order of ids.
     """
 
     def __init__(self, hints: FSMHints) -> None:
-        """Start from hints, which may be empty but for their log. Raises ``Invalid``."""
+        """Start from hints, which may hold only the name of their log. Raise ``Invalid`` if they
+        contradict themselves.
+        """
         hints.validate()
         self.next_seq_no = 1
         self.next_checksum = 0
         self.last_log = hints.log
         self.properties: dict[str, str] = {item.path: item.content for item in hints.properties}
-        # They are of when the hints were taken: until an operation sets one, which may stand behind
-        # the last segment, its path may still be a file's.
+        # These properties are as of the hints. The operation that sets one may come behind the last
+        # segment. Until then, its path may still belong to a file.
         self._properties_of_hints = set(self.properties)
         self.nodes: dict[int, Fnode] = {}
         self.links: dict[str, int] = {}
@@ -105,13 +107,13 @@ class RecoveryFSM:
 
     @property
     def has_hints(self) -> bool:
-        """Whether hinted operations are still to be read."""
+        """True while hinted operations remain to be read."""
         return bool(self.hinted_segments)
 
     def apply(self, op: RecordedOp, payload: bytes) -> Outcome:
         """Sequence one operation. ``payload`` is its encoding as it stands in the log.
 
-        Outcomes that do not advance leave the FSM as it was.
+        An outcome that does not advance leaves the FSM unchanged.
         """
         if self.hinted_segments and op.author != self.hinted_segments[0].author:
             return Outcome.NOT_HINTED_AUTHOR
@@ -158,9 +160,9 @@ class RecoveryFSM:
 
     def _create(self, op: RecordedOp, action: Create) -> Outcome:
         hinted = bool(self.hinted_fnodes) and self.hinted_fnodes[0] == op.seq_no
-        # A file created within the hinted range that lived when the hints were taken is hinted. Any
-        # other was gone by then, and its unlink may stand in a gap that we jump: tracking it would
-        # bring a deleted file back (and wedge the log when its path is created again).
+        # Hints name every file of their range that lived when they were taken. Any other file was
+        # deleted by then, and its unlink may be in a gap that is jumped. Tracking it would bring a
+        # deleted file back, and would wedge the log when its path is created again.
         if self.hinted_segments and not hinted:
             return Outcome.NOT_TRACKED
         if (conflict := self._path_in_use(action.path)) is not None:
@@ -209,16 +211,18 @@ class RecoveryFSM:
     def _property(self, action: SetProperty) -> Outcome:
         if action.path in self.links:
             return Outcome.LINK_EXISTS
-        # The hints say already what became of every property within their range, and what set it
-        # last may stand in a gap that we jump.
+        # Within their range, the hints hold the last value of every property. The operation that set
+        # it may be in a gap that is jumped.
         if not self.hinted_segments:
             self.properties[action.path] = action.content
             self._properties_of_hints.discard(action.path)
         return Outcome.APPLIED
 
     def build_hints(self, log: str) -> FSMHints:
-        """Hints from which the present files can be rebuilt by reading ``log`` (and older logs that
-        their segments name)."""
+        """Return hints from which the present files can be rebuilt.
+
+        A player reads ``log``, and the older logs that the segments name.
+        """
         return FSMHints(
             log=log,
             live_nodes=tuple(
@@ -238,11 +242,11 @@ class RecoveryFSM:
         )
 
     def oldest_offset(self) -> int | None:
-        """Where the oldest segment of any live file begins; None without files.
+        """Return the offset of the oldest segment of any live file, or None without files.
 
-        Offsets of different logs are not compared: only segments of ``last_log`` count.
+        Offsets of different logs cannot be compared, so only segments of ``last_log`` count.
         """
-        # Nodes are in the order of their creation, and offsets grow with it: the first one is it.
+        # Nodes are in the order of creation, in which offsets grow. So the first match is the oldest.
         for node in self.nodes.values():
             if node.segments[0].log == self.last_log:
                 return node.segments[0].first_offset
@@ -250,7 +254,7 @@ class RecoveryFSM:
 
 
 def _extend(node: Fnode, op: RecordedOp) -> None:
-    """Note that ``op`` is part of what made ``node``."""
+    """Record that ``op`` is part of the history of ``node``."""
     if node.segments:
         last = node.segments[-1]
         if last.author == op.author and last.log == op.log:

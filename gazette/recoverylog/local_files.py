@@ -1,4 +1,4 @@
-"""What can be wrong with the directory of recovered files: it is another store's, or the disk fails."""
+"""Errors of the directory of recovered files: it holds another kind of store, or the disk fails."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ _REFUSED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 def check_kind(recorder: Recorder, what: str, is_ours: Callable[[str], bool]) -> None:
-    """Refuse the log of another kind of store: nobody would find its state there, and begin anew.
+    """Refuse the log of another kind of store. The store would find no state there, and begin
+    without one.
 
-    ``is_ours`` tells it by the path of a file. Raises ``Invalid``.
+    ``is_ours`` recognizes a file of the store by its path. Raise ``Invalid``.
     """
     paths = sorted(recorder.fsm.links)
     if paths and not any(is_ours(path) for path in paths):
         raise Invalid(
-            f"the recovery log holds no {what}",
+            f"the recovery log does not hold a {what}",
             files=", ".join(paths[:5]),
             hint="Open the store with the class that recorded it, or begin a new log.",
         )
@@ -52,13 +53,15 @@ def check_lengths(recorder: Recorder) -> None:
 
 
 def disk_error(what: str, directory: Path | str, error: OSError) -> GazetteError:
-    """An error of the disk; ``what`` could not be done. ``Unavailable`` for a full one, else ``Broken``."""
+    """Return an error of the disk. ``what`` is the action that failed. ``Unavailable`` if the disk
+    is full, else ``Broken``.
+    """
     message = f"cannot {what}: {error.strerror or error}"
     if error.errno in _FULL:
         return full_disk(message, directory)
-    hint = "See the cause; the recovery log has every commit that was acknowledged."
+    hint = "See the cause. The recovery log has every acknowledged commit."
     if error.errno in _REFUSED or isinstance(error, FileNotFoundError | NotADirectoryError):
-        hint = "The process must be able to write the directory for recovered files, and nobody else may."
+        hint = "Let this process, and no other user, write to the directory for recovered files."
     return Broken(message, directory=str(directory), hint=hint)
 
 
@@ -67,7 +70,7 @@ def full_disk(message: str, directory: Path | str) -> Unavailable:
         message,
         directory=str(directory),
         hint="Free space in the directory for recovered files, or choose another. The recovery log has"
-        " every commit that was acknowledged.",
+        " every acknowledged commit.",
     )
 
 
@@ -75,6 +78,6 @@ def damaged_file(message: str, directory: Path | str) -> Corrupt:
     return Corrupt(
         message,
         directory=str(directory),
-        hint="A local file is damaged, or a disk fails; the recovery log is not. Let the shard start anew,"
-        " which plays it back into another directory; on another host, if it happens again.",
+        hint="A local file is damaged, or the disk fails. The recovery log is intact. Restart the shard,"
+        " which plays the log into another directory. If this happens again, use another host.",
     )

@@ -1,11 +1,11 @@
-"""A recovery log that is recorded into a local file first, to be appended to its journal later.
+"""A recovery log that is recorded into a local file, and appended to its journal later.
 
-That is how a shard's state is built away from the shard: the store runs as ever, over a recorder whose
-appends go to a file. What comes out is a *branch*: operations of a new author, whose sequence numbers
-begin where no other branch of the log is. Whoever plays the journal by the hints that it had before
-passes over the operations of a branch, as over those of any stranger; whoever plays it by the branch's
-hints reads nothing else. So a branch may be appended, wholly or in part, without taking effect, and
-takes effect at the moment at which its hints are stored.
+This builds a shard's state away from the shard. The store runs as always, over a recorder whose
+appends go to a file. The result is a *branch*: operations of a new author, with sequence numbers
+that no other branch of the log has. A player that uses the earlier hints skips the branch, like
+operations of any other author. A player that uses the branch's hints reads nothing else. So a
+branch may be appended, completely or in part, without taking effect. It takes effect when its hints
+are stored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gazette.recoverylog.recorder import Recorder
 from gazette.tasks import OpFuture, first_failure, resolved
 
 BRANCH_SEQ_NO_MIN: Final = 1 << 48
-"""Branches begin from here on: a log of one operation per microsecond gets here in nine years."""
+"""Least sequence number of a branch. A log with one operation per microsecond reaches it in nine years."""
 _BRANCH_BITS: Final = 46
 _BRANCH_ALIGNMENT: Final = 1 << 16
 _HEADER: Final = Header(ProcessId("local", "log-file"), EMPTY_ROUTE, EtcdHeader(1, 1, 1, 1))
@@ -39,29 +39,30 @@ _HEADER: Final = Header(ProcessId("local", "log-file"), EMPTY_ROUTE, EtcdHeader(
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Who writes a branch, and from which sequence number on."""
+    """Author of a branch, and its first sequence number."""
 
     author: int
     first_seq_no: int
 
     @classmethod
     def new(cls, rng: random.Random) -> Branch:
-        """A branch that is like no other."""
+        """Return a new, unique branch."""
         distance = rng.getrandbits(_BRANCH_BITS) * _BRANCH_ALIGNMENT
         return cls(rng.randrange(1, (1 << 32) - 1), BRANCH_SEQ_NO_MIN + distance)
 
     def fsm(self, log: str) -> RecoveryFSM:
-        """The FSM of a branch in which nothing happened yet."""
+        """Return the FSM of an empty branch."""
         fsm = RecoveryFSM(FSMHints(log=log))
         fsm.next_seq_no = self.first_seq_no
         return fsm
 
     def opening(self, rng: random.Random, *, empty: bool) -> bytes:
-        """What is appended before the branch, to carry its fence into the log's registers.
+        """Return the content to append before the branch, to carry its fence into the log's
+        registers.
 
-        Operations that take effect for nobody. In a log that is ``empty`` another author makes the
-        first operation: a reader without hints has to begin somewhere, and must then know that the
-        branch is not of who it follows.
+        Its operations take effect for no reader. If the log is ``empty``, another author makes the
+        first operation. A reader without hints follows the first author it sees, so this author
+        must not be the branch's.
         """
         frames = b""
         if empty:
@@ -76,9 +77,9 @@ class Branch:
 
 
 class LogFile:
-    """The file, with the part of an append service that recorders use. Used by one thread.
+    """Local file of a log, with the append methods that recorders use. For one thread.
 
-    ``ends`` are the offsets at which appends ended: a log may be cut there and nowhere else.
+    ``ends`` are the offsets at which appends ended. A log may be cut only there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -92,15 +93,15 @@ class LogFile:
 
     @property
     def sha256(self) -> str:
-        """Of everything that was appended, in hexadecimal."""
+        """Return the SHA-256 of all appended bytes, in hexadecimal."""
         return self._digest.hexdigest()
 
     def start_append(
         self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
     ) -> FileTxn:
-        """Begin an append, whose dependencies must have succeeded already."""
+        """Begin an append. Its dependencies must have succeeded already."""
         if not all(future.done() for future in dependencies):
-            raise Bug("a log file does not wait for dependencies", log=params.journal)
+            raise Bug("an append to a log file cannot wait for dependencies", log=params.journal)
         if (error := first_failure(dependencies)) is not None:
             raise error
         return FileTxn(self, params.journal)
@@ -116,7 +117,7 @@ class LogFile:
         return resolved(AppendResult(Fragment(journal, begin, self.end), EMPTY_LABELS, _HEADER))
 
     def close(self) -> None:
-        """Write out what is buffered. Raises ``OSError`` when the disk is full."""
+        """Write buffered bytes and close the file. Raise ``OSError`` if the disk is full."""
         self._file.close()
 
 
@@ -139,12 +140,14 @@ class FileTxn:
 
 
 def offline_recorder(log: str, branch: Branch, directory: Path, file: LogFile) -> Recorder:
-    """A recorder of a branch of ``log`` into a file. ``directory`` exists, and is empty."""
+    """Return a recorder of a branch of ``log`` into a file. ``directory`` exists, and is empty."""
     return Recorder(branch.fsm(log), branch.author, directory, file, log, 0, offline=True)
 
 
 def moved_hints(hints: FSMHints, base: int) -> FSMHints:
-    """Hints of a branch that was recorded from offset 0 on, and is in its journal from ``base`` on."""
+    """Return the hints of a branch that was recorded from offset 0, and stands in its journal from
+    ``base`` on.
+    """
     return replace(
         hints,
         live_nodes=tuple(

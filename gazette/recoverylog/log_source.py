@@ -1,6 +1,6 @@
-"""Where the bytes of recovery logs come from, for code without an event loop: a blob store, or a copy.
+"""Sources of the bytes of recovery logs, for code without an event loop: blob stores, or a copy.
 
-`broker_logs` has the source that asks brokers.
+`broker_logs` has the source that reads through brokers.
 """
 
 from __future__ import annotations
@@ -26,32 +26,39 @@ BLOCKS_AHEAD: Final = 16
 
 
 class LogSource(Protocol):
-    """The bytes of recovery logs. Blocking; used by one thread at a time.
+    """Source of the bytes of recovery logs. Blocking. Use it in one thread at a time.
 
     Every method may raise ``NotFound``, ``NotAllowed``, ``Unavailable`` and ``Corrupt``.
     """
 
     @property
     def knows_heads(self) -> bool:
-        """Whether nothing was ever written behind ``bounds``: hints that name more say that it was lost."""
+        """True if no bytes exist behind ``bounds``. Then hints that name later bytes prove a loss
+        of data.
+        """
         ...
 
     def bounds(self, log: JournalName) -> tuple[Offset, Offset]:
-        """Where the log's first byte is that there still is, and where its last one ends."""
+        """Return the offset of the log's first remaining byte, and the offset at which the log
+        ends.
+        """
         ...
 
     def read(self, log: JournalName, begin: Offset, end: Offset) -> Iterator[tuple[Offset, bytes]]:
-        """Pieces of ``[begin, end)`` in order, each with its offset. Bytes that no longer exist are
-        left out. Closing the iterator ends reading."""
+        """Yield pieces of ``[begin, end)`` in order, each with its offset. Leave out bytes that no
+        longer exist.
+
+        Close the iterator to end reading.
+        """
         ...
 
 
 class StoredLogs:
-    """Logs as far as they are in blob stores, where brokers put fragments as they are closed.
+    """Logs as far as they are in blob stores. Brokers store fragments there when these are closed.
 
-    No broker is asked. ``stores`` are those of the journals' specifications; a fragment in several of
-    them is read once. Fragments are fetched and decoded ahead by ``threads`` threads, with at most
-    16 MiB each in memory. Use it as a context manager, or ``close`` it.
+    No broker is called. ``stores`` are those of the journals' specifications. A fragment in several
+    of them is read once. ``threads`` threads fetch and decode fragments ahead, with at most 16 MiB
+    each in memory. Use this as a context manager, or ``close`` it.
     """
 
     def __init__(
@@ -62,7 +69,9 @@ class StoredLogs:
         nested: Collection[JournalName] = (),
         threads: int = 4,
     ) -> None:
-        """``path_postfix_template`` is that of the logs; ``nested`` are journals below them."""
+        """Open logs with the given ``path_postfix_template``. ``nested`` are journals below the
+        logs.
+        """
         self._stores = tuple(stores)
         self._template = path_postfix_template
         self._nested = nested
@@ -70,7 +79,7 @@ class StoredLogs:
         self._pool = BlockingPool("log-fragments", threads)
         self._covers: dict[JournalName, tuple[CoverSet[Fragment], dict[Fragment, BlobStore]]] = {}
 
-    knows_heads = False  # Brokers have more, which is not persisted yet.
+    knows_heads = False  # Brokers have later bytes that are not stored yet.
 
     def __enter__(self) -> Self:
         return self
@@ -79,16 +88,18 @@ class StoredLogs:
         self.close()
 
     def close(self) -> None:
-        """End threads that read ahead."""
+        """End the threads that read ahead."""
         self._pool.close()
 
     def bounds(self, log: JournalName) -> tuple[Offset, Offset]:
-        """As of the first look at the log. Raises ``NotFound`` if the stores have nothing of it."""
+        """Return the bounds as of the first listing of the log. Raise ``NotFound`` if the stores
+        have no fragment.
+        """
         cover, _ = self._cover(log)
         return cover.begin, cover.end
 
     def refresh(self) -> None:
-        """Have logs listed anew when they are needed next."""
+        """Forget the listings, so that logs are listed again when they are needed."""
         self._covers.clear()
 
     def _cover(self, log: JournalName) -> tuple[CoverSet[Fragment], dict[Fragment, BlobStore]]:
@@ -103,9 +114,9 @@ class StoredLogs:
                     cover.add(fragment)
             if not len(cover):
                 raise NotFound(
-                    "the fragment stores hold nothing of the recovery log",
+                    "the fragment stores have no fragment of the recovery log",
                     log=log,
-                    hint="Check the journal's name and stores, and that fragments were persisted.",
+                    hint="Check the journal's name and stores, and that brokers have stored fragments.",
                 )
             known = self._covers[log] = cover, places
         return known
@@ -124,7 +135,7 @@ class StoredLogs:
                     running.append(ahead)
                     self._pool.submit(ahead.run)
                 for at, block in running[0].blocks():
-                    # Fragments may overlap.
+                    # Cut the block, since fragments may overlap.
                     taken = block[max(0, offset - at) : max(0, end - at)]
                     if taken:
                         at = max(at, offset)
@@ -137,7 +148,7 @@ class StoredLogs:
 
 
 class _Ahead:
-    """A fragment that a thread decodes while others are still read."""
+    """A fragment that a thread decodes while earlier fragments are read."""
 
     def __init__(self, store: BlobStore, fragment: Fragment, begin: Offset) -> None:
         self._store = store
@@ -163,7 +174,7 @@ class _Ahead:
                     self._blocks.put(block)
                     if not block:
                         return
-        except BaseException as error:  # noqa: BLE001 - it belongs to who reads
+        except BaseException as error:  # noqa: BLE001 - the reader raises it
             self._blocks.put(error)
 
     def blocks(self) -> Iterator[tuple[Offset, bytes]]:
@@ -183,9 +194,9 @@ class _Ahead:
 
 
 class CopiedLogs:
-    """What another source gave, kept in a directory, so that it is fetched once however often it is read.
+    """Copy of another source in a directory, so that its bytes are fetched only once.
 
-    ``directory`` must exist; what it holds of logs is removed by ``close``.
+    ``directory`` must exist. ``close`` removes the copies from it.
     """
 
     def __init__(self, source: LogSource, directory: Path) -> None:
@@ -200,7 +211,7 @@ class CopiedLogs:
         return self._source.knows_heads
 
     def bounds(self, log: JournalName) -> tuple[Offset, Offset]:
-        """As of the first call."""
+        """Return the bounds as of the first call."""
         if log not in self._bounds:
             self._bounds[log] = self._source.bounds(log)
         return self._bounds[log]

@@ -1,10 +1,10 @@
 """Recorded operations and their frames, byte for byte as they stand in a recovery log.
 
-A frame is the magic word, the payload's length (little-endian), and the payload, a protobuf message.
-The frame of a write is followed by its raw bytes, which are neither framed nor part of the checksum
+A frame is the magic word, the payload's length (little-endian), and the payload, a protobuf
+message. Raw bytes follow the frame of a write. They are not framed, and not part of the checksum
 (reference: consumer facts 4.2). The checksum of an operation is the CRC-32C of all payloads before
-it, so that a log can only be continued by somebody who has read all of it. Payloads are digested as
-they were read or written, never re-encoded.
+it. So only an author that has read the whole log can continue it. Payloads are digested as they
+were read or written, never encoded again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEADER_LENGTH: Final = 8
 _HEADER = struct.Struct("<4sI")
 
 OP_LENGTH_MAX: Final = 1 << 20
-"""No payload is longer: paths and property contents are short. A longer length is not a frame."""
+"""Greatest length of a payload, in bytes: paths and properties are short. A longer one is not a frame."""
 
 FENCE_LABEL: Final = "author"
 _BASE32: Final = "0123456789abcdefghijklmnopqrstuv"
@@ -61,13 +61,16 @@ class SetProperty:
 
 
 Action = Create | Link | Unlink | Write | SetProperty | None
-"""What an operation does; None is a no-op, whose only effect is to occupy its sequence number."""
+"""Action of an operation. None is a no-op, whose only effect is to use its sequence number."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedOp:
-    """One operation. Offsets and ``log`` say where it was read (or an underestimate of where it will
-    be written: ``last_offset`` 0 is not known yet); they are never encoded."""
+    """One operation. ``log`` and offsets are never encoded.
+
+    They tell where it was read. For an operation to be written, the first offset is a lower bound,
+    and ``last_offset`` is 0.
+    """
 
     seq_no: int
     checksum: int
@@ -77,12 +80,12 @@ class RecordedOp:
     last_offset: int = 0
     log: str = ""
     group_time: int = 0
-    """Set on the first operation of an append: when that was made, in Unix milliseconds. 0 on the
-    others, and on all of a recorder that does not say."""
+    """Time of the append, in Unix milliseconds, on its first operation. 0 on other operations, and on all
+    operations of a recorder without a clock."""
 
 
 def encode_op(op: RecordedOp) -> tuple[bytes, bytes]:
-    """(frame, payload) of an operation, without the raw bytes that follow a write."""
+    """Return (frame, payload) of an operation, without the raw bytes that follow a write."""
     message = pb.RecordedOp(seq_no=op.seq_no, checksum=op.checksum, author=op.author)
     match op.action:
         case Create(path=path):
@@ -92,7 +95,7 @@ def encode_op(op: RecordedOp) -> tuple[bytes, bytes]:
         case Unlink(fnode=fnode, path=path):
             message.unlink.fnode, message.unlink.path = fnode, path
         case Write(fnode=fnode, offset=offset, length=length):
-            # Presence matters: a write of a first node at offset zero still is a write.
+            # Set the field, even if its values are zero: a write to node 0 at offset 0 is a write.
             message.write.SetInParent()
             message.write.fnode, message.write.offset, message.write.length = fnode, offset, length
         case SetProperty(path=path, content=content):
@@ -106,7 +109,9 @@ def encode_op(op: RecordedOp) -> tuple[bytes, bytes]:
 
 
 def frame_length(data: bytes | bytearray | memoryview, at: int = 0) -> int | None:
-    """The payload's length that the 8 bytes of a frame header announce; None for anything else."""
+    """Return the payload's length in a frame header of 8 bytes. Return None if the header is
+    invalid.
+    """
     magic, length = _HEADER.unpack_from(data, at)
     if magic != MAGIC or length > OP_LENGTH_MAX:
         return None
@@ -114,19 +119,20 @@ def frame_length(data: bytes | bytearray | memoryview, at: int = 0) -> int | Non
 
 
 def decode_op(payload: bytes, *, log: str, first_offset: int, frame_end: int) -> RecordedOp:
-    """Decode a payload read from ``log`` at [first_offset, frame_end).
+    """Decode a payload that was read from ``log`` at [first_offset, frame_end).
 
-    ``last_offset`` of the result includes the raw bytes of a write. Raises ``Corrupt``.
+    ``last_offset`` of the result includes the raw bytes of a write. Raise ``Corrupt`` if it is
+    invalid.
     """
     try:
         message = pb.RecordedOp.FromString(payload)
     except DecodeError as error:
         raise Corrupt(
-            "recovery log holds a frame that is no operation", log=log, offset=first_offset
+            "the recovery log holds a frame that is not an operation", log=log, offset=first_offset
         ) from error
     action: Action = None
     last_offset = frame_end
-    # The first field that is set counts, in this order (consumer facts 4.3).
+    # If several fields are set, the first one in this order counts (consumer facts 4.3).
     if message.HasField("create"):
         action = Create(message.create.path)
     elif message.HasField("link"):
@@ -136,7 +142,7 @@ def decode_op(payload: bytes, *, log: str, first_offset: int, frame_end: int) ->
     elif message.HasField("write"):
         write = message.write
         if write.length < 0 or write.offset < 0:
-            raise Corrupt("recovery log holds a negative write", log=log, offset=first_offset)
+            raise Corrupt("the recovery log holds a negative write", log=log, offset=first_offset)
         action = Write(write.fnode, write.offset, write.length)
         last_offset += write.length
     elif message.HasField("property"):
@@ -154,14 +160,16 @@ def decode_op(payload: bytes, *, log: str, first_offset: int, frame_end: int) ->
 
 
 def next_checksum(checksum: int, payload: bytes) -> int:
-    """CRC-32C of everything up to and with ``payload``, given that of everything before it."""
+    """Return the CRC-32C through ``payload``, given that of everything before it."""
     return int(google_crc32c.extend(checksum, payload))
 
 
 def fence_value(author: int) -> str:
-    """The value of the register ``author`` that admits only this author: base 32, lower case."""
+    """Return the value of the register ``author`` that admits only this author: base 32, lower
+    case.
+    """
     if not 0 < author < 1 << 32:
-        raise Corrupt("an author is a positive 32-bit number", author=author)
+        raise Corrupt("an author must be a positive 32-bit number", author=author)
     digits = ""
     while author:
         author, digit = divmod(author, 32)

@@ -1,4 +1,4 @@
-"""How far a player is, and what it leaves."""
+"""Progress and result of a player."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class PlayerState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RecoveredState:
-    """What a player leaves: the directory's files are those of ``fsm``.
+    """Result of a player: the directory holds the files of ``fsm``.
 
-    ``author`` is the author that the log was handed to, or None after a read-only recovery. ``write_head``
-    is where ``log`` ended then, in bytes.
+    ``author`` is the author that the log was handed to, or None after a read-only recovery.
+    ``write_head`` is the offset at which ``log`` ended then, in bytes.
     """
 
     log: str
@@ -33,7 +33,7 @@ class RecoveredState:
 
 @dataclass(frozen=True, slots=True)
 class PlayProgress:
-    """How far a player is; offsets and sizes in bytes."""
+    """Progress of a player. Offsets and sizes are in bytes."""
 
     state: PlayerState
     log: str

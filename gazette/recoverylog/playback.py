@@ -1,6 +1,6 @@
-"""Stage 16 of the byte path: takes log bytes from `client/retry_reader`, says what to do with them.
+"""Stage 16 of the byte path: takes log bytes from `client/retry_reader`, gives actions on files.
 
-Pure: bytes in, file actions out. `player` performs the actions and owns reading, waiting and the
+Pure: bytes in, file actions out. `player` performs the actions, and owns reading, waiting and the
 hand-off append.
 """
 
@@ -28,14 +28,14 @@ from gazette.recoverylog.ops import (
 
 @dataclass(frozen=True, slots=True)
 class OpenNode:
-    """Create the staged file of a node; it must not exist."""
+    """Create the staged file of a node. The file must not exist."""
 
     fnode: int
 
 
 @dataclass(frozen=True, slots=True)
 class DropNode:
-    """Close and remove the staged file of a node: nothing names it any more."""
+    """Close and remove the staged file of a node that no path names any more."""
 
     fnode: int
 
@@ -53,10 +53,11 @@ FileAction = OpenNode | DropNode | WriteNode
 
 
 def local_path(path: str) -> str:
-    """A path of the log as a relative path below the directory. Raises ``Corrupt``.
+    """Return a path of the log relative to the directory. Raise ``Corrupt`` if it leaves the
+    directory.
 
-    Paths in a log are absolute with respect to the directory. One that would leave it is refused: a
-    log is data, and must not be able to write elsewhere.
+    Paths in a log are absolute with respect to the directory. A log is data, and must not be able
+    to write elsewhere.
     """
     relative = path.lstrip("/")
     if (
@@ -65,13 +66,13 @@ def local_path(path: str) -> str:
         or posixpath.normpath(relative) != relative
         or relative.split("/", 1)[0] in ("..", ".", ".fnodes")
     ):
-        raise Corrupt("recovery log names a path outside of its directory", path=path)
+        raise Corrupt("the recovery log names a path outside of its directory", path=path)
     return relative
 
 
 @dataclass(slots=True)
 class _RawBytes:
-    """The rest of a write whose bytes are still to come. ``fnode`` None: they are discarded."""
+    """The bytes of a write that are still to come. They are discarded if ``fnode`` is None."""
 
     fnode: int | None
     offset: int
@@ -88,7 +89,7 @@ _CONTRADICTIONS: Final = frozenset(
 )
 
 JUNK_MAX: Final = 64 << 20
-"""More than this without a frame is not a recovery log."""
+"""Bytes without a frame after which a journal does not count as a recovery log."""
 
 
 class PrunedLog(Corrupt):
@@ -96,7 +97,7 @@ class PrunedLog(Corrupt):
 
     default_hint = (
         "Fragments were removed too early. Recover from another backup of the hints, or restore the"
-        " fragments."
+        " removed fragments."
     )
 
 
@@ -107,16 +108,18 @@ class BeyondTheEnd(Corrupt):
 
 
 class Playback:
-    """Decodes a log from some offset on and drives the recovery FSM.
+    """Decoder of a log from some offset on, which drives the recovery FSM.
 
-    Invariants: ``offset`` is where the first byte not yet decoded stands; bytes fed but not decoded
-    are an incomplete frame (or junk shorter than a header).
+    Invariants: ``offset`` is the offset of the first byte that is not decoded. Bytes that were fed
+    but not decoded are an incomplete frame, or junk shorter than a header.
     """
 
     def __init__(
         self, hints: FSMHints, *, observer: Callable[[RecordedOp, Outcome], None] | None = None
     ) -> None:
-        """``observer`` is told of every operation and what became of it, before its actions are given."""
+        """Begin with hints. ``observer`` is called with every operation and its outcome, before its
+        actions are returned.
+        """
         self.fsm = RecoveryFSM(hints)
         self.log = hints.log
         self._observer = observer
@@ -124,31 +127,31 @@ class Playback:
         self.op_count = 0
         self.junk_bytes = 0
         self.last_author: int | None = None
-        """Who wrote the last operation that applied: the owner of the log, as far as it was read."""
+        """Author of the last operation that applied: the owner of the log, as far as it was read."""
         self._handoff: int | None = None
         self._handoff_outcome: bool | None = None
         self._buffer = b""
         self._raw: _RawBytes | None = None
         self._junk_run = 0
         self._jumped = False
-        """Whether bytes were missing since the last operation that applied."""
+        """True if bytes were missing since the last operation that applied."""
         self._lost: tuple[int, int] | None = None
-        """The first bytes that were missing."""
+        """Range of the first missing bytes."""
 
     @property
     def read_offset(self) -> int:
-        """Where the next byte to feed stands in ``log``."""
+        """Offset in ``log`` of the next byte to feed."""
         return self.offset + len(self._buffer)
 
     def wanted(self) -> tuple[str, int] | None:
-        """(log, offset) that must be read next, when that is not simply the next byte.
+        """Log and offset to read next, or None for the next byte.
 
-        Hinted segments may lie in another log, or further on than what was read.
+        Hinted segments may lie in another log, or behind a gap.
         """
         if not self.fsm.hinted_segments:
             return None
         if self._raw is not None and self._raw.fnode is not None:
-            return None  # The last operation of a segment is a write, whose bytes come first.
+            return None  # Read the raw bytes of a write first, before the next segment.
         segment = self.fsm.hinted_segments[0]
         if segment.log != self.log or self.read_offset < segment.first_offset:
             return segment.log, segment.first_offset
@@ -156,23 +159,27 @@ class Playback:
 
     @property
     def logs(self) -> set[str]:
-        """The logs that are to be read."""
+        """Names of the logs that remain to be read."""
         return {self.log, *(segment.log for segment in self.fsm.hinted_segments)}
 
     def require_heads(self, heads: Mapping[str, int]) -> None:
-        """Raise ``BeyondTheEnd`` if the hints reach beyond the end of any log, of which ``heads`` has all."""
+        """Raise ``BeyondTheEnd`` if the hints reach beyond the end of any log. ``heads`` must hold
+        all logs.
+        """
         for segment in self.fsm.hinted_segments:
             head = heads[segment.log]
             if segment.first_offset >= head or segment.last_offset > head:
                 raise BeyondTheEnd(
-                    "hints name operations beyond the end of the recovery log: data was lost",
+                    "the hints name operations beyond the end of the recovery log: data was lost",
                     log=segment.log,
                     write_head=head,
                     segment=segment,
                 )
 
     def seek(self, log: str, offset: int) -> None:
-        """Go on at another place. Undecoded bytes and the rest of a write are given up."""
+        """Continue at another log and offset. Drop bytes that are not decoded, and the rest of a
+        write.
+        """
         self.log = log
         self.offset = offset
         self._buffer = b""
@@ -180,21 +187,25 @@ class Playback:
 
     @property
     def incomplete(self) -> bool:
-        """Whether what was fed ends within an operation. A log never does, at an append's end."""
+        """True if the fed bytes end within an operation. At the end of an append, a log never
+        does.
+        """
         return self._raw is not None or len(self._buffer) >= HEADER_LENGTH
 
     def jump(self, offset: int) -> None:
-        """The log's bytes up to ``offset`` no longer exist. Raises ``PrunedLog`` if they are needed."""
+        """Skip the log's bytes up to ``offset``, which no longer exist. Raise ``PrunedLog`` if they
+        are needed.
+        """
         if self._lost is None:
             self._lost = self.read_offset, offset
         if not self.fsm.has_hints and self.fsm.next_seq_no == 1:
-            # To go on would pass for a shard without any state.
+            # To continue would look like a shard without any state.
             raise PrunedLog(
-                "no hints say where to begin, and the recovery log was pruned",
+                "the shard has no hints, and its recovery log was pruned",
                 log=self.log,
                 offset=self.offset,
                 jumped_to=offset,
-                hint="Restore the shard's hints. To begin anew without its state, give it another log.",
+                hint="Restore the shard's hints. To begin without its state, give it another log.",
             )
         segment = self.fsm.hinted_segments[0] if self.fsm.hinted_segments else None
         if (
@@ -227,12 +238,14 @@ class Playback:
 
     @property
     def handoff_applied(self) -> bool | None:
-        """True when the hand-off operation was read and applied, False when it lost the race to an
-        operation of somebody else (inject it again), None when it was not read yet."""
+        """True if the hand-off operation was read and applied. None if it was not read yet.
+
+        It is False if another author's operation took its sequence number. Then inject it again.
+        """
         return self._handoff_outcome
 
     def feed(self, data: bytes) -> list[FileAction]:
-        """Decode more bytes. Raises ``Corrupt`` when the log's own owner wrote what cannot apply."""
+        """Decode more bytes. Raise ``Corrupt`` if an operation of the log's owner cannot apply."""
         actions: list[FileAction] = []
         if self._buffer:
             data = self._buffer + data
@@ -245,7 +258,7 @@ class Playback:
             following = at if self._raw is not None else self._take_frame(data, at, actions)
             self.offset = begin + following
             if following == at or self._handoff_outcome:
-                break  # No whole frame is left; or what is left is not ours to play.
+                break  # No complete frame is left, or the hand-off applied: the rest is not ours.
             at = following
         self._buffer = data[following:]
         return actions
@@ -264,7 +277,9 @@ class Playback:
         return len(taken)
 
     def _take_frame(self, data: bytes, at: int, actions: list[FileAction]) -> int:
-        """Apply the frame at ``at``, or skip junk; where to go on. ``at``: bytes are missing."""
+        """Apply the frame at ``at``, or skip junk. Return where to continue, or ``at`` if bytes are
+        missing.
+        """
         if len(data) - at < HEADER_LENGTH:
             return at
         length = frame_length(data, at)
@@ -289,14 +304,16 @@ class Playback:
         return end
 
     def _skip_junk(self, data: bytes, at: int) -> int:
-        """The next place after ``at`` where a frame may begin."""
+        """Return the next position after ``at`` at which a frame may begin."""
         found = data.find(MAGIC, at + 1)
-        # Without a magic word the last three bytes may be the beginning of one.
+        # Without a magic word, the last three bytes may be the start of one.
         following = found if found >= 0 else max(at + 1, len(data) - len(MAGIC) + 1)
         self.junk_bytes += following - at
         self._junk_run += following - at
         if self._junk_run > JUNK_MAX:
-            raise Corrupt("journal does not hold a recovery log", log=self.log, offset=self.offset)
+            raise Corrupt(
+                "the journal does not hold a recovery log", log=self.log, offset=self.offset
+            )
         return following
 
     def _apply(self, op: RecordedOp, payload: bytes, actions: list[FileAction]) -> None:
@@ -313,13 +330,13 @@ class Playback:
         elif self._is_wedged(op, outcome, had_hints):
             kind = PrunedLog if self._jumped else Corrupt
             raise kind(
-                f"recovery log cannot be played further: {outcome.value}",
+                f"the recovery log cannot be played further: {outcome.value}",
                 log=op.log,
                 offset=op.first_offset,
                 seq_no=op.seq_no,
                 expected_seq_no=self.fsm.next_seq_no,
                 author=op.author,
-                hint="Recover from other hints, or restore the log's fragments: going on here would"
+                hint="Recover from other hints, or restore the log's fragments. To continue here would"
                 " drop everything behind this operation.",
             )
         if op.author == self._handoff and self._handoff_outcome is None:
@@ -335,22 +352,23 @@ class Playback:
                 pass
 
     def _is_wedged(self, op: RecordedOp, outcome: Outcome, had_hints: bool) -> bool:
-        """Whether an operation that did not apply should have.
+        """Return True if an operation that did not apply should have applied.
 
-        A stranger's operations are ignored, and those of the past are repetitions. But what the log's
-        owner wrote next must apply, or all that follows would be dropped in silence.
+        Operations of other authors are ignored, and those with past sequence numbers are
+        repetitions. But the next operation of the log's owner must apply. Otherwise all later
+        operations would be dropped in silence.
         """
         if outcome in _CONTRADICTIONS:
-            return True  # Number and checksum say that it is the next operation, whoever wrote it.
+            return True  # By sequence number and checksum it is the next operation, of any author.
         if had_hints or op.seq_no < self.fsm.next_seq_no:
             return False
         if op.author == self.last_author:
             return True
-        # The operations before this one are not here: they were pruned or lost.
+        # The operations before this one are missing: they were pruned or lost.
         return op.seq_no > self.fsm.next_seq_no and (self._jumped or self.last_author is None)
 
     def missing(self) -> Corrupt:
-        """The error of a log that ended before all hinted operations were read."""
+        """Return the error of a log that ended before all hinted operations were read."""
         segment = self.fsm.hinted_segments[0]
         if self._lost is not None:
             return PrunedLog(
@@ -362,7 +380,7 @@ class Playback:
             )
         return Corrupt(
             "the recovery log ends before operations that its hints name: data was lost, or the"
-            " hints are of another log",
+            " hints belong to another log",
             log=self.log,
             offset=self.offset,
             segment=segment,

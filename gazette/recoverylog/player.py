@@ -1,8 +1,8 @@
 """Stage 16 of the byte path: takes a recovery log from `client/retry_reader`, gives a directory.
 
-A player rebuilds the files of a log in a directory, then either tails the log (a hot standby) or ends:
-at the write head (a read-only recovery), or by a *hand-off*, an operation that makes a new author the
-owner of the log at exactly the point that was played to.
+A player rebuilds the files of a log in a directory. Then it tails the log (a hot standby), or ends.
+It ends at the write head (a read-only recovery), or by a *hand-off*. A hand-off is an operation
+that makes a new author the owner of the log, exactly at the point that was played to.
 
 ::
 
@@ -10,8 +10,8 @@ owner of the log at exactly the point that was played to.
         │                          │                               │ read, lost the race
         └── finish() ──────────────┴── at the head ──► LIVE        └──► read on, inject again
 
-The operation of a hand-off carries the new author's fence into the journal's registers in the same
-append, so that the old author is refused from then on whether or not the operation wins the race.
+The append of a hand-off also carries the new author's fence into the journal's registers. So the
+old author is refused from then on, even if the operation loses the race.
 """
 
 from __future__ import annotations
@@ -50,15 +50,16 @@ T = TypeVar("T")
 READ_BYTES = 1 << 20
 
 SUSPENDED_POLL_S = 2.0
-"""How often a standby looks whether a fully suspended log was resumed."""
+"""Seconds between checks of a standby for a resume of a fully suspended log."""
 
 CATCH_UPS_MAX = 3
-"""How often the end waits for what was appended meanwhile. A hand-off against an owner that never
-pauses then goes ahead: it loses that race, but its fence stops the owner, and the next one is won."""
+"""Number of times that the end of a play waits for new appends. After that, a hand-off goes ahead
+against an owner that never pauses. It loses that race, but its fence stops the owner. The next
+hand-off succeeds."""
 
 
 class _View(Generic[T]):
-    """A wish to read the files."""
+    """A request to read the files."""
 
     def __init__(self, call: Callable[[PlayedFiles], T], result: asyncio.Future[T]) -> None:
         self.call = call
@@ -74,7 +75,7 @@ class _View(Generic[T]):
 
 
 class Player:
-    """Plays one log into one directory. Loop-bound; file work runs in ``pool``.
+    """Plays one log into one directory. Loop-bound. File work runs in ``pool``.
 
     ``directory`` is wiped first. On failure and on cancellation it is removed.
     """
@@ -90,13 +91,16 @@ class Player:
         older_hints: Sequence[FSMHints] = (),
         stall_timeout_s: float = 60.0,
     ) -> None:
-        """``older_hints`` are played, one after the other, if the log was pruned of what the ones before
-        them need."""
+        """Make a player. If the log was pruned of operations that ``hints`` need, play
+        ``older_hints`` in turn.
+
+        ``stall_timeout_s`` bounds the wait for bytes that the log must hold.
+        """
         self.hints = hints
-        """Those that are played."""
+        """Hints that are being played."""
         self.directory = directory
         self.tailing = asyncio.Event()
-        """Set when the head was reached for the first time."""
+        """Set when the player has reached the head for the first time."""
         self.state = PlayerState.BACKFILL
         self._client = client
         self._clock = clock
@@ -110,18 +114,18 @@ class Player:
         self._finish = False
         self._requested = asyncio.Event()
         self._woken = asyncio.Event()
-        """Set when the loop that plays should look again at what is asked of it."""
+        """Set when the loop of `play` should check for new requests."""
         self._views: list[_View[Any]] = []
         self._cut: int | None = None
-        """Where views are taken: the end of an append, so that no transaction is seen in part."""
+        """Offset at which views are taken: the end of an append, so that views hold whole transactions."""
         self._rest = b""
         """Bytes that were read beyond the cut."""
         self._read_through = 0
         self._catch_ups = 0
         self._tailed = False
-        """Whether the hand-off was asked for when the head had been reached."""
+        """True if the hand-off was requested after the head had been reached."""
         self._fenced = False
-        """Whether the log's registers have our fence: its former owner appends no more."""
+        """True if the log's registers have our fence, which stops its former owner."""
         self._bytes_read = 0
         self._started = clock.monotonic()
         self._write_behind = WriteBehind(self._files, pool)
@@ -131,7 +135,7 @@ class Player:
     @property
     def progress(self) -> PlayProgress:
         offset = self._playback.read_offset
-        # While a standby tails, its reader hears from the broker how far the log goes.
+        # While a standby tails, the broker reports the head of the log to its reader.
         head = 0 if self._reader is None else self._reader.write_head
         return PlayProgress(
             state=self.state,
@@ -145,8 +149,8 @@ class Player:
     def hand_off(self, author: int, *, permit: Callable[[], Awaitable[None]] | None = None) -> None:
         """Ask ``play`` to take the log over as ``author`` and end.
 
-        ``permit`` is awaited each time before the log is fenced, which may be long after this: whoever
-        owns the log then is stopped by it. What it raises ends ``play``.
+        ``permit`` is awaited each time before the log is fenced, which may be long after this call.
+        The fence stops the log's owner at that time. An error of ``permit`` ends ``play``.
         """
         if self._finish or self._author is not None:
             raise Bug("a player is ended once", log=self.hints.log)
@@ -156,7 +160,7 @@ class Player:
         self._woken.set()
 
     def finish(self) -> None:
-        """Ask ``play`` to end at the write head, leaving the log to its owner."""
+        """Ask ``play`` to end at the write head, and to leave the log to its owner."""
         if self._finish or self._author is not None:
             raise Bug("a player is ended once", log=self.hints.log)
         self._finish = True
@@ -164,16 +168,20 @@ class Player:
         self._woken.set()
 
     def note_head(self, head: int) -> None:
-        """The log is known to reach to ``head``: play-back that does not get there has stalled."""
+        """Record that the log reaches to ``head``. If play-back does not get there, it has
+        stalled.
+        """
         if self.tailing.is_set() and self._author is None and head > self._read_through:
             self._read_through = head
             self._woken.set()
 
     async def view(self, call: Callable[[PlayedFiles], T]) -> T:
-        """Have ``call`` read the files as they are at the end of an append that is no older than now.
+        """Call ``call`` with the files as they are at the end of an append that is no older than
+        this call.
 
-        It runs on a thread of the pool, and play-back waits for it. Raises what it raises, and ``Closed``
-        if play-back ends before. Cancellation: it may still run. Waits until the log was played once.
+        The call waits until the log was played once. It runs on a thread of the pool, and play-back
+        waits for it. Raise what it raises, and ``Closed`` if play-back ends first. After
+        cancellation it may still run.
         """
         view = _View(call, asyncio.get_running_loop().create_future())
         if self.state in (PlayerState.LIVE, PlayerState.FAILED):
@@ -184,12 +192,13 @@ class Player:
         return result
 
     async def play(self) -> RecoveredState:
-        """Play until `hand_off` or `finish` was asked for and done.
+        """Play until a requested `hand_off` or `finish` is done.
 
-        Raises ``Corrupt`` when the log cannot give what the hints name, ``Unavailable`` when it
-        yields no bytes for ``stall_timeout_s`` seconds although it must hold more.
-        Cancellation: the directory is removed; a hand-off may or may not have been appended, which is
-        harmless, since whoever recovers next hands off again.
+        Raise ``Corrupt`` if the log lacks operations that the hints name. Raise ``Unavailable`` if
+        no bytes arrive for ``stall_timeout_s`` seconds although the log must hold more.
+
+        Cancellation removes the directory. A hand-off may or may not have been appended. That is
+        harmless, since the next recovery hands off again.
         """
         done = False
         try:
@@ -204,10 +213,10 @@ class Player:
             self._end_views()
             if not done:
                 self.state = PlayerState.FAILED
-                # In a thread of its own accord: a cancelled task must not await.
+                # Start the removal without an await, since a cancelled task must not await.
                 try:
                     self._pool.submit(self._files.abandon)
-                except RuntimeError:  # The pool was closed, and the process is about to end.
+                except RuntimeError:  # The pool is closed: the process is about to end.
                     self._files.abandon()
 
     async def _play_some_hints(self, scope: TaskScope) -> RecoveredState:
@@ -221,7 +230,7 @@ class Player:
                     raise
                 log.warning("%(error)s; trying older hints", {"error": error})
             self._close_reader()
-            await self._write_behind.give_up()  # What it writes is wiped next.
+            await self._write_behind.give_up()  # The next attempt wipes what it writes.
             self.hints = self._older_hints.pop(0)
             self._playback = Playback(self.hints)
 
@@ -240,7 +249,7 @@ class Player:
             if at_head and playback.fsm.has_hints:
                 raise playback.missing()
             if at_head and injected:
-                # Our own operation is behind us, and neither applied nor lost a race.
+                # The player has passed its own operation, which neither applied nor lost a race.
                 raise self._torn()
             if at_head and not self.tailing.is_set():
                 self.state = PlayerState.TAILING
@@ -251,14 +260,14 @@ class Player:
                 await self._inject()
                 injected = True
             if self._requested.is_set():
-                self._cut = None  # No view is taken any more, so nothing is kept back for one.
+                self._cut = None  # No more views are taken, so keep back no bytes for one.
             elif self._views and self.tailing.is_set():
                 await self._write_behind.settle(scope)
                 await self._take_views()
             if at_head:
                 await self._write_behind.begin(scope)
             at_head = playback.read_offset >= self._read_through
-            # A request may have come since the log was looked at: it must not wait for more bytes.
+            # A request may have arrived since the check above. It must not wait for more bytes.
             await self._read_some(scope, at_head=at_head, may_return=not injected)
             if playback.handoff_applied:
                 break
@@ -277,7 +286,7 @@ class Player:
         )
 
     async def _take_views(self) -> None:
-        """Perform what wants to see the files, or see to it that their log is read to a cut."""
+        """Serve the requests for views, or set the cut up to which the log must be read first."""
         playback = self._playback
         if self._cut is None:
             self._cut = await self._write_head(playback.log)
@@ -294,7 +303,7 @@ class Player:
             except asyncio.CancelledError:
                 self._views = views  # For `_end_views`.
                 raise
-            except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+            except BaseException as error:  # noqa: BLE001 - the caller of `view` raises it
                 view.fail(error)
             else:
                 view.succeed(result)
@@ -305,7 +314,7 @@ class Player:
             view.fail(Closed("play-back has ended", log=self.hints.log))
 
     async def _must_catch_up(self) -> bool:
-        """Whether to read more before the log is ended, or taken over."""
+        """Return True if more must be read before the log is ended or taken over."""
         playback = self._playback
         if self._at_end:
             return False
@@ -317,17 +326,17 @@ class Player:
             self._read_through = head
             return True
         if playback.incomplete and self._finish:
-            # What was read ends within an operation, whose rest has been appended.
+            # The bytes read so far end within an operation. The log holds its rest.
             self._read_through = max(head, playback.read_offset + 1)
             return True
         return False
 
     @property
     def _at_end(self) -> bool:
-        """Whether the log can be taken over without asking a broker how far it goes.
+        """Return True if the log can be taken over without asking a broker for its head.
 
-        So it is for a standby whose reader waits for bytes, and once our fence is in the log. Should more
-        have been appended meanwhile, the hand-off loses its race and is injected again.
+        This holds for a standby whose reader waits for bytes, and once our fence is in the log. If
+        the log grew meanwhile, the hand-off loses its race and is injected again.
         """
         if self._author is None or self._playback.incomplete:
             return False
@@ -336,15 +345,17 @@ class Player:
 
     def _torn(self) -> Corrupt:
         return Corrupt(
-            "the recovery log ends within an operation, so that nobody can continue it",
+            "the recovery log ends within an operation and cannot be continued",
             log=self._playback.log,
             offset=self._playback.offset,
-            hint="Something that is no recorder appended to this journal. Recover from a copy of the"
+            hint="A program that is not a recorder appended to this journal. Recover from a copy of the"
             " log up to that offset, or from older hints into another log.",
         )
 
     async def _check_heads(self) -> dict[str, int]:
-        """The write head of every log to be read; raises ``Corrupt`` if hints reach beyond one."""
+        """Return the write head of every log to be read. Raise ``Corrupt`` if hints reach beyond
+        one.
+        """
         heads = {name: await self._write_head(name) for name in sorted(self._playback.logs)}
         self._playback.require_heads(heads)
         return heads
@@ -353,7 +364,7 @@ class Player:
         return await write_head(self._client, name)
 
     async def _inject(self) -> None:
-        """Append the operation of the hand-off, and read through it from here on."""
+        """Append the operation of the hand-off. Reading must then pass it."""
         playback = self._playback
         author = self._author
         assert author is not None
@@ -368,7 +379,7 @@ class Player:
         self._read_through = result.commit.end
 
     async def _read(self, reader: RetryReader) -> bytes | OffsetJump:
-        # A jump is no failure of the task, which would end the whole scope.
+        # Return a jump, since an error of this task would end the whole scope.
         while True:
             try:
                 return await reader.read(READ_BYTES)
@@ -377,14 +388,14 @@ class Player:
             except NotAllowed as error:
                 if status_of(error) != Status.SUSPENDED.name:
                     raise
-            # All of its fragments are gone, and whoever appends resumes it.
+            # The log is suspended, without fragments. The next append resumes it.
             head = await self._write_head(self._playback.log)
             if head > self._playback.read_offset:
                 return OffsetJump(self._playback.log, self._playback.read_offset, head)
             await self._clock.sleep(SUSPENDED_POLL_S)
 
     async def _read_some(self, scope: TaskScope, *, at_head: bool, may_return: bool) -> None:
-        """Feed one chunk, or if it ``may_return`` do so when something was asked for while there was none."""
+        """Feed one chunk. If ``may_return``, return without a chunk when a request arrives."""
         if self._rest:
             rest, self._rest = self._rest, b""
             await self._write_behind.add(
@@ -420,7 +431,7 @@ class Player:
                 self._woken.clear()
         if not done:
             raise Unavailable(
-                "play-back stalled: the log holds more, but yields no bytes",
+                "play-back stalled: the log holds more bytes, but none arrive",
                 log=self._playback.log,
                 offset=self._playback.read_offset,
                 write_head=self._read_through,
@@ -451,7 +462,7 @@ class Player:
         RECOVERED_BYTES.inc(len(data))
         actions = self._playback.feed(self._up_to_cut(data))
         if self._playback.wanted() is None and not self._playback.handoff_applied:
-            # Goes on while files are written.
+            # Read on while files are written.
             self._pending = scope.spawn(self._read(reader), name="read")
         await self._write_behind.add(scope, actions, len(data))
 

@@ -1,6 +1,6 @@
-"""Files and directories that nobody but their owner may read: what holds a shard's state on a local disk.
+"""Files and directories that only their owner may read. They hold a shard's state on a local disk.
 
-Modes are set whatever the process's umask, and nothing is followed that another user may have put there.
+Modes do not depend on the process's umask. Symbolic links of other users are never followed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ _OWNER_ONLY: Final = struct.pack("<I", 2) + b"".join(
 
 
 def make_private(directory: Path) -> None:
-    """Create a directory, and those above it, that only this user may enter; an existing one becomes that.
+    """Create a directory, and its parents, that only this user may enter. Restrict an existing
+    directory.
 
-    Raises ``Invalid`` if it, or the directory above it, belongs to another user or is a symbolic link, and
+    Raise ``Invalid`` if it or its parent belongs to another user or is a symbolic link. Raise
     ``OSError``.
     """
     os.close(_open_private(directory))
 
 
 def empty_private(directory: Path) -> None:
-    """As `make_private`, and remove what the directory holds. The directory itself stays the same."""
+    """Call `make_private`, and remove the content of the directory. The directory stays the
+    same.
+    """
     descriptor = _open_private(directory)
     try:
         with os.scandir(descriptor) as entries:
@@ -63,7 +66,7 @@ def _open_private(directory: Path) -> int:
         descriptor = os.open(directory, flags)
     except NotADirectoryError as error:
         raise Invalid(
-            "a directory of recovered files is a file or a symbolic link",
+            "the directory for recovered files is a file or a symbolic link",
             directory=str(directory),
             hint="Remove it, or choose another directory.",
         ) from error
@@ -78,10 +81,10 @@ def _open_private(directory: Path) -> int:
 
 
 def _make_content_private(directory: int) -> None:
-    """Have every file that is made in a directory from now on be private, whoever's code makes it.
+    """Make every file private that any code creates in a directory from now on.
 
-    RocksDB gives its files the mode that the process's umask allows, and only a default ACL holds for one
-    directory. Where a file system has none, the mode of the directory still keeps other users out.
+    RocksDB's files have the mode that the process's umask allows. Only a default ACL applies to one
+    directory. On a file system without ACLs, the directory's mode still keeps other users out.
     """
     if not hasattr(os, "setxattr"):
         return
@@ -92,15 +95,17 @@ def _make_content_private(directory: int) -> None:
 def _require_owner(directory: Path, status: os.stat_result, owners: tuple[int, ...]) -> None:
     if status.st_uid not in owners:
         raise Invalid(
-            "a directory for recovered files belongs to another user, who could replace them",
+            "the directory for recovered files belongs to another user, which could replace them",
             directory=str(directory),
             owner=status.st_uid,
-            hint="Choose a directory that this user made, or one of root's.",
+            hint="Choose a directory that belongs to this user or to root.",
         )
 
 
 def write_private(path: Path, data: bytes, *, new: bool = False) -> None:
-    """Write a file that only this user may read. ``new``: it must not exist. Raises ``OSError``."""
+    """Write a file that only this user may read. With ``new``, it must not exist. Raise
+    ``OSError``.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if new else os.O_TRUNC)
     with open(os.open(path, flags, FILE_MODE), "wb") as file:
         os.fchmod(file.fileno(), FILE_MODE)
@@ -108,7 +113,7 @@ def write_private(path: Path, data: bytes, *, new: bool = False) -> None:
 
 
 def copy_private(source: Path, target: Path) -> Path:
-    """Copy a file's content to a new file that only this user may read. Raises ``OSError``."""
+    """Copy a file's content to a new file that only this user may read. Raise ``OSError``."""
     write_private(target, b"", new=True)
     shutil.copyfile(source, target)
     return target

@@ -1,9 +1,10 @@
-"""Stage 15 of the byte path: takes file operations from `stores/*`, gives appends to `client/append_service`.
+"""Stage 15 of the byte path: takes file operations from `stores/*`, gives appends to
+`client/append_service`.
 
-A recorder turns what a store did to its files into operations of the recovery log. All operations of
-a *group* go into one append, which the broker applies whole or not at all: that is what makes a
-store's commit atomic in the log (splitting it opened wrong in a few percent of cuts, see
-docs/consistency.md).
+A recorder turns a store's changes to its files into operations of the recovery log. All operations
+of a *group* go into one append, which the broker applies completely or not at all. This makes a
+store's commit atomic in the log. (When a commit was split, a few percent of cuts opened wrong: see
+docs/consistency.md.)
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from gazette.recoverylog.ops import (
 from gazette.tasks import OpFuture, Waiter, first_failure, wait_done
 
 PROPERTY_PATHS = frozenset({"/IDENTITY"})
-"""Files that are recorded as properties: RocksDB links them over what exists."""
+"""Files that are recorded as properties: RocksDB links them over existing files."""
 
 
 class LogTxn(Protocol):
-    """One append in the making: `gazette.client.append_txn.AppendTxn`, or one to a file."""
+    """One open append: `gazette.client.append_txn.AppendTxn`, or one to a file."""
 
     def write(self, content: bytes | bytearray | memoryview) -> None: ...
 
@@ -50,7 +51,9 @@ class LogTxn(Protocol):
 
 
 class LogAppends(Protocol):
-    """Where a recorder appends: an append service, or a `gazette.recoverylog.log_file.LogFile`."""
+    """Target of a recorder's appends: an append service, or a
+    `gazette.recoverylog.log_file.LogFile`.
+    """
 
     def start_append(
         self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
@@ -58,19 +61,21 @@ class LogAppends(Protocol):
 
 
 def fence(author: int) -> LabelSet:
-    """The registers by which ``author`` owns a log."""
+    """Return the registers by which ``author`` owns a log."""
     return LabelSet.of((FENCE_LABEL, fence_value(author)))
 
 
 def fence_check(author: int) -> LabelSelector:
-    """What every append of ``author`` requires: that nobody else has taken the log over."""
+    """Return the selector that every append of ``author`` requires: no other author has taken the
+    log over.
+    """
     return LabelSelector(
         include=LabelSet((Label(FENCE_LABEL, fence_value(author)),)), exclude=EMPTY_LABELS
     )
 
 
 def no_op(fsm: RecoveryFSM, author: int) -> bytes:
-    """The frame of an operation that does nothing but take the next sequence number."""
+    """Return the frame of an operation that only takes the next sequence number."""
     frame, _ = encode_op(
         RecordedOp(seq_no=fsm.next_seq_no, checksum=fsm.next_checksum, author=author, action=None)
     )
@@ -78,7 +83,9 @@ def no_op(fsm: RecoveryFSM, author: int) -> bytes:
 
 
 class Group:
-    """Operations that become one append. Made by `Recorder.group`; paths are absolute in the log."""
+    """Operations that become one append. Made by `Recorder.group`. Paths are absolute in the
+    log.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -88,9 +95,9 @@ class Group:
 
     @property
     def future(self) -> OpFuture[AppendResult]:
-        """The append's outcome, once the group has ended."""
+        """Future of the append, once the group has ended."""
         if self._future is None:
-            raise Bug("a group has no future before it ended")
+            raise Bug("the future of a group is not available before the group has ended")
         return self._future
 
     def _record(self, action: Action, data: bytes | bytearray | memoryview = b"") -> int:
@@ -104,53 +111,54 @@ class Group:
         return seq_no
 
     def fnode_of(self, path: str) -> int | None:
-        """The live file at a path."""
+        """Return the live file at a path, or None."""
         return self._recorder.fsm.links.get(clean_path(path))
 
     def create(self, path: str) -> int:
-        """A new, empty file at ``path``; whatever was there is unlinked first. Its fnode."""
+        """Create an empty file at ``path``, and return its fnode. Unlink an existing file first."""
         path = clean_path(path)
         self.unlink(path, missing_ok=True)
         return self._record(Create(path))
 
     def write(self, fnode: int, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Bytes at an offset of a file. Empty data records nothing.
+        """Write bytes at an offset of a file. Empty data records nothing.
 
-        ``data`` is kept until the group ends: it must not change before.
+        ``data`` is kept until the group ends. Do not change it before.
         """
         if fnode not in self._recorder.fsm.nodes:
-            raise Bug("write to a file that is not recorded", fnode=fnode)
+            raise Bug("cannot write to a file that is not recorded", fnode=fnode)
         if offset < 0:
-            raise Invalid("a write needs an offset of zero or more", offset=offset)
+            raise Invalid("the offset of a write must not be negative", offset=offset)
         if len(data):
             self._record(Write(fnode, offset, len(data)), data)
 
     def unlink(self, path: str, *, missing_ok: bool = False) -> None:
-        """Remove a path; its file goes with the last one."""
+        """Remove a path. Its file goes with its last path."""
         path = clean_path(path)
         fnode = self.fnode_of(path)
         if fnode is None:
             if missing_ok:
                 return
-            raise Bug("unlink of a path that is not recorded", path=path)
+            raise Bug("cannot unlink a path that is not recorded", path=path)
         self._record(Unlink(fnode, path))
 
     def link(self, source: str | int, target: str) -> None:
-        """One more path for a file."""
+        """Add a path to a file."""
         target = clean_path(target)
         fnode = source if isinstance(source, int) else self.fnode_of(clean_path(source))
         if fnode is None or fnode not in self._recorder.fsm.nodes:
-            raise Bug("link of a file that is not recorded", source=source, target=target)
+            raise Bug("cannot link a file that is not recorded", source=source, target=target)
         self._record(Link(fnode, target))
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file over ``target``, as ``os.replace`` does; the local file has been moved already.
+        """Move a file over ``target``, as ``os.replace`` does. The local file has been moved
+        already.
 
-        A file that is moved to a property's path becomes one, and must be UTF-8 text.
+        A file that moves to a property's path becomes a property, and must be UTF-8 text.
         """
         source, target = clean_path(source), clean_path(target)
         if self.fnode_of(source) is None:
-            raise Bug("rename of a path that is not recorded", source=source, target=target)
+            raise Bug("cannot rename a path that is not recorded", source=source, target=target)
         if source == target:
             return
         self.unlink(target, missing_ok=True)
@@ -166,10 +174,10 @@ class Group:
 
 
 class Recorder:
-    """Records the files of one directory. Used from one thread, that of the shard.
+    """Records the files of one directory. Use it in one thread, that of the shard.
 
-    A recorder that failed once is broken for good: every later call raises its first error. The log
-    then holds what was appended before, and the next owner recovers exactly that.
+    After its first error, a recorder is broken: every later call raises that error. The log then
+    holds the earlier appends. The next owner recovers exactly these.
     """
 
     def __init__(
@@ -185,16 +193,18 @@ class Recorder:
         clock: Clock | None = None,
         wait: Waiter = wait_done,
     ) -> None:
-        """See `open`, which most callers want. Without a clock, groups have no times in the log."""
+        """Make a recorder. Most callers want `open`. Without a clock, groups have no times in the
+        log.
+        """
         if not directory.is_absolute():
-            raise Invalid("a recorder needs an absolute directory", directory=str(directory))
+            raise Invalid("the directory of a recorder must be absolute", directory=str(directory))
         self.fsm = fsm
         self.author = author
         self.directory = directory
         self.log = log
         self.offline = offline
-        """Whether nobody reads the log before all of it is published (see `log_file`): then commits on
-        the way may be recorded later, all at once, which `at_end` is for."""
+        """True if the log is read only after all of it is published (see `log_file`). Then commits may be
+        recorded later, in one step: see `at_end`."""
         self._at_end: list[Callable[[], None]] = []
         self._appends = appends
         self._clock = clock
@@ -220,14 +230,14 @@ class Recorder:
         deadline_s: float = 60.0,
         wait: Waiter = wait_done,
     ) -> Recorder:
-        """Continue a log where ``fsm`` ends, which is at ``write_head``. ``wait`` blocks its thread.
+        """Continue a log at the end of ``fsm``, which is at ``write_head``. ``wait`` blocks its
+        thread.
 
-        Without that, or for a log that ``fsm`` was not played from, blocks for one append to learn it.
+        Without ``write_head``, or for a log that ``fsm`` was not played from, block for one append
+        to learn it. ``clock`` gives the times by which `open_at` finds a state. If the log is not
+        the one that ``fsm`` was played from (a fork), a first operation fences it.
 
-        ``clock`` gives the times by which the state of a moment is found again (`open_at`).
-
-        When the log is not the one that ``fsm`` was played from (a fork), a first operation fences it.
-        Raises ``Unavailable`` when the log does not answer within ``deadline_s`` seconds.
+        Raise ``Unavailable`` if the log does not answer within ``deadline_s`` seconds.
         """
         forks = fsm.last_log != log
         if write_head is None or forks:
@@ -240,8 +250,8 @@ class Recorder:
 
     def _fence_fork(self) -> None:
         _, frame = self._sequence(None)
-        # Registers change only with content, so the no-op carries the fence. No check here: the new
-        # log's registers are whatever they are.
+        # Registers change only with content, so the no-op carries the fence. There is no check, since
+        # the registers of the new log are unknown.
         txn = self._appends.start_append(
             AppendParams(journal=self.log, union_registers=fence(self.author))
         )
@@ -252,7 +262,7 @@ class Recorder:
         return 0 if self._clock is None else max(1, int(self._clock.now() * 1000))
 
     def _sequence(self, action: Action, group_time: int = 0) -> tuple[int, bytes]:
-        """Give an operation the next sequence number; (its number, its frame)."""
+        """Give an operation the next sequence number. Return (its number, its frame)."""
         op = RecordedOp(
             seq_no=self.fsm.next_seq_no,
             checksum=self.fsm.next_checksum,
@@ -267,7 +277,9 @@ class Recorder:
         outcome = self.fsm.apply(op, payload)
         if outcome is not Outcome.APPLIED:
             raise Bug(
-                f"operation cannot be recorded: {outcome.value}", action=action, seq_no=op.seq_no
+                f"the operation cannot be recorded: {outcome.value}",
+                action=action,
+                seq_no=op.seq_no,
             )
         return op.seq_no, frame
 
@@ -275,7 +287,7 @@ class Recorder:
         if self._broken is not None:
             raise self._broken
         if self._in_group:
-            raise Bug("groups of a recorder do not nest", log=self.log)
+            raise Bug("groups of a recorder cannot be nested", log=self.log)
         recent = self._recent
         if recent is None or not recent.done():
             return
@@ -285,7 +297,7 @@ class Recorder:
         commit = recent.result().commit
         if commit.begin < self._write_head:
             self._broken = Corrupt(
-                "an append to the recovery log was given an offset of the past",
+                "an append to the recovery log ended at an offset before its known end",
                 log=self.log,
                 begin=commit.begin,
                 write_head=self._write_head,
@@ -297,10 +309,11 @@ class Recorder:
 
     @contextmanager
     def group(self, wait_for: Collection[OpFuture[Any]] = ()) -> Iterator[Group]:
-        """Operations that take effect together, after every future of ``wait_for`` succeeded.
+        """Record operations that take effect together, after every future of ``wait_for`` has
+        succeeded.
 
-        Nothing is appended when the body raises; the recorder is then broken, because the files may
-        already differ from the log. Does not block; await ``group.future`` for the outcome.
+        If the body raises, append nothing. The recorder is then broken, because the files may
+        differ from the log. This does not block: wait for ``group.future``.
         """
         self._check()
         group = Group(self)
@@ -338,54 +351,62 @@ class Recorder:
         return future
 
     def barrier(self, wait_for: Collection[OpFuture[Any]] = ()) -> OpFuture[AppendResult]:
-        """A future of everything recorded so far, and of ``wait_for``."""
+        """Return a future of everything recorded so far, and of ``wait_for``."""
         self._check()
         return self._append((), wait_for)
 
     def flush(self, deadline_s: float = 60.0) -> None:
-        """Block until everything recorded so far is in the log. Raises ``Unavailable``, ``Fenced``."""
+        """Block until everything recorded so far is in the log. Raise ``Unavailable`` or
+        ``Fenced``.
+        """
         _await(self.barrier(), deadline_s, self.log, self._wait)
 
     def at_end(self, record: Callable[[], None]) -> None:
-        """Have `end` call something that records what was left for later. Only of an offline log."""
+        """Call ``record`` in `end`, to record changes that were left for later. Only for an offline
+        log.
+        """
         if not self.offline:
-            raise Bug("commits of a log that others read are recorded at once", log=self.log)
+            raise Bug("only an offline recorder may record commits later", log=self.log)
         self._at_end.append(record)
 
     def end(self) -> FSMHints:
-        """Record what was left for later, and give the hints of an offline log that is complete."""
+        """Record the changes that were left for later. Return the hints of the complete offline
+        log.
+        """
         for record in self._at_end:
             record()
         return self.build_hints()
 
     def snapshot_hints(self) -> tuple[FSMHints, OpFuture[AppendResult]]:
-        """Hints of the present files, and the future after which they may be stored.
+        """Return hints of the present files, and the future after which they may be stored.
 
-        Storing them earlier could name operations that never reach the log.
+        If they were stored earlier, they could name operations that never reach the log.
         """
         flushed = self.barrier()
         return self.fsm.build_hints(self.log), flushed
 
     def build_hints(self, deadline_s: float = 60.0) -> FSMHints:
-        """Hints that name committed operations only. Blocks."""
+        """Return hints that name only committed operations. Blocks."""
         hints, flushed = self.snapshot_hints()
         _await(flushed, deadline_s, self.log, self._wait)
         return hints
 
     @property
     def write_head(self) -> int:
-        """A lower bound of the log's end, in bytes."""
+        """Lower bound of the log's end, in bytes."""
         return self._write_head
 
     @property
     def horizon_bytes(self) -> int:
-        """How much of the log a recovery from fresh hints reads."""
+        """Return the number of bytes of log that a recovery from new hints reads."""
         oldest = self.fsm.oldest_offset()
         return 0 if oldest is None else max(0, self._write_head - oldest)
 
     @property
     def known_horizon_bytes(self) -> int:
-        """`horizon_bytes` as of the last append that is known to be in the log. Any thread."""
+        """Return `horizon_bytes` as of the last append that is known to be in the log. Any thread
+        may call this.
+        """
         oldest, recent, end = self._oldest, self._recent, self._write_head
         if recent is not None and recent.done() and first_failure((recent,)) is None:
             end = max(end, recent.result().commit.end)
@@ -396,10 +417,12 @@ class Recorder:
 
 
 def clean_path(path: str) -> str:
-    """A path as logs spell it: absolute with respect to the directory, no doubled slashes."""
+    """Return a path in the form of logs: absolute with respect to the directory, without double
+    slashes.
+    """
     relative = posixpath.normpath(path.lstrip("/"))
     if relative in (".", "") or relative == ".." or relative.startswith("../"):
-        raise Invalid("not a path within the recorded directory", path=path)
+        raise Invalid("the path leaves the recorded directory, or is the directory", path=path)
     return "/" + relative
 
 
@@ -414,7 +437,7 @@ def _await(
 ) -> AppendResult:
     if not wait(future, deadline_s):
         raise Unavailable(
-            "the recovery log did not take an append in time", log=log, deadline_s=deadline_s
+            "an append to the recovery log did not finish in time", log=log, deadline_s=deadline_s
         )
     return future.result()
 

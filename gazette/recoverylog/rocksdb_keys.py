@@ -1,7 +1,7 @@
 """Reserved keys of a RocksDB store, in the form of the Go original.
 
-Keys that begin with a zero byte are ours: the checkpoint, and a mark per source with its offset, which
-older Go binaries read. Pure.
+Keys that begin with a zero byte are ours. They are the checkpoint, and a mark per source with its
+offset, which older Go binaries read. Pure.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ FIRST_USER_KEY: Final = b"\x01"
 _BYTES_MARKER: Final = b"\x12"
 _TERMINATOR: Final = b"\x00\x01"
 _ZERO: Final = 0x88
-"""How zero is written; small numbers follow it, and then lengths of larger ones."""
+"""Byte for zero. The bytes of small numbers follow it, then the lengths of larger numbers."""
 _SMALL_MAX: Final = 109
 _LENGTH_BASE: Final = _ZERO + _SMALL_MAX
 
 
 def mark_key(journal: str) -> bytes:
-    """The key of a source's mark."""
+    """Return the key of a source's mark."""
     name = journal.encode().replace(b"\x00", b"\x00\xff")
     return MARK_PREFIX + _BYTES_MARKER + name + _TERMINATOR
 
 
 def journal_of(key: bytes) -> str:
-    """The source of a mark's key. Raises ``Corrupt``."""
+    """Return the source of a mark's key. Raise ``Corrupt`` if it is not such a key."""
     begin = MARK_PREFIX + _BYTES_MARKER
     if not key.startswith(begin) or not key.endswith(_TERMINATOR):
         raise Corrupt("not the key of an offset mark", key=key.hex())
@@ -37,7 +37,7 @@ def journal_of(key: bytes) -> str:
 
 
 def encode_offset(offset: int) -> bytes:
-    """An offset as a varint whose bytes sort as numbers do."""
+    """Return an offset as a varint whose bytes sort as numbers do."""
     if offset <= _SMALL_MAX:
         return bytes((_ZERO + offset,))
     length = (offset.bit_length() + 7) // 8
@@ -45,7 +45,7 @@ def encode_offset(offset: int) -> bytes:
 
 
 def decode_offset(value: bytes) -> int:
-    """Raises ``Corrupt`` for what is no offset."""
+    """Return the offset of a mark's value. Raise ``Corrupt`` if it is not an offset."""
     if value and _ZERO <= value[0] <= _LENGTH_BASE and len(value) == 1:
         return value[0] - _ZERO
     length = value[0] - _LENGTH_BASE if value else 0

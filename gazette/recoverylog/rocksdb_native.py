@@ -1,6 +1,6 @@
 """RocksDB's binding, which is an extra of the package, and its errors as ours.
 
-Everything that it raises is a plain ``Exception`` with RocksDB's own text.
+The binding raises only plain ``Exception`` with RocksDB's own text.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from gazette.errors import Broken, Closed, Invalid
 from gazette.recoverylog.local_files import damaged_file, disk_error, full_disk
 
 DEFAULT: Final = "default"
-"""The column family that every database has."""
+"""Name of the column family that every database has."""
 CONFIG_FILE: Final = "rocksdict-config.json"
-"""Where the binding keeps how keys and values are encoded; a database that it did not make has none."""
+"""File in which the binding keeps the encoding of keys and values. Databases of other programs lack it."""
 
 
 def load_rocksdict(what: str) -> Any:
-    """The binding. ``what`` needs it: the subject of the error. Raises ``Invalid``."""
+    """Return the binding. ``what`` needs it, and is the subject of the error. Raise ``Invalid`` if
+    it is missing.
+    """
     try:
         import rocksdict
     except ImportError as error:
@@ -34,7 +36,7 @@ def load_rocksdict(what: str) -> Any:
 
 @contextlib.contextmanager
 def native_errors(what: str, path: str) -> Iterator[None]:
-    """Raise RocksDB's errors as `translated` has them."""
+    """Convert RocksDB's errors with `translated`."""
     try:
         yield
     except Exception as error:
@@ -45,10 +47,10 @@ def native_errors(what: str, path: str) -> Iterator[None]:
 
 
 def translated(error: Exception, what: str, path: str) -> Exception:
-    """An error of RocksDB's as one of ours, any other as it is.
+    """Return an error of RocksDB as one of ours, and any other error unchanged.
 
-    ``Corrupt`` for damaged files, ``Unavailable`` for a full disk, ``Closed`` if the database is, ``Invalid``
-    for values that cannot be, else ``Broken``. ``what`` could not be done.
+    ``Corrupt`` for damaged files, ``Unavailable`` for a full disk, ``Closed`` if the database is
+    closed, ``Invalid`` for invalid values, else ``Broken``. ``what`` is the action that failed.
     """
     if isinstance(error, OverflowError):
         return Invalid(

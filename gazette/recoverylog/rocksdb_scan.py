@@ -1,7 +1,7 @@
 """Keys and values of a RocksDB column family between two bounds, in their order.
 
-RocksDB keeps its lock, and what was overwritten, for as long as an iterator exists: closing ends it, from
-any thread.
+While an iterator exists, RocksDB keeps its lock and all overwritten values. Closing ends an
+iterator, from any thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from gazette.recoverylog.rocksdb_native import DEFAULT, translated
 def bounds(
     prefix: bytes, begin: bytes | None, end: bytes | None, column_family: str
 ) -> tuple[bytes, bytes | None]:
-    """From where up to where to scan: (the first key, the key behind the last), without reserved keys."""
+    """Return the bounds of a scan without reserved keys: (the first key, the key behind the
+    last).
+    """
     low, high = prefix, after(prefix)
     if column_family == DEFAULT:
         low = max(low, FIRST_USER_KEY)
@@ -30,22 +32,24 @@ def bounds(
 
 
 def after(prefix: bytes) -> bytes | None:
-    """The least key that is greater than every key with a prefix; None: there is none."""
+    """Return the least key that is greater than every key with a prefix, or None without such a
+    key.
+    """
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes((stem[-1] + 1,)) if stem else None
 
 
 def no_family(name: str) -> Invalid:
-    return Invalid(f"no column family {name!r}", hint="Name it in column_families of RocksDBStore.")
+    return Invalid(f"no column family {name!r}", hint="List it in column_families of RocksDBStore.")
 
 
 class Pinned:
-    """An iterator, which stays at the state of when it was made, and the scan that moved it last."""
+    """An iterator over the state at the time when it was made, and the scan that moved it last."""
 
     def __init__(self, native: Any, family: Any, path: str) -> None:
         options = native.ReadOptions()
-        # Whatever prefix extractor the application tuned in: order is by whole keys. Bounds of these
-        # options are no use: rocksdict encodes them as if keys were not raw.
+        # Order by whole keys, even if the application configured a prefix extractor. Do not use the
+        # bounds of these options: rocksdict encodes them as if keys were not raw.
         options.set_total_order_seek(True)
         self.path = path
         self.owner: Scan | None = None
@@ -61,7 +65,7 @@ class Pinned:
 
 
 class Scan(Iterator[tuple[bytes, bytes]]):
-    """What an iterator has between two bounds. Several of one iterator may be interleaved."""
+    """Scan of an iterator between two bounds. Several scans of one iterator may be interleaved."""
 
     def __init__(self, pinned: Pinned, low: bytes, high: bytes | None, *, reverse: bool) -> None:
         self._pinned: Pinned | None = pinned
@@ -88,7 +92,7 @@ class Scan(Iterator[tuple[bytes, bytes]]):
                         self._last = key
                         return key, iterator.value()
                 else:
-                    iterator.status()  # A damaged file looks like the end, but for this.
+                    iterator.status()  # Without this check, a damaged file would look like the end.
             except Exception as error:
                 raise translated(error, "read keys", pinned.path) from error
         self._ended = True
@@ -96,7 +100,9 @@ class Scan(Iterator[tuple[bytes, bytes]]):
         raise StopIteration
 
     def _advance(self, iterator: Any, *, moved: bool) -> None:
-        """Go to the next key: from where the iterator is, or from anew if another scan moved it."""
+        """Move to the next key: from the iterator's position, or by a new seek if another scan
+        moved it.
+        """
         last = self._last
         if last is None:
             self._seek_first(iterator)
@@ -120,9 +126,9 @@ class Scan(Iterator[tuple[bytes, bytes]]):
                 iterator.prev()
 
     def close(self) -> None:
-        """End it; it raises ``Closed`` from now on. Any thread."""
+        """End the scan. It raises ``Closed`` from now on. Any thread may call this."""
         self._pinned = None
 
 
 def closed_error() -> Closed:
-    return Closed("the view, or the store, was closed")
+    return Closed("the view or its store was closed")

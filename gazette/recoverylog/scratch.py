@@ -1,7 +1,7 @@
-"""Directories for state on a local disk, and how those are found whose process has died.
+"""Directories for state on a local disk, with detection of those whose process has died.
 
-Each is locked for as long as its process lives: the system lets go of a lock whenever a process ends, in
-whatever way. One that can be locked by another process is abandoned.
+Each is locked for as long as its process lives. The system releases the lock when a process ends in
+any way. A directory that another process can lock is abandoned.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ FORMER: Final = "gazette-former-"
 OF_BACKFILLS: Final = (BUILDS, REPLAYS, OPENED, FORMER)
 _NEW: Final = ".new-"
 _RANDOM: Final = "[a-z0-9_]{8}"
-"""What `tempfile.mkdtemp` ends names with. Whatever else is called like that is a user's own."""
+"""End of the names that `tempfile.mkdtemp` makes. A user's directory with another end is never matched."""
 _NEW_S: Final = 60.0
-"""A directory has another name until it is locked, which takes no time: after as long, nobody does it."""
+"""Seconds after which a directory under its temporary name is abandoned. Locking takes much less time."""
 _NAME_MAX: Final = 100
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """A directory whose process has died. ``size`` in bytes, ``mod_time`` in Unix seconds."""
+    """A directory whose process has died. ``size`` is in bytes, ``mod_time`` in Unix seconds."""
 
     path: Path
     size: int
@@ -44,10 +44,14 @@ class Abandoned:
 
 
 class Scratch:
-    """A new directory that only this user may enter, locked until it is removed or the process ends."""
+    """A new directory that only this user may enter, locked until it is removed or the process
+    ends.
+    """
 
     def __init__(self, prefix: str, parent: Path | None) -> None:
-        """Make it below ``parent``, or where the system has temporary files. Raises ``Invalid``."""
+        """Make the directory below ``parent``, or in the system's temporary directory. Raise
+        ``Invalid``.
+        """
         try:
             new = Path(tempfile.mkdtemp(prefix=_NEW + prefix, dir=parent))
             self.path = new.with_name(new.name.removeprefix(_NEW))
@@ -63,7 +67,7 @@ class Scratch:
             raise _unusable(error, parent) from error
 
     def remove(self) -> None:
-        """Remove it, and let go of the lock. Blocks. May be repeated."""
+        """Remove the directory, and release the lock. Blocks. A second call does nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
@@ -72,7 +76,7 @@ class Scratch:
 
 @contextmanager
 def scratch_directory(prefix: str, parent: Path | None) -> Iterator[Path]:
-    """Make a `Scratch` for the block. Raises ``Invalid``."""
+    """Make a `Scratch` for the block. Raise ``Invalid`` if it cannot be made."""
     scratch = Scratch(prefix, parent)
     try:
         yield scratch.path
@@ -81,16 +85,19 @@ def scratch_directory(prefix: str, parent: Path | None) -> Iterator[Path]:
 
 
 def shard_prefix(shard_id: str) -> str:
-    """Return how names of a shard's directories begin: with its id, as a plain file name."""
+    """Return the prefix of the names of a shard's directories, with the shard's id as a file
+    name.
+    """
     return f"{SHARDS}{shard_id.replace('/', '_')[-_NAME_MAX:]}-"
 
 
 def abandoned(
     parent: Path | None, before_s: float, prefixes: Collection[str] = OF_BACKFILLS
 ) -> Iterator[Abandoned]:
-    """Give those of this user that have not changed since ``before_s``, Unix seconds. Blocks.
+    """Yield abandoned directories of this user that have not changed since ``before_s``, in Unix
+    seconds. Blocks.
 
-    Raises ``Invalid`` if there is no such parent.
+    Raise ``Invalid`` if the parent does not exist.
     """
     top = Path(tempfile.gettempdir()) if parent is None else parent
     try:
@@ -101,7 +108,7 @@ def abandoned(
         name = path.name.removeprefix(_NEW)
         if not any(_is_ours(name, prefix) for prefix in prefixes):
             continue
-        with suppress(OSError):  # Removed meanwhile, or another user's.
+        with suppress(OSError):  # It was removed since, or belongs to another user.
             mod_time = path.lstat().st_mtime
             before = before_s - _NEW_S if path.name.startswith(_NEW) else before_s
             if mod_time <= before and _is_abandoned(path):
@@ -117,7 +124,9 @@ def _is_ours(name: str, prefix: str) -> bool:
 def sweep(
     parent: Path | None, before_s: float, prefixes: Collection[str] = OF_BACKFILLS
 ) -> list[Abandoned]:
-    """Remove those that are `abandoned`, and return them. Blocks. What cannot be removed stays."""
+    """Remove directories that are `abandoned`, and return them. Blocks. A directory that cannot be
+    removed stays.
+    """
     found = list(abandoned(parent, before_s, prefixes))
     for one in found:
         shutil.rmtree(one.path, ignore_errors=True)
@@ -126,10 +135,10 @@ def sweep(
 
 def _unusable(error: OSError, parent: Path | None) -> Invalid:
     return Invalid(
-        f"cannot make a directory for temporary files: {error.strerror or error}",
+        f"cannot make a temporary directory: {error.strerror or error}",
         path="--scratch-dir",
-        hint="Name a local directory that exists, can be written and locked, and has room for a state."
-        " Without the flag it is that of TMPDIR.",
+        hint="Name an existing local directory that can be written and locked, with enough free space"
+        " for a state. The default is TMPDIR.",
         directory=str(parent or tempfile.gettempdir()),
     )
 

@@ -1,7 +1,8 @@
-"""Sets of segments: which parts of which logs must be read to rebuild the live files.
+"""Sets of segments: the parts of logs that must be read to rebuild the live files.
 
-A `Segment` is a run of operations of one author in one log. A recorder knows neither where its
-operations end (``last_offset`` 0) nor exactly where they begin (a lower bound); a player knows both.
+A `Segment` is a run of operations of one author in one log. A recorder does not know the offset at
+which its operations end (``last_offset`` 0), and has only a lower bound of their begin. A player
+knows both.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from gazette.protocol.hints import Segment
 def _refuse(reason: str, first: Segment, second: Segment) -> Invalid:
     return Invalid(
         f"segments contradict each other: {reason}",
-        hint="These hints were not taken from one history; use an older backup of the hints.",
+        hint="These hints do not come from one history. Use an older backup of the hints.",
         first=first,
         second=second,
     )
 
 
 def _check(first: Segment, second: Segment) -> None:
-    """Whether two segments, ordered by ``first_seq_no``, can be of one history."""
+    """Raise ``Invalid`` if two segments, ordered by ``first_seq_no``, cannot belong to one
+    history.
+    """
     same_log = first.log == second.log
     overlap = second.first_seq_no <= first.last_seq_no
     if overlap and first.author != second.author:
@@ -43,7 +46,9 @@ def _check(first: Segment, second: Segment) -> None:
             raise _refuse("end offsets do not grow with sequence numbers", first, second)
     if not overlap:
         if not same_log and first.last_offset == 0:
-            raise _refuse("the log changes, but the end of the former is not known", first, second)
+            raise _refuse(
+                "the log changes, but the end of the earlier log is unknown", first, second
+            )
         if first.last_offset == 0 and second.last_offset != 0 and not _adjacent(first, second):
             raise _refuse("an end offset is missing before one that is known", first, second)
 
@@ -57,10 +62,10 @@ def _adjacent(first: Segment, second: Segment) -> bool:
 
 
 def _merge(first: Segment, second: Segment) -> Segment:
-    """One segment over two that overlap or touch."""
+    """Return one segment for two that overlap or touch."""
     merged = first
     if first.first_seq_no == second.first_seq_no and second.first_offset > first.first_offset:
-        # Both are lower bounds of the same operation's offset: the larger one is tighter.
+        # Both are lower bounds of one operation's offset. The larger one is tighter.
         merged = replace(merged, first_offset=second.first_offset)
     if second.last_seq_no > first.last_seq_no:
         merged = replace(merged, last_seq_no=second.last_seq_no, last_offset=second.last_offset)
@@ -70,7 +75,7 @@ def _merge(first: Segment, second: Segment) -> Segment:
 
 
 def _fold(segments: Iterable[Segment]) -> list[Segment]:
-    """Segments ordered, checked against each other, and merged where they touch."""
+    """Return segments ordered, checked against each other, and merged if they touch."""
     ordered = sorted(segments, key=lambda item: (item.first_seq_no, item.last_seq_no))
     folded: list[Segment] = []
     for item in ordered:
@@ -85,20 +90,22 @@ def _fold(segments: Iterable[Segment]) -> list[Segment]:
 
 
 class SegmentSet:
-    """Segments of one history, ordered, disjoint, and merged where they touch."""
+    """Segments of one history: ordered, disjoint, and merged if they touch."""
 
     def __init__(self, segments: Iterable[Segment] = ()) -> None:
-        """A set of ``segments``, whose order does not matter. Raises ``Invalid``."""
+        """Make a set of ``segments``, in any order. Raise ``Invalid`` if they contradict each
+        other.
+        """
         self._segments = _fold(segments)
 
     def add(self, segment: Segment) -> None:
-        """Add a segment. Raises ``Invalid``, and changes nothing, when it contradicts the others."""
+        """Add a segment. If it contradicts the others, raise ``Invalid`` and change nothing."""
         self._segments = _fold([*self._segments, segment])
 
     def intersects(self, log: str, first_offset: int, last_offset: int) -> bool:
-        """Whether any segment needs bytes of ``log`` in [first_offset, last_offset).
+        """Return True if any segment needs bytes of ``log`` in [first_offset, last_offset).
 
-        A ``last_offset`` of 0 is an end that is not known: everything from the start on counts.
+        A ``last_offset`` of 0 is an unknown end: then all bytes from ``first_offset`` on count.
         """
         return any(
             segment.log == log
@@ -118,7 +125,9 @@ class SegmentSet:
 
 
 def fold_hinted_segments(nodes: Iterable[Iterable[Segment]], default_log: str) -> SegmentSet:
-    """All segments of all nodes as one set, an absent log being the hints' own."""
+    """Return all segments of all nodes as one set. A segment without a log is of the hints' own
+    log.
+    """
     return SegmentSet(
         segment if segment.log else replace(segment, log=default_log)
         for segments in nodes

@@ -1,8 +1,8 @@
 """A shard's recovered files, opened read-only: SQL, keys and values, or a JSON document.
 
-`make_plain` is the one way from files as they stand in a log to files that stock tools open: promotion,
-``gazctl shards recover``, time travel and views of standbys all go through it, or through the
-`materialize` that it calls.
+Only `make_plain` turns files as they stand in a log into files that stock tools open. Promotion,
+``gazctl shards recover``, time travel and views of standbys all use it, or the `materialize` that
+it calls.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 
 
 class StateKind(enum.Enum):
-    """What a directory of recovered files holds."""
+    """Kind of the recovered files in a directory."""
 
     SQLITE = "sqlite"
     ROCKSDB = "rocksdb"
     JSON = "json"
     FILES = "files"
-    """Files of a store that is none of ours, or none at all."""
+    """Files of a store that is not Gazette's, or no files."""
 
 
 def recorded_databases(names: Iterable[str]) -> set[str]:
@@ -57,10 +57,11 @@ def recorded_databases(names: Iterable[str]) -> set[str]:
 
 
 def make_plain(directory: Path) -> tuple[str, ...]:
-    """Turn what was played back into files that stock SQLite opens; the names of databases.
+    """Turn played-back files into files that stock SQLite opens. Return the names of databases.
+    Blocks.
 
-    Blocks. Files of other kinds stay as they are. May be repeated. Raises ``Corrupt`` when a database's
-    files contradict each other, ``GazetteError`` when the disk is full.
+    Files of other kinds stay as they are. The call may be repeated. Raise ``Corrupt`` if a
+    database's files contradict each other. Raise ``GazetteError`` if the disk is full.
     """
     databases = recorded_databases(path.name for path in directory.iterdir() if path.is_file())
     for name in databases:
@@ -80,7 +81,7 @@ def _is_database(path: Path) -> bool:
 
 
 def _settle(path: Path) -> None:
-    """Have SQLite roll a hot journal back, or move a WAL into the database, as after a crash."""
+    """Let SQLite roll a hot journal back, or move a WAL into the database, as after a crash."""
     try:
         connection = apsw.Connection(str(path))
         try:
@@ -90,15 +91,15 @@ def _settle(path: Path) -> None:
         finally:
             connection.close()
     except apsw.Error as error:
-        raise Corrupt(f"a recovered database does not open: {error}", path=str(path)) from error
+        raise Corrupt(f"cannot open a recovered database: {error}", path=str(path)) from error
 
 
 class ShardState:
-    """The state of a shard at one commit, read-only. Blocking; for one thread at a time.
+    """State of a shard at one commit, read-only. Blocking. For one thread at a time.
 
-    ``offset`` is where in ``log`` the state ends; ``time`` when its last transaction was recorded, if
-    the log says so. Use it as a context manager, or ``close`` it; files stay where they are unless it
-    was made with ``owns_directory``.
+    ``offset`` is the offset in ``log`` at which the state ends. ``time`` is the time at which its
+    last transaction was recorded, if the log has it. Use this as a context manager, or ``close``
+    it. Files stay in place unless it was made with ``owns_directory``.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class ShardState:
         owns_directory: bool = False,
         prepare_connection: Callable[[apsw.Connection], None] | None = None,
     ) -> None:
-        """Open recovered files, after `make_plain`. Raises what that does.
+        """Open recovered files, after `make_plain`. Raise what `make_plain` raises.
 
         ``prepare_connection`` adds the functions and collations that a SQLite schema needs.
         """
@@ -120,7 +121,7 @@ class ShardState:
         self.offset = offset
         self.time = time
         self.databases = make_plain(directory)
-        """Names of SQLite databases."""
+        """Names of the SQLite databases."""
         self.kind = self._find_kind()
         self._owns_directory = owns_directory
         self._prepare_connection = prepare_connection
@@ -137,11 +138,11 @@ class ShardState:
         self.close()
 
     def close(self) -> None:
-        """Close what was opened. May be repeated."""
+        """Close everything that was opened. A second call does nothing."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        # RocksDB stays open until the last of these is gone.
+        # RocksDB stays open until its last iterator is gone.
         for scan in list(self._scans):
             scan.close()
         self._families.clear()
@@ -163,16 +164,18 @@ class ShardState:
     def _require(self, kind: StateKind, what: str) -> None:
         if self.kind is not kind:
             raise Invalid(
-                f"{what} of a state of kind {self.kind.value!r}",
+                f"a state of kind {self.kind.value!r} does not have {what}",
                 directory=str(self.directory),
                 hint="SQLite states have query(), RocksDB states get() and iterate(), JSON states"
-                " document(); any other is files in the directory.",
+                " document(). Other states are files in the directory.",
             )
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """How far the state's sources were read, and what was to be acknowledged. Empty before the first
-        commit. Raises ``Invalid`` for a state of a store that is none of ours."""
+        """Return the checkpoint of the state. It is empty before the first commit.
+
+        Raise ``Invalid`` for a state of a store that is not Gazette's.
+        """
         match self.kind:
             case StateKind.SQLITE:
                 if not self.query("SELECT 1 FROM sqlite_master WHERE name = 'gazette_checkpoint'"):
@@ -187,7 +190,7 @@ class ShardState:
                 if all(_LEFTOVER.fullmatch(path.name) for path in self.directory.iterdir()):
                     return Checkpoint()  # The log ends here before the first commit.
                 raise Invalid(
-                    "the checkpoint of this state cannot be read: its store is none of Gazette's",
+                    "cannot read the checkpoint of this state: its store is not one of Gazette's",
                     directory=str(self.directory),
                     hint="Give a time or an offset of the log instead.",
                 )
@@ -195,8 +198,11 @@ class ShardState:
     # -- SQLite
 
     def connection(self) -> apsw.Connection:
-        """A read-only connection to ``primary.db``, with other databases attached by their names without
-        ``.db``. Closed with the state. Raises ``Invalid`` for a state of another kind."""
+        """Return a read-only connection to ``primary.db``. It is closed with the state.
+
+        Other databases are attached by their names without ``.db``. Raise ``Invalid`` for a state
+        of another kind.
+        """
         self._require(StateKind.SQLITE, "SQL")
         if self._connection is None:
             connection = apsw.Connection(
@@ -217,7 +223,7 @@ class ShardState:
     def query(
         self, sql: str, bindings: Sequence[Any] | dict[str, Any] = ()
     ) -> list[tuple[Any, ...]]:
-        """All rows of a SQL statement. Raises ``apsw.ReadOnlyError`` if it would write."""
+        """Return all rows of a SQL statement. Raise ``apsw.ReadOnlyError`` if it would write."""
         return self.connection().execute(sql, bindings).fetchall()
 
     # -- RocksDB
@@ -247,7 +253,7 @@ class ShardState:
         return found
 
     def get(self, key: bytes, *, column_family: str = DEFAULT) -> bytes | None:
-        """The value of a key of a RocksDB state. None: there is none."""
+        """Return the value of a key of a RocksDB state, or None without one."""
         family = self._family(column_family)
         with native_errors("read a key", str(self.directory)):
             value: bytes | None = family.get(key)
@@ -256,8 +262,12 @@ class ShardState:
     def iterate(
         self, prefix: bytes = b"", *, column_family: str = DEFAULT
     ) -> Iterator[tuple[bytes, bytes]]:
-        """(key, value) of a RocksDB state with ``prefix``, in the order of keys. Gazette's own keys, of the
-        default family, are left out. Raises ``Corrupt``."""
+        """Return an iterator of (key, value) of a RocksDB state with ``prefix``, in the order of
+        keys.
+
+        Gazette's own keys, in the default family, are left out. Raise ``Corrupt`` for a damaged
+        file.
+        """
         low, high = bounds(prefix, None, None, column_family)
         return self._scan(column_family, low, high)
 
@@ -271,7 +281,7 @@ class ShardState:
 
     @property
     def column_families(self) -> tuple[str, ...]:
-        """Of a RocksDB state."""
+        """Return the names of the column families of a RocksDB state."""
         self._family(DEFAULT)
         return tuple(sorted(self._families))
 
@@ -287,14 +297,16 @@ class ShardState:
     # -- JSON
 
     def document(self) -> Any:
-        """The state of a JSON store, as plain dicts, lists, strings and numbers."""
+        """Return the state of a JSON store, as plain dicts, lists, strings and numbers."""
         self._require(StateKind.JSON, "a document")
         state, _ = decode_state_file((self.directory / STATE_FILE).read_bytes())
         return state
 
 
 def decode_state_file(data: bytes) -> tuple[Any, Checkpoint]:
-    """The state and the checkpoint of a ``state.json``. Raises ``Corrupt``."""
+    """Return the state and the checkpoint of a ``state.json``. Raise ``Corrupt`` if it is
+    damaged.
+    """
     lines = data.split(b"\n")[:-1]
     if len(lines) < 2:
         raise Corrupt("state.json does not hold offsets and state", lines=len(lines))
@@ -308,7 +320,9 @@ def decode_state_file(data: bytes) -> tuple[Any, Checkpoint]:
 
 
 def with_offsets(checkpoint: Checkpoint, offsets: dict[str, int]) -> Checkpoint:
-    """A checkpoint with the offsets of a ``state.json``'s first document, which go before its own."""
+    """Return a checkpoint with the offsets of a ``state.json``'s first document, which take
+    precedence.
+    """
     sources = dict(checkpoint.sources)
     for journal, offset in offsets.items():
         source = sources.get(journal, SourceCheckpoint())

@@ -1,29 +1,31 @@
-"""The files by which a SQLite database stands in a recovery log: images and redo.
+"""Files that represent a SQLite database in a recovery log: images and redo.
 
-Shipping whole pages for every transaction would write 27 to 82 times what changed. Instead the log
-has, of a database ``primary.db``::
+To ship whole pages for every transaction would write 27 to 82 times the changed bytes. Instead, the
+log has these files for a database ``primary.db``::
 
     /primary.db.image-<group>-<serial>   images of groups: their pages, each as of one commit
     /primary.db.redo-<index>             one frame for each commit since: byte ranges that changed
 
-A *group* is a run of consecutive pages. Groups are imaged anew one at a time, the oldest first, so
-that a redo file is of the past once every group has a later image: that bounds how much of the log a
-recovery reads, without ever copying the database in one go.
+A *group* is a run of consecutive pages. Groups are re-imaged one at a time, the oldest first. A
+redo file is obsolete once every group has a later image. That bounds the bytes of log that a
+recovery reads, without ever copying the database in one step.
 
-An image file is named after the first image in it, and may hold further ones, each at an offset of its
-own. The larger the database, the more: hints name every file, and must not outgrow etcd (ADR 8). The file
-goes once all its groups have later images, which come in the same order.
+An image file is named after its first image. It may hold further images, each at an offset of its
+own. The larger the database, the more images it holds: hints name every file, and must not outgrow
+etcd (ADR 8). The file is removed once all its groups have later images, which come in the same
+order.
 
-Redo files are read in the order of their index, and hold frames of three kinds: a commit (the size of
-the database, and for each page the ranges that changed), the news that a group has a new image, which
-begins a file, and the same for an image within a file. The third kind came later: versions that do not know
-it refuse the log, and databases that are small have none.
-A frame is either whole or not there: a commit is one append, and the log is played back to the end of one.
-So a file that ends within a frame is damaged, wherever that is: its length may be what is wrong, with
-commits behind it. Every file's header says where its predecessor ends, so that bytes which a later owner
-wrote over can never be read as data.
+Redo files are read in the order of their index. They hold frames of three kinds. A commit has the
+size of the database, and for each page the ranges that changed. The second kind announces a new
+image of a group, which begins a file. The third kind announces an image within a file. It was added
+later: versions that do not know it refuse the log. Small databases do not use it.
 
-Everything here works on files and bytes only; `stores/sqlite_redo_recording` owns the connection. This
+A frame is either complete or absent, because a commit is one append, and the log is played back to
+the end of an append. So a file that ends within a frame is damaged, at any position. Its length may
+be wrong, with commits behind it. Every file's header holds the end of its predecessor. So bytes
+that a later owner replaced are never read as data.
+
+This module works only on files and bytes. `stores/sqlite_redo_recording` owns the connection. The
 form is our own: the Go original records RocksDB files in its place.
 """
 
@@ -67,16 +69,18 @@ WHOLE: Final = 0xFFFF
 
 _DAMAGED: Final = (
     "The file was changed since it was played back, or the log is cut within an append, which brokers never"
-    " do. Check the disk; gazctl shards unassign --failed plays the log back into another directory."
+    " do. Check the disk. gazctl shards unassign --failed plays the log back into another directory."
 )
 
 RANGE_GAP: Final = _RANGE.size + 4
-"""Ranges closer than this are one: a second range costs four bytes and some time."""
+"""Gap in bytes below which two ranges become one: a second range costs four bytes and some time."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageChange:
-    """What a commit did to a page: ranges of (offset, bytes), or the whole page as one range at 0."""
+    """Change of a page by a commit: ranges of (offset, bytes), or the whole page as one range
+    at 0.
+    """
 
     page: int
     ranges: tuple[tuple[int, bytes], ...]
@@ -84,7 +88,7 @@ class PageChange:
 
 
 class ImageFile(NamedTuple):
-    """A file of images: what its first one is of."""
+    """A file of images, identified by its first image."""
 
     group: int
     serial: int
@@ -95,10 +99,11 @@ class ImageFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ImageFrame:
-    """From here on, the pages [first, first + count) of ``group`` start from image ``serial``.
+    """Announcement that the pages [first, first + count) of ``group`` now start from image
+    ``serial``.
 
-    ``pages`` is the size of the database: redo from before the oldest image is dropped, and with it
-    maybe every commit frame. The image stands at ``offset`` of ``file``.
+    ``pages`` is the size of the database. It is repeated here because redo from before the oldest
+    image is dropped, maybe with every commit frame. The image stands at ``offset`` of ``file``.
     """
 
     group: int
@@ -121,7 +126,9 @@ def encode_header(page_size: int, index: int, previous_end: int) -> bytes:
 
 
 def _decode_header(path: Path, data: bytes) -> tuple[int, int, int]:
-    """(page size, index, end of the predecessor) of the file at ``path``. Raises ``Corrupt``."""
+    """Return (page size, index, end of the predecessor) of the file at ``path``. Raise
+    ``Corrupt``.
+    """
     if len(data) == HEADER_LENGTH:
         magic, page_size, index, previous_end, crc = _HEADER.unpack(data)
         if magic == _MAGIC and zlib.crc32(data[: HEADER_LENGTH - 4]) == crc:
@@ -135,7 +142,7 @@ def _frame(kind: int, payload: bytes) -> bytes:
 
 
 def encode_commit(pages: int, changes: Iterable[PageChange]) -> bytes:
-    """One commit frame. Pages in the order given; each page at most once."""
+    """Return one commit frame, with pages in the order given. Each page appears at most once."""
     parts: list[bytes] = []
     count = 0
     for change in changes:
@@ -162,10 +169,10 @@ def encode_image(frame: ImageFrame) -> bytes:
 
 
 def _decode_image(kind: int, payload: memoryview) -> ImageFrame:
-    """Raises ``Corrupt``."""
+    """Return the announcement of an image. Raise ``Corrupt`` if it is damaged."""
     length = _IMAGE.size + (_WITHIN.size if kind == KIND_IMAGE_WITHIN else 0)
     if len(payload) != length:
-        raise Corrupt("a redo frame of an image has a wrong length", length=len(payload))
+        raise Corrupt("the redo frame of an image has a wrong length", length=len(payload))
     group, serial, first, count, crc, pages = _IMAGE.unpack_from(payload)
     file, offset = ImageFile(group, serial), 0
     if kind == KIND_IMAGE_WITHIN:
@@ -175,14 +182,14 @@ def _decode_image(kind: int, payload: memoryview) -> ImageFrame:
 
 
 def _changes(payload: memoryview, page_size: int) -> Iterator[tuple[int, int, bytes | memoryview]]:
-    """(page, offset in it, bytes) of all that one commit frame changed. Raises ``Corrupt``."""
+    """Yield (page, offset in it, bytes) of all changes of one commit frame. Raise ``Corrupt``."""
     _, count = _COMMIT.unpack_from(payload)
     at = _COMMIT.size
     for _ in range(count):
         page, n_ranges = _PAGE.unpack_from(payload, at)
         at += _PAGE.size
         if not page:
-            raise Corrupt("redo frame changes a page that cannot be")
+            raise Corrupt("a redo frame changes a page with an invalid number")
         if n_ranges == WHOLE:
             length = _LENGTH.unpack_from(payload, at)[0] + 1
             at += _LENGTH.size
@@ -203,7 +210,7 @@ def _changes(payload: memoryview, page_size: int) -> Iterator[tuple[int, int, by
 
 
 class LaterImages:
-    """Pages whose image was taken later than what is being read, and has its changes."""
+    """Pages whose image was taken later than the present position, and includes its changes."""
 
     def __init__(self, groups: dict[int, GroupImage]) -> None:
         self._images = sorted((image.first, image.count, group) for group, image in groups.items())
@@ -211,7 +218,7 @@ class LaterImages:
         self._waiting = set(groups)
 
     def announce(self, group: int) -> None:
-        """The image of ``group`` was taken here."""
+        """Record that the image of ``group`` was taken here."""
         self._waiting.discard(group)
 
     def have(self, page: int) -> bool:
@@ -227,9 +234,9 @@ class LaterImages:
 def diff_page(
     page: int, old: bytes | memoryview | None, new: bytes | memoryview
 ) -> PageChange | None:
-    """What turns ``old`` into ``new``; None when nothing does. Without ``old``: the whole page.
+    """Return the change that turns ``old`` into ``new``, or None if they are equal.
 
-    Ranges are at most 64 KiB each, as pages are.
+    Without ``old``, return the whole page. Ranges are at most 64 KiB each, as pages are.
     """
     if old is None or len(old) != len(new):
         return PageChange(page, ((0, bytes(new)),), whole=True)
@@ -250,7 +257,7 @@ def diff_page(
 
 @dataclass(frozen=True, slots=True)
 class GroupImage:
-    """The image that a group starts from, and the redo file in which that was announced."""
+    """The image that a group starts from, and the redo file that announced it."""
 
     serial: int
     first: int
@@ -263,14 +270,16 @@ class GroupImage:
 
 @dataclass(slots=True)
 class RedoState:
-    """What a new owner must know to go on recording. Sizes in bytes, positions as redo indices."""
+    """Facts that a new owner needs to continue recording. Sizes are in bytes, positions are redo
+    indices.
+    """
 
     page_size: int
     pages: int
     groups: dict[int, GroupImage] = field(default_factory=dict)
-    """Images of groups by number, the oldest first."""
+    """Images by number of their group, the oldest first."""
     redo: dict[int, int] = field(default_factory=dict)
-    """Valid length of each redo file, by index."""
+    """Valid length in bytes of each redo file, by index."""
 
     @property
     def last_index(self) -> int:
@@ -292,18 +301,19 @@ class RedoState:
 def read_frames(
     data: memoryview, end: int | None, name: str, *, base: int = 0
 ) -> Iterator[tuple[int, memoryview]]:
-    """(kind, payload) of a redo file's frames; a payload ends where its frame does.
+    """Yield (kind, payload) of a redo file's frames. A payload ends where its frame does.
 
-    ``data`` is the file from offset ``base`` on, which is 0 or where a frame ends. ``end`` is where a
-    successor says that this file ends; what is behind that was written over. Without a successor it is the
-    file's own end. The last frame ends exactly there. Raises ``Corrupt``.
+    ``data`` is the file from offset ``base`` on, which is 0 or the end of a frame. ``end`` is the
+    end of this file according to its successor. Bytes behind it were replaced. Without a successor,
+    ``end`` is the file's own end. The last frame ends exactly there. Raise ``Corrupt`` if it does
+    not.
     """
     at = max(base, HEADER_LENGTH)
     length_known = base + len(data)
     limit = length_known if end is None else end
     if limit > length_known or at > limit:
         raise Corrupt(
-            "redo file is shorter than its successor says",
+            "a redo file is shorter than its successor says",
             file=name,
             expected=limit,
             length=length_known,
@@ -315,13 +325,13 @@ def read_frames(
             break
         payload = data[begin - base : begin - base + length]
         if zlib.crc32(payload, zlib.crc32(bytes((kind,)))) != crc:
-            raise Corrupt("redo frame fails its checksum", file=name, offset=at)
+            raise Corrupt("a redo frame fails its checksum", file=name, offset=at)
         if kind not in _KINDS:
             raise Corrupt(
-                "redo frame is of an unknown kind: a later version of Gazette recorded this database",
+                "a redo frame is of an unknown kind: a later version of Gazette recorded this database",
                 file=name,
                 kind=kind,
-                hint="Run that version, or a later one. This one cannot read the state of the shard.",
+                hint="Run that version, or a later one. This version cannot read the state of the shard.",
             )
         at = begin + length
         yield kind, payload
@@ -337,7 +347,7 @@ def read_frames(
 
 @dataclass(frozen=True, slots=True)
 class RedoFile:
-    """A redo file of a directory. ``end`` is where its successor says that it ends."""
+    """A redo file of a directory. ``end`` is its end according to its successor."""
 
     path: Path
     index: int
@@ -345,7 +355,7 @@ class RedoFile:
     end: int | None
 
     def frames(self, begin: int = 0) -> Iterator[tuple[int, memoryview]]:
-        """Its frames from an offset on. They are in memory for as long: never two files are."""
+        """Return the frames from an offset on. Memory holds one file at a time."""
         with self.path.open("rb") as file:
             file.seek(begin)
             data = file.read()
@@ -353,8 +363,9 @@ class RedoFile:
 
 
 def redo_files(paths: Mapping[str, Path], database: str) -> list[RedoFile]:
-    """The redo files of a database, in order, among files by name. Raises ``Corrupt`` when one is
-    missing."""
+    """Return the redo files of a database, in order, from files by name. Raise ``Corrupt`` if one
+    is missing.
+    """
     pattern = re.compile(re.escape(database) + r"\.redo-(\d{8,})$")
     found: list[tuple[int, Path, tuple[int, int, int]]] = []
     for name, path in paths.items():
@@ -376,12 +387,12 @@ def redo_files(paths: Mapping[str, Path], database: str) -> list[RedoFile]:
 
 
 def files_of(directory: Path) -> dict[str, Path]:
-    """What a directory holds, by name."""
+    """Return the files of a directory, by name."""
     return {path.name: path for path in directory.iterdir()}
 
 
 def is_recorded(directory: Path, database: str) -> bool:
-    """Whether a played-back directory has this database in the form of images and redo."""
+    """Return True if a played-back directory has this database in the form of images and redo."""
     return bool(redo_files(files_of(directory), database))
 
 
@@ -389,8 +400,8 @@ def materialize(directory: Path, database: str) -> RedoState:
     """Turn images and redo into ``directory/database``, a file that stock SQLite opens.
 
     The result is exactly the database as of the last commit in the log. Images and redo files are
-    removed from ``directory`` (never from the log). Raises ``Corrupt`` when they contradict each other;
-    the directory is then left as it was.
+    removed from ``directory``, never from the log. Raise ``Corrupt`` if they contradict each other.
+    The directory is then left as it was.
     """
     paths = files_of(directory)
     target = directory / (database + ".materialize")
@@ -404,14 +415,17 @@ def materialize(directory: Path, database: str) -> RedoState:
 
 
 def build(paths: Mapping[str, Path], database: str, target: Path) -> RedoState:
-    """Write to ``target`` the database as of the last commit that images and redo among ``paths`` hold.
+    """Write the database to ``target``, as of the last commit of the images and redo among
+    ``paths``.
 
-    The files are left alone. Raises as ``materialize``; ``target`` then does not exist.
+    The files stay as they are. Raise what ``materialize`` raises. Then ``target`` does not exist.
     """
     files = redo_files(paths, database)
     if not files:
         raise Invalid(
-            "directory has no recorded database", directory=str(target.parent), database=database
+            "the directory has no recorded database",
+            directory=str(target.parent),
+            database=database,
         )
     state = _read_state(files)
     try:
@@ -435,10 +449,12 @@ def build(paths: Mapping[str, Path], database: str, target: Path) -> RedoState:
 
 
 def apply_redo(descriptor: int, file: RedoFile, begin: int, pages: int) -> tuple[int, int]:
-    """Apply the frames of a redo file from an offset on to a database that has all before them.
+    """Apply the frames of a redo file from offset ``begin`` on to a database that has all earlier
+    frames.
 
-    ``pages`` is its size so far. (size in pages, offset behind the last whole frame). Images need not
-    be read: they hold what such a database has already. Raises ``Corrupt``, ``OSError``.
+    ``pages`` is the present size of the database. Return (size in pages, offset behind the last
+    complete frame). Images need not be read, since such a database already has their content. Raise
+    ``Corrupt`` or ``OSError``.
     """
     at = max(begin, HEADER_LENGTH)
     for kind, payload in file.frames(at):
@@ -452,7 +468,9 @@ def apply_redo(descriptor: int, file: RedoFile, begin: int, pages: int) -> tuple
 
 
 def _read_state(files: list[RedoFile]) -> RedoState:
-    """First pass: the last image of each group, the database's size, and where files end."""
+    """Do the first pass: find the last image of each group, the database's size, and the ends of
+    files.
+    """
     state = RedoState(page_size=files[0].page_size, pages=0)
     for file in files:
         at = HEADER_LENGTH
@@ -482,14 +500,14 @@ def _write_images(
     for group, image in state.groups.items():
         name = image.file.name(database)
         if name not in paths:
-            raise Corrupt("an image that redo needs is missing", file=name, group=group)
+            raise Corrupt("an image that the redo files need is missing", file=name, group=group)
         expected = image.count * state.page_size
         with paths[name].open("rb") as file:
             file.seek(image.offset)
             data = file.read(expected)
         if len(data) < expected or zlib.crc32(data) != image.crc:
             raise Corrupt(
-                "an image is not what redo says it is",
+                "an image does not match its announcement in the redo files",
                 file=name,
                 group=group,
                 offset=image.offset,
@@ -500,11 +518,12 @@ def _write_images(
 
 
 def _replay(descriptor: int, files: list[RedoFile], state: RedoState) -> None:
-    """Second pass: apply every change that is later than its page's image."""
+    """Do the second pass: apply every change that is later than its page's image."""
     page_size, pages = state.page_size, state.pages
     if not pages:
         return
-    # Written through memory: a disk that is full must say so now, and not by a signal.
+    # The file is written through mapped memory. Allocate it now, so that a full disk raises an error
+    # here, and not a signal later.
     os.posix_fallocate(descriptor, 0, pages * page_size)
     later = LaterImages(state.groups)
     with mmap.mmap(descriptor, pages * page_size) as target:
@@ -517,7 +536,7 @@ def _replay(descriptor: int, files: list[RedoFile], state: RedoState) -> None:
                         later.announce(frame.group)
                     continue
                 for page, offset, data in _changes(payload, page_size):
-                    # A page beyond the final end was dropped. Had it come back, then as a whole.
+                    # A page beyond the final end was dropped. A later commit would rewrite it in full.
                     if page > pages or later.have(page):
                         continue
                     begin = (page - 1) * page_size + offset

@@ -1,11 +1,13 @@
-"""What SQLite says of a WAL: where it ends, and whether SQLite sees all that a recovered one holds.
+"""State of a WAL according to SQLite: its end, and a check that SQLite accepts all of a recovered
+WAL.
 
-After a crash SQLite reads a WAL up to the first frame whose checksum is wrong, and takes what follows for
-the rest of a transaction that was not finished. Of a WAL that was damaged since it was played back, that
-drops commits without a word: the shard would go on from an older state than its log has.
+After a crash, SQLite reads a WAL up to the first frame with a wrong checksum. It takes the frames
+behind as the rest of an unfinished transaction. If a WAL was damaged after play-back, that drops
+commits in silence. The shard would then continue from an older state than its log has.
 
-It can be told apart. A log holds whole commits, and each generation of a WAL in a file of its own, so that
-what may follow the last commit are frames of transactions that were rolled back, none of which ends one.
+The two cases can be distinguished. A log holds whole commits, and each generation of a WAL has a file
+of its own. So only frames of rolled-back transactions may follow the last commit. None of these
+frames ends a transaction.
 """
 
 from __future__ import annotations
@@ -21,60 +23,61 @@ import apsw
 from gazette.errors import Broken, Corrupt
 
 HEADER: Final = struct.Struct(">8I")
-"""Magic, version, page size, number of the checkpoint, two salts, two sums."""
+"""Fields: magic, version, page size, number of the checkpoint, two salts, two sums."""
 FRAME_HEADER_BYTES: Final = 24
 _MAGIC: Final = 0x377F0682
-"""Its last bit says that sums are of big-endian words."""
+"""Magic number. Its last bit marks sums over big-endian words."""
 _FRAME: Final = struct.Struct(">4I")
-"""Page, pages of the database after the commit that ends here (or 0), two salts."""
+"""Fields: page, pages of the database after the commit that ends here (or 0), two salts."""
 _INDEX: Final = struct.Struct("=III4xII8x8s8x")
-"""Version, unused, transactions, frames, pages, salts: the index that SQLite makes of a WAL, in native byte
-order. It stands there twice, so that a reader can tell a header that is being written."""
+"""Fields of SQLite's index of a WAL, in native byte order: version, unused, transactions, frames, pages,
+salts. They stand there twice, so that a reader can detect a write in progress."""
 _INDEX_VERSION: Final = 3_007_000
 _BACKFILLED: Final = struct.Struct("=I")
 
 
 @dataclass(frozen=True, slots=True)
 class WalPosition:
-    """Where SQLite itself takes a WAL to end."""
+    """End of a WAL according to SQLite."""
 
     commits: int
-    """Transactions that were ever committed to it, modulo 2**32. No checkpoint changes that."""
+    """Number of all transactions committed to the WAL, modulo 2**32. Checkpoints do not change it."""
     frames: int
-    """How many are valid since the WAL began anew."""
+    """Number of valid frames of this generation of the WAL."""
     backfilled: int
-    """How many of them checkpoints have moved into the database."""
+    """Number of these frames that checkpoints have moved into the database."""
     salt: bytes
-    """Of this generation of the WAL, as in the headers of its frames."""
+    """Salt of this generation of the WAL, as in the headers of its frames."""
 
 
 class WalIndex:
-    """The index of a WAL, read beside the connection that writes it."""
+    """Index of a WAL, read beside the connection that writes it."""
 
     def __init__(self, database: Path) -> None:
-        """Open it once a connection has read ``database``, and close it after that connection.
+        """Open the index. Do this after a connection has read ``database``, and close it after that
+        connection.
 
-        POSIX drops SQLite's locks when any descriptor of the file is closed. Raises ``OSError``.
+        POSIX drops SQLite's locks when any descriptor of the file is closed. Raise ``OSError``.
         """
         self._path = database.with_name(database.name + "-shm")
         self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> WalPosition:
-        """Return where the WAL ends. Call it while no statement runs. Raises ``Broken``."""
+        """Return the end of the WAL. Call this while no statement runs. Raise ``Broken``."""
         data = os.pread(self._fd, 2 * _INDEX.size + _BACKFILLED.size, 0)
         header = data[: _INDEX.size]
         if len(data) < 2 * _INDEX.size + _BACKFILLED.size or header != data[_INDEX.size : -4]:
             raise Broken(
-                "the index of a WAL is not whole",
+                "the index of a WAL is inconsistent",
                 path=str(self._path),
-                hint="Something else changes the files of this shard. Give it a directory of its own.",
+                hint="Another program changes the files of this shard. Give it a directory of its own.",
             )
         version, _, commits, frames, _, salt = _INDEX.unpack(header)
         if version != _INDEX_VERSION:
             raise Broken(
-                "SQLite writes an index of the WAL in a form that is not known",
+                "SQLite writes the index of the WAL in an unknown form",
                 version=version,
-                hint="Use the version of apsw that this release of Gazette names.",
+                hint="Use the version of apsw that this release of Gazette requires.",
             )
         return WalPosition(commits, frames, _BACKFILLED.unpack_from(data, len(data) - 4)[0], salt)
 
@@ -83,19 +86,19 @@ class WalIndex:
 
 
 def require_whole_wal(connection: apsw.Connection, path: Path, schema: str = "main") -> None:
-    """Require that ``connection``, which has just opened the recovered database at ``path`` as ``schema``
-    and has not written to it, takes every commit of its WAL, if there is one. Reads the headers of frames
-    that it does not take.
+    """Check that ``connection`` accepts every commit of the WAL of the recovered database at
+    ``path``.
 
-    Raises ``Corrupt``, and errors of SQLite.
+    The connection has just opened the database as ``schema``, and has not written to it. Read the
+    headers of frames that it does not accept. Raise ``Corrupt``, and errors of SQLite.
     """
     wal = path.with_name(path.name + "-wal")
     if not wal.exists():
         return
-    # Makes the index, which is removed with the last connection.
+    # This statement makes the index, which SQLite removes with the last connection.
     connection.execute(f'PRAGMA "{schema}".schema_version').fetchall()
     if not wal.exists():
-        return  # Of a database that is empty, or does not use one any more: SQLite removes it.
+        return  # The database is empty, or does not use a WAL any more: SQLite removes the WAL.
     fd = os.open(wal, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _require_whole(fd, wal, _valid_frames(path.with_name(path.name + "-shm")))
@@ -118,14 +121,14 @@ def _require_whole(fd: int, wal: Path, valid: int) -> None:
         return
     head = os.pread(fd, HEADER.size, 0)
     if not _is_header(head):
-        raise _damaged(wal, "its header is not one")
+        raise _damaged(wal, "its header is invalid")
     page_size, salts = HEADER.unpack(head)[2], HEADER.unpack(head)[4:6]
     stride = FRAME_HEADER_BYTES + page_size
     for number in range(valid, (size - HEADER.size) // stride):
         frame = os.pread(fd, _FRAME.size, HEADER.size + number * stride)
         _, ends_with, *frame_salts = _FRAME.unpack(frame)
         if ends_with and tuple(frame_salts) == salts:
-            raise _damaged(wal, f"frame {number} ends a commit, of {valid} that are valid")
+            raise _damaged(wal, f"frame {number} ends a commit, but only {valid} frames are valid")
 
 
 def _is_header(head: bytes) -> bool:
@@ -146,6 +149,6 @@ def _damaged(wal: Path, what: str) -> Corrupt:
     return Corrupt(
         f"a recovered WAL is damaged: {what}",
         path=str(wal),
-        hint="The disk or something on this machine changed it since it was played back; the recovery log"
-        " is not concerned. Check the disk. `gazctl shards unassign --failed` recovers the shard anew.",
+        hint="The disk or a program on this machine changed the WAL since it was played back. The recovery"
+        " log is intact. Check the disk. `gazctl shards unassign --failed` recovers the shard again.",
     )

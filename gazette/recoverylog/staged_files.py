@@ -1,4 +1,4 @@
-"""The files of a directory while they are played back: numbered by fnode until they get their paths."""
+"""Files of a directory during play-back: numbered by fnode until they get their paths."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ DESCRIPTORS_MAX: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class PlayedFiles:
-    """The files of a log as of one moment, to be read for as long as somebody holds that moment.
+    """Files of a log as of one moment, readable until the caller of `view` returns.
 
-    ``paths`` are relative to the directory of the shard; the files behind them must not be changed.
+    ``paths`` are relative to the directory of the shard. Do not change the files behind them.
     """
 
     paths: Mapping[str, Path]
     properties: Mapping[str, str]
 
     def copy_to(self, directory: Path) -> None:
-        """Copy them to their paths below ``directory``, which is wiped first.
+        """Copy the files to their paths below ``directory``, which is wiped first.
 
-        What it holds is what a recovery would give that ended here. Raises ``Corrupt`` for what
-        cannot stand in one directory.
+        The result equals a recovery that ends here. Raise ``Corrupt`` for paths that cannot coexist
+        in one directory.
         """
         empty_private(directory)
         for path, source in self.paths.items():
@@ -58,27 +58,28 @@ class PlayedFiles:
 
 
 def target_of(directory: Path, path: str) -> Path:
-    """Where a relative path stands below a directory; what lies above it is made. Raises ``Corrupt``."""
+    """Return the location of a relative path below a directory, and make its parents. Raise
+    ``Corrupt``.
+    """
     target = directory / path
     try:
         for parent in reversed(target.relative_to(directory).parents):
             (directory / parent).mkdir(DIRECTORY_MODE, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise Corrupt(
-            "recovery log has a file where another needs a directory", path=path
+            "the recovery log has a file and a directory with one path", path=path
         ) from error
     if os.path.lexists(target):
-        raise Corrupt("recovery log has two things of one path", path=path)
+        raise Corrupt("the recovery log has two files with one path", path=path)
     return target
 
 
 class StagedFiles:
-    """The files of a directory while they are played back. Blocking; used by one thread at a time,
-    which the lock makes sure of.
+    """Files of a directory during play-back. Blocking. A lock admits one thread at a time.
 
-    A cancelled play leaves a running call behind; cleaning up must come after it, or a descriptor
-    could be closed, and be reused by somebody else, while it is written to. A call that begins later
-    still finds the files abandoned and does nothing.
+    A cancelled play leaves a running call behind. Cleaning up must come after it. Otherwise a
+    descriptor could be closed, and reused for another file, while the call writes to it. A call
+    that begins later finds the files abandoned, and does nothing.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -93,7 +94,7 @@ class StagedFiles:
     def _guarded(self, what: str) -> Iterator[None]:
         with self._lock:
             if self._abandoned:
-                raise Closed("play-back was given up", directory=str(self.directory))
+                raise Closed("play-back was cancelled", directory=str(self.directory))
             try:
                 yield
             except OSError as error:
@@ -105,9 +106,11 @@ class StagedFiles:
                 ) from error
 
     def prepare(self) -> None:
-        """Begin with an empty directory that only this user may enter: what it held is removed.
+        """Begin with an empty directory that only this user may enter. Its former content is
+        removed.
 
-        An existing one is emptied, and stays, with its lock. Raises as `empty_private` does.
+        An existing directory is emptied, and stays, with its lock. Raise what `empty_private`
+        raises.
         """
         with self._guarded("prepare the directory of a play-back"):
             self._close()
@@ -119,7 +122,7 @@ class StagedFiles:
         return self.directory / STAGING / str(fnode)
 
     def perform(self, actions: list[FileAction]) -> None:
-        """Do what the log says. Raises ``GazetteError`` when the disk is full or fails."""
+        """Perform actions of the log. Raise ``GazetteError`` if the disk is full or fails."""
         with self._guarded("write a played-back file"):
             for action in actions:
                 match action:
@@ -136,37 +139,44 @@ class StagedFiles:
                         self._staged(fnode).unlink()
 
     def _open(self, fnode: int, flags: int = 0) -> int:
-        """The descriptor of a staged file. As few are open as a log has files that are written now:
-        a database of a hundred gigabytes has more files than a process may have open."""
+        """Return the descriptor of a staged file.
+
+        Only recently written files are open. A database of a hundred gigabytes has more files than
+        a process may open.
+        """
         descriptor = self._files.pop(fnode, None)
         if descriptor is None:
             if len(self._files) >= DESCRIPTORS_MAX:
                 os.close(self._files.pop(next(iter(self._files))))
             flags |= os.O_RDWR | os.O_CLOEXEC
             descriptor = os.open(self._staged(fnode), flags, FILE_MODE)
-        self._files[fnode] = descriptor  # The last used one is the last of the dict.
+        self._files[fnode] = descriptor  # Keep the dict in order of use.
         return descriptor
 
     def _require_whole(self, fsm: RecoveryFSM) -> None:
-        """Require that files have all that was written to them: a standby keeps them for days.
+        """Check that files have all bytes that were written to them, since a standby keeps them for
+        days.
 
-        A file that lost its end may be whole in itself, and then is an older state. Raises ``Corrupt``.
+        A file that lost its end may be valid, and then holds an older state. Raise ``Corrupt``.
         """
         for fnode, node in fsm.nodes.items():
             expected, length = self._lengths.get(fnode, 0), self._staged(fnode).stat().st_size
             if length != expected:
                 raise Corrupt(
-                    "a played-back file has another length than was written to it",
+                    "the length of a played-back file differs from the bytes that were written to it",
                     path=", ".join(sorted(node.links)),
                     length=length,
                     expected=expected,
-                    hint="Something on this machine changed it, or a disk fails; the recovery log is not"
-                    " concerned. `gazctl shards unassign --failed` plays it back into another directory.",
+                    hint="A program on this machine changed it, or the disk fails. The recovery log is intact."
+                    " `gazctl shards unassign --failed` plays the log into another directory.",
                 )
 
     def make_live(self, fsm: RecoveryFSM) -> None:
-        """Give every file its paths. Raises ``Corrupt`` for a path that leaves the directory, where the
-        log has a file and a directory of one name, and for a file that was changed."""
+        """Give every file its paths.
+
+        Raise ``Corrupt`` for a path that leaves the directory, for a file and a directory of one
+        name, and for a file that was changed.
+        """
         with self._guarded("put played-back files in place"):
             self._close()
             self._require_whole(fsm)
@@ -181,9 +191,9 @@ class StagedFiles:
             shutil.rmtree(self.directory / STAGING)
 
     def view(self, fsm: RecoveryFSM, call: Callable[[PlayedFiles], T]) -> T:
-        """Have ``call`` read the files as they are now; nothing changes them meanwhile.
+        """Call ``call`` with the files as they are now. The files do not change during the call.
 
-        Raises ``Corrupt`` if something else has changed them.
+        Raise ``Corrupt`` if another program has changed them.
         """
         with self._guarded("read played-back files"):
             self._require_whole(fsm)
@@ -196,7 +206,9 @@ class StagedFiles:
             return call(PlayedFiles(paths, properties))
 
     def copy_live(self, fsm: RecoveryFSM, directory: Path) -> None:
-        """Copy the files as they are now to their paths below ``directory``, which is wiped first."""
+        """Copy the files as they are now to their paths below ``directory``, which is wiped
+        first.
+        """
         self.view(fsm, lambda files: files.copy_to(directory))
 
     def _target(self, path: str) -> Path:
@@ -208,7 +220,7 @@ class StagedFiles:
             os.close(descriptor)
 
     def abandon(self) -> None:
-        """Remove everything, for good."""
+        """Remove all files, for good."""
         with self._lock:
             self._abandoned = True
             self._close()

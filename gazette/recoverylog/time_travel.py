@@ -1,12 +1,12 @@
-"""A shard's state as of some commit of the past, from its recovery log.
+"""A shard's state as of a past commit, from its recovery log.
 
-The log has every commit since it was pruned last, so any of them can be had back: play the log up to
-there, and no further. Where that may be is told by the first operation of every append (`group_time`);
-in logs of the original, which appends single operations, a write may begin anywhere.
+The log has every commit since it was last pruned. To restore one, play the log up to its end, and
+no further. The first operation of every append marks such an end (`group_time`). Logs of the
+original append single operations, so there a write may begin anywhere.
 
-What can be reached is bounded by hints: they name what was live when they were taken, and say nothing of
-files that were gone by then. So of several hints those are played that are the newest, but older than
-the moment. What was pruned is gone; keep more backups of hints (``hint_backups``) to keep more history.
+Hints bound the commits that can be reached. They name the files that lived when they were taken,
+not those deleted before. So of several hints, the newest that are older than the moment are played.
+Pruned bytes are gone. To keep more history, keep more backups of hints (``hint_backups``).
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ _PROBE: Final = "probe"
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Of which commit the state is wanted: the last one that is not later. With nothing: the last.
+    """Selects the commit whose state is wanted: the last one that is not later. Without a field:
+    the last.
 
-    ``time``: that was recorded then or before. ``offset``: that ends in the log there or before.
-    ``read_through``: that has read each of these sources that far or less; other sources do not matter.
+    ``time``: recorded then or before. ``offset``: ends at this offset of the log or before.
+    ``read_through``: has read each of these sources up to its offset or less. Other sources do not
+    matter.
     """
 
     time: datetime | None = None
@@ -52,18 +54,22 @@ class Moment:
     def __post_init__(self) -> None:
         given = [self.time, self.offset, self.read_through]
         if sum(one is not None for one in given) > 1:
-            raise Invalid("a moment is one of a time, an offset, and offsets of sources")
+            raise Invalid("give only one of a time, an offset, and offsets of sources")
         if self.time is not None and self.time.tzinfo is None:
-            raise Invalid(f"a time needs a zone ({self.time})", hint="Add Z, or +02:00.")
+            raise Invalid(
+                f"the time has no zone ({self.time})", hint="Add Z, or an offset such as +02:00."
+            )
         if self.offset is not None and self.offset < 0:
             raise Invalid(f"invalid offset ({self.offset}; expected >= 0)")
         if self.read_through is not None and not self.read_through:
-            raise Invalid("a checkpoint needs the offset of a source")
+            raise Invalid("a checkpoint must have the offset of at least one source")
 
     @classmethod
     def parse(cls, text: str) -> Moment:
-        """Read ``2026-01-31T12:00:00Z``, ``123456`` (an offset of the log), or a checkpoint as
-        ``a/source=123,another/source=456``. Raises ``Invalid``."""
+        """Parse a time, an offset of the log, or a checkpoint. Raise ``Invalid``.
+
+        Examples: ``2026-01-31T12:00:00Z``, ``123456``, ``a/source=123,another/source=456``.
+        """
         if re.fullmatch(r"[0-9]+", text):
             return cls(offset=int(text))
         if "=" in text:
@@ -71,15 +77,15 @@ class Moment:
             for part in text.split(","):
                 journal, _, offset = part.rpartition("=")
                 if not journal or not re.fullmatch(r"[0-9]+", offset):
-                    raise Invalid(f"not a source and its offset ({part!r}; expected journal=123)")
+                    raise Invalid(f"invalid offset of a source ({part!r}; expected journal=123)")
                 sources[journal] = int(offset)
             return cls(read_through=sources)
         try:
             return cls(time=datetime.fromisoformat(text))
         except ValueError:
             raise Invalid(
-                f"neither a time, nor an offset, nor a checkpoint ({text!r})",
-                hint="Say 2026-01-31T12:00:00Z, 123456, or a/source=123,another/source=456.",
+                f"not a time, an offset or a checkpoint ({text!r})",
+                hint="Give 2026-01-31T12:00:00Z, 123456, or a/source=123,another/source=456.",
             ) from None
 
     def __str__(self) -> str:
@@ -97,8 +103,10 @@ NOW: Final = Moment()
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place of the log between two commits. ``time``: when the one before it was recorded, in Unix
-    milliseconds; 0 if the log does not say."""
+    """A place of the log between two commits. ``time`` is the time of the commit before it.
+
+    It is in Unix milliseconds, or 0 if the log has no times.
+    """
 
     offset: Offset
     time: int
@@ -106,7 +114,7 @@ class Position:
 
 @dataclass(slots=True)
 class _Scan:
-    """Finds the positions of a log that hints lead to. Told of every operation."""
+    """Finds the positions of a log that hints lead to. It observes every operation."""
 
     positions: list[Position] = field(default_factory=list)
     _playback: Playback | None = None
@@ -125,7 +133,7 @@ class _Scan:
     def _note(self, op: RecordedOp, outcome: Outcome) -> None:
         assert self._playback is not None
         if not outcome.advances:
-            return  # Of somebody who did not own the log.
+            return  # The operation's author did not own the log.
         if op.author != self._author:
             self._author, self._groups = op.author, False
             begins = True
@@ -135,7 +143,7 @@ class _Scan:
             self.positions.append(Position(op.first_offset, self._time))
         if op.group_time:
             self._time, self._groups = op.group_time, True
-        # The operation that ends the hinted range may itself have been the beginning of nothing.
+        # The operation that ends the hinted range does not itself begin a commit behind the range.
         self._hinted = self._playback.fsm.has_hints
 
 
@@ -147,25 +155,26 @@ def open_at(
     *,
     prepare_connection: Callable[[apsw.Connection], None] | None = None,
 ) -> ShardState:
-    """Open a shard's state, read-only, as it was at some moment.
+    """Open a shard's state, read-only, as it was at some moment. Blocks.
 
-    ``prepare_connection``: as of `ShardState`.
+    ``hints`` are all hints of the shard, the newest first. If none of them fit, the log is played
+    from its first byte, if it still has that. ``prepare_connection`` is that of `ShardState`. Logs
+    are only read.
 
-    ``hints`` are all that the shard has, the newest first; with none whose files fit, the log is played
-    from its first byte, if it still has that. Logs are only read. ``directory`` must be missing or empty;
-    it holds the files afterwards, and nothing if this fails. Blocks, for as long as the recovery of a
-    shard takes (for a checkpoint some ten times that). Only this user may enter the directory.
+    ``directory`` must be missing or empty, and only this user may enter it. It holds the files
+    afterwards, or nothing if this fails. The call takes as long as the recovery of a shard, and
+    about ten times that for a checkpoint.
 
-    A source that does not know where its logs end (a fragment store) is read as far as it has them; then
-    hints that name more are passed over.
+    A source such as a fragment store does not know the ends of its logs. It is read as far as it
+    has them. Then hints that name later bytes are skipped.
 
-    Raises ``NotFound`` if no hints reach back to the moment (its message says how far they do),
-    ``PrunedLog``, ``Corrupt``, and what ``source`` and `ShardState` do.
+    Raise ``NotFound`` if no hints reach back to the moment: its message has the oldest moment.
+    Raise ``PrunedLog``, ``Corrupt``, and what ``source`` and `ShardState` raise.
     """
     if not hints:
-        raise Invalid("at least one set of hints is needed, if only of the log's name")
+        raise Invalid("at least one set of hints is needed, even if it has only the log's name")
     if directory.exists() and any(directory.iterdir()):
-        raise Invalid(f"{directory} is not empty", hint="Choose another, or empty it.")
+        raise Invalid(f"{directory} is not empty", hint="Choose another directory, or empty it.")
     make_private(directory)
     copied = CopiedLogs(source, directory)
     try:
@@ -211,27 +220,27 @@ def _choose(
         assert unfit is not None
         raise unfit
     raise NotFound(
-        f"the log no longer leads back to {at}: no hints are that old",
+        f"the log does not lead back to {at}: no hints are that old",
         log=hints[0].log,
         earliest_offset=earliest.offset,
         earliest_time=_datetime(earliest.time) or "unknown",
-        hint="Keep more backups of hints (hint_backups) and prune later, to keep more history.",
+        hint="To keep more history, keep more backups of hints (hint_backups) and prune later.",
     )
 
 
 def _last_not_after(
     positions: Sequence[Position], at: Moment, checkpoint_of: Callable[[Position], Checkpoint]
 ) -> Position | None:
-    """The last position that the moment allows; None: not even the first is."""
+    """Return the last position that the moment allows, or None if it allows none."""
     if at.time is not None:
         wanted = at.time.timestamp() * 1000
         if not any(position.time for position in positions):
             raise Invalid(
-                "this log does not say when its operations were recorded",
-                hint="It was written by the Go original, or by a recorder without a clock. Give an"
+                "this log does not hold the times of its operations",
+                hint="The Go original, or a recorder without a clock, wrote it. Give an"
                 " offset of the log, or a checkpoint.",
             )
-        # Clocks of owners differ: what counts is where a later time appears first.
+        # Clocks of owners differ. The first position with a later time is the bound.
         return _last(positions, lambda position: position.time <= wanted)
     if at.offset is not None:
         offset = at.offset
@@ -247,7 +256,7 @@ def _last_not_after(
             for journal, limit in limits.items()
         )
 
-    # Sources are only ever read forward: the answer changes once.
+    # Sources are only read forward, so the answer changes once: bisect.
     low, high = 0, len(positions)
     while low < high:
         middle = (low + high) // 2
@@ -282,8 +291,10 @@ def _state(
     target: Path | None,
     prepare_connection: Callable[[apsw.Connection], None] | None = None,
 ) -> ShardState:
-    """Play up to a position into ``staged``, whose content then moves to ``target``. Without one, files
-    go with the state."""
+    """Play up to a position into ``staged``, and move the content to ``target``.
+
+    Without a target, the files are removed with the state.
+    """
     playback = Playback(hints)
     files = StagedFiles(staged)
     try:

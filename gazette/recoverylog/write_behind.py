@@ -1,4 +1,4 @@
-"""Files are written while more of their log is read."""
+"""Writer of files that works while more of their log is read."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from gazette.recoverylog.staged_files import StagedFiles
 from gazette.tasks import Pool, TaskScope
 
 AHEAD_BYTES: Final = 4 << 20
-"""How much of the log is read on while files are written, before reading waits for that."""
+"""Bytes of the log that are read ahead of the writer, before reading waits."""
 
 
 class WriteBehind:
-    """Performs what play-back says is to be done to files, in its order, in ``pool``. Loop-bound.
+    """Performs the file actions of play-back, in order, in ``pool``. Loop-bound.
 
-    Tasks that write belong to the scope that is passed in: an error of theirs ends it, and is raised here
-    by whatever waits next.
+    Tasks that write belong to the scope that is passed in. An error ends the scope, and the next
+    wait raises it.
     """
 
     def __init__(self, files: StagedFiles, pool: Pool) -> None:
         self._files = files
         self._pool = pool
         self._gathered: list[FileAction] = []
-        """What was read of the log and is not written yet, of ``_bytes`` of it."""
+        """Actions that are not begun yet, from ``_bytes`` bytes of the log."""
         self._bytes = 0
         self._writing: asyncio.Task[None] | None = None
 
     async def add(self, scope: TaskScope, actions: list[FileAction], length: int) -> None:
-        """Have actions performed, of ``length`` bytes of the log. Waits for those before, if that is too
-        far ahead."""
+        """Add actions of ``length`` bytes of the log. If the writer is too far behind, wait for
+        earlier actions.
+        """
         self._gathered += actions
         self._bytes += length
         busy = self._writing is not None and not self._writing.done()
@@ -38,7 +39,7 @@ class WriteBehind:
             await self.begin(scope)
 
     async def begin(self, scope: TaskScope) -> None:
-        """Begin to write what was gathered, after what is being written."""
+        """Begin to write the gathered actions, after those being written."""
         if not self._gathered:
             return
         if self._writing is not None:
@@ -48,14 +49,14 @@ class WriteBehind:
         self._writing = scope.spawn(writing, name="write")
 
     async def settle(self, scope: TaskScope) -> None:
-        """Return when everything is written that was added."""
+        """Wait until all added actions are written."""
         await self.begin(scope)
         if self._writing is not None:
             await self._writing
             self._writing = None
 
     async def give_up(self) -> None:
-        """Write nothing more, and return when nothing is being written."""
+        """Drop the gathered actions, and wait for those being written."""
         self._gathered, self._bytes = [], 0
         if self._writing is not None:
             await self._writing

@@ -377,7 +377,7 @@ async def test_hints_skip_what_was_pruned(world: World, tmp_path: Path) -> None:
         assert await world.files(hints) == expected
         with pytest.raises(Corrupt, match="no longer holds operations"):
             await world.files(old)
-        with pytest.raises(PrunedLog, match="no hints say where to begin"):
+        with pytest.raises(PrunedLog, match="has no hints"):
             await world.files()
         # Whoever has several hints goes through them. What was asked of it before is still done.
         player = world.player(old, older_hints=[FSMHints(LOG), hints])
@@ -562,7 +562,7 @@ def test_calls_that_come_after_giving_up_do_nothing(tmp_path: Path) -> None:
     files.perform([OpenNode(1)])
     files.abandon()
     for call in (files.prepare, lambda: files.perform([OpenNode(2)])):
-        with pytest.raises(GazetteError, match="given up"):
+        with pytest.raises(GazetteError, match="was cancelled"):
             call()
     assert not (tmp_path / "files").exists()
     assert not open_below(tmp_path)

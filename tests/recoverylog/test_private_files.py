@@ -248,5 +248,5 @@ def test_ids_of_shards_as_names(tmp_path: Path) -> None:
         scratch._descriptor, descriptor = -1, scratch._descriptor
         os.close(descriptor)  # As if the process had died.
     assert len(sweep(tmp_path, 2e12, (SHARDS,))) == 5
-    with pytest.raises(Invalid, match="temporary files"):
+    with pytest.raises(Invalid, match="temporary directory"):
         Scratch(SHARDS, tmp_path / "missing")

@@ -68,7 +68,7 @@ def test_a_group_is_one_append(tmp_path: Path) -> None:
     recorder = recorder_of(log, tmp_path)
     with recorder.group() as group:
         group.write(group.create("/a"), 0, b"one")
-        with pytest.raises(Bug, match="before it ended"):
+        with pytest.raises(Bug, match="before the group has ended"):
             assert group.future
     with recorder.group() as group:
         group.write(group.create("/b"), 0, b"two")
@@ -176,7 +176,7 @@ def test_a_log_that_goes_back_is_refused(tmp_path: Path) -> None:
     with recorder.group() as group:
         group.create("/c")
     log.send(begin=5)
-    with pytest.raises(Corrupt, match="offset of the past"):
+    with pytest.raises(Corrupt, match="offset before its known end"):
         recorder.barrier()
 
 

@@ -199,7 +199,7 @@ def test_a_log_without_times(tmp_path: Path) -> None:
         checkpoint = Checkpoint({"a/source": SourceCheckpoint(number)})
         ends.append(store.start_commit(SHARD, checkpoint, ()).result().commit.end)
     hints, source = [FSMHints(log=LOG)], MemoryLogs(log)
-    with pytest.raises(Invalid, match="does not say when"):
+    with pytest.raises(Invalid, match="does not hold the times"):
         open_at(source, hints, tmp_path / "time", Moment(time=datetime.now(UTC)))
     for number, end in enumerate(ends, 1):
         for moment in (Moment(offset=end), Moment(read_through={"a/source": number})):
@@ -229,7 +229,7 @@ def test_from_a_fragment_store_alone(tmp_path: Path) -> None:
         pieces = logs.read(LOG, 0, log.end)
         next(pieces)
         pieces.close()  # type: ignore[attr-defined]
-        with pytest.raises(NotFound, match="hold nothing"):
+        with pytest.raises(NotFound, match="have no fragment"):
             logs.bounds("another/log")
         # A store lags behind its log, and then has less than the newest hints name.
         beyond = replace(recorded.hints[0].live_nodes[-1].segments[-1], last_offset=log.end + 1)

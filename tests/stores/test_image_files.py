@@ -266,9 +266,12 @@ def test_many_owners_that_write_nothing_leave_few_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "match"),
     [
-        (lambda data, offset: data[:offset] + b"?" + data[offset + 1 :], "not what redo says"),
-        (lambda data, offset: data[: offset + 7], "not what redo says"),
-        (lambda data, offset: b"", "not what redo says"),
+        (
+            lambda data, offset: data[:offset] + b"?" + data[offset + 1 :],
+            "does not match its announcement",
+        ),
+        (lambda data, offset: data[: offset + 7], "does not match its announcement"),
+        (lambda data, offset: b"", "does not match its announcement"),
     ],
 )
 def test_a_damaged_image_within_a_file_is_an_error(tmp_path: Path, damage: Any, match: str) -> None:

@@ -305,7 +305,7 @@ def test_a_damaged_table_is_no_short_answer(log: MemoryLog, tmp_path: Path) -> N
         for scan in (store.iterate(), view.iterate(), store.iterate(reverse=True)):
             with pytest.raises(Corrupt) as raised:
                 list(scan)
-            assert "plays it back" in raised.value.hint
+            assert "plays the log" in raised.value.hint
         for get in (store.get, view.get):
             with pytest.raises(Corrupt):
                 for number in range(20_000):

@@ -423,7 +423,7 @@ def test_a_foreign_log_is_refused(scratch: Path) -> None:
     log = MemoryLog()
     other = JSONFileStore(new_recorder(log, scratch / "first"), dict)
     other.start_commit(SHARD, Checkpoint(), ()).result()
-    with pytest.raises(Invalid, match="holds no RocksDB"):
+    with pytest.raises(Invalid, match="does not hold a RocksDB"):
         RocksDBStore(take_over(log, scratch / "second", random.Random(1)))
 
 
