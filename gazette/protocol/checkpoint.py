@@ -1,4 +1,4 @@
-"""How far a shard has read, and what it must still acknowledge: its exactly-once state."""
+"""Checkpoints: a shard's offsets, states of producers, and acknowledgements still to append."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _NO_SPAN: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """What is known of one producer in one journal.
+    """State of one producer in one journal.
 
     ``last_ack`` is the clock up to which its messages have committed. ``begin`` is the offset of
-    the first message that has not, and ``None`` if there is none (-1 on the wire and in JSON,
-    where an absent ``begin`` is offset 0).
+    its first message that has not committed, or ``None`` without one. On the wire and in JSON,
+    ``None`` is -1, and an absent ``begin`` is offset 0.
     """
 
     last_ack: int
@@ -30,7 +30,9 @@ class ProducerState:
 
 @dataclass(frozen=True, slots=True)
 class SourceCheckpoint:
-    """How far one journal has been read, and the states of its producers by their 6-byte ids."""
+    """Offset up to which one journal was read, and the states of its producers by their 6-byte
+    ids.
+    """
 
     read_through: Offset = 0
     producers: dict[bytes, ProducerState] = field(default_factory=dict)
@@ -38,16 +40,17 @@ class SourceCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Sources by journal, and by journal the acknowledgements to append once it has committed.
+    """Sources by journal, and the acknowledgements to append, by journal, once the checkpoint has
+    committed.
 
-    Encoded forms are canonical: equal checkpoints have equal bytes, whatever the order in which
-    their dictionaries were filled.
+    Encoded forms are canonical: equal checkpoints have equal bytes, in any order of their
+    dictionaries.
     """
 
     sources: dict[JournalName, SourceCheckpoint] = field(default_factory=dict)
     ack_intents: dict[JournalName, bytes] = field(default_factory=dict)
     application: str = field(default="", compare=False)
-    """Name of the application that committed it. Empty: it is older than names, or of the original."""
+    """Name of the application that committed it. Empty in older checkpoints, or those of the original."""
 
     def to_pb(self) -> consumer_pb2.Checkpoint:
         pb = consumer_pb2.Checkpoint(ack_intents=self.ack_intents, application=self.application)
@@ -79,12 +82,12 @@ class Checkpoint:
         )
 
     def to_bytes(self) -> bytes:
-        """The protobuf encoding, with journals and producers in ascending order."""
+        """Return the protobuf encoding, with journals and producers in ascending order."""
         return self.to_pb().SerializeToString(deterministic=True)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Checkpoint:
-        """Read :meth:`to_bytes`, or any other order. Raises :class:`Corrupt`."""
+        """Read :meth:`to_bytes`, in any order. Raise :class:`Corrupt` if it is not a checkpoint."""
         try:
             pb = consumer_pb2.Checkpoint.FromString(data)
         except DecodeError as error:
@@ -92,7 +95,7 @@ class Checkpoint:
         return cls.from_pb(pb)
 
     def to_json(self) -> bytes:
-        """The JSON encoding that the JSON file store keeps."""
+        """Return the JSON encoding that the JSON file store keeps."""
         sources = {
             journal: _source_to_json(source) for journal, source in sorted(self.sources.items())
         }
@@ -105,7 +108,7 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, data: bytes) -> Checkpoint:
-        """Read :meth:`to_json`. Raises :class:`Corrupt`."""
+        """Read :meth:`to_json`. Raise :class:`Corrupt` if it is not a checkpoint."""
         value = go_json.loads(data)
         intents = go_json.as_object(value.get("ack_intents"))
         return cls(

@@ -1,4 +1,4 @@
-"""Durations as integer nanoseconds, and the text and wire forms they travel in."""
+"""Durations as integer nanoseconds, with their text and wire forms."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _MAX: Final = (1 << 63) - 1
 
 
 def parse_go_duration(text: str) -> int:
-    """Nanoseconds of a text such as ``1m0s``, ``1.5h``, ``-250ms`` or ``0``.
+    """Return the nanoseconds of a text such as ``1m0s``, ``1.5h``, ``-250ms`` or ``0``.
 
-    Raises :class:`Invalid` for other texts, and beyond the range of a 64-bit integer. Digits past
-    the nanosecond are dropped.
+    Drop digits past the nanosecond. Raise :class:`Invalid` for other texts, and beyond the range of
+    a 64-bit integer.
     """
     sign, body = (text[0], text[1:]) if text[:1] in ("-", "+") else ("", text)
     if body == "0":
@@ -65,7 +65,7 @@ def parse_go_duration(text: str) -> int:
 
 
 def format_go_duration(ns: int) -> str:
-    """The shortest exact text: ``0s``, ``250ms``, ``1m0s``, ``24h0m0s``."""
+    """Return the shortest exact text: ``0s``, ``250ms``, ``1m0s``, ``24h0m0s``."""
     sign, rest = ("-", -ns) if ns < 0 else ("", ns)
     if rest < SECOND:
         for unit, scale in (("ms", MILLISECOND), ("\u00b5s", MICROSECOND), ("ns", NANOSECOND)):
@@ -83,7 +83,7 @@ def format_go_duration(ns: int) -> str:
 
 
 def to_pb(ns: int) -> duration_pb2.Duration:
-    """The wire form, in which seconds and nanoseconds have the same sign."""
+    """Return the wire form, in which seconds and nanoseconds have the same sign."""
     seconds, nanos = divmod(abs(ns), SECOND)
     return duration_pb2.Duration(
         seconds=seconds if ns >= 0 else -seconds, nanos=nanos if ns >= 0 else -nanos
@@ -91,7 +91,7 @@ def to_pb(ns: int) -> duration_pb2.Duration:
 
 
 def from_pb(pb: duration_pb2.Duration) -> int:
-    """Nanoseconds. Raises :class:`Invalid` beyond the range of a 64-bit integer."""
+    """Return nanoseconds. Raise :class:`Invalid` beyond the range of a 64-bit integer."""
     ns = pb.seconds * SECOND + pb.nanos
     if not -_MAX - 1 <= ns <= _MAX:
         raise Invalid(f"duration is out of range ({pb.seconds}s)")

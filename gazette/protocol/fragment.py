@@ -1,4 +1,4 @@
-"""A fragment of a journal: its span, its digest, its name, and where it is kept."""
+"""Fragments of a journal: their span, digest, name, and blob store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.validation import within
 
 ZERO_SUM: Final = bytes(20)
-"""The sum of a fragment without content; not the SHA-1 of nothing."""
+"""Sum of a fragment without content. It is not the SHA-1 of an empty string."""
 
 _OFFSET_MAX: Final = (1 << 63) - 1
 _SUM = struct.Struct(">QQI")
@@ -36,20 +36,20 @@ _HEX_INT = re.compile(r"\+?[0-9a-fA-F]+")
 
 
 class Codec(IntEnum):
-    """How a fragment's bytes are compressed in a blob store."""
+    """Compression of a fragment's bytes in a blob store."""
 
     INVALID = 0
-    """Not set. A value in partial specifications only."""
+    """Not set. Permitted only in partial specifications."""
     NONE = 1
     GZIP = 2
     ZSTANDARD = 3
     SNAPPY = 4
     GZIP_OFFLOAD_DECOMPRESSION = 5
-    """Stored as gzip, which the store decodes when it is read."""
+    """Stored as gzip, which the store decompresses on reads."""
 
     @property
     def extension(self) -> str:
-        """The file name extension that we write."""
+        """File name extension that we write."""
         return _EXTENSIONS[self]
 
     def validate(self) -> None:
@@ -58,7 +58,7 @@ class Codec(IntEnum):
 
     @classmethod
     def from_pb(cls, value: int) -> Codec:
-        """The codec of that number. Raises :class:`Invalid` for one that we do not know."""
+        """Return the codec of a number. Raise :class:`Invalid` for an unknown number."""
         try:
             return cls(value)
         except ValueError:
@@ -66,7 +66,9 @@ class Codec(IntEnum):
 
     @classmethod
     def from_extension(cls, extension: str) -> Codec:
-        """The codec of a file name extension, in either case and in any spelling ever written."""
+        """Return the codec of a file name extension, in either case, in any spelling ever
+        written.
+        """
         codec = _CODECS.get(extension.lower())
         if codec is None:
             raise Invalid(f"unrecognized compression extension: {extension}")
@@ -92,8 +94,8 @@ _CODECS: Final = {extension: codec for codec, extension in _EXTENSIONS.items()} 
 class Fragment:
     """A contiguous span ``[begin, end)`` of a journal.
 
-    Two fragments are the same only if all fields are. ``sum`` is the SHA-1 of the uncompressed
-    bytes, ``mod_time`` is in Unix seconds and zero while the fragment is not in a blob store.
+    Two fragments are equal only if all fields are. ``sum`` is the SHA-1 of the uncompressed bytes.
+    ``mod_time`` is in Unix seconds, and zero for a fragment that is not in a blob store.
     """
 
     journal: JournalName
@@ -111,13 +113,13 @@ class Fragment:
         return self.end - self.begin
 
     def content_name(self) -> str:
-        """The base name under which a blob store holds it."""
+        """Return the base name of the fragment in a blob store."""
         return f"{self.begin:016x}-{self.end:016x}-{self.sum.hex()}{self.codec.extension}"
 
     def content_path(self) -> str:
-        """The path below the root of a blob store: journal, postfix and content name.
+        """Return the path below the root of a blob store: journal, postfix and content name.
 
-        Raises :class:`Invalid` if it would leave the journal's own directory.
+        Raise :class:`Invalid` if the path would leave the journal's own directory.
         """
         parts = [part for part in (self.journal, self.path_postfix, self.content_name()) if part]
         path = posixpath.normpath("/".join(parts))
@@ -127,9 +129,9 @@ class Fragment:
 
     @classmethod
     def parse(cls, journal: JournalName, relative_path: str) -> Fragment:
-        """Read the path of a fragment below its journal's directory.
+        """Parse the path of a fragment below its journal's directory.
 
-        Raises :class:`Invalid` for anything that is not the name of a fragment.
+        Raise :class:`Invalid` for a path that is not the name of a fragment.
         """
         postfix, slash, base = relative_path.rpartition("/")
         if slash and postfix in ("", "."):
@@ -145,7 +147,7 @@ class Fragment:
             end=_parse_offset("End", fields[1]),
             sum=_parse_sum(fields[2]),
             codec=Codec.from_extension(extension),
-            path_postfix=sys.intern(postfix),  # A million fragments share few of them.
+            path_postfix=sys.intern(postfix),  # A million fragments share few postfixes.
         )
         fragment.validate()
         return fragment
@@ -207,9 +209,9 @@ def _parse_sum(text: str) -> bytes:
 
 
 def parse_url(text: str) -> tuple[SplitResult, str]:
-    """Split a URL, and take its ``host:port`` from it: without a user, which nothing here has.
+    """Split a URL. Return it with its ``host:port``, without a user.
 
-    Raises :class:`Invalid` when it is not a URL. It may be a relative one.
+    The URL may be relative. Raise :class:`Invalid` for an invalid URL.
     """
     if _CONTROL.search(text):
         raise Invalid(f"invalid control character in URL ({text!r})")
@@ -227,11 +229,11 @@ def parse_url(text: str) -> tuple[SplitResult, str]:
 
 @dataclass(frozen=True, slots=True)
 class FragmentStoreUrl:
-    """The root of a blob store: ``s3://bucket/prefix/?query``, ``file:///prefix/`` …
+    """Root of a blob store: ``s3://bucket/prefix/?query``, ``file:///prefix/`` and others.
 
-    The schemes are the protocol's, and two of ours alone: ``memory://name/prefix/``, a store that
-    lives in one process, for tests; and ``fsspec+<protocol>://host/prefix/``, a file system of
-    fsspec. ``path`` is unescaped, and ends in ``/``.
+    The schemes are those of the protocol, and two of our own. ``memory://name/prefix/`` is a store
+    within one process, for tests. ``fsspec+<protocol>://host/prefix/`` is a file system of fsspec.
+    ``path`` is unescaped, and ends in ``/``.
     """
 
     scheme: str
@@ -241,7 +243,7 @@ class FragmentStoreUrl:
 
     @classmethod
     def parse(cls, text: str) -> FragmentStoreUrl:
-        """Read and validate the URL of a store. Query arguments are left to the store itself."""
+        """Parse and validate the URL of a store. The store itself interprets query arguments."""
         url, host = parse_url(text)
         if not url.scheme:
             raise Invalid(f"not absolute ({text})")

@@ -1,4 +1,6 @@
-"""Values as Go's package fmt writes them: `go_text`, `sprint`, and `sprintf` with the usual verbs."""
+"""Values in the text of Go's package fmt: `go_text`, `sprint`, and `sprintf` with the usual
+verbs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ _LARGE_EXPONENT: Final = 6
 
 
 class NamedInt(int):
-    """An integer of a Go type that is written as a name: a month, a codec, a duration."""
+    """An integer of a Go type that is written as a name, such as a month, a codec, or a
+    duration.
+    """
 
     name: str
 
@@ -26,7 +30,7 @@ class NamedInt(int):
 
 
 def go_text(value: Any) -> str:
-    """Return a value as ``%v`` writes it. Raises ``Invalid`` for a struct that is not written as text."""
+    """Return a value as ``%v`` writes it. Raise ``Invalid`` for a struct without a text form."""
     match value:
         case None:
             return "<nil>"
@@ -40,7 +44,9 @@ def go_text(value: Any) -> str:
 
 
 def sprint(*values: Any) -> str:
-    """Return values one after the other, with a blank between two neighbours that are no strings."""
+    """Return values one after the other, with a blank between two neighbours that are not
+    strings.
+    """
     parts: list[str] = []
     for at, value in enumerate(values):
         if at and not isinstance(value, str) and not isinstance(values[at - 1], str):
@@ -50,7 +56,7 @@ def sprint(*values: Any) -> str:
 
 
 def sprintf(layout: Any, *values: Any) -> str:
-    """Return values as a layout says. Raises ``ValueError`` for a verb that does not fit its value."""
+    """Return values in a layout. Raise ``ValueError`` for a verb that does not fit its value."""
     if not isinstance(layout, str):
         raise TypeError("the layout of printf must be a string")
     left = list(values)
@@ -76,7 +82,7 @@ def sprintf(layout: Any, *values: Any) -> str:
 
 
 def _formatted(verb: str, flags: str, digits: int | None, value: Any) -> tuple[str, bool]:
-    """The text of one value, and whether it is padded as a number."""
+    """Return the text of one value, and True if it is padded as a number."""
     if verb == "v" and digits is None and "+" not in flags and "#" not in flags:
         return go_text(value), isinstance(value, int | float) and not isinstance(
             value, bool | NamedInt
@@ -125,7 +131,9 @@ def _float(verb: str, flags: str, digits: int | None, value: float) -> str:
 
 
 def _general(value: float) -> str:
-    """The shortest digits that give the same double, with an exponent where that is short."""
+    """Return the shortest digits that parse to the same double, with an exponent if that is
+    short.
+    """
     if math.isnan(value) or math.isinf(value):
         return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
     sign = "-" if math.copysign(1, value) < 0 else ""

@@ -1,4 +1,4 @@
-"""JSON text in the form that Go's encoder gives it, and checked access to what was decoded."""
+"""JSON text in the form of Go's encoder, and checked access to decoded JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INT64: Final = (-(1 << 63), (1 << 63) - 1)
 UINT32: Final = (0, (1 << 32) - 1)
 UINT64: Final = (0, (1 << 64) - 1)
 
-# Go escapes these wherever they occur, which in JSON is inside of strings only.
+# Go escapes these characters everywhere. In JSON they occur only inside of strings.
 _ESCAPES: Final = str.maketrans(
     {
         "<": "\\u003c",
@@ -26,13 +26,13 @@ _ESCAPES: Final = str.maketrans(
 
 
 def dumps(value: Any) -> bytes:
-    """Compact JSON with map keys in the order given."""
+    """Return compact JSON with map keys in the order given."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text.translate(_ESCAPES).encode()
 
 
 def loads(data: bytes) -> dict[str, Any]:
-    """The object that ``data`` holds. Raises :class:`Corrupt` if it does not hold one."""
+    """Return the object in ``data``. Raise :class:`Corrupt` if it is not a JSON object."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -41,12 +41,14 @@ def loads(data: bytes) -> dict[str, Any]:
 
 
 def omit_zero(value: dict[str, Any], *keep: str) -> dict[str, Any]:
-    """``value`` without the members that are zero, other than those of ``keep``."""
+    """Return ``value`` without the members that are zero, except those of ``keep``."""
     return {key: item for key, item in value.items() if item or key in keep}
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """``value`` if it is an object; ``null`` is an empty one."""
+    """Return ``value`` if it is an object, or an empty object for ``null``. Raise :class:`Corrupt`
+    otherwise.
+    """
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -55,7 +57,9 @@ def as_object(value: Any) -> dict[str, Any]:
 
 
 def as_list(value: Any) -> list[Any]:
-    """``value`` if it is a list; ``null`` is an empty one."""
+    """Return ``value`` if it is a list, or an empty list for ``null``. Raise :class:`Corrupt`
+    otherwise.
+    """
     if value is None:
         return []
     if not isinstance(value, list):
@@ -64,16 +68,18 @@ def as_list(value: Any) -> list[Any]:
 
 
 def as_text(value: str) -> str:
-    """``value`` if it can be encoded as UTF-8, which half of a surrogate pair cannot."""
+    """Return ``value`` if it can be encoded as UTF-8. Half of a surrogate pair cannot: raise
+    :class:`Corrupt`.
+    """
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise Corrupt(f"not text: {error}") from error
+        raise Corrupt(f"not valid text: {error}") from error
     return value
 
 
 def get_int(value: dict[str, Any], key: str, bounds: tuple[int, int] = INT64) -> int:
-    """The integer member of that name; absent is 0."""
+    """Return the integer member of that name, or 0 if it is absent."""
     item = value.get(key)
     if item is None:
         return 0
@@ -85,7 +91,7 @@ def get_int(value: dict[str, Any], key: str, bounds: tuple[int, int] = INT64) ->
 
 
 def get_str(value: dict[str, Any], key: str) -> str:
-    """The string member of that name; absent is empty."""
+    """Return the string member of that name, or "" if it is absent."""
     item = value.get(key)
     if item is None:
         return ""
@@ -99,7 +105,7 @@ def encode_bytes(value: bytes) -> str:
 
 
 def decode_bytes(value: Any) -> bytes:
-    """The bytes of a base64 string; ``null`` is empty."""
+    """Return the bytes of a base64 string, or no bytes for ``null``."""
     if value is None:
         return b""
     if not isinstance(value, str):

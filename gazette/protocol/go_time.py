@@ -1,4 +1,4 @@
-"""Times in the layouts of Go, which spell out how Monday, January 2 2006 15:04:05 would be written."""
+"""Times in the layouts of Go, which show how Monday, January 2 2006 15:04:05 would be written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MONTHS: Final = (
 _DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 # fmt: on
 
-# Alternatives that begin alike are in order of decreasing length.
+# Among alternatives with a common start, the longest comes first.
 _ELEMENT = re.compile(
     r"January|Jan(?![a-z])|Monday|Mon(?![a-z])|MST|2006|002|0[1-6]|15|__2|_2006|_2|[1-5]|PM|pm"
     r"|[Z-]07:00:00|[Z-]070000|[Z-]07:00|[Z-]0700|[Z-]07|[.,](?:0+|9+)(?!\d)"
@@ -26,12 +26,12 @@ _ELEMENT = re.compile(
 
 
 def utc(seconds: float | None) -> datetime:
-    """The time of that many Unix seconds; ``None`` is Go's zero time."""
+    """Return the UTC time of Unix seconds. ``None`` is Go's zero time."""
     return _ZERO if seconds is None else _EPOCH + timedelta(seconds=seconds)
 
 
 def format_go_time(layout: str, seconds: float | None) -> str:
-    """That time, in UTC and to the microsecond, as ``layout`` would write it."""
+    """Format a time of Unix seconds by ``layout``, in UTC, to the microsecond."""
     time = utc(seconds)
     return _ELEMENT.sub(lambda element: _format(element.group(), time), layout)
 

@@ -17,10 +17,11 @@ from gazette.protocol.pb import recoverylog_pb2
 from gazette.protocol.validation import within
 
 HINTS_BYTES_MAX: Final = (3 << 19) - (8 << 10)
-"""The default of etcd's ``--max-request-bytes``, 1.5 MiB, less what else is in the request."""
+"""Greatest size of hints in bytes: etcd's default ``--max-request-bytes``, 1.5 MiB, less the rest of
+the request."""
 FEWER_FILES: Final = (
-    "Have fewer files: a larger table_bytes (target_file_size_base) for RocksDB, a VACUUM for SQLite, or"
-    " more shards with less state each."
+    "Reduce the number of files: raise table_bytes (target_file_size_base) for RocksDB, run VACUUM for"
+    " SQLite, or use more shards with less state each."
 )
 _GZIP: Final = b"\x1f\x8b"
 _PLAIN_BYTES_MAX: Final = 256 << 20
@@ -28,7 +29,7 @@ _PLAIN_BYTES_MAX: Final = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """A small file that is replaced whole, such as an identity."""
+    """A small file that is always replaced as a whole, such as an identity."""
 
     path: str
     content: str
@@ -43,11 +44,11 @@ class Property:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of operations by one author, of sequence numbers ``[first_seq_no, last_seq_no]``.
+    """A run of operations by one author, with sequence numbers ``[first_seq_no, last_seq_no]``.
 
-    They lie at offsets ``[first_offset, last_offset)`` of ``log``. ``last_offset`` is 0 where the
-    author itself wrote the hints and did not know it. ``log`` is ``""`` in hints whose own log it
-    is. ``first_checksum`` is the checksum that the first operation was written with.
+    They lie at offsets ``[first_offset, last_offset)`` of ``log``. ``last_offset`` is 0 if the
+    author itself wrote the hints and did not know it. ``log`` is ``""`` if it is the log of the
+    hints. ``first_checksum`` is the checksum in the first operation.
     """
 
     author: int
@@ -98,7 +99,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class FnodeSegments:
-    """A file node, named by the sequence number of its creation, and where its history lies."""
+    """A file node, named by the sequence number of its creation, and the segments of its
+    history.
+    """
 
     fnode: int
     segments: tuple[Segment, ...]
@@ -115,14 +118,14 @@ class FnodeSegments:
 
 @dataclass(frozen=True, slots=True)
 class FSMHints:
-    """What is live in a recovery log. Without nodes, playback begins at its first byte."""
+    """Live files of a recovery log. Without nodes, playback begins at the log's first byte."""
 
     log: JournalName
     live_nodes: tuple[FnodeSegments, ...] = ()
     properties: tuple[Property, ...] = ()
 
     def validate(self) -> None:
-        """Require segments that are well formed and that do not repeat the log of the hints."""
+        """Require valid segments that do not repeat the log of the hints."""
         for node in self.live_nodes:
             for segment in node.segments:
                 if segment.log and segment.log == self.log:
@@ -146,7 +149,7 @@ class FSMHints:
         )
 
     def to_json(self) -> bytes:
-        """The JSON encoding, in which hints are kept in etcd."""
+        """Return the JSON encoding, in which hints are kept in etcd."""
         value = {
             "log": self.log,
             "live_nodes": [_node_to_json(node) for node in self.live_nodes] or None,
@@ -160,18 +163,18 @@ class FSMHints:
 
 
 class HintsForm(enum.Enum):
-    """How hints are encoded in etcd."""
+    """Encoding of hints in etcd."""
 
     JSON = "JSON"
     PROTOBUF = "protobuf"
     COMPRESSED = "compressed protobuf"
-    """The original cannot read these."""
+    """Protobuf compressed by gzip. The original cannot read it."""
 
 
 def encode_hints(hints: FSMHints, bytes_max: int = HINTS_BYTES_MAX) -> tuple[HintsForm, bytes]:
-    """Encode hints for etcd in the first form that fits: JSON, protobuf, or that compressed.
+    """Encode hints for etcd in the first form that fits: JSON, protobuf, or compressed protobuf.
 
-    The original reads the first two. Raises :class:`Invalid` if none fits into ``bytes_max``.
+    The original reads the first two. Raise :class:`Invalid` if none fits into ``bytes_max``.
     """
     encoded = hints.to_json()
     if len(encoded) <= bytes_max:
@@ -183,17 +186,17 @@ def encode_hints(hints: FSMHints, bytes_max: int = HINTS_BYTES_MAX) -> tuple[Hin
     if len(encoded) <= bytes_max:
         return HintsForm.COMPRESSED, encoded
     raise Invalid(
-        f"hints take {len(encoded)} bytes compressed, and etcd accepts {bytes_max}",
+        f"the compressed hints have {len(encoded)} bytes, but etcd accepts only {bytes_max}",
         hint=FEWER_FILES,
         files=len(hints.live_nodes),
     )
 
 
 def decode_hints(data: bytes) -> FSMHints:
-    """Read hints from a value of etcd: JSON, protobuf, or protobuf compressed by gzip.
+    """Decode hints from a value of etcd: JSON, protobuf, or protobuf compressed by gzip.
 
-    They are not validated. Raises :class:`Invalid` for an empty value, and :class:`Corrupt` for
-    one that holds anything else.
+    Hints are not validated. Raise :class:`Invalid` for an empty value, and :class:`Corrupt` for a
+    value that does not hold hints.
     """
     if not data:
         raise Invalid("hints are empty", hint="Delete the key, or write hints to it.")
@@ -214,7 +217,7 @@ def _decompressed(data: bytes) -> bytes:
     except zlib.error as error:
         raise Corrupt(f"not compressed hints: {error}", length=len(data)) from error
     if not decoder.eof or decoder.unused_data:
-        raise Corrupt("compressed hints are cut off, or too long", length=len(data))
+        raise Corrupt("compressed hints are cut off or too long", length=len(data))
     return plain
 
 

@@ -1,7 +1,7 @@
-"""Names: of journals, shards and processes, and the alphabet that all of them draw from.
+"""Names of journals, shards and processes, and their common alphabet.
 
-Lengths are counted in bytes of UTF-8, as the protocol counts them. No name can hold ``#``, which
-separates the parts of allocator keys, nor anything that sorts below it.
+Lengths are in bytes of UTF-8, as in the protocol. No name can hold ``#``, which separates the parts
+of allocator keys, nor a character that sorts below it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.validation import within
 
 JournalName: TypeAlias = str
-"""``path/to/journal``, or ``path/to/journal;meta`` where a request permits a metadata segment."""
+"""``path/to/journal``, or ``path/to/journal;meta`` if a request permits a metadata segment."""
 ShardId: TypeAlias = str
 Offset: TypeAlias = int
 """A byte offset of a journal."""
@@ -27,7 +27,7 @@ Revision: TypeAlias = int
 META_DELIMITER: Final = ";"
 NAME_BYTES_MIN: Final = 4
 NAME_BYTES_MAX: Final = 512
-"""Bounds of journal names and of shard ids; path postfixes share the upper one."""
+"""Greatest length of journal names, shard ids and path postfixes, in bytes."""
 
 # `\w` is exactly the letters and numbers of Unicode, and "_".
 _TOKEN = re.compile(r"[\w\-+/.]*")
@@ -36,7 +36,7 @@ _ASCII = {
     alphabet: bytes(code for code in range(128) if alphabet.fullmatch(chr(code)))
     for alphabet in (_TOKEN, _PATH_TOKEN)
 }
-"""What an alphabet has of ASCII."""
+"""ASCII characters of each alphabet."""
 
 
 def validate_token(value: str, minimum: int, maximum: int) -> None:
@@ -45,20 +45,22 @@ def validate_token(value: str, minimum: int, maximum: int) -> None:
 
 
 def validate_path_token(value: str, minimum: int, maximum: int) -> None:
-    """As :func:`validate_token`, with ``=`` and ``%`` permitted too. Not checked to be a path."""
+    """Require what :func:`validate_token` does, with ``=`` and ``%`` permitted. The token need not
+    be a path.
+    """
     _validate_symbols(value, _PATH_TOKEN, minimum, maximum)
 
 
 def validate_path_component(value: str, minimum: int, maximum: int) -> None:
-    """Require a relative path that is its own clean form and that stays below its parent.
+    """Require a relative path in its clean form that stays below its parent.
 
-    The protocol itself lets a leading ``..`` pass, which would reach outside of a blob store or
-    a directory that the path is appended to. We refuse it.
+    The protocol permits a leading ``..``, which could leave a blob store or a directory. We refuse
+    it.
     """
     _validate_symbols(value, _PATH_TOKEN, minimum, maximum)
     if not value:
         return
-    # Of paths that begin with two slashes, normpath keeps both.
+    # `normpath` keeps two slashes at the start of a path.
     if posixpath.normpath(value) != value or value.startswith("//"):
         raise Invalid(f"must be a clean path ({value})")
     if value[0] == "/":
@@ -68,7 +70,7 @@ def validate_path_component(value: str, minimum: int, maximum: int) -> None:
 
 
 def split_journal_meta(name: JournalName) -> tuple[JournalName, str]:
-    """``journal;meta`` as ``(journal, meta)``, split at the first ``;``. No meta is ``""``."""
+    """Split ``journal;meta`` at the first ``;``. Without one, meta is ``""``."""
     journal, _, meta = name.partition(META_DELIMITER)
     return journal, meta
 
@@ -83,7 +85,7 @@ def validate_journal_name(name: JournalName) -> None:
 
 
 def validate_shard_id(shard_id: ShardId) -> None:
-    """Require a shard id: a token, and not necessarily a clean path."""
+    """Require a shard id: a token, which need not be a clean path."""
     validate_token(shard_id, NAME_BYTES_MIN, NAME_BYTES_MAX)
 
 
@@ -123,7 +125,7 @@ class ProcessId:
 def _validate_symbols(value: str, alphabet: re.Pattern[str], minimum: int, maximum: int) -> None:
     if value.isascii():
         length = len(value)
-        # Registers and labels of many values make this the most frequent check of all.
+        # A fast path for ASCII: labels and registers make this the most frequent check of all.
         valid = not value.encode().translate(None, _ASCII[alphabet])
     else:
         length = len(value.encode("utf-8", "surrogatepass"))

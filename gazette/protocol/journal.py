@@ -1,4 +1,4 @@
-"""The specification of a journal, and the algebra by which specifications share fields."""
+"""Specifications of journals, and the algebra by which specifications share fields."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _MIME_TOKEN = re.compile(r"[!#$%&'*+\-.0-9A-Z^_`a-z{|}~]+")
 
 
 class JournalFlag(IntEnum):
-    """How a journal may be used. Named after the flags of open(2)."""
+    """Permitted uses of a journal. Named after the flags of open(2)."""
 
     NOT_SPECIFIED = 0
-    """As ``O_RDWR``."""
+    """Equal to ``O_RDWR``."""
     O_RDONLY = 1
     O_WRONLY = 2
     O_RDWR = 4
@@ -42,13 +42,13 @@ _WRITABLE: Final = frozenset({JournalFlag.NOT_SPECIFIED, JournalFlag.O_WRONLY, J
 
 
 class SuspendLevel(IntEnum):
-    """How far a journal that is not being appended to has been put to rest."""
+    """Degree of suspension of a journal that receives no appends."""
 
     NONE = 0
     PARTIAL = 1
-    """One replica, for reading only."""
+    """One replica, which only serves reads."""
     FULL = 2
-    """No replica."""
+    """No replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,14 @@ class Suspend:
 
 @dataclass(frozen=True, slots=True)
 class FragmentSpec:
-    """How a journal's fragments are cut, compressed, stored and kept. Durations in nanoseconds."""
+    """Size, compression, storage and retention of a journal's fragments. Durations are in
+    nanoseconds.
+    """
 
     length: int = 0
     codec: Codec = Codec.INVALID
     stores: tuple[str, ...] = ()
-    """URLs of blob stores. The first is written to; all are read."""
+    """URLs of blob stores. Fragments are written to the first, and read from all."""
     refresh_interval_ns: int = 0
     retention_ns: int = 0
     flush_interval_ns: int = 0
@@ -100,7 +102,7 @@ class FragmentSpec:
         for index, store in enumerate(self.stores):
             with within(f"Stores[{index}]"):
                 url = FragmentStoreUrl.parse(store)
-            # Only the first store is written to, so only there does it matter.
+            # Check only the first store, since fragments are written only there.
             if (
                 index == 0
                 and url.scheme == "file"
@@ -149,11 +151,11 @@ class FragmentSpec:
 
 @dataclass(frozen=True, slots=True)
 class JournalSpec:
-    """What is asked of a journal.
+    """Specification of a journal.
 
-    Fields that are zero are unset, which :meth:`validate` mostly refuses but a partial
-    specification, such as one node of a YAML tree, may have. ``max_append_rate`` is in bytes per
-    second, and 0 is no limit.
+    Fields that are zero are unset. :meth:`validate` refuses most of them, but a partial
+    specification, such as a node of a YAML tree, may have them. ``max_append_rate`` is in bytes per
+    second. 0 means no limit.
     """
 
     name: JournalName
@@ -177,7 +179,7 @@ class JournalSpec:
         return SuspendLevel.NONE if self.suspend is None else self.suspend.level
 
     def desired_replication(self, max_replication: int) -> int:
-        """How many replicas the allocator should assign, of which one is the primary."""
+        """Return the number of replicas that the allocator should assign, including the primary."""
         match self.suspend_level:
             case SuspendLevel.FULL:
                 desired = 0
@@ -188,19 +190,20 @@ class JournalSpec:
         return min(desired, max_replication)
 
     def labels_with_name(self) -> LabelSet:
-        """The labels that selectors are matched with: its own, and its name as ``name``."""
+        """Return the labels that selectors match: its own, and its name as ``name``."""
         return label_set.union(LabelSet.of((META_NAME, self.name)), self.labels)
 
     def validate(self) -> None:
-        """Require a complete specification that can be applied. The first problem found is raised."""
+        """Require a complete specification that can be applied. Raise the first problem."""
         self.validate_stored()
         with within("Fragment"), within("PathPostfixTemplate"):
             _try_postfix(self.fragment.path_postfix_template)
 
     def validate_stored(self) -> None:
-        """Require what `validate` does, of a specification that others have applied.
+        """Require what `validate` does, of a specification that another process has applied.
 
-        Its template is not executed: one that fails here may work elsewhere, and costs a postfix only.
+        Its template is not executed. A template that fails here may work elsewhere, and a failure
+        only costs a postfix.
         """
         with within("Name"):
             validate_journal_name(self.name)
@@ -244,7 +247,7 @@ class JournalSpec:
 
     @classmethod
     def from_pb(cls, pb: broker_pb2.JournalSpec) -> JournalSpec:
-        """Raises :class:`Invalid` for enum values that we do not know."""
+        """Return the specification. Raise :class:`Invalid` for unknown enum values."""
         with within("Fragment"):
             fragment = FragmentSpec.from_pb(pb.fragment)
         suspend = None
@@ -263,7 +266,7 @@ class JournalSpec:
 
 
 def validate_journal_labels(labels: LabelSet) -> None:
-    """Require what the well-known labels promise about one another."""
+    """Require well-known labels that are consistent with each other."""
     label_set.validate_single_valued(labels)
     content_type = labels.value_of(CONTENT_TYPE)
     if content_type is not None:
@@ -276,7 +279,7 @@ def validate_journal_labels(labels: LabelSet) -> None:
 
 
 def _validate_media_type(text: str) -> None:
-    # A label's value cannot hold ";" or a space, so that parameters need no grammar here.
+    # A label's value cannot hold ";" or a space, so it has no parameters to parse.
     kind = _MIME_TOKEN.match(text)
     problem = ""
     if kind is None:
@@ -294,8 +297,8 @@ def _validate_media_type(text: str) -> None:
 
 
 def _try_postfix(text: str) -> None:
-    # On a zero context and on a full one, so that a layout which formats to a space, for example,
-    # is found when it is applied and not when a fragment must be persisted.
+    # Evaluate with an empty and with a full context. So an invalid layout, such as one with a
+    # space, is found when it is applied, and not when a fragment must be stored.
     template = postfix_template.parse(text)
     for context in (_ZERO_CONTEXT, _FULL_CONTEXT):
         template.evaluate(context)
@@ -340,9 +343,9 @@ Value = TypeVar("Value", JournalSpec, FragmentSpec)
 
 
 def union_specs(a: JournalSpec, b: JournalSpec) -> JournalSpec:
-    """``a``, with each unset field taken from ``b``. Labels are united by name.
+    """Return ``a``, with each unset field taken from ``b``. Labels are united by name.
 
-    Name and suspension are always those of ``a``: neither is inherited.
+    Name and suspension are always those of ``a``, since neither is inherited.
     """
     return replace(
         _filled(a, b, _JOURNAL_FIELDS),
@@ -352,7 +355,7 @@ def union_specs(a: JournalSpec, b: JournalSpec) -> JournalSpec:
 
 
 def intersect_specs(a: JournalSpec, b: JournalSpec) -> JournalSpec:
-    """``a``, without the fields that differ in ``b``, and never with a suspension."""
+    """Return ``a`` without the fields that differ in ``b``, and without a suspension."""
     return replace(
         _cleared(a, b, _JOURNAL_FIELDS, when_equal=False),
         labels=label_set.intersect(a.labels, b.labels),
@@ -362,7 +365,7 @@ def intersect_specs(a: JournalSpec, b: JournalSpec) -> JournalSpec:
 
 
 def subtract_specs(a: JournalSpec, b: JournalSpec) -> JournalSpec:
-    """``a``, without the fields that are the same in ``b``."""
+    """Return ``a`` without the fields that are equal in ``b``."""
     return replace(
         _cleared(a, b, _JOURNAL_FIELDS, when_equal=True),
         labels=label_set.subtract(a.labels, b.labels),

@@ -1,8 +1,8 @@
-"""Journal specifications as a tree, in which a directory holds what its children share.
+"""Journal specifications as a tree, in which a directory holds the fields that its children share.
 
-This is the form in which operators read and write them, as YAML. A directory is a node whose name
-ends in ``/`` or is empty; any other is a journal. A journal's specification is its own fields and,
-where those are unset, the ones of the directories above it.
+Operators read and write this form as YAML. A directory is a node whose name ends in ``/`` or is
+empty. Any other node is a journal. A journal's specification is its own fields, and the fields of
+its directories where its own are unset.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ _FRAGMENT_FIELDS: Final = (
 class JournalNode:
     """A directory with its children, or a journal.
 
-    ``spec`` may be partial. ``delete`` asks that the journal, or every journal below, be deleted,
-    and ``None`` leaves that to the directory above. ``revision`` is the one at which the journal
-    was read from etcd, 0 for one that is to be created, and -1 to not compare.
+    ``spec`` may be partial. ``delete`` requests the deletion of the journal, or of every journal
+    below. ``None`` inherits it from the directory above. ``revision`` is the one at which the
+    journal was read from etcd, or 0 for a journal to create, or -1 for no comparison.
     """
 
     spec: JournalSpec
@@ -71,16 +71,18 @@ class JournalNode:
     revision: Revision = 0
     children: tuple[JournalNode, ...] = ()
     no_stores: bool = False
-    """``stores`` was given as an empty list, which keeps a directory's from being inherited."""
+    """True if ``stores`` was given as an empty list, which does not inherit a directory's."""
 
     @classmethod
     def parse(cls, text: str) -> JournalNode:
-        """Read YAML. Raises :class:`Invalid` naming the line; the tree is not validated yet."""
+        """Parse YAML. Raise :class:`Invalid` that names the line. The tree is not validated yet."""
         return strict_yaml.decode(text, _decode_node)
 
     @classmethod
     def of(cls, specs: Iterable[tuple[JournalSpec, Revision]]) -> JournalNode:
-        """The tree of complete specifications and their revisions, with shared fields hoisted."""
+        """Return the tree of complete specifications and their revisions, with shared fields
+        hoisted.
+        """
         nodes = [cls(spec, revision=revision) for spec, revision in specs]
         return extract_tree(nodes).hoist()
 
@@ -89,7 +91,7 @@ class JournalNode:
         return not self.spec.name or self.spec.name.endswith("/")
 
     def journals(self) -> Iterator[JournalNode]:
-        """The journals of the tree, in order."""
+        """Yield the journals of the tree, in order."""
         if not self.is_directory:
             yield self
             return
@@ -97,7 +99,9 @@ class JournalNode:
             yield from child.journals()
 
     def validate(self) -> None:
-        """Require a tree of ordered names. Specifications are not checked: they may be partial."""
+        """Require a tree of ordered names. Specifications are not checked, since they may be
+        partial.
+        """
         if not self.is_directory:
             with within("Name"):
                 validate_journal_name(self.spec.name)
@@ -120,7 +124,7 @@ class JournalNode:
             child.validate()
 
     def push_down(self) -> JournalNode:
-        """This tree with complete journals, and directories that hold nothing but their names."""
+        """Return this tree with complete journals, and directories that hold only their names."""
         if not self.is_directory:
             return replace(self, no_stores=False)
         children = []
@@ -135,9 +139,9 @@ class JournalNode:
         )
 
     def hoist(self) -> JournalNode:
-        """This tree with fields that all children share held by their directory instead.
+        """Return this tree with each field that all children share in their directory.
 
-        The inverse of :meth:`push_down`, which must come first: what directories hold is replaced.
+        This inverts :meth:`push_down`. Call that first, since fields of directories are replaced.
         Suspensions stay with their journals.
         """
         if not self.is_directory or not self.children:
@@ -161,14 +165,14 @@ class JournalNode:
         )
 
     def to_yaml(self) -> str:
-        """The YAML that :meth:`parse` reads, without fields that are unset."""
+        """Return the YAML that :meth:`parse` reads, without unset fields."""
         return strict_yaml.dump(_encode_node(self))
 
 
 def extract_tree(nodes: Iterable[JournalNode]) -> JournalNode:
     """Wrap nodes in directories: one for each path at which two of them part.
 
-    Nodes that share nothing are wrapped in one of an empty name, and so is none at all.
+    Nodes without a common path are wrapped in a directory with an empty name. So is an empty list.
     """
     ordered = sorted(nodes, key=lambda node: node.spec.name)
     return _extract(ordered) if ordered else JournalNode(JournalSpec(""))
@@ -188,7 +192,7 @@ def _extract(nodes: Sequence[JournalNode]) -> JournalNode:
 
 
 def shared_prefix(a: str, b: str) -> int:
-    """The length of the longest path, ending in ``/``, that begins both names."""
+    """Return the length of the longest path, ending in ``/``, that begins both names."""
     length = 0
     while (slash := a.find("/", length)) >= 0 and b.startswith(a[: slash + 1]):
         length = slash + 1

@@ -1,4 +1,4 @@
-"""Labels, sets of them, and the selectors that match them."""
+"""Labels, sets of labels, and selectors that match sets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.validation import within
 
 PREFIX_SUFFIX: Final = ":prefix"
-"""Behind a label's name in a selector: its value is matched as a prefix."""
+"""Suffix of a label's name in a selector, which matches the value as a prefix."""
 
 _NAME_BYTES_MIN: Final = 2
 _NAME_BYTES_MAX: Final = 64
@@ -27,7 +27,7 @@ _VALUE_BYTES_MAX: Final = 1024
 
 @dataclass(frozen=True, slots=True, order=True)
 class Label:
-    """A name and a value. ``prefix`` is permitted in selectors only."""
+    """A name and a value. ``prefix`` is permitted only in selectors."""
 
     name: str
     value: str = ""
@@ -35,7 +35,7 @@ class Label:
 
     @classmethod
     def of(cls, name: str, value: str = "") -> Label:
-        """A label whose ``name`` may end in ``:prefix``, which sets the flag of that name."""
+        """Return a label. A ``name`` that ends in ``:prefix`` sets the flag ``prefix``."""
         bare = name.removesuffix(PREFIX_SUFFIX)
         return cls(bare, value, prefix=bare != name)
 
@@ -60,17 +60,17 @@ _name_of: Callable[[Label], str] = attrgetter("name")
 
 @dataclass(frozen=True, slots=True)
 class LabelSet:
-    """Labels in strictly ascending order of name, then value. One name may have several values.
+    """Labels in strictly ascending order of name, then value. A name may have several values.
 
-    The constructor takes labels as they are, which is how a set that came over the wire can be
-    found to be out of order; :meth:`of` and the ``with_…`` methods keep the order themselves.
+    The constructor takes labels as they are, so that validation can refuse a received set that is
+    out of order. :meth:`of` and the ``with_…`` methods keep the order.
     """
 
     labels: tuple[Label, ...] = ()
 
     @classmethod
     def of(cls, *pairs: tuple[str, str]) -> LabelSet:
-        """The set of ``(name, value)`` pairs, given in any order. ``:prefix`` names work."""
+        """Return the set of ``(name, value)`` pairs, in any order. Names may end in ``:prefix``."""
         return cls(tuple(sorted({Label.of(name, value) for name, value in pairs})))
 
     def __bool__(self) -> bool:
@@ -82,23 +82,23 @@ class LabelSet:
         return self.to_pb().ByteSize()
 
     def values_of(self, name: str) -> tuple[str, ...]:
-        """All values of ``name``, ascending; empty when the set does not have it."""
+        """Return all values of ``name``, ascending, or none if the set does not have it."""
         begin, end = self._range_of(name)
         return tuple(label.value for label in self.labels[begin:end])
 
     def value_of(self, name: str) -> str | None:
-        """The first value of ``name``."""
+        """Return the first value of ``name``, or None."""
         begin, end = self._range_of(name)
         return self.labels[begin].value if begin < end else None
 
     def with_value(self, name: str, value: str) -> LabelSet:
-        """This set with ``value`` as the only one of ``name``."""
+        """Return this set with ``value`` as the only value of ``name``."""
         label = Label.of(name, value)
         begin, end = self._range_of(label.name)
         return LabelSet((*self.labels[:begin], label, *self.labels[end:]))
 
     def with_added(self, name: str, value: str) -> LabelSet:
-        """This set with ``value`` among those of ``name``."""
+        """Return this set with ``value`` added to the values of ``name``."""
         label = Label.of(name, value)
         at = bisect_left(self.labels, label)
         if at < len(self.labels) and self.labels[at] == label:
@@ -106,7 +106,7 @@ class LabelSet:
         return LabelSet((*self.labels[:at], label, *self.labels[at:]))
 
     def without(self, name: str) -> LabelSet:
-        """This set without any value of ``name``."""
+        """Return this set without the values of ``name``."""
         begin, end = self._range_of(name)
         return LabelSet(self.labels[:begin] + self.labels[end:]) if begin < end else self
 
@@ -157,7 +157,7 @@ def _validate_order(index: int, previous: Label, label: Label) -> None:
 
 
 def validate_single_valued(labels: LabelSet) -> None:
-    """Require one value only of the well-known labels that may not have more."""
+    """Require a single value of each well-known label that may not have more."""
     for index in range(1, len(labels.labels)):
         label = labels.labels[index]
         if labels.labels[index - 1].name == label.name and label.name in SINGLE_VALUED:
@@ -176,7 +176,7 @@ def _values(labels: Iterable[Label]) -> tuple[str, ...]:
 
 
 def union(left: LabelSet, right: LabelSet) -> LabelSet:
-    """Labels of either set. Of a name that both have, the values of ``left`` are taken."""
+    """Return the labels of either set. If both sets have a name, take the values of ``left``."""
     if not right.labels:
         return left
     groups = _grouped(right.labels) | _grouped(left.labels)
@@ -184,7 +184,7 @@ def union(left: LabelSet, right: LabelSet) -> LabelSet:
 
 
 def intersect(left: LabelSet, right: LabelSet) -> LabelSet:
-    """Labels of names whose whole list of values is the same in both sets."""
+    """Return the labels of names that have the same list of values in both sets."""
     others = _grouped(right.labels)
     return LabelSet(
         tuple(
@@ -197,7 +197,9 @@ def intersect(left: LabelSet, right: LabelSet) -> LabelSet:
 
 
 def subtract(left: LabelSet, right: LabelSet) -> LabelSet:
-    """Labels of ``left``, without the names whose whole list of values is the same in ``right``."""
+    """Return the labels of ``left``, without names that have the same list of values in
+    ``right``.
+    """
     others = _grouped(right.labels)
     return LabelSet(
         tuple(
@@ -211,12 +213,12 @@ def subtract(left: LabelSet, right: LabelSet) -> LabelSet:
 
 @dataclass(frozen=True, slots=True)
 class LabelSelector:
-    """Which label sets are meant.
+    """Selector of label sets.
 
-    Every name of ``include`` must be matched by one of the set's values of that name, and no name
-    of ``exclude`` may be. Several values of one name in a selector are alternatives. The value
-    ``""`` is matched by any value, and a label with ``prefix`` by every value that begins with
-    its own. An empty selector matches everything.
+    For every name of ``include``, the set must have a matching value. For a name of ``exclude``, it
+    must not. Several values of one name in a selector are alternatives. The value ``""`` matches
+    any value. A label with ``prefix`` matches every value that begins with its own. An empty
+    selector matches everything.
     """
 
     include: LabelSet = EMPTY_LABELS
@@ -229,9 +231,9 @@ class LabelSelector:
 
     @classmethod
     def parse(cls, text: str) -> LabelSelector:
-        """Read the text form, ``env in (production, qa), tier not in (frontend), !test``.
+        """Parse the text form, ``env in (production, qa), tier not in (frontend), !test``.
 
-        Raises :class:`Invalid` at the first term that cannot be read.
+        Raise :class:`Invalid` at the first term that is invalid.
         """
         selector = _parse(text)
         selector.validate()
@@ -268,14 +270,14 @@ class LabelSelector:
         return cls(LabelSet.from_pb(pb.include), LabelSet.from_pb(pb.exclude))
 
     def to_json(self) -> dict[str, Any]:
-        """The form in which a token's claims carry a selector."""
+        """Return the form of a selector in a token's claims."""
         return {"include": _to_json(self.include), "exclude": _to_json(self.exclude)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LabelSelector:
-        """Read the form of :meth:`to_json`. Raises :class:`Invalid` for any other.
+        """Read the form of :meth:`to_json`. Raise :class:`Invalid` for any other form.
 
-        An unknown field is refused as well: without it the selector would match more than was meant.
+        Refuse an unknown field as well. Without it, the selector would match more than was meant.
         """
         _refuse_unknown("selector", value, ("include", "exclude"))
         return cls(
@@ -284,7 +286,7 @@ class LabelSelector:
 
 
 EVERYTHING: Final = LabelSelector()
-"""The selector that matches every label set."""
+"""Selector that matches every label set."""
 
 
 def _any_matches(alternatives: Iterable[Label], values: Iterable[str]) -> bool:
@@ -350,7 +352,7 @@ def _label_from_json(context: str, item: Any) -> Label:
     raise Invalid("expected labels of name, value and prefix", path=context)
 
 
-# The terms of a selector's text. One space at most is permitted in each gap.
+# Terms of a selector's text. Each gap may have at most one space.
 _NAME: Final = r" ?([\w\-+/.]{2,}(?::prefix)?)"
 _VALUE: Final = r" ?([\w\-+/.=%]*)"
 _SET: Final = r" ?\(([^)]+)\)"

@@ -1,7 +1,7 @@
-"""Numbers in texts that others wrote: ASCII digits only, without ``_``, and of a bounded length.
+"""Numbers in texts of others: only ASCII digits, without ``_``, and of bounded length.
 
-``int`` and ``float`` of Python take ``1_0`` and digits of every script, and an ``int`` of very many
-digits fails by another error.
+Python's ``int`` and ``float`` accept ``1_0`` and digits of every script. For very many digits,
+``int`` raises another error.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ _NUMBER: Final = re.compile(
 
 
 def parse_integer(text: str) -> int:
-    """Return the integer of ``[+-]digits``. Raises ``ValueError``."""
+    """Return the integer of ``[+-]digits``. Raise ``ValueError`` for any other text."""
     if _INTEGER.fullmatch(text) is None:
         raise ValueError("expected an integer")
     return int(text)
 
 
 def parse_number(text: str) -> float:
-    """Return the number of decimal digits with an optional fraction and exponent. Raises ``ValueError``."""
+    """Return the number of decimal digits with an optional fraction and exponent. Raise
+    ``ValueError``.
+    """
     if _NUMBER.fullmatch(text) is None:
         raise ValueError("expected a number")
     return float(text)

@@ -1,11 +1,12 @@
-"""Templates of the path postfix under which a journal's fragments are persisted.
+"""Templates of the path postfix under which a journal's fragments are stored.
 
-They are of Go's text/template (`go_template`)::
+They are templates of Go's text/template (`go_template`)::
 
     date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}/hour={{ .Spool.FirstAppendTime.Format "15" }}
     region={{ .Spool.Registers.ValueOf "region" }}
 
-Their data are ``.Spool``, with the fields of its fragment, and those of the journal's specification.
+Their data are ``.Spool``, with the fields of its fragment, and the fields of the journal's
+specification.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ _SECOND_NS: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class PostfixContext:
-    """What a template is evaluated over.
+    """Data of one evaluation of a template.
 
-    ``first_append_time`` is in Unix seconds, of the clock of the broker that persists; ``None``
-    reads as the zero time, in the year 1.
+    ``first_append_time`` is in Unix seconds, by the clock of the broker that stores the fragment.
+    ``None`` is the zero time, in the year 1.
     """
 
     fragment: Fragment
@@ -51,7 +52,7 @@ class PostfixContext:
 
 @dataclass(frozen=True, slots=True)
 class PostfixTemplate:
-    """A template that has been read."""
+    """A parsed template."""
 
     text: str
     template: Template = field(repr=False, compare=False)
@@ -59,9 +60,9 @@ class PostfixTemplate:
     def evaluate(self, context: PostfixContext) -> str:
         """Return the postfix: a path component, or ``""``.
 
-        Empty components, as of a register that is not set, are left out. Raises :class:`Invalid` where
-        the template fails, and for a path that a fragment could not be found under again: one of ``..``
-        or of symbols that a fragment's path may not have.
+        Leave out empty components, such as a register that is not set. Raise :class:`Invalid` if
+        the template fails. Raise it also for a path under which a fragment could not be found
+        again: one with ``..`` or with symbols that a fragment's path may not have.
         """
         try:
             text = self.template.execute(template_data(context))
@@ -76,7 +77,7 @@ class PostfixTemplate:
 
 
 def parse(text: str) -> PostfixTemplate:
-    """Read a template. Raises :class:`Invalid` for what is none."""
+    """Parse a template. Raise :class:`Invalid` if it is not valid."""
     try:
         return PostfixTemplate(text, go_template.parse(text))
     except Invalid as error:
@@ -186,7 +187,7 @@ def _labels(labels: LabelSet) -> Struct:
 
 def _time(seconds: float | None) -> Struct:
     moment = utc(seconds)
-    # Of the zero time, too: it is that long before 1970.
+    # The zero time has a negative timestamp, as in Go.
     unix = moment.timestamp()
 
     def scaled(units: int) -> Callable[[], int]:
@@ -221,7 +222,9 @@ def _time_text(seconds: float | None) -> str:
 
 
 def _method(get: Callable[[], Any]) -> Callable[[], Any]:
-    """A method without an argument: more of them are a ``TypeError``, as of any function."""
+    """Return a method without an argument. With arguments, it raises ``TypeError``, as any
+    function.
+    """
     return lambda: get()
 
 

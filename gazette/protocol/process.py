@@ -1,4 +1,4 @@
-"""What a broker or consumer process announces about itself."""
+"""Specifications that broker and consumer processes announce."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JOURNAL_LIMIT_MAX: Final = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """A process and the URL at which its peers and clients reach it."""
+    """A process, and the URL at which its peers and clients reach it."""
 
     id: ProcessId
     endpoint: str
@@ -37,9 +37,10 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSpec:
-    """A broker, as a member of the allocator. ``exiting`` asks that it be drained.
+    """A broker, as a member of the allocator. ``exiting`` requests its drain.
 
-    ``http_endpoint`` is where it serves HTTP; empty: at ``endpoint``, as brokers of others do.
+    ``http_endpoint`` is the URL at which it serves HTTP. If it is empty, it is ``endpoint``, as for
+    brokers of the original.
     """
 
     id: ProcessId
@@ -76,14 +77,14 @@ class BrokerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSpec:
-    """A consumer process, as a member of the allocator. ``exiting`` asks that it be drained."""
+    """A consumer process, as a member of the allocator. ``exiting`` requests its drain."""
 
     id: ProcessId
     endpoint: str
     shard_limit: int
     exiting: bool = False
     application: str = ""
-    """Name of the application; empty for members that have none, such as those of the original."""
+    """Name of the application. Empty for members without a name, such as those of the original."""
 
     @property
     def process(self) -> ProcessSpec:

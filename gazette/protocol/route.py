@@ -1,4 +1,4 @@
-"""Who serves a journal or shard, and at which state of etcd that was so."""
+"""Routes: the members that serve a journal or shard, with the etcd revision at which they hold."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 def validate_endpoint(endpoint: str) -> None:
-    """Require an absolute URL that has a host, such as ``http://host:8080``."""
+    """Require an absolute URL with a host, such as ``http://host:8080``."""
     _parse_endpoint(endpoint)
 
 
 def grpc_target(endpoint: str) -> tuple[str, bool]:
-    """The target of a gRPC channel to ``endpoint``, and whether it is spoken to over TLS.
+    """Return the target of a gRPC channel to ``endpoint``, and True if the channel uses TLS.
 
-    ``unix://host/path`` names the host for people only: its target is ``unix:///path``.
-    Raises :class:`Invalid` for what :func:`validate_endpoint` refuses.
+    The host of ``unix://host/path`` is only for people: its target is ``unix:///path``. Raise
+    :class:`Invalid` for an endpoint that :func:`validate_endpoint` refuses.
     """
     url, host = _parse_endpoint(endpoint)
     if url.scheme == "unix":
@@ -52,11 +52,11 @@ def _parse_endpoint(endpoint: str) -> tuple[SplitResult, str]:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Members that serve an item, in ascending order, and which of them is primary.
+    """Members that serve an item, in ascending order, and the primary among them.
 
-    ``primary`` indexes ``members`` and is ``None`` where there is none (-1 on the wire, which must
-    be sent: an absent field would name the first member). ``endpoints`` is empty, or parallel to
-    ``members`` with ``""`` for a member whose endpoint is not known.
+    ``primary`` is an index into ``members``, or ``None`` without a primary. On the wire, ``None``
+    is -1, which must be sent: an absent field would name the first member. ``endpoints`` is empty,
+    or parallel to ``members``, with ``""`` for an unknown endpoint.
     """
 
     members: tuple[ProcessId, ...] = ()
@@ -69,17 +69,17 @@ class Route:
 
     @property
     def primary_endpoint(self) -> str:
-        """The primary's endpoint, or ``""`` when either is not known."""
+        """Endpoint of the primary, or ``""`` if either is unknown."""
         if self.primary is None or not self.endpoints:
             return ""
         return self.endpoints[self.primary]
 
     def equivalent(self, other: Route) -> bool:
-        """Whether members and primary are the same. Endpoints do not matter."""
+        """Return True if members and primary are equal. Endpoints do not matter."""
         return self.members == other.members and self.primary == other.primary
 
     def without_endpoints(self) -> Route:
-        """The form that is stored in etcd."""
+        """Return the form that is stored in etcd."""
         return Route(self.members, self.primary)
 
     def validate(self) -> None:
@@ -123,15 +123,15 @@ class Route:
 
 
 EMPTY_ROUTE: Final = Route()
-"""Nobody serves it."""
+"""Route of an item without members."""
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdHeader:
-    """The state of etcd at which something was decided.
+    """State of etcd at which a decision holds.
 
-    ``revision`` is the greatest modification under the cluster's own prefix, and so may be lower
-    than that of etcd itself.
+    ``revision`` is the greatest modification under the cluster's own prefix. It may be lower than
+    etcd's own revision.
     """
 
     cluster_id: int
@@ -164,9 +164,9 @@ class EtcdHeader:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """How a request was routed, on it or on its response.
+    """Routing of a request, sent with the request or its response.
 
-    ``process_id`` is who answered or should answer, and ``None`` where any member may.
+    ``process_id`` is the process that answered or should answer, or ``None`` for any member.
     """
 
     process_id: ProcessId | None
@@ -200,8 +200,8 @@ _HEADERS: Final = 1024
 
 @lru_cache(maxsize=_HEADERS)
 def _header_of(data: bytes) -> Header:
-    # Every response has a header, and nearly all of them have the same few: to parse and check each
-    # anew was a quarter of what a small append cost its client.
+    # Every response has a header, and most responses share a few. Parsing and checking each header
+    # took a quarter of a client's time for a small append, so cache them.
     pb = broker_pb2.Header.FromString(data)
     process_id = ProcessId.from_pb(pb.process_id)
     return Header(
@@ -219,7 +219,7 @@ def _valid_header_of(data: bytes) -> Header:
 
 
 def valid_header(pb: broker_pb2.Header) -> Header:
-    """The header, checked. Raises ``Invalid``."""
+    """Return the checked header. Raise ``Invalid`` if it is invalid."""
     return _valid_header_of(pb.SerializeToString())
 
 

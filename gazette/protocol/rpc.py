@@ -1,7 +1,8 @@
-"""Checks of requests and responses, as they are received and before they are sent.
+"""Checks of requests and responses, on receipt and before sending.
 
-Every function takes a generated message, and raises :class:`~gazette.errors.Invalid` whose path
-names the field. None changes what it is given. Journal service first, Shard service below.
+Every function takes a generated message. It raises :class:`~gazette.errors.Invalid` with a path
+that names the field. It never changes the message. The Journal service comes first, then the Shard
+service.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _read_fragment(pb: broker_pb2.ReadResponse) -> None:
 
 
 def validate_append_request_opening(pb: broker_pb2.AppendRequest) -> None:
-    """Check the first message of an Append stream. Those that follow are chunks."""
+    """Check the first message of an Append stream. The messages that follow are chunks."""
     _optional_header(pb)
     _journal(pb.journal)
     if pb.offset < 0:
@@ -112,7 +113,7 @@ def validate_append_request_opening(pb: broker_pb2.AppendRequest) -> None:
 
 
 def validate_append_chunk(pb: broker_pb2.AppendRequest) -> None:
-    """Check a later message of an Append stream. An empty one is the intent to commit."""
+    """Check a later message of an Append stream. An empty message is the intent to commit."""
     if pb.journal:
         raise Invalid("unexpected Journal")
     if pb.HasField("header"):
@@ -150,7 +151,7 @@ def validate_append_response(pb: broker_pb2.AppendResponse) -> None:
 def validate_replicate_request(pb: broker_pb2.ReplicateRequest) -> None:
     """Check a proposal, or a chunk of content.
 
-    Absent registers of a proposal read as empty ones.
+    Absent registers of a proposal mean empty registers.
     """
     if not pb.HasField("proposal"):
         _replicate_content(pb)
@@ -190,10 +191,10 @@ def _replicate_content(pb: broker_pb2.ReplicateRequest) -> None:
 
 
 def validate_replicate_response(pb: broker_pb2.ReplicateResponse) -> None:
-    """Check an acknowledgement, for what a primary relies on.
+    """Check the fields of an acknowledgement that a primary relies on.
 
-    Peers send a header with the first one whatever its status, and fragments of a mismatch
-    without a codec. Neither is refused.
+    Peers send a header with the first one, with any status, and fragments of a mismatch without a
+    codec. Neither is refused.
     """
     status = _status(pb.status)
     if status is Status.WRONG_ROUTE and not pb.HasField("header"):
@@ -220,13 +221,17 @@ def validate_list_request(pb: broker_pb2.ListRequest) -> None:
 
 
 def validate_list_response(pb: broker_pb2.ListResponse) -> None:
-    """Require a status and a header. The journals are checked one by one: others may have made them."""
+    """Require a status and a header. Journals are checked one by one, since any process may have
+    applied them.
+    """
     _status(pb.status)
     _header(pb.header)
 
 
 def validate_list_response_journal(pb: broker_pb2.ListResponse.Journal) -> None:
-    """Require what the broker says of a journal. The specification is of whoever applied it."""
+    """Require valid facts of the broker about a journal. Do not check the specification, which any
+    process may have applied.
+    """
     _mod_revision_and_route(pb.mod_revision, pb.route)
 
 
@@ -326,7 +331,9 @@ def validate_shard_list_response(pb: consumer_pb2.ListResponse) -> None:
 
 
 def validate_list_response_shard(pb: consumer_pb2.ListResponse.Shard) -> None:
-    """Require what the member says of a shard. The specification is of whoever applied it."""
+    """Require valid facts of the member about a shard. Do not check the specification, which any
+    process may have applied.
+    """
     _mod_revision_and_route(pb.mod_revision, pb.route)
     if len(pb.route.members) != len(pb.status):
         raise Invalid(

@@ -1,4 +1,4 @@
-"""The specification of a shard, the status of its replicas, and the algebra of specifications."""
+"""Specifications of shards, the status of their replicas, and the algebra of specifications."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gazette.protocol.validation import within
 
 @dataclass(frozen=True, slots=True)
 class ShardSource:
-    """A journal that a shard reads, never from before ``min_offset``."""
+    """A journal that a shard reads, from ``min_offset`` on."""
 
     journal: JournalName
     min_offset: Offset = 0
@@ -45,7 +45,7 @@ class ShardSource:
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """What is asked of a shard. Durations in nanoseconds.
+    """Specification of a shard. Durations are in nanoseconds.
 
     Fields that are zero are unset: each has a default, or :meth:`validate` refuses it.
     """
@@ -53,7 +53,7 @@ class ShardSpec:
     id: ShardId
     sources: tuple[ShardSource, ...] = ()
     recovery_log_prefix: str = ""
-    """Without one, the shard keeps its state in a store that is durable by itself."""
+    """Prefix of the recovery log. Without one, the shard's store must be durable without a log."""
     hint_prefix: str = ""
     hint_backups: int = 0
     max_txn_duration_ns: int = 0
@@ -67,30 +67,30 @@ class ShardSpec:
 
     @property
     def recovery_log(self) -> JournalName:
-        """The journal that its state is recorded to; ``""`` when it has none."""
+        """Journal that records the shard's state, or ``""`` without one."""
         return f"{self.recovery_log_prefix}/{self.id}" if self.recovery_log_prefix else ""
 
     @property
     def hint_primary_key(self) -> str:
-        """The key of etcd at which the primary keeps hints of the log it is writing."""
+        """Key of etcd at which the primary keeps hints of the log it writes."""
         return f"{self.hint_prefix}/{self.id}.primary"
 
     @property
     def hint_backup_keys(self) -> tuple[str, ...]:
-        """The keys of etcd that hold hints of former recoveries, newest first."""
+        """Keys of etcd with hints of earlier recoveries, newest first."""
         prefix = f"{self.hint_prefix}/{self.id}.backup."
         return tuple(f"{prefix}{index}" for index in range(self.hint_backups))
 
     def desired_replication(self, max_hot_standbys: int) -> int:
-        """How many replicas the allocator should assign, of which one is the primary."""
+        """Return the number of replicas that the allocator should assign, including the primary."""
         return 0 if self.disable else 1 + min(self.hot_standbys, max_hot_standbys)
 
     def labels_with_id(self) -> LabelSet:
-        """The labels that selectors are matched with: its own, and its id as ``id``."""
+        """Return the labels that selectors match: its own, and its id as ``id``."""
         return label_set.union(LabelSet.of((META_SHARD_ID, self.id)), self.labels)
 
     def validate(self) -> None:
-        """Require a complete specification. The first problem found is raised."""
+        """Require a complete specification. Raise the first problem."""
         with within("Id"):
             validate_shard_id(self.id)
         self._validate_recovery()
@@ -116,7 +116,7 @@ class ShardSpec:
         if self.recovery_log_prefix:
             with within("RecoveryLogPrefix"):
                 validate_journal_name(self.recovery_log)
-            # Of paths that begin with two slashes, normpath keeps both.
+            # `normpath` keeps two slashes at the start of a path.
             clean = posixpath.normpath(self.hint_prefix) == self.hint_prefix
             if not (clean and self.hint_prefix[0] == "/" and self.hint_prefix[:2] != "//"):
                 raise Invalid(
@@ -166,7 +166,7 @@ class ShardSpec:
 
 
 class ReplicaCode(IntEnum):
-    """How far a replica of a shard has come. Higher codes are later, and FAILED is final."""
+    """Stage of a replica of a shard. Higher codes are later, and FAILED is final."""
 
     IDLE = 0
     BACKFILL = 100
@@ -177,13 +177,13 @@ class ReplicaCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """The status of one replica, or of several reduced to one. Errors come with FAILED only."""
+    """Status of one replica, or of several reduced to one. Only FAILED has errors."""
 
     code: ReplicaCode = ReplicaCode.IDLE
     errors: tuple[str, ...] = ()
 
     def reduce(self, other: ReplicaStatus) -> ReplicaStatus:
-        """The later code of both, and the errors of both."""
+        """Return the later code of both, and the errors of both."""
         return ReplicaStatus(max(self.code, other.code), self.errors + other.errors)
 
     def validate(self) -> None:
@@ -222,16 +222,16 @@ _UNSET: Final[dict[str, Any]] = {
 
 
 def union_shard_specs(a: ShardSpec, b: ShardSpec) -> ShardSpec:
-    """``a``, with each unset field taken from ``b``. Labels are united by name.
+    """Return ``a``, with each unset field taken from ``b``. Labels are united by name.
 
-    Zero is unset: neither ``False`` nor 0 of ``a`` overrides what ``b`` says.
+    Zero is unset: neither ``False`` nor 0 of ``a`` overrides a value of ``b``.
     """
     fields = {field: getattr(a, field) or getattr(b, field) for field in _UNSET}
     return replace(a, labels=label_set.union(a.labels, b.labels), **fields)
 
 
 def intersect_shard_specs(a: ShardSpec, b: ShardSpec) -> ShardSpec:
-    """``a``, without the fields that differ in ``b``."""
+    """Return ``a`` without the fields that differ in ``b``."""
     return replace(
         a,
         labels=label_set.intersect(a.labels, b.labels),
@@ -240,7 +240,7 @@ def intersect_shard_specs(a: ShardSpec, b: ShardSpec) -> ShardSpec:
 
 
 def subtract_shard_specs(a: ShardSpec, b: ShardSpec) -> ShardSpec:
-    """``a``, without the fields that are the same in ``b``."""
+    """Return ``a`` without the fields that are equal in ``b``."""
     return replace(
         a,
         labels=label_set.subtract(a.labels, b.labels),

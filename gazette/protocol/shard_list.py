@@ -1,8 +1,8 @@
-"""Shard specifications as a list, with what all of them share held in common.
+"""Shard specifications as a list, with the fields that all of them share held in common.
 
-This is the form in which operators read and write them, as YAML. A shard's specification is its
-own fields and, where those are absent, the common ones. A field that is there and ``false``, 0 or
-empty goes before the common one, too: the original takes it for absent (consumer facts, trap 109).
+Operators read and write this form as YAML. A shard's specification is its own fields, and the
+common fields where its own are absent. A field that is present and ``false``, 0 or empty also
+overrides the common one. The original takes it for absent (consumer facts, trap 109).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _NOTHING: Final = ShardSpec("")
 class ShardEntry:
     """One shard of the list. ``spec`` may be partial.
 
-    ``revision`` is the one at which the shard was read from etcd, 0 for one that is to be created,
-    and -1 to not compare.
+    ``revision`` is the one at which the shard was read from etcd, 0 for a shard to create, and -1
+    for no comparison.
     """
 
     spec: ShardSpec
@@ -58,7 +58,7 @@ class ShardEntry:
     delete: bool | None = None
     revision: Revision = 0
     zeros: frozenset[str] = frozenset()
-    """Names of fields of ``spec`` that are zero on purpose, and not because they are to be inherited."""
+    """Names of fields of ``spec`` that are zero on purpose, and so are not inherited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,14 @@ class ShardList:
 
     @classmethod
     def parse(cls, text: str) -> ShardList:
-        """Read YAML. Raises :class:`Invalid` naming the line; the list is not validated yet."""
+        """Parse YAML. Raise :class:`Invalid` that names the line. The list is not validated yet."""
         return strict_yaml.decode(text, _decode_list)
 
     @classmethod
     def of(cls, specs: Iterable[tuple[ShardSpec, Revision]]) -> ShardList:
-        """The list of complete specifications and their revisions, with shared fields hoisted."""
+        """Return the list of complete specifications and their revisions, with shared fields
+        hoisted.
+        """
         ordered = sorted(specs, key=lambda item: item[0].id)
         return cls(
             shards=tuple(ShardEntry(s, revision=revision) for s, revision in ordered)
@@ -91,7 +93,7 @@ class ShardList:
                 )
 
     def push_down(self) -> ShardList:
-        """This list with complete shards, and nothing in common."""
+        """Return this list with complete shards, and without common fields."""
         return ShardList(
             shards=tuple(
                 replace(shard, spec=_inherited(shard, self.common), zeros=frozenset())
@@ -100,9 +102,9 @@ class ShardList:
         )
 
     def hoist(self) -> ShardList:
-        """This list with fields that all shards share held in common instead.
+        """Return this list with each field that all shards share held in common.
 
-        The inverse of :meth:`push_down`, which must come first: what is in common is replaced.
+        This inverts :meth:`push_down`. Call that first, since common fields are replaced.
         """
         if not self.shards:
             return self
@@ -116,7 +118,7 @@ class ShardList:
         )
 
     def to_yaml(self) -> str:
-        """The YAML that :meth:`parse` reads, without fields that are unset."""
+        """Return the YAML that :meth:`parse` reads, without unset fields."""
         shards = [_encode_shard(shard) for shard in self.shards]
         return strict_yaml.dump({"common": _encode_spec(self.common), "shards": shards})
 
@@ -133,7 +135,7 @@ _SCALARS: Final = {
     "ring_buffer_size": "ring_buffer_size",
     "read_channel_size": "read_channel_size",
 }
-"""Names in YAML of fields with a single value, and of a specification."""
+"""YAML names of fields with a single value, by their names in a specification."""
 
 
 def _inherited(shard: ShardEntry, common: ShardSpec) -> ShardSpec:

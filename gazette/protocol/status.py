@@ -1,4 +1,4 @@
-"""What a response says about its request, beyond that it was answered."""
+"""Statuses of responses: the outcome of a call that was answered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Status(IntEnum):
 
     OK = 0
     JOURNAL_NOT_FOUND = 1
-    """Also when the caller's claims do not cover the journal."""
+    """The journal does not exist, or the caller's claims do not cover it."""
     NO_JOURNAL_PRIMARY_BROKER = 2
     NOT_JOURNAL_PRIMARY_BROKER = 3
     INSUFFICIENT_JOURNAL_BROKERS = 4
@@ -30,7 +30,7 @@ class Status(IntEnum):
 
     @classmethod
     def from_pb(cls, value: int) -> Status:
-        """The status of that number. Raises :class:`Invalid` for one that we do not know."""
+        """Return the status of a number. Raise :class:`Invalid` for an unknown number."""
         try:
             return cls(value)
         except ValueError:
@@ -49,7 +49,7 @@ class ShardStatus(IntEnum):
 
     @classmethod
     def from_pb(cls, value: int) -> ShardStatus:
-        """The status of that number. Raises :class:`Invalid` for one that we do not know."""
+        """Return the status of a number. Raise :class:`Invalid` for an unknown number."""
         try:
             return cls(value)
         except ValueError:

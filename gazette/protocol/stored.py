@@ -1,8 +1,9 @@
-"""Read specifications that others have stored in etcd, whatever our validation says of them.
+"""Reader of specifications that other processes have stored in etcd, even if our validation refuses
+them.
 
-An item that one implementation or version refuses must not vanish for it: its clients would get
-"not found", and two clusters of brokers would disagree on what exists. What is invalid is replaced by the
-nearest value that can be served. Only what says which item it is must be right.
+An item that one implementation or version refuses must not vanish. Its clients would get "not
+found", and two clusters of brokers would disagree on the items that exist. So an invalid value is
+replaced by the nearest value that can be served. Only the identity of the item must be valid.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _TXN_DURATION_NS: Final = duration.SECOND
-"""The longest transaction of a shard whose specification has none that is possible."""
+"""Longest transaction, in nanoseconds, of a shard whose specification has an invalid one."""
 
 
 def stored_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
-    """Return a specification that can be served, and what is invalid about the stored one, if anything.
+    """Return a specification that can be served, and the reason if the stored one is invalid, else
+    "".
 
-    Raises ``Invalid`` for a name that is none. Stores are taken as they are: one that cannot be opened
-    fails where it is used, with its reason.
+    Raise ``Invalid`` for an invalid name. Stores are not checked: a store that cannot be opened
+    fails at its use, with the reason.
     """
     try:
         spec = JournalSpec.from_pb(pb)
@@ -84,9 +86,9 @@ def stored_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
 
 
 def listed_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
-    """Return a specification as it was stored, and what is invalid about it, if anything.
+    """Return a specification as it was stored, and the reason if it is invalid, else "".
 
-    Enumerations that we do not know are their zero values. Raises ``Invalid`` for a name that is none.
+    Unknown enumerations become zero. Raise ``Invalid`` for an invalid name.
     """
     with within("Name"):
         validate_journal_name(pb.name)
@@ -107,10 +109,11 @@ def listed_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
 
 
 def stored_shard(pb: consumer_pb2.ShardSpec) -> tuple[ShardSpec, str]:
-    """Return a specification that can be assigned, and what is invalid about the stored one, if anything.
+    """Return a specification that can be assigned, and the reason if the stored one is invalid,
+    else "".
 
-    Raises ``Invalid`` for an id that is none. A shard whose journals or hints are named wrongly stays so:
-    it fails when it starts, by the same rule.
+    Raise ``Invalid`` for an invalid id. Invalid names of journals or hints stay: the shard fails
+    when it starts, by the same rule.
     """
     spec = ShardSpec.from_pb(pb)
     try:
@@ -135,7 +138,9 @@ def stored_shard(pb: consumer_pb2.ShardSpec) -> tuple[ShardSpec, str]:
 
 
 def stored_broker(pb: broker_pb2.BrokerSpec) -> tuple[BrokerSpec, str]:
-    """Return a member that can be assigned to, and what is invalid about the stored one, if anything."""
+    """Return a member that can be assigned to, and the reason if the stored one is invalid, else
+    "".
+    """
     spec = BrokerSpec.from_pb(pb)
     try:
         spec.validate()
@@ -146,7 +151,9 @@ def stored_broker(pb: broker_pb2.BrokerSpec) -> tuple[BrokerSpec, str]:
 
 
 def stored_consumer(pb: consumer_pb2.ConsumerSpec) -> tuple[ConsumerSpec, str]:
-    """Return a member that can be assigned to, and what is invalid about the stored one, if anything."""
+    """Return a member that can be assigned to, and the reason if the stored one is invalid, else
+    "".
+    """
     spec = ConsumerSpec.from_pb(pb)
     try:
         spec.validate()
@@ -156,8 +163,11 @@ def stored_consumer(pb: consumer_pb2.ConsumerSpec) -> tuple[ConsumerSpec, str]:
 
 
 def stored_route(pb: broker_pb2.Route) -> tuple[Route, str]:
-    """Return a route, and what is invalid about the stored one, if anything: then it is the empty one,
-    which is never consistent, so that the primary writes it again."""
+    """Return a route, and the reason if the stored one is invalid, else "".
+
+    An invalid route becomes the empty route. It is never consistent, so the primary writes it
+    again.
+    """
     try:
         route = Route.from_pb(pb)
         route.validate()
@@ -167,9 +177,9 @@ def stored_route(pb: broker_pb2.Route) -> tuple[Route, str]:
 
 
 def stored_status(pb: consumer_pb2.ReplicaStatus) -> tuple[ReplicaStatus, str]:
-    """Return a status, and what is invalid about the stored one, if anything.
+    """Return a status, and the reason if the stored one is invalid, else "".
 
-    A code that we do not know is that of a replica which cannot take over.
+    An unknown code becomes the code of a replica that cannot take over.
     """
     errors = tuple(pb.errors)
     if int(pb.code) not in set(ReplicaCode):
@@ -183,7 +193,9 @@ def stored_status(pb: consumer_pb2.ReplicaStatus) -> tuple[ReplicaStatus, str]:
 
 
 def noted(what: str, value: T, problem: str) -> T:
-    """Return ``value``. Log what is invalid about it: a value of etcd is decoded once for each change."""
+    """Return ``value``, and log ``problem``. A value of etcd is decoded only once for each
+    change.
+    """
     if problem:
         log.warning(
             "%(what)s is not valid here, and is served as far as possible: %(problem)s",
@@ -197,7 +209,9 @@ def _between(least: int, value: int, most: int) -> int:
 
 
 def _ordered(labels: Iterable[Label], *, reserved: tuple[str, ...]) -> LabelSet:
-    """Return the labels in their order, each once, without those that stand for the item itself."""
+    """Return the labels sorted and unique, without the reserved labels that stand for the item
+    itself.
+    """
     kept = {Label(one.name, one.value) for one in labels if one.name not in reserved}
     return LabelSet(tuple(sorted(kept)))
 
@@ -210,7 +224,7 @@ def _is_file(stores: tuple[str, ...]) -> bool:
 
 
 def _reachable(endpoint: str) -> str:
-    """Return the endpoint, or an empty text if it is none: members without one are not called."""
+    """Return the endpoint, or "" if it is invalid: members without an endpoint are not called."""
     try:
         validate_endpoint(endpoint)
     except Invalid:

@@ -1,7 +1,7 @@
-"""YAML that is read into typed fields, where an unknown or a repeated key is an error.
+"""YAML that is read into typed fields. An unknown or a repeated key is an error.
 
-A field's type decides how its text is read, rather than what YAML would make of it: a label's
-value of ``yes``, ``1.10`` or ``2020-01-01`` is that text. Anchors, aliases and merge keys work.
+A field's type determines how its text is read. So a label's value of ``yes``, ``1.10`` or
+``2020-01-01`` is that text, unlike in plain YAML. Anchors, aliases and merge keys work.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ INT64: Final = (-(1 << 63), (1 << 63) - 1)
 
 _TAG: Final = "tag:yaml.org,2002:"
 _PLAIN_INTEGER: Final = re.compile(r"[+-]?[0-9a-zA-Z_]{1,64}")
-"""YAML's ``1_000`` counts, as in the original; not ``1:30``, which YAML 1.1 reads as 90."""
+"""Pattern that accepts YAML's ``1_000``, as the original, but not ``1:30``, which YAML 1.1 reads as 90."""
 _NULL: Final = _TAG + "null"
 _DEPTH_MAX: Final = 200
 _TEXT_MAX: Final = 32 << 20
 _NODES_MAX: Final = 1_000_000
 _FREE_NODES: Final = 100_000
 _ALIAS_RATIO: Final = 10
-"""With its aliases, a document may have so many times the values that were written, and the free ones."""
+"""Greatest ratio of values with aliases to values in the text, beyond the free ones."""
 _SHOWN_MAX: Final = 100
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -40,7 +40,7 @@ Item = TypeVar("Item")
 
 
 class Fields:
-    """The fields of one YAML mapping, all of which must be among ``known``.
+    """Fields of one YAML mapping. All of them must be in ``known``.
 
     Each accessor returns the zero value of its type for a field that is absent or null.
     """
@@ -84,7 +84,7 @@ class Fields:
         return yaml.constructor.SafeConstructor().construct_yaml_bool(_scalar(node))
 
     def duration_ns(self, name: str) -> int:
-        """A duration as text, ``1m0s``, or in nanoseconds."""
+        """Return a duration in nanoseconds, given as text (``1m0s``) or in nanoseconds."""
         node = self._nodes.get(name)
         if node is None:
             return 0
@@ -96,7 +96,9 @@ class Fields:
             raise _invalid(node, error.message) from None
 
     def enum(self, name: str, values: type[IntEnum], *, numbers: bool = False) -> int:
-        """The number of one of the ``values`` by its name or, where permitted, any number."""
+        """Return the number of one of the ``values``, given by name or, if permitted, as any
+        number.
+        """
         node = self._nodes.get(name)
         if node is None:
             return 0
@@ -109,7 +111,7 @@ class Fields:
         return value
 
     def items(self, name: str, decode: Callable[[yaml.Node], Item]) -> tuple[Item, ...]:
-        """The items of a sequence, each decoded."""
+        """Return the decoded items of a sequence."""
         node = self._nodes.get(name)
         if node is None:
             return ()
@@ -118,11 +120,11 @@ class Fields:
         return tuple(decode(item) for item in node.value)
 
     def labels(self, name: str) -> LabelSet:
-        """Labels, put in order. Repeated ones are left for validation to find."""
+        """Return labels, sorted. Validation finds repeated ones."""
         return LabelSet(tuple(sorted(self.items(name, _decode_label))))
 
     def fields(self, name: str, known: Iterable[str]) -> Fields | None:
-        """The fields of a nested mapping; ``None`` if it is absent."""
+        """Return the fields of a nested mapping, or ``None`` if it is absent."""
         node = self._nodes.get(name)
         return None if node is None else Fields(node, known)
 
@@ -130,7 +132,7 @@ class Fields:
 def decode(text: str, decode_root: Callable[[yaml.Node | None], Item]) -> Item:
     """Decode the root of one YAML document, which is ``None`` if it is empty.
 
-    Raises :class:`Invalid` as ``compose`` does, and what ``decode_root`` raises.
+    Raise :class:`Invalid` as ``compose`` does, and what ``decode_root`` raises.
     """
     try:
         return decode_root(compose(text))
@@ -139,10 +141,11 @@ def decode(text: str, decode_root: Callable[[yaml.Node | None], Item]) -> Item:
 
 
 def compose(text: str) -> yaml.Node | None:
-    """Return the root of one YAML document, ``None`` if it is empty.
+    """Return the root of one YAML document, or ``None`` if it is empty.
 
-    A walk over the nodes takes time and memory in proportion to the text, also where aliases repeat them.
-    Raises :class:`Invalid` for what is not YAML, has several documents, nests too deeply, or grows too large.
+    A walk over the nodes takes time and memory in proportion to the text, even if aliases repeat
+    nodes. Raise :class:`Invalid` for text that is not YAML, has several documents, nests too
+    deeply, or grows too large.
     """
     if len(text) > _TEXT_MAX:
         raise Invalid(f"not YAML: too long (expected <= {_TEXT_MAX} characters)")
@@ -163,9 +166,9 @@ def compose(text: str) -> yaml.Node | None:
 
 
 def _check_events(text: str) -> int:
-    """Return the number of nodes, aliases included. Raises ``Invalid`` beyond the limits.
+    """Return the number of nodes, aliases included. Raise ``Invalid`` beyond the limits.
 
-    The C loader would otherwise run out of stack, and take the process with it.
+    Without this check, the C loader would exhaust the stack and end the process.
     """
     depth = nodes = 0
     for event in yaml.parse(text, Loader=_LOADER):
@@ -182,15 +185,16 @@ def _check_events(text: str) -> int:
 
 
 def _check_aliases(root: yaml.Node, limit: int) -> None:
-    """Raise ``Invalid`` if the tree under ``root`` has more than ``limit`` nodes, or endless ones.
+    """Raise ``Invalid`` if the tree under ``root`` has more than ``limit`` nodes, or contains
+    itself.
 
-    Each node is visited once; what is aliased counts as often as it is used.
+    Visit each node once. An aliased node counts as often as it is used.
     """
     sizes: dict[int, tuple[int, int]] = {}
     open_nodes: set[int] = set()
 
     def measure(node: yaml.Node) -> tuple[int, int]:
-        """Return the number of nodes, and how deep they nest."""
+        """Return the number of nodes, and their depth."""
         known = sizes.get(id(node))
         if known is not None:
             return known
@@ -223,13 +227,13 @@ def _decode_label(node: yaml.Node) -> Label:
 
 
 def text_of(node: yaml.Node) -> str:
-    """The text of a scalar."""
+    """Return the text of a scalar."""
     text: str = _scalar(node).value
     return text
 
 
 def dump(value: Mapping[str, Any]) -> str:
-    """Block-style YAML with keys in the order given."""
+    """Return block-style YAML with keys in the order given."""
     text: str = yaml.dump(
         value,
         Dumper=_Dumper,
@@ -242,7 +246,7 @@ def dump(value: Mapping[str, Any]) -> str:
 
 
 def encode_labels(labels: LabelSet) -> list[dict[str, Any]]:
-    """The value of a field of labels."""
+    """Return the value of a field of labels."""
     return [
         {"name": label.name, "value": label.value} | ({"prefix": True} if label.prefix else {})
         for label in labels.labels
@@ -250,7 +254,7 @@ def encode_labels(labels: LabelSet) -> list[dict[str, Any]]:
 
 
 def encode_duration(ns: int) -> str:
-    """The value of a field of a duration; zero, which is left out, is ``""``."""
+    """Return the value of a field of a duration. Zero, which is left out, is ``""``."""
     return format_go_duration(ns) if ns else ""
 
 
@@ -268,14 +272,14 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def entries(node: yaml.Node) -> dict[str, yaml.Node]:
-    """The values of a mapping by their keys, with merged ones. Raises :class:`Invalid`."""
+    """Return the values of a mapping by their keys, with merged ones. Raise :class:`Invalid`."""
     if not isinstance(node, yaml.MappingNode):
         raise _invalid(node, "expected a mapping")
     return {name: value for name, (_, value) in _flattened(node).items()}
 
 
 def is_null(node: yaml.Node) -> bool:
-    """Return True for what YAML reads as no value."""
+    """Return True if YAML reads the node as no value."""
     return bool(node.tag == _NULL)
 
 
@@ -292,7 +296,7 @@ def _flattened(node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]
             continue
         name = _scalar(key).value
         if name in own:
-            raise _invalid(key, f"field {name} is set already")
+            raise _invalid(key, f"field {name} is set more than once")
         own[name] = (key, value)
     return merged | own
 
@@ -310,7 +314,7 @@ def _integer(node: yaml.ScalarNode, bounds: tuple[int, int]) -> int:
                 raise ValueError(node.value)
             value = yaml.constructor.SafeConstructor().construct_yaml_int(node)
         else:
-            number = parse_number(node.value)  # 1e9 is a number to people, and to Go.
+            number = parse_number(node.value)  # Accept 1e9, as Go does.
             value = int(number)
             if value != number:
                 raise ValueError(number)

@@ -1,4 +1,4 @@
-"""Where in a value a validation error was found."""
+"""Context of validation errors: the path to the invalid value."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from gazette.errors import Invalid
 
 
 class within:
-    """Put ``context`` in front of the path of an :class:`Invalid` raised in the block.
+    """Prefix ``context`` to the path of an :class:`Invalid` that the block raises.
 
-    Blocks nest, so that an error inside ``within("Fragment")`` and ``within("Stores[1]")`` reads
+    Blocks nest. An error inside ``within("Fragment")`` and ``within("Stores[1]")`` reads
     ``Fragment.Stores[1]: message``. Other exceptions pass unchanged.
     """
 

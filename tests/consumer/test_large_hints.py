@@ -64,7 +64,7 @@ def test_each_form_gives_the_same_hints() -> None:
         assert decode_hints(value) == hints
         assert len(value) <= bytes_max
     assert list(sizes) == [HintsForm.JSON, HintsForm.PROTOBUF, HintsForm.COMPRESSED]
-    with pytest.raises(Invalid, match="bytes compressed, and etcd accepts 100") as no:
+    with pytest.raises(Invalid, match="bytes, but etcd accepts only 100") as no:
         encode_hints(hints, 100)
     assert "target_file_size_base" in str(no.value.hint)
 

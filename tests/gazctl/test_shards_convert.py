@@ -74,7 +74,7 @@ def test_databases_are_made_beside_what_was_recovered(recovered: Path) -> None:
     before = files(recovered)
     result = convert(recovered)
     assert result.code == 2
-    assert f"{recovered / 'primary.db'} exists, and is not replaced" in result.err
+    assert f"{recovered / 'primary.db'} exists and is not replaced" in result.err
     assert files(recovered) == before
 
 

@@ -359,7 +359,7 @@ def test_anchors_and_merge_keys_work() -> None:
         ("labels:\n- {name: aa, vaule: x}", "line 2: unknown field vaule"),
         ("suspend: {levle: NONE}", "line 1: unknown field levle"),
         ("children:\n- name: x\n  bogus: 1", "line 3: unknown field bogus"),
-        ("name: x\nname: y", "line 2: field name is set already (name)"),
+        ("name: x\nname: y", "line 2: field name is set more than once (name)"),
         ("- name: x", "line 1: expected a mapping"),
         ("just text", "line 1: expected a mapping (just text)"),
         ("name: [x]", "line 1: expected a single value"),
