@@ -163,11 +163,11 @@ class StagedFiles:
             expected, length = self._lengths.get(fnode, 0), self._staged(fnode).stat().st_size
             if length != expected:
                 raise Corrupt(
-                    "the length of a played-back file differs from the bytes that were written to it",
+                    "a played-back file has another length than was written to it",
                     path=", ".join(sorted(node.links)),
                     length=length,
                     expected=expected,
-                    hint="A program on this machine changed it, or the disk fails. The recovery log is intact."
+                    hint="The disk, or a program on this machine, changed it. The recovery log is intact."
                     " `gazctl shards unassign --failed` plays the log into another directory.",
                 )
 

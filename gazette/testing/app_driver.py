@@ -1,4 +1,5 @@
-"""Runs an application without any service: feed it messages, look at its store, crash it, restore it.
+"""Driver that runs an application without any service: publish messages, check the store, crash,
+restore.
 
 ::
 
@@ -6,12 +7,13 @@
     driver.publish("words", Word(word="hello"), Word(word="hello"))
     driver.run()
     assert driver.store.query("SELECT n FROM counts") == [(2,)]
+
     driver.crash()                    # the process is gone; its recovery log is not
-    driver.run()                      # restores the store from the log, and goes on
+    driver.run()                      # restores the store from the log, and continues
     assert driver.store.query("SELECT n FROM counts") == [(2,)]
 
-What runs is the real thing: the runtime's transactions, sequencing and barriers, the application and
-its store, and the recovery log. Journals are in memory, and time stands still but for ``advance``.
+The driver runs real code: the runtime's transactions, sequencing and barriers, the application and
+its store, and the recovery log. Journals are in memory. Time stands still except in ``advance``.
 """
 
 from __future__ import annotations
@@ -61,11 +63,11 @@ StoreT = TypeVar("StoreT", bound=Store)
 
 STEP_TIMEOUT_S: Final = 60.0
 BLOCKED_S: Final = 0.5
-"""How long the thread may do nothing while a commit is held, before it is taken to wait for that."""
+"""Idle seconds of the thread, while a commit is held, after which it counts as waiting for the commit."""
 
 
 class _DrivenShard:
-    """What callbacks see."""
+    """The shard that callbacks receive."""
 
     def __init__(self, spec: ShardSpec) -> None:
         self._spec = spec
@@ -91,7 +93,7 @@ class _DrivenShard:
 
 @dataclass(frozen=True, slots=True)
 class _Recovered:
-    """An acknowledgement that a checkpoint held, on its way to its journal."""
+    """An acknowledgement from a checkpoint, on its way to its journal."""
 
     journal: str
     intent: bytes
@@ -112,27 +114,30 @@ class _Life:
     running: OpFuture[None]
     loop: LoopThread | None
     recovered: list[_Recovered]
-    """Acknowledgements of its checkpoint that are on their way. Appended to by the thread."""
+    """Acknowledgements of its checkpoint that are on their way. The thread appends to the list."""
 
 
 class AppDriver(Generic[StoreT]):
     """Drives one shard of an application from a test, synchronously.
 
-    ``sources`` are the journals it reads, ``content_types`` those of journals that are not JSON lines.
-    ``journal_labels`` gives journals more labels, as an operator would: sources, and journals that
-    ``service.partitions`` is to find. Each promotion begins with ``Application.initialize``, on an event loop
-    of its own and with a `DrivenService`; ``config`` has the settings of the application by group, and
-    ``initialize=False`` leaves it out.
-    ``log=False`` is for stores that are durable by themselves. ``fields`` are further ones of the
-    ``ShardSpec``. ``commit_wait_s`` is how long ``run`` waits for a store that commits on a thread of
-    its own, in seconds of the real clock; after that it returns without. Two drivers on the same
-    ``journals`` are two members that both believe to be primary.
+    ``sources`` are the journals that it reads. ``content_types`` are those of journals that are not
+    JSON lines. ``journal_labels`` adds labels to journals, as an operator would: to sources, and to
+    journals that ``service.partitions`` is to find.
 
-    Acknowledgements that a checkpoint held go their own way to their journals, past all other appends.
-    They arrive as late as they can: ``run`` lets them arrive when the shard has nothing else to do. While
-    ``hold_recovered`` is true they do not arrive at all.
+    Each promotion begins with ``Application.initialize``, on an event loop of its own and with a
+    `DrivenService`. ``config`` has the settings of the application by group. ``initialize=False``
+    skips the call.
 
-    The application's callbacks run on the shard's thread, as ever, while ``run`` and others wait.
+    ``log=False`` is for stores that are durable without a log. ``fields`` are further fields of the
+    ``ShardSpec``. Some stores commit on a thread of their own: ``run`` waits for them up to
+    ``commit_wait_s`` seconds of the real clock, then returns. Two drivers on the same ``journals``
+    are two members that both believe to be primary.
+
+    Acknowledgements from a restored checkpoint go to their journals past all other appends. They
+    arrive as late as possible: ``run`` delivers them when the shard has nothing else to do. While
+    ``hold_recovered`` is true, they do not arrive.
+
+    The application's callbacks run on the shard's thread while ``run`` and other methods wait.
     """
 
     def __init__(
@@ -155,20 +160,20 @@ class AppDriver(Generic[StoreT]):
         **fields: Any,
     ) -> None:
         self.hints = hints
-        """By which the next promotion plays the recovery log; None: from its first byte."""
+        """Hints by which the next promotion plays the recovery log. None plays it from its first byte."""
         require_callbacks(application)
         self.application = application
         self._owner = Owner(name_of(application))
         self.journals = MemoryJournals() if journals is None else journals
         self.clock = ManualClock() if clock is None else clock
         self.transactions: list[FinishedTransaction] = []
-        """Those that were committed and acknowledged, since the beginning."""
+        """All transactions so far that were committed and acknowledged."""
         self.read_through: dict[str, int] = {}
         self._policy: PoisonPolicy | None = None
         self.skipped: list[tuple[str, str]] = []
         """(journal, reason) of each message that the shard's poison policy skipped."""
         self.hold_recovered = False
-        """Keep acknowledgements of the restored checkpoint on their way. A crash drops them."""
+        """True to keep acknowledgements of the restored checkpoint on their way. A crash drops them."""
         self._directory = directory
         self._content_types = dict(content_types or {})
         self._journal_labels = dict(journal_labels or {})
@@ -207,16 +212,16 @@ class AppDriver(Generic[StoreT]):
         self._producer.flush()
 
     def acknowledge(self) -> None:
-        """Commit what was published as pending."""
+        """Commit the pending messages."""
         for journal, intent in self._producer.build_ack_intents().items():
             self.journals.append(journal, intent)
 
     def feed(self, journal: str, content: bytes) -> None:
-        """Append bytes as they are, to a source for instance."""
+        """Append raw bytes to a journal, such as a source."""
         self.journals.append(journal, content)
 
     def committed(self, journal: str, message_type: type[Any]) -> list[Any]:
-        """The messages of a journal that have committed, in order, without acknowledgements."""
+        """Return the committed messages of a journal, in order, without acknowledgements."""
         framing = framing_of(self._content_type(journal), message_type)
         decoder: EnvelopeDecoder[Any] = EnvelopeDecoder(journal, framing, 0)
         decoder.feed(self.journals.content(journal))
@@ -234,7 +239,7 @@ class AppDriver(Generic[StoreT]):
 
     @property
     def store(self) -> StoreT:
-        """The open store; restores it first after a crash."""
+        """The open store. After a crash, this restores it first."""
         life = self._alive()
         self._settle(life)
         store: StoreT = life.store
@@ -242,17 +247,18 @@ class AppDriver(Generic[StoreT]):
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the shard, if something did."""
+        """The error that ended the shard, or None."""
         life = self._life
         if life is None or not life.running.done():
             return None
         return life.running.exception()
 
     def run(self) -> int:
-        """Have all that the sources hold consumed, as far as it can be now.
+        """Consume all messages of the sources, as far as possible now. Return the number of
+        finished transactions.
 
-        Returns how many transactions finished. Raises what makes the shard fail; it stays failed until
-        ``crash``. Messages that wait, for their acknowledgement or a held append, wait on.
+        Messages that wait for their acknowledgement or for a held append continue to wait. Raise
+        the error that makes the shard fail. The shard stays failed until ``crash``.
         """
         before = len(self.transactions)
         life = self._alive()
@@ -266,14 +272,14 @@ class AppDriver(Generic[StoreT]):
         return len(self.transactions) - before
 
     def advance(self, seconds: float) -> int:
-        """Let time pass, then as ``run``."""
+        """Advance the clock by ``seconds``, then do as ``run`` does."""
         self.clock.advance(seconds)
         if self._life is not None:
             self._life.inbox.wake()
         return self.run()
 
     def crash(self) -> None:
-        """End as a killed process does: appends that had not taken place do not any more."""
+        """End like a killed process: appends that have not taken place yet never will."""
         life, self._life = self._life, None
         if life is None:
             return
@@ -294,7 +300,7 @@ class AppDriver(Generic[StoreT]):
         self.close()
 
     def _settle(self, life: _Life) -> None:
-        """Return when nothing goes on any more, but what waits for held appends or for time."""
+        """Wait until nothing is left to do except for held appends or for time."""
         while True:
             if not self._await_idle(life):
                 return
@@ -307,15 +313,15 @@ class AppDriver(Generic[StoreT]):
                 continue
             if commit.done() or self._is_held(life):
                 return
-            # The store commits on a thread of its own. What happens then is done by callbacks, of which
-            # ours is the last.
+            # The store commits on a thread of its own, and callbacks do the rest. Ours is the last
+            # callback.
             called = threading.Event()
             commit.add_done_callback(lambda _, called=called: called.set())  # type: ignore[misc]
             if not called.wait(self._commit_wait_s):
                 return
 
     def _deliver_recovered(self, life: _Life) -> bool:
-        """Append acknowledgements that are on their way; whether there were any."""
+        """Append acknowledgements that are on their way. Return True if there were any."""
         if self.hold_recovered or not life.recovered:
             return False
         arrived, life.recovered[:] = list(life.recovered), ()
@@ -325,7 +331,9 @@ class AppDriver(Generic[StoreT]):
         return True
 
     def _await_idle(self, life: _Life) -> bool:
-        """Whether the thread waits for input or has ended: it may also wait for a commit that is held."""
+        """Return True if the thread waits for input or has ended. It may also wait for a commit
+        that is held.
+        """
         waited_s = 0.0
         while not life.inbox.await_idle(life.running.done, BLOCKED_S):
             waited_s += BLOCKED_S
@@ -333,12 +341,12 @@ class AppDriver(Generic[StoreT]):
                 return False
             if waited_s >= STEP_TIMEOUT_S:
                 raise Unavailable(
-                    "a callback of the application did not return", timeout_s=STEP_TIMEOUT_S
+                    "a callback of the application did not return in time", timeout_s=STEP_TIMEOUT_S
                 )
         return True
 
     def _is_held(self, life: _Life) -> bool:
-        """Whether the commit that goes on waits for appends that are held, or for the application."""
+        """Return True if the present commit waits for held appends, or for the application."""
         if life.transactor.commit.done():
             return False
         waits = [*life.appends.commit_waits, *life.shard.published]
@@ -351,7 +359,7 @@ class AppDriver(Generic[StoreT]):
         return self._life
 
     def _promote(self) -> _Life:
-        """What a promotion does: recover, hand over, open, restore."""
+        """Promote the shard: recover, hand over, open, restore."""
         self._lives += 1
         appends, thread = MemoryAppends(self.journals), ShardThread("driven")
         initializes = type(self.application).initialize is not Application.initialize
@@ -438,7 +446,7 @@ class AppDriver(Generic[StoreT]):
         return JournalSpec(journal, 1, labels, FragmentSpec(length=1 << 20))
 
     async def _initialize(self, appends: MemoryAppends) -> None:
-        """Call ``Application.initialize``, as each process does before it takes any shard."""
+        """Call ``Application.initialize``, as each process does before it serves any shard."""
         names = {one.journal for one in self.spec.sources}
         names |= self._content_types.keys() | self._journal_labels.keys()
         specs = [self._journal_spec(name) for name in sorted(names)]
@@ -447,7 +455,7 @@ class AppDriver(Generic[StoreT]):
 
 
 class _Outside:
-    """What the transactor needs beyond its thread, all of it at hand."""
+    """Implementation, in memory, of the functions that the transactor needs beyond its thread."""
 
     def __init__(self, driver: AppDriver[Any], recovered: list[_Recovered]) -> None:
         self._driver = driver
@@ -464,7 +472,7 @@ class _Outside:
         yield from decoded(decoder, self._driver._policy)
 
     def require_assigned(self) -> None:
-        return None  # There is nobody else.
+        return None  # There are no other members.
 
     def progress(self, read_through: dict[str, int]) -> None:
         self._driver.read_through.update(read_through)

@@ -1,4 +1,4 @@
-"""What every blob store must do, as tests to inherit.
+"""Tests of the behaviour that every blob store must have, to be inherited.
 
 ::
 
@@ -7,7 +7,7 @@
         def store(self):
             return MyStore(...)         # empty
 
-Stores that keep real time may list a ``mod_time`` of any moment around the test's.
+A store that keeps real time may list a ``mod_time`` of any moment around the time of the test.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BAD_PATHS = (
 
 
 class FailingReader(io.RawIOBase):
-    """Gives some bytes, and then fails as a damaged spool does."""
+    """Reader that returns some bytes and then fails, as a damaged spool does."""
 
     def __init__(self, content: bytes, error: Exception) -> None:
         super().__init__()
@@ -69,17 +69,17 @@ def paths(store: BlobStore, prefix: str) -> list[str]:
 
 
 class BlobStoreTests:
-    """Needs a fixture ``store``: an empty store."""
+    """Tests of a blob store. They need a fixture ``store``, which is an empty store."""
 
     def test_what_is_put_can_be_read(self, store: BlobStore) -> None:
-        """Bytes come back as they were, of any length."""
+        """Check that bytes of any length come back unchanged."""
         for content in (b"", b"x", os.urandom(3 << 20)):
             put(store, "a/journal/object", content)
             assert store.exists("a/journal/object")
             assert get(store, "a/journal/object") == content
 
     def test_put_reads_from_the_position_of_its_source(self, store: BlobStore) -> None:
-        """What was read before is not stored; sources need not be seekable."""
+        """Check that bytes before the position are not stored. Sources need not be seekable."""
         source = io.BytesIO(b"head, tail")
         source.seek(6)
         store.put("one", source)
@@ -93,7 +93,7 @@ class BlobStoreTests:
         assert get(store, "two") == b"piped"
 
     def test_put_replaces(self, store: BlobStore) -> None:
-        """The last one wins; an open reader is not disturbed."""
+        """Check that the last write wins, without an effect on an open reader."""
         put(store, "path", b"first")
         with store.open("path") as source:
             put(store, "path", b"the second")
@@ -102,7 +102,7 @@ class BlobStoreTests:
         assert paths(store, "") == ["path"]
 
     def test_a_content_encoding_is_taken(self, store: BlobStore) -> None:
-        """It may be kept or ignored, and existence does not depend on it."""
+        """Check that a content encoding is kept or ignored, without an effect on existence."""
         store.put("gzipped", io.BytesIO(b"stored"), content_encoding="gzip")
         assert store.exists("gzipped")
 
@@ -110,7 +110,7 @@ class BlobStoreTests:
     def test_a_put_whose_source_fails_leaves_no_trace(
         self, store: BlobStore, error: Exception
     ) -> None:
-        """The object is what it was before, and nothing new is listed."""
+        """Check that the object stays as it was, and that no new object is listed."""
         failing = io.BufferedReader(FailingReader(os.urandom(1 << 20), error))
         with pytest.raises(Exception, match="disk"):
             store.put("new", failing)
@@ -123,7 +123,7 @@ class BlobStoreTests:
         assert paths(store, "") == ["old"]
 
     def test_what_is_not_there(self, store: BlobStore) -> None:
-        """Opening raises NotFound; removing and looking do not."""
+        """Check that opening raises NotFound, and that removing and looking do not raise."""
         put(store, "a/b", b"")
         for path in ("missing", "a", "a/b/c", "a/missing"):
             assert not store.exists(path)
@@ -133,7 +133,7 @@ class BlobStoreTests:
         store.remove("a/b/c")
 
     def test_remove(self, store: BlobStore) -> None:
-        """Removes one object and no other; removing it again is no error."""
+        """Check that one object is removed, and no other. Removing it again is not an error."""
         put(store, "a/b", b"1")
         put(store, "a/b2", b"2")
         store.remove("a/b")
@@ -142,7 +142,9 @@ class BlobStoreTests:
         assert paths(store, "") == ["a/b2"]
 
     def test_listing(self, store: BlobStore) -> None:
-        """Relative paths at every depth below a prefix, and nothing beside it."""
+        """Check that paths at every depth below a prefix are listed, relative to it, and no other
+        paths.
+        """
         contents = {"a/b/one": b"1", "a/b/c/two": b"22", "a/bc/three": b"3", "ab": b"4"}
         for path, content in contents.items():
             put(store, path, content)
@@ -156,7 +158,7 @@ class BlobStoreTests:
         assert infos["one"].mod_time > 1_500_000_000
 
     def test_names_of_fragments(self, store: BlobStore) -> None:
-        """Every symbol that a fragment's path may have."""
+        """Check every symbol that a fragment's path may have."""
         name = "0000000000000000-00000000000000ff-0123456789abcdef0123456789abcdef01234567.gz"
         for directory in ("a/b=c/d%20e", "ümlaut/журнал", "date=2024-01-01/hour=01"):
             put(store, f"{directory}/{name}", b"content")
@@ -166,7 +168,7 @@ class BlobStoreTests:
 
     @pytest.mark.parametrize("path", BAD_PATHS)
     def test_bad_paths_are_refused(self, store: BlobStore, path: str) -> None:
-        """By every operation, before anything is done."""
+        """Check that every operation refuses a bad path before it does anything."""
         with pytest.raises(Invalid):
             store.exists(path)
         with pytest.raises(Invalid):
@@ -181,12 +183,14 @@ class BlobStoreTests:
 
     @pytest.mark.parametrize("prefix", ["a", "/", "../", "a/../b/", "a//"])
     def test_bad_prefixes_are_refused(self, store: BlobStore, prefix: str) -> None:
-        """A prefix is empty, or a clean path and a slash."""
+        """Check that a prefix is empty, or a clean path and a slash."""
         with pytest.raises(Invalid):
             list(store.list(prefix))
 
     def test_threads(self, store: BlobStore) -> None:
-        """Threads share a store; those that write one object leave one of theirs."""
+        """Check that threads can share a store. Threads that write one object leave one of their
+        versions.
+        """
 
         def work(number: int) -> None:
             for turn in range(5):
@@ -201,7 +205,7 @@ class BlobStoreTests:
         assert shared == shared[:1] * 10_000
 
     def test_health_checks_pass(self, store: BlobStore) -> None:
-        """A store of which nothing is wrong is found healthy, and deletable."""
+        """Check that a working store is found healthy and deletable."""
         health.check(store)
         health.check(store)
         health.probe_delete(store)
@@ -209,7 +213,7 @@ class BlobStoreTests:
         assert paths(store, "") == [health.CHECK_PATH]
 
     def test_errors_are_of_the_tree(self, store: BlobStore) -> None:
-        """A path through an object is refused or not found, in a way that callers know."""
+        """Check that a path through an object is refused or not found, by an error of Gazette."""
         put(store, "object", b"content")
         try:
             put(store, "object/below", b"content")

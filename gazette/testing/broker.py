@@ -26,7 +26,7 @@ from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
 from gazette.server import Server, ServerSettings
 
 STORE = "file:///fragments/"
-"""The blob store of ``journal_spec``: a directory below the fixture's ``file_root``."""
+"""URL of the blob store of ``journal_spec``: a directory below the fixture's ``file_root``."""
 
 
 def journal_spec(
@@ -39,7 +39,7 @@ def journal_spec(
     length: int = 1 << 24,
     **fields: Any,
 ) -> JournalSpec:
-    """A valid specification; ``fields`` are further ones of ``JournalSpec``."""
+    """Return a valid specification. ``fields`` are further fields of ``JournalSpec``."""
     fragment = FragmentSpec(
         length=length, codec=codec, stores=stores, refresh_interval_ns=duration.SECOND
     )
@@ -47,10 +47,10 @@ def journal_spec(
 
 
 class BrokerFixture:
-    """A running broker. ``client`` is connected to it, at ``endpoint``; ``http`` is its HTTP URL.
+    """A running broker at ``endpoint``. ``client`` is connected to it. ``http`` is its HTTP URL.
 
-    Brokers on the same ``etcd`` and ``root`` are one cluster, and share ``tmp_path / "root"`` as the
-    root of ``file://`` stores::
+    Brokers on the same ``etcd`` and ``root`` are one cluster, and share ``tmp_path / "root"`` as
+    the root of ``file://`` stores::
 
         async with await BrokerFixture.start(etcd, tmp_path) as broker:
             await broker.create(journal_spec("a/journal"))
@@ -81,10 +81,12 @@ class BrokerFixture:
         disk: Disk | None = None,
         **settings: Any,
     ) -> Self:
-        """Start a broker and return once it is ready. ``etcd`` says where; the broker has its own
-        connection. ``settings`` are fields of ``BrokerSettings``, ``server`` those of ``ServerSettings``;
-        ``constructors`` replace the blob stores, and ``disk`` that of spools. ``peer_tls`` is how it calls
-        brokers, and ``client`` it.
+        """Start a broker, and wait until it is ready.
+
+        The broker makes its own connection to the endpoints of ``etcd``. ``settings`` are fields of
+        ``BrokerSettings``, ``server`` fields of ``ServerSettings``. ``constructors`` replace the
+        blob stores, and ``disk`` replaces the disk of spools. ``peer_tls`` is for its calls to
+        brokers, and for those of ``client``.
         """
         clock = SystemClock() if clock is None else clock
         file_root = tmp_path / "root"
@@ -132,31 +134,33 @@ class BrokerFixture:
 
     @property
     def endpoint(self) -> str:
-        """The URL of its gRPC server: the address for clients."""
+        """URL of its gRPC server: the address for clients."""
         return self.service.server.endpoint
 
     @property
     def http(self) -> str:
-        """The URL of its HTTP server."""
+        """URL of its HTTP server."""
         return self.service.server.http_endpoint
 
     async def create(self, *specs: JournalSpec) -> None:
-        """Create journals, and return once each has a consistent set of all its replicas.
+        """Create journals, and wait until each has a consistent set of all its replicas.
 
-        Bound it with the test's timeout: without enough brokers it waits for ever.
+        The test's timeout must bound this: without enough brokers it waits for ever.
         """
         await self.client.apply_journals([JournalChange(upsert=spec) for spec in specs])
         for spec in specs:
             await self.settled(spec.name)
 
     async def settled(self, journal: str) -> None:
-        """Return once the journal has as many replicas as it should, all of them in step."""
+        """Wait until the journal has all its replicas, and all of them are consistent."""
         context = self.service.context
         while not self._is_settled(journal):
             await context.key_space.next_change()
 
     async def settled_without(self, other: BrokerFixture, journal: str) -> None:
-        """As ``settled``, once ``other``, which has crashed, is no member any more."""
+        """Wait until ``other``, which has crashed, is no longer a member. Then wait as ``settled``
+        does.
+        """
         context = self.service.context
         gone = other.service.process_id
         while context.state.member(gone.zone, gone.suffix) is not None:
@@ -174,7 +178,7 @@ class BrokerFixture:
         )
 
     async def stop(self) -> None:
-        """Stop it gracefully: what it holds is persisted. May be called again."""
+        """Stop the broker gracefully: its fragments are stored. A second call does nothing."""
         if self._ended:
             return
         self._ended = True
@@ -182,7 +186,7 @@ class BrokerFixture:
         await self.service.stop()
 
     async def crash(self) -> None:
-        """Stop it as SIGKILL would: its lease runs out, its spools are gone."""
+        """Stop the broker as SIGKILL would: its lease expires, and its spools are lost."""
         if self._ended:
             return
         self._ended = True

@@ -9,10 +9,10 @@ import math
 
 
 class ManualClock:
-    """A `gazette.clock.Clock` whose time passes by ``advance`` only.
+    """A `gazette.clock.Clock` whose time passes only by ``advance``.
 
-    ``now`` starts at a realistic Unix time, because producer pruning and flush buckets misbehave near
-    the epoch.
+    ``now`` starts at a realistic Unix time, because producer pruning and flush buckets misbehave
+    near the epoch.
     """
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
@@ -28,7 +28,7 @@ class ManualClock:
         return self._monotonic
 
     async def sleep(self, seconds: float) -> None:
-        """Return once ``advance`` has passed that many seconds; zero yields once."""
+        """Wait until ``advance`` has passed that many seconds. Zero yields once."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -38,17 +38,17 @@ class ManualClock:
 
     @property
     def sleepers(self) -> int:
-        """How many tasks sleep on this clock."""
+        """Number of tasks that sleep on this clock."""
         return sum(1 for _, _, woken in self._sleepers if not woken.done())
 
     @property
     def next_s(self) -> float:
-        """Seconds until the first of them is due; infinite if nobody sleeps."""
+        """Seconds until the first sleeping task is due. Infinite without one."""
         due = [at for at, _, woken in self._sleepers if not woken.done()]
         return min(due) - self._monotonic if due else math.inf
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; wakes every sleeper that is due, in order of its time."""
+        """Let ``seconds`` pass. Wake every sleeping task that is due, in order of its time."""
         self._now += seconds
         self._monotonic += seconds
         while self._sleepers and self._sleepers[0][0] <= self._monotonic:
@@ -57,5 +57,5 @@ class ManualClock:
                 woken.set_result(None)
 
     def jump(self, seconds: float) -> None:
-        """Move the wall clock only, as an administrator or NTP would."""
+        """Move only the wall clock by ``seconds``, as an administrator or NTP would."""
         self._now += seconds

@@ -37,15 +37,16 @@ HINTS = "/gazette/hints/test"
 
 
 def log_spec(shard_id: str, **fields: Any) -> JournalSpec:
-    """The journal that `shard_spec` of that id names as its recovery log."""
+    """Return the specification of the recovery log that `shard_spec` names for that id."""
     labels = LabelSet.of((CONTENT_TYPE, CONTENT_RECOVERY_LOG))
     return journal_spec(f"{LOGS}/{shard_id}", labels=labels, **fields)
 
 
 def shard_spec(shard_id: str, *sources: str, log: bool = True, **fields: Any) -> ShardSpec:
-    """A valid specification that reads ``sources``; ``fields`` are further ones of ``ShardSpec``.
+    """Return a valid specification that reads ``sources``. ``fields`` are further fields of
+    ``ShardSpec``.
 
-    Without ``log``, its store is durable by itself.
+    Without ``log``, its store must be durable without a recovery log.
     """
     defaults: dict[str, Any] = {"max_txn_duration_ns": duration.SECOND}
     if log:
@@ -55,7 +56,8 @@ def shard_spec(shard_id: str, *sources: str, log: bool = True, **fields: Any) ->
 
 
 class ConsumerFixture:
-    """A running member of a consumer cluster. ``shards`` is a client of it, ``etcd`` the test's own.
+    """A running member of a consumer cluster. ``shards`` is a client of it, ``etcd`` the test's
+    own.
 
     Members on the same ``etcd`` and ``root`` are one cluster::
 
@@ -66,7 +68,7 @@ class ConsumerFixture:
                 await broker.client.append(AppendParams("a/source"), b"…")
                 await consumer.read_to_heads("a-shard")
 
-    Waits have no bound of their own: that is the test's timeout.
+    Waits have no bound of their own: the test's timeout bounds them.
     """
 
     def __init__(self, service: ConsumerService, shards: ShardClient, etcd: Etcd) -> None:
@@ -93,12 +95,12 @@ class ConsumerFixture:
         server: dict[str, Any] | None = None,
         **settings: Any,
     ) -> Self:
-        """Start a member, and return once it serves. ``settings`` are fields of ``ConsumerSettings``,
-        ``server`` those of ``ServerSettings``, ``config`` the application's groups of settings.
+        """Start a member, and wait until it serves. The member has its own connection to etcd.
 
-        Scratch files are below ``tmp_path``. The member has its own connection to etcd.
+        ``settings`` are fields of ``ConsumerSettings``, ``server`` fields of ``ServerSettings``.
+        ``config`` has the application's groups of settings. Scratch files are below ``tmp_path``.
         """
-        require_callbacks(application)  # Before a port is taken.
+        require_callbacks(application)  # Check this before a port is bound.
         clock = SystemClock() if clock is None else clock
         scratch = tmp_path / "scratch" / f"{zone}-{id}"
         scratch.mkdir(parents=True, exist_ok=True)
@@ -144,38 +146,42 @@ class ConsumerFixture:
 
     @property
     def endpoint(self) -> str:
-        """The URL of its gRPC server."""
+        """URL of its gRPC server."""
         return self.service.server.endpoint
 
     @property
     def http(self) -> str:
-        """The URL of its HTTP server."""
+        """URL of its HTTP server."""
         return self.service.server.http_endpoint
 
     # -- shards
 
     async def create(self, *specs: ShardSpec) -> None:
-        """Create shards, and return once each has a primary that serves. Raises ``GazetteError`` with
-        the text of its status when one fails instead."""
+        """Create shards, and wait until each has a primary that serves.
+
+        Raise ``GazetteError`` with the text of its status if one fails instead.
+        """
         await self.shards.apply_shards([ShardChange(upsert=spec) for spec in specs])
         for spec in specs:
             await self.await_primary(spec.id)
 
     async def update(self, spec: ShardSpec) -> None:
-        """Put a specification, whatever was there."""
+        """Put a specification, at any revision of the present one."""
         await self.shards.apply_shards([ShardChange(upsert=spec, expect_mod_revision=-1)])
 
     async def delete(self, shard_id: str) -> None:
-        """Delete a shard; its log and hints stay."""
+        """Delete a shard. Its log and hints stay."""
         await self.shards.apply_shards([ShardChange(delete=shard_id, expect_mod_revision=-1)])
 
     def assignments(self, shard_id: str) -> list[DecodedKV]:
-        """The shard's assignments as this member knows them, in key order."""
+        """Return the shard's assignments as this member knows them, in key order."""
         key_space = self.service.key_space
         return list(key_space.prefixed(f"{key_space.root}{ASSIGNMENTS}{shard_id}#"))
 
     def status_of(self, shard_id: str, *, of_primary: bool = True) -> ReplicaStatus | None:
-        """The status of its primary (else: of this member's replica), if there is one."""
+        """Return the status of its primary, or of this member's replica. Return None without
+        one.
+        """
         for kv in self.assignments(shard_id):
             assignment: Assignment = kv.decoded
             ours = (assignment.zone, assignment.suffix) == (
@@ -189,15 +195,17 @@ class ConsumerFixture:
         return None
 
     async def until(self, predicate: Callable[[], object]) -> None:
-        """Return once something holds that depends on etcd."""
+        """Wait until ``predicate``, which depends on etcd, is true."""
         while not predicate():
             await self.service.key_space.next_change()
 
     async def await_status(
         self, shard_id: str, code: ReplicaCode, *, of_primary: bool = True
     ) -> ReplicaStatus:
-        """Return once a replica has that status; see `status_of`. Raises ``GazetteError`` with its text
-        when it failed and something else was awaited."""
+        """Wait until a replica has that status, and return the status: see `status_of`.
+
+        Raise ``GazetteError`` with its text if it failed and another status was awaited.
+        """
         found: ReplicaStatus | None = None
 
         def reached() -> bool:
@@ -212,20 +220,20 @@ class ConsumerFixture:
         return found
 
     async def await_primary(self, shard_id: str) -> None:
-        """Return once the shard's primary, whichever member that is, serves."""
+        """Wait until the shard's primary, on any member, serves."""
         await self.await_status(shard_id, ReplicaCode.PRIMARY)
 
     async def await_failed(self, shard_id: str, *, of_primary: bool = True) -> str:
-        """Return the error once the shard has failed."""
+        """Wait until the shard has failed, and return the error."""
         status = await self.await_status(shard_id, ReplicaCode.FAILED, of_primary=of_primary)
         return "; ".join(status.errors)
 
     async def await_standby(self, shard_id: str) -> None:
-        """Return once this member is a standby of the shard that has played its log back."""
+        """Wait until this member is a standby of the shard that has played its log back."""
         await self.await_status(shard_id, ReplicaCode.STANDBY, of_primary=False)
 
     async def await_replicas(self, shard_id: str, count: int) -> None:
-        """Return once the shard has that many replicas, all of which are ready."""
+        """Wait until the shard has that many replicas, all of which are ready."""
 
         def ready() -> bool:
             codes = [kv.decoded.value.code for kv in self.assignments(shard_id)]
@@ -234,23 +242,28 @@ class ConsumerFixture:
         await self.until(ready)
 
     def shard(self, shard_id: str) -> Shard:
-        """The replica that this member holds. Raises ``NotFound``."""
+        """Return the replica that this member holds. Raise ``NotFound`` without one."""
         shard = self.service.resolver.local_shards.get(shard_id)
         if shard is None:
             raise NotFound("this member does not hold the shard", shard=shard_id)
         return shard
 
     def store(self, shard_id: str) -> Any:
-        """The store of a shard of which this member is the primary. Raises ``NotFound``."""
+        """Return the store of a shard of which this member is the primary. Raise ``NotFound``
+        otherwise.
+        """
         store = self.shard(shard_id).store
         if store is None:
             raise NotFound("this member is not the shard's primary", shard=shard_id)
         return store
 
     async def promote(self, shard_id: str) -> None:
-        """Make this member's standby the primary at once, without its primary's consent: that one's
-        assignment is deleted. Returns once this one serves. Raises ``Conflict`` if the assignments
-        change meanwhile, ``Bug`` if it is no standby."""
+        """Make this member's standby the primary at once, without its primary's consent. Wait until
+        it serves.
+
+        The primary's assignment is deleted. Raise ``Conflict`` if the assignments change meanwhile.
+        Raise ``Bug`` if this member is not a standby.
+        """
         primary = standby = None
         for kv in self.assignments(shard_id):
             if kv.decoded.slot == 0:
@@ -258,7 +271,9 @@ class ConsumerFixture:
             elif kv.decoded.suffix == self.service.process_id.suffix:
                 standby = kv
         if primary is None or standby is None:
-            raise Bug("promotion needs a primary elsewhere and a standby here", shard=shard_id)
+            raise Bug(
+                "promotion needs a primary on another member and a standby here", shard=shard_id
+            )
         target = standby.key.rpartition("#")[0] + "#0"
         result = await self.etcd.txn(
             (
@@ -277,8 +292,12 @@ class ConsumerFixture:
         await self.await_primary(shard_id)
 
     async def read_through(self, shard_id: str, offsets: Mapping[str, int]) -> Mapping[str, int]:
-        """Return the shard's offsets once its transactions have read through these, through
-        fail-overs. Raises ``GazetteError`` with the text of its status when it fails instead."""
+        """Wait until the shard's transactions have read through these offsets. Return the shard's
+        offsets.
+
+        The wait continues over fail-overs. Raise ``GazetteError`` with the text of its status if
+        the shard fails.
+        """
         while True:
             try:
                 return (await self.shards.stat(shard_id, read_through=dict(offsets))).read_through
@@ -289,7 +308,7 @@ class ConsumerFixture:
             await self.service.clock.sleep(0.02)
 
     async def read_to_heads(self, shard_id: str) -> Mapping[str, int]:
-        """``read_through`` what its sources hold now."""
+        """Wait as ``read_through`` does, for the present heads of its sources."""
         item = self.service.key_space.get(f"{self.service.key_space.root}/items/{shard_id}")
         if item is None:
             raise NotFound("shard does not exist", shard=shard_id)
@@ -305,11 +324,15 @@ class ConsumerFixture:
     # -- its end
 
     async def stop(self) -> None:
-        """Stop it gracefully: others take its shards over, if there are any. May be called again."""
+        """Stop the member gracefully: other members take its shards over. A second call does
+        nothing.
+        """
         await self._end(self.service.stop)
 
     async def crash(self) -> None:
-        """Stop it as SIGKILL would: its lease runs out, its shards' appends end wherever they are."""
+        """Stop the member as SIGKILL would: its lease expires, and its shards' appends end
+        anywhere.
+        """
         await self._end(self.service.crash)
 
     async def die(self) -> None:
@@ -340,11 +363,11 @@ class ConsumerFixture:
 
 
 async def _head(reader: Any) -> int:
-    """The write head of the journal that ``reader`` reads."""
+    """Return the write head of the journal that ``reader`` reads."""
     try:
         await reader.read()
     except NotYet:
-        pass  # There is nothing behind the head, of course.
+        pass  # Expected: no bytes exist behind the head.
     finally:
         reader.close()
     head: int = reader.write_head

@@ -1,4 +1,4 @@
-"""The service that `AppDriver` gives to ``Application.initialize``: what it offers without a cluster."""
+"""The service that `AppDriver` passes to ``Application.initialize``, without a cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class DrivenPartitions:
-    """The driver's journals that match a selector. A `PartitionsFunc` by being called."""
+    """The driver's journals that match a selector. Call it to use it as `PartitionsFunc`."""
 
     def __init__(self, partitions: Partitions) -> None:
         self._partitions = partitions
@@ -30,11 +30,11 @@ class DrivenPartitions:
         return self._partitions
 
     async def ready(self) -> None:
-        """Return at once: the driver knows its journals."""
+        """Return at once, since the driver knows its journals."""
 
 
 class _Registrations:
-    """Takes the part of a gRPC server: keeps what is registered, and serves nothing."""
+    """Stand-in for a gRPC server that records what is registered, and serves nothing."""
 
     def __init__(self) -> None:
         self.handlers: list[Any] = []
@@ -47,10 +47,12 @@ class _Registrations:
 
 
 class DrivenService:
-    """What ``initialize`` may use of a `ConsumerService`: settings, partitions, and registrations.
+    """The parts of a `ConsumerService` that ``initialize`` may use: settings, partitions, and
+    registrations.
 
-    Registered services and routes are kept and not served. Whatever needs brokers, etcd or other members
-    raises ``NotAllowed``. ``config`` has the settings by group; without it they are the defaults.
+    Registered services and routes are recorded, not served. Methods that need brokers, etcd or
+    other members raise ``NotAllowed``. ``config`` has the settings by group, which default to those
+    of the application.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class DrivenService:
     def add_route(
         self, path: str, endpoint: Callable[..., Any], methods: Iterable[str] = ("GET",)
     ) -> None:
-        """Keep a route in ``routes``."""
+        """Record a route in ``routes``."""
         self.routes.append((path, endpoint, tuple(methods)))
 
     def config(self, group: type[T]) -> T:

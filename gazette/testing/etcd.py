@@ -1,4 +1,4 @@
-"""A real etcd for tests: quick to start, and quick about its leases and elections."""
+"""A real etcd for tests, with a fast start, fast leases and fast elections."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from gazette.etcd_server import EtcdServer, ServerTls, find_etcd
 
 __all__ = ["EtcdServer", "ServerTls", "etcd_for_tests", "find_etcd"]
 
-# The shortest lease that etcd grants is 1.5 election timeouts, rounded up to a second: with its
-# defaults that is two seconds, and a member would take up to one to elect itself.
+# The shortest lease that etcd grants is 1.5 election timeouts, rounded up to a second. With its
+# defaults that is two seconds, and an election takes up to one second.
 _QUICK = ("--heartbeat-interval=10", "--election-timeout=100")
 
 
 def etcd_for_tests(directory: str | Path, **options: Any) -> EtcdServer:
-    """An ``EtcdServer`` that was not started yet, on a free loopback port and without fsync.
+    """Return an ``EtcdServer`` that is not started yet, on a free loopback port and without fsync.
 
-    It grants leases of one second and up. ``options`` are those of ``EtcdServer``.
+    It grants leases of one second and more. ``options`` are those of ``EtcdServer``.
     """
     arguments = (*_QUICK, *options.pop("arguments", ()))
     return EtcdServer(directory, **{"durable": False, **options}, arguments=arguments)

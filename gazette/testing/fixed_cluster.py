@@ -1,8 +1,9 @@
-"""Brokers of one process whose routes are what a test says: real key spaces, resolvers, replicas and gRPC,
-but no etcd, lease or allocator.
+"""Brokers of one process whose routes a test sets. Key spaces, resolvers, replicas and gRPC are
+real.
 
-For tests of replication, which must decide who is a journal's primary, who knows so already, and which
-broker is gone; `testing/broker.py` has the brokers for everything else.
+There is no etcd, lease or allocator. Use these for tests of replication, which must set a journal's
+primary, the brokers that know it, and the brokers that are gone. `testing/broker.py` has the
+brokers for all other tests.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ ROOT = "/fixed/cluster"
 
 
 class MemoryEtcd:
-    """As much of an etcd as replication uses: puts, deletes and transactions on ``mod_revision``.
+    """The part of etcd that replication uses: puts, deletes and transactions on ``mod_revision``.
 
-    Every change is given to ``watchers`` at once, as one response.
+    Every change goes to ``watchers`` at once, as one response.
     """
 
     def __init__(self) -> None:
@@ -76,11 +77,11 @@ class MemoryEtcd:
         self.kvs: dict[bytes, KeyValue] = {}
         self.watchers: list[Any] = []
         self.transactions: list[bool] = []
-        """Whether each transaction on watched keys so far succeeded."""
+        """Outcome of each transaction on watched keys: True if it succeeded."""
         self.failing = ""
-        """A key whose writes fail, as if etcd was away."""
+        """Key whose writes fail, as if etcd were away."""
         self.silent = False
-        """Reads fail, too."""
+        """True to fail reads, too."""
 
     def header(self) -> ResponseHeader:
         return ResponseHeader(cluster_id=11, member_id=22, revision=self.revision, raft_term=33)
@@ -91,7 +92,7 @@ class MemoryEtcd:
         return RangeResult(self.header(), kvs, len(kvs))
 
     def change(self, puts: dict[str, bytes], deletes: Sequence[str] = ()) -> int:
-        """Change several keys in one revision, which is returned."""
+        """Change several keys in one revision, and return it."""
         self.revision += 1
         events = []
         for name in deletes:
@@ -135,13 +136,13 @@ class MemoryEtcd:
 
 @dataclass
 class FixedLease:
-    """A lease that holds until the test says otherwise."""
+    """A lease that holds until the test ends it."""
 
     remaining_s: float = math.inf
 
 
 class FixedBroker:
-    """One broker: ``context`` has its parts. Serves Append and Replicate at ``endpoint``."""
+    """One broker. ``context`` has its parts. It serves Append and Replicate at ``endpoint``."""
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class FixedBroker:
         self.endpoint = f"http://127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         self.scope = TaskScope(f"broker {name}")
         self.lagging: list[WatchResponse] | None = None
-        """Set to a list, what the broker's key space would have been told is kept there instead."""
+        """List that receives the changes for the broker's key space in place of it. None passes them on."""
         self.lease = FixedLease()
         self._etcd = etcd
         pools = Pools(BlockingPool("spools", 2), BlockingPool("spool reads", 1))
@@ -212,7 +213,7 @@ class FixedBroker:
         return Replica(journal, life, self.context)
 
     def replica(self, journal: str) -> Replica:
-        """The replica that this broker's resolver holds now."""
+        """Return the replica that this broker's resolver holds now."""
         return self.context.resolver._held[journal].replica
 
     async def start(self) -> None:
@@ -241,13 +242,13 @@ class FixedBroker:
             self.context.key_space.apply([response])
 
     def catch_up(self) -> None:
-        """Learn what was kept back while ``lagging``."""
+        """Apply the changes that were kept back while ``lagging``."""
         responses, self.lagging = self.lagging, None
         if responses:
             self.context.key_space.apply(responses)
 
     async def stop(self) -> None:
-        """Take it down at once. Nothing is drained."""
+        """Stop the broker at once, without a drain."""
         if self._on_change in self._etcd.watchers:
             self._etcd.watchers.remove(self._on_change)
         await self.server.stop(0)
@@ -262,7 +263,7 @@ class FixedBroker:
 
 
 class FixedCluster:
-    """Brokers ``a``, ``b``, ``c`` … and the keys that they share::
+    """Brokers ``a``, ``b``, ``c`` and so on, and the keys that they share::
 
     async with await FixedCluster.start(3, tmp_path) as cluster:
         cluster.create(spec, "b", "a")     # primary first
@@ -307,12 +308,12 @@ class FixedCluster:
         return self.etcd.change({item_key(ROOT, spec.name): spec.to_pb().SerializeToString()})
 
     def create(self, spec: JournalSpec, *names: str) -> int:
-        """Make a journal, and assign it to those brokers: the first is its primary."""
+        """Create a journal, and assign it to those brokers. The first is its primary."""
         self.put_spec(spec)
         return self.assign(spec.name, *names)
 
     def assign(self, journal: str, *names: str) -> int:
-        """Assign the journal to others, in one revision.
+        """Assign the journal to other brokers, in one revision.
 
         Assignments that stay, or move to another slot, keep their value.
         """
@@ -331,7 +332,7 @@ class FixedCluster:
         return self.etcd.change(puts, sorted(set(before) - set(after)))
 
     def life(self, journal: str) -> int:
-        """The revision at which the journal was created."""
+        """Return the revision at which the journal was created."""
         return self.etcd.kvs[item_key(ROOT, journal).encode()].create_revision
 
     def forget(self, name: str) -> None:
@@ -339,13 +340,15 @@ class FixedCluster:
         self.etcd.change({}, [member_key(ROOT, *_parts(self.brokers[name].id))])
 
     def expire(self, name: str) -> None:
-        """Remove a broker's member key and its assignments in one revision, as its expired lease would."""
+        """Remove a broker's member key and its assignments in one revision, as its expired lease
+        would.
+        """
         zone, suffix = _parts(self.brokers[name].id)
         assigned = [key.decode() for key in self.etcd.kvs if f"#{zone}#{suffix}#".encode() in key]
         self.etcd.change({}, [member_key(ROOT, zone, suffix), *assigned])
 
     def consistent(self, journal: str) -> bool:
-        """Whether the primary has advertised all of the present assignments."""
+        """Return True if the primary has advertised all of the present assignments."""
         state = next(iter(self.brokers.values())).context.state
         item, assignments = state.item(journal), state.assignments_of(journal)
         return item is not None and is_consistent(item, assignments[0], assignments)

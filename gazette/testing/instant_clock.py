@@ -1,4 +1,6 @@
-"""For tests that wait for events: a clock on which sleeping takes no time, and polling for a state."""
+"""Helpers for tests that wait for events: a clock on which sleeping takes no time, and polling for
+a state.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,10 @@ from collections.abc import Callable
 
 
 class InstantClock:
-    """A `gazette.clock.Clock` whose sleeps are over at once. They are recorded in ``slept``, and time
-    is ahead by them; apart from that it passes as usual."""
+    """A `gazette.clock.Clock` whose sleeps end at once.
+
+    ``slept`` records them, and time is ahead by their sum. Apart from that, time passes as usual.
+    """
 
     def __init__(self) -> None:
         self.slept: list[float] = []
@@ -28,12 +32,14 @@ class InstantClock:
 
 
 async def eventually(predicate: Callable[[], object], timeout_s: float = 10.0) -> None:
-    """Let other tasks and threads run until something is so. Raises ``TimeoutError``."""
+    """Let other tasks and threads run until ``predicate`` is true. Raise ``TimeoutError`` after
+    ``timeout_s`` seconds.
+    """
     async with asyncio.timeout(timeout_s):
         while not predicate():  # noqa: ASYNC110 - it may depend on anything
             await asyncio.sleep(0.001)
 
 
 async def breathe() -> None:
-    """Let what is ready on the loop run once."""
+    """Run the tasks that are ready on the event loop once."""
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Journals in memory, and what publishers, recorders and transactions append to them with."""
+"""Journals in memory, with the appends of publishers, recorders and transactions."""
 
 from __future__ import annotations
 
@@ -38,12 +38,14 @@ class _Journal:
 
 
 class MemoryJournals:
-    """Journals in memory, with registers, and appends in the order of their release. Any thread.
+    """Journals in memory, with registers. Appends take place in the order of their release. Any
+    thread.
 
-    ``holds(journal, content)`` may answer True for an append, which then waits, and what follows in
-    its journal with it, until ``release`` or the crash of whoever made it. ``doubles`` may have an
-    append take place twice, as the retry of one whose answer was lost does. ``on_hand_off`` is called
-    before a recovery log is taken over: the former owner may append then, which the new one has not played.
+    ``holds(journal, content)`` may return True for an append. Then this append and the later ones
+    of its journal wait, until ``release`` or the crash of their owner. ``doubles`` may let an
+    append take place twice, like a retry after a lost answer. ``on_hand_off`` is called before a
+    recovery log is taken over. The former owner may append then, which the new owner has not
+    played.
     """
 
     def __init__(self) -> None:
@@ -57,24 +59,24 @@ class MemoryJournals:
         return self._journals.setdefault(journal, _Journal())
 
     def content(self, journal: str, begin: int = 0, end: int | None = None) -> bytes:
-        """All of a journal's bytes, or a range of them."""
+        """Return all of a journal's bytes, or a range of them."""
         with self._lock:
             return bytes(self._of(journal).data[begin:end])
 
     def end(self, journal: str) -> int:
-        """The write head of a journal."""
+        """Return the write head of a journal."""
         with self._lock:
             return len(self._of(journal).data)
 
     def append(self, journal: str, content: bytes) -> int:
-        """Append at once, whatever waits. Returns the new end."""
+        """Append at once, past all waiting appends. Return the new end."""
         with self._lock:
             data = self._of(journal).data
             data += content
             return len(data)
 
     def hand_off(self, journal: str, content: bytes, registers: LabelSet) -> AppendResult:
-        """Append at once and set registers with it, as an append that takes a log over does."""
+        """Append at once and set registers, as an append that takes a log over does."""
         self.on_hand_off(journal)
         with self._lock:
             taken = self._of(journal)
@@ -85,7 +87,7 @@ class MemoryJournals:
             return AppendResult(commit, taken.registers, _HEADER)
 
     def release(self) -> None:
-        """Hold nothing any more."""
+        """Stop holding appends."""
         with self._lock:
             self.holds = lambda journal, content: False
             for journal in self._journals.values():
@@ -93,7 +95,7 @@ class MemoryJournals:
         self._pump_all()
 
     def drop(self, owner: object) -> None:
-        """Forget what ``owner`` has enqueued, as its death would."""
+        """Drop the appends that ``owner`` has enqueued, as its death would."""
         with self._lock:
             dropped: list[_Append] = []
             for journal in self._journals.values():
@@ -111,12 +113,12 @@ class MemoryJournals:
         self._pump(append.params.journal)
 
     def is_waiting(self, owner: object, journal: str) -> bool:
-        """Whether an append of ``owner`` to a journal has not taken place yet."""
+        """Return True if an append of ``owner`` to a journal has not taken place yet."""
         with self._lock:
             return any(one.owner is owner for one in self._of(journal).queue)
 
     def waiting(self, journal: str) -> list[bytes]:
-        """What was enqueued to a journal and has not taken place yet, in order."""
+        """Return the content of a journal's enqueued appends, in order."""
         with self._lock:
             return [one.content for one in self._of(journal).queue]
 
@@ -134,7 +136,7 @@ class MemoryJournals:
             self._pump(name)
 
     def _pump(self, name: str) -> None:
-        """Apply what is first in a journal's queue, as long as nothing holds it."""
+        """Apply the appends of a journal's queue, in order, up to the first held one."""
         while True:
             with self._lock:
                 journal = self._of(name)
@@ -203,7 +205,7 @@ class MemoryAppends:
         self.journals = journals
         self.closed = False
         self.commit_waits: set[OpFuture[Any]] = set()
-        """What the last commit waits for, as far as we know."""
+        """Futures that the last commit waits for, as far as known."""
 
     def start_append(
         self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
@@ -218,7 +220,7 @@ class MemoryAppends:
         return self.start_append(params, dependencies)
 
     def pending_except(self, journal: str) -> frozenset[OpFuture[Any]]:
-        """Asked for when a transaction commits: what its commit has to wait for."""
+        """Return the futures that a transaction's commit must wait for, and record them."""
         self.commit_waits = set(self.journals.pending_except(self, journal))
         return frozenset(self.commit_waits)
 
@@ -236,7 +238,7 @@ class JournalLog(MemoryLog):
         return self._appends.start_append(params, dependencies)
 
     def hand_off(self, content: bytes, author: int) -> OpFuture[AppendResult]:
-        """Append the hand-off, which fences the former author, whatever that has in line."""
+        """Append the hand-off at once. It fences the former author, even with enqueued appends."""
         return resolved(self._appends.journals.hand_off(LOG, content, fence(author)))
 
     @property

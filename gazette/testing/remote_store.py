@@ -1,4 +1,4 @@
-"""A store of the kind that lives in a database elsewhere: state in memory, shared by all members."""
+"""A store of the kind that keeps its state in a database: in memory, shared by all members."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gazette.tasks import OpFuture, first_failure
 
 @dataclass
 class RemoteRow:
-    """What the database holds of one shard."""
+    """Row of one shard in the database."""
 
     state: dict[str, int] = field(default_factory=dict)
     checkpoint: bytes = b""
@@ -26,7 +26,7 @@ class RemoteRow:
 class RemoteDatabase:
     """The database: a row for each shard, by its fully qualified name. Any thread.
 
-    While ``held`` is set, commits wait; ``failing`` makes them fail with that error.
+    While ``held`` is set, commits wait. While ``failing`` is set, they fail with that error.
     """
 
     def __init__(self) -> None:
@@ -41,13 +41,13 @@ class RemoteDatabase:
 
     @property
     def waiting(self) -> int:
-        """How many commits are held."""
+        """Number of commits that are held."""
         return len(self._waiting)
 
     def commit(
         self, store: RemoteStore, state: dict[str, int], checkpoint: bytes, done: OpFuture[None]
     ) -> None:
-        """Commit for ``store``, which must not have been fenced. ``done`` tells how it went."""
+        """Commit for ``store``, which must not be fenced. ``done`` receives the outcome."""
         with self.lock:
             if self.held:
                 self._waiting.append((store, state, checkpoint, done))
@@ -65,7 +65,7 @@ class RemoteDatabase:
             done.set_exception(error)
 
     def release(self) -> None:
-        """Let commits that were held take place."""
+        """Let held commits take place."""
         self.held = False
         waiting, self._waiting = self._waiting, []
         for one in waiting:
@@ -83,7 +83,7 @@ class RemoteStore(Store):
         self.destroyed = False
 
     def read(self) -> dict[str, int]:
-        """What is committed. Any thread."""
+        """Return the committed counters. Any thread."""
         with self.database.lock:
             return dict(self.database.row(self.fqn).state)
 

@@ -1,4 +1,4 @@
-"""What every store that keeps its state in a database elsewhere must do, as tests to inherit.
+"""Tests of the behaviour that every store with its state in a database must have, to be inherited.
 
 ::
 
@@ -15,9 +15,9 @@
         def counts(self):
             return ...                  # the counters that are committed, by word
 
-Owners of a shard come and go here as members do that crash, stand still or are cut off; what is committed
-must be what one owner would have written that never failed. Every test has a shard and words of its own, so
-that a database may be used again.
+Owners of a shard come and go here like members that crash, stand still or are cut off. The
+committed state must equal that of one owner that never failed. Every test has a shard and words of
+its own, so that a database may be used again.
 """
 
 from __future__ import annotations
@@ -40,57 +40,59 @@ from gazette.tasks import OpFuture, failed
 from gazette.testing.store_tests import checkpoint
 
 TIMEOUT_S: Final = 60.0
-"""For a commit, and for whatever else a database may have to be waited for."""
+"""Seconds to wait for a commit, and for other operations of a database."""
 OWNERS: Final = 4
 CRASHES: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteShard:
-    """As much of a shard as such a store may ask for."""
+    """The part of a shard that such a store may use."""
 
     id: str
     fqn: str
 
 
 class RemoteStoreTests(ABC):
-    """Inherit, and implement the abstract methods."""
+    """Tests of a store. Inherit this class, and implement the abstract methods."""
 
     former_blocks: bool = False
-    """Whether an owner that stands still within a transaction keeps the next one out for as long as it does,
-    as the one writer of a SQLite file."""
+    """True if an owner that stands still within a transaction blocks the next owner for as long, as the
+    only writer of a SQLite file does."""
     former_idle_s: float = 0.0
-    """How long an owner must have stood still before the next one gets past it."""
+    """Seconds for which an owner must stand still before the next owner can pass it."""
 
     @abstractmethod
     def create_schema(self) -> None:
-        """Create what stores need, as every member does when it starts. Some may do so at once."""
+        """Create the tables that stores need, as every member does when it starts. Members may do
+        so concurrently.
+        """
 
     @abstractmethod
     def open(self, shard: Any) -> Store:
-        """A store of one more owner of the shard."""
+        """Return the store of one more owner of the shard."""
 
     @abstractmethod
     def add(self, store: Any, word: str, n: int) -> None:
-        """Add to the counter of a word, within the running transaction."""
+        """Add ``n`` to the counter of a word, within the running transaction."""
 
     @abstractmethod
     def counts(self) -> dict[str, int]:
-        """What is committed, of any word, read beside all stores."""
+        """Return the committed counters of all words, read beside all stores."""
 
     def lost_answers(self) -> AbstractContextManager[None]:
-        """A block in which commits take place, and fail for whoever waits for them."""
-        pytest.skip("override lost_answers() to have this tested")
+        """Return a block in which commits take place, but fail for their callers."""
+        pytest.skip("override lost_answers() to run this test")
 
     # -- what tests are written with
 
     @pytest.fixture  # noqa: B027 - nothing has to be begun
     def database(self) -> Any:
-        """Override it to begin and end what the other methods use."""
+        """Set up and tear down resources of the other methods. Override this fixture if needed."""
 
     @pytest.fixture(autouse=True)
     def _of_its_own(self, database: None) -> Iterator[None]:
-        """A shard and a word that no other test has, in a database that has what stores need."""
+        """Make a unique shard and word, in a database with the tables that stores need."""
         self.create_schema()
         token = uuid.uuid4().hex[:12]
         self.shard = RemoteShard(f"shard-{token}", f"/tests/items/shard-{token}")
@@ -101,7 +103,7 @@ class RemoteStoreTests(ABC):
             store.destroy()
 
     def _owner(self, shard: RemoteShard | None = None) -> tuple[Any, Checkpoint]:
-        """The next owner, and what it restored."""
+        """Return the next owner's store, and the checkpoint that it restored."""
         store = self.open(shard or self.shard)
         self._opened.append(store)
         return store, store.restore_checkpoint(_as_shard(shard or self.shard))
@@ -127,7 +129,7 @@ class RemoteStoreTests(ABC):
         assert restored == Checkpoint()
 
     def test_state_and_checkpoint_are_restored(self) -> None:
-        """By one owner after the other, with everything that a checkpoint may have."""
+        """Check this for one owner after the other, with a full checkpoint."""
         for number in range(1, 5):
             store, restored = self._owner()
             assert restored == (checkpoint(number - 1) if number > 1 else Checkpoint())
@@ -154,7 +156,7 @@ class RemoteStoreTests(ABC):
         assert self._owner()[1] == checkpoint(3)
 
     def test_the_schema_is_created_by_many_at_once(self) -> None:
-        """And again while it is in use, which loses nothing."""
+        """Check also that creating it again while it is in use loses nothing."""
         store, _ = self._owner()
         self._commit(store, 1)
         errors: list[BaseException] = []
@@ -181,7 +183,7 @@ class RemoteStoreTests(ABC):
         two, restored = self._owner(other)
         assert restored == Checkpoint()
         two.start_commit(_as_shard(other), checkpoint(7), ()).result(TIMEOUT_S)
-        self._commit(one, 2)  # It is not fenced by the other's owner.
+        self._commit(one, 2)  # The owner of the other shard does not fence it.
         self._end(one)
         self._end(two)
         assert self._owner()[1] == checkpoint(2)
@@ -190,7 +192,7 @@ class RemoteStoreTests(ABC):
     def test_a_savepoint_undoes_what_came_behind_it(self) -> None:
         store, _ = self._owner()
         if not store.has_savepoints:
-            pytest.skip("the store has none, and poison policies that need them refuse it")
+            pytest.skip("the store has no savepoints, and poison policies that need them refuse it")
         self.add(store, self.word, 1)
         point = store.savepoint()
         self.add(store, self.word, 10)
@@ -217,7 +219,7 @@ class RemoteStoreTests(ABC):
 
     @pytest.mark.parametrize("when", ["before", "after"])
     def test_a_failed_dependency_fails_the_commit(self, when: str) -> None:
-        """Nothing of it takes effect, and no lock of it is in the next owner's way."""
+        """Check that the commit has no effect, and that no lock of it blocks the next owner."""
         store, _ = self._owner()
         self._commit(store, 1)
         self.add(store, self.word, 10)
@@ -234,7 +236,9 @@ class RemoteStoreTests(ABC):
         assert self._count() == 2
 
     def test_is_destroyed_with_a_commit_under_way(self) -> None:
-        """Without waiting for it; what it waits for may come when there is another owner already."""
+        """Check that this does not wait. Dependencies of the commit may finish when another owner
+        exists.
+        """
         store, _ = self._owner()
         self._commit(store, 1)
         self.add(store, self.word, 10)
@@ -250,7 +254,9 @@ class RemoteStoreTests(ABC):
     # -- former owners
 
     def test_a_zombie_commits_nothing(self) -> None:
-        """It stood still in a transaction, its commit waiting; another owner has taken over since."""
+        """Check a zombie in a transaction whose commit waits, after another owner has taken
+        over.
+        """
         zombie, _ = self._owner()
         self._commit(zombie, 1)
         published: OpFuture[None] = OpFuture()
@@ -267,7 +273,7 @@ class RemoteStoreTests(ABC):
         published.set_result(None)
         with pytest.raises(GazetteError) as raised:
             future.result(TIMEOUT_S)
-        # Its session may have been ended for it.
+        # The database may have ended its session.
         assert isinstance(raised.value, Fenced | Broken | Unavailable)
         self._end(zombie)
         assert self._count() == 1
@@ -275,7 +281,7 @@ class RemoteStoreTests(ABC):
         assert self._count() == 2
 
     def test_a_zombie_that_begins_a_transaction_is_fenced(self) -> None:
-        """However often it tries, and whatever the new owner has committed meanwhile."""
+        """Check several attempts, with commits of the new owner in between."""
         for commits in range(3):
             zombie, _ = self._owner()
             before = self._count()
@@ -313,7 +319,9 @@ class RemoteStoreTests(ABC):
     # -- exactly once
 
     def test_exactly_once_after_an_answer_was_lost(self) -> None:
-        """The commit took place, and its owner cannot know: the next one learns it from the checkpoint."""
+        """Check that the next owner learns of a commit from the checkpoint if its answer was
+        lost.
+        """
         with self.lost_answers():
             store, _ = self._owner()
             self.add(store, self.word, 1)
@@ -327,8 +335,11 @@ class RemoteStoreTests(ABC):
         assert self._count() == 2
 
     def test_exactly_once_however_owners_end(self) -> None:
-        """Each number is added by whoever finds it missing; owners end in a transaction, before its commit,
-        while that waits, and while it takes place."""
+        """Check owners that end in a transaction, before its commit, while the commit waits, and
+        during it.
+
+        Each number is added by the owner that finds it missing.
+        """
         rng = random.Random("owners")
         done = crashes = 0
         while crashes < CRASHES:

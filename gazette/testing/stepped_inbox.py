@@ -1,4 +1,4 @@
-"""The inbox of a shard whose thread is driven step by step."""
+"""The inbox of a shard whose thread a test drives step by step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gazette.message.envelope import Envelope
 
 
 class _DirectLoop:
-    """Takes the part of an event loop's ``call_soon_threadsafe``."""
+    """Stand-in for an event loop's ``call_soon_threadsafe``."""
 
     def call_soon_threadsafe(self, fn: Callable[..., Any], *args: Any) -> None:
         fn(*args)
 
 
 class SteppedInbox(Inbox):
-    """An inbox that tells when its thread has nothing to do, and knows no time."""
+    """An inbox that reports when its thread has nothing to do, and ignores time."""
 
     def __init__(self) -> None:
         super().__init__(1 << 40, _DirectLoop())  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ class SteppedInbox(Inbox):
             self._changed.notify_all()
 
     def await_idle(self, ended: Callable[[], bool], timeout_s: float) -> bool:
-        """Return once the thread waits or has ended; False if it does neither for that long."""
+        """Wait until the thread waits or has ended. Return False after ``timeout_s`` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._idle or ended(), timeout_s)
 

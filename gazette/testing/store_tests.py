@@ -1,4 +1,5 @@
-"""What every store that records its state in a recovery log must do, as tests to inherit.
+"""Tests of the behaviour that every store with its state in a recovery log must have, to be
+inherited.
 
 ::
 
@@ -12,8 +13,8 @@
         def content(self, store):
             return ...                  # the whole state, comparable with ==
 
-They record transactions into a log in memory, cut that log where a log can be cut (behind any append),
-and let a new owner recover from what is left. Nothing of them depends on how a store keeps its state.
+They record transactions into a log in memory, and cut that log behind any append, as a real log may
+be cut. Then a new owner recovers from the rest. No test depends on how a store keeps its state.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from gazette.tasks import OpFuture
 from gazette.testing.recovery import MemoryLog, take_over
 
 SHARD: Any = None
-"""Tests have no shard: a store that needs one overrides ``shard``."""
+"""Shard of the tests, which have none. A store that needs one overrides ``shard``."""
 
 
 class Owner:
-    """One owner after the other of one log, and what each transaction left.
+    """Consecutive owners of one log, and the state after each transaction.
 
-    ``ends`` has the offset at which each commit ends, ``contents`` the state that it left.
+    ``ends`` has the offset at which each commit ends, ``contents`` the state after it.
     """
 
     def __init__(self, tests: RecordedStoreTests, directory: Path, seed: str) -> None:
@@ -64,7 +65,7 @@ class Owner:
         self.store = self._tests.open(self.recorder)
 
     def commit(self, count: int = 1) -> None:
-        """Transactions with random changes."""
+        """Commit ``count`` transactions with random changes."""
         for _ in range(count):
             self._tests.change(self.store, self.rng)
             number = len(self.contents) + 1
@@ -73,7 +74,7 @@ class Owner:
             self.contents.append(self._tests.content(self.store))
 
     def fail_over(self, cut: int | None = None) -> None:
-        """The next owner, who finds the log up to ``cut`` and no file of the former."""
+        """Become the next owner, with the log up to ``cut`` and no file of the former owner."""
         self.store.destroy()
         if cut is not None:
             self.log = MemoryLog(bytes(self.log.data[:cut]))
@@ -82,7 +83,7 @@ class Owner:
         self.open()
 
     def check(self) -> None:
-        """The store has the last transaction that the log has, whole, with its checkpoint."""
+        """Check that the store has exactly the last transaction of the log, with its checkpoint."""
         restored = self.store.restore_checkpoint(self._tests.shard)
         number = len(self.contents)
         assert restored == (checkpoint(number) if number else Checkpoint())
@@ -91,7 +92,7 @@ class Owner:
 
 
 def checkpoint(number: int) -> Checkpoint:
-    """A checkpoint with everything in it that one may have."""
+    """Return a checkpoint with every part that a checkpoint may have."""
     producer = ProducerState(last_ack=(1 << 60) + number, begin=number * 100)
     return Checkpoint(
         sources={
@@ -102,21 +103,21 @@ def checkpoint(number: int) -> Checkpoint:
 
 
 class RecordedStoreTests(ABC):
-    """Inherit, and implement the three methods."""
+    """Tests of a store. Inherit this class, and implement the three methods."""
 
     shard: Any = SHARD
 
     @abstractmethod
     def open(self, recorder: Recorder | None) -> Store:
-        """The store, of what was played back into the recorder's directory."""
+        """Return the store of the files in the recorder's directory."""
 
     @abstractmethod
     def change(self, store: Any, rng: random.Random) -> None:
-        """Change the state within the running transaction. Every change is another one."""
+        """Make a new, different change of the state within the running transaction."""
 
     @abstractmethod
     def content(self, store: Any) -> Any:
-        """The state of the running transaction, whole."""
+        """Return the whole state of the running transaction."""
 
     @pytest.fixture
     def owner(self, request: pytest.FixtureRequest) -> Iterator[Owner]:
@@ -126,7 +127,7 @@ class RecordedStoreTests(ABC):
             owner.store.destroy()
 
     def test_needs_a_recorder(self) -> None:
-        """A shard without a recovery log gets an error that says what is missing."""
+        """Check that a shard without a recovery log gets an error that names it."""
         with pytest.raises(Invalid, match="recovery log"):
             self.open(None)
 
@@ -134,14 +135,14 @@ class RecordedStoreTests(ABC):
         assert owner.store.restore_checkpoint(self.shard) == Checkpoint()
 
     def test_state_and_checkpoint_are_recovered(self, owner: Owner) -> None:
-        """By one owner after the other."""
+        """Check this for one owner after the other."""
         for _ in range(4):
             owner.commit(3)
             owner.fail_over()
             owner.check()
 
     def test_a_commit_is_one_append(self, owner: Owner) -> None:
-        """Wherever the log ends: behind every append it holds whole transactions."""
+        """Check that the log holds whole transactions behind every append."""
         owner.commit(12)
         ends = [end for end in owner.log.ends if end >= owner.ends[0]]
         for cut in sorted(owner.rng.sample(ends, min(8, len(ends))), reverse=True):
@@ -149,8 +150,11 @@ class RecordedStoreTests(ABC):
             owner.check()
 
     def test_a_crash_at_every_prefix(self, owner: Owner) -> None:
-        """Of a log of several owners: whatever append was the last, what is recovered is the last commit
-        before it, and the log can be pruned up to what hints of that moment name."""
+        """Check a log of several owners, cut behind any append: the last commit before the cut is
+        recovered.
+
+        The log can be pruned up to the bytes that hints of that moment name.
+        """
         for _ in range(2):
             owner.commit(6)
             owner.fail_over()
@@ -169,7 +173,7 @@ class RecordedStoreTests(ABC):
         owner.open()
 
     def test_goes_on_from_any_cut(self, owner: Owner) -> None:
-        """Also from the appends before the first commit."""
+        """Check also the appends before the first commit."""
         owner.commit(2)
         for cut in sorted({0, *(end for end in owner.log.ends if end <= owner.ends[0])})[::-1]:
             owner.fail_over(cut)
@@ -179,14 +183,16 @@ class RecordedStoreTests(ABC):
             owner.check()
 
     def test_what_was_not_committed_is_gone(self, owner: Owner) -> None:
-        """The next owner does not find it."""
+        """Check that the next owner does not find it."""
         owner.commit(2)
         self.change(owner.store, owner.rng)
         owner.fail_over()
         owner.check()
 
     def test_a_commit_does_not_wait_for_its_append(self, owner: Owner) -> None:
-        """The next transaction begins while the log has not answered, and changes nothing of it."""
+        """Check that the next transaction begins before the log has answered, and does not change
+        the commit.
+        """
         owner.commit()
         content = self.content(owner.store)
         owner.log.held = True
@@ -201,7 +207,7 @@ class RecordedStoreTests(ABC):
         owner.check()
 
     def test_a_commit_waits_for_what_it_is_told(self, owner: Owner) -> None:
-        """Dependencies are those of the very append that has the transaction."""
+        """Check that the append with the transaction has the dependencies."""
         dependency: OpFuture[Any] = OpFuture()
         dependency.set_result(None)
         self.change(owner.store, owner.rng)
@@ -212,7 +218,7 @@ class RecordedStoreTests(ABC):
         assert position == end, "something of the transaction was appended before it waited"
 
     def test_hints_are_enough(self, owner: Owner) -> None:
-        """What hints name gives the state, without the rest of the log."""
+        """Check that the bytes that hints name give the state, without the rest of the log."""
         owner.commit(10)
         hints = owner.recorder.build_hints()
         owner.commit(3)
@@ -226,16 +232,18 @@ class RecordedStoreTests(ABC):
         owner.check()
 
     def test_a_failed_log_ends_the_store(self, owner: Owner) -> None:
-        """Whoever lost the log hears of it at a commit, at the latest at the one after it."""
+        """Check that an owner that lost the log gets the error at a commit, at the latest at the
+        next one.
+        """
         owner.commit()
         owner.log.failure = GazetteError("fenced")
-        with pytest.raises(GazetteError, match="fenced"):  # noqa: PT012 - which of them is not said
+        with pytest.raises(GazetteError, match="fenced"):  # noqa: PT012 - any of them may raise
             for number in range(2, 5):
                 self.change(owner.store, owner.rng)
                 owner.store.start_commit(self.shard, checkpoint(number), ()).result()
 
     def test_is_destroyed_with_a_commit_under_way(self, owner: Owner) -> None:
-        """And with an open transaction, without waiting for either."""
+        """Check this also with an open transaction, without waiting for either."""
         owner.commit()
         owner.log.held = True
         self.change(owner.store, owner.rng)

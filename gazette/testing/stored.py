@@ -1,4 +1,4 @@
-"""Stored fragments, written without a broker: what tests of readers of blob stores read."""
+"""Stored fragments, written without a broker, for tests of readers of blob stores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def write_fragment(
     codec: Codec = Codec.NONE,
     path_postfix: str = "",
 ) -> Fragment:
-    """Write a fragment to a ``file://`` store below ``root``, as a broker names it."""
+    """Write a fragment to a ``file://`` store below ``root``, with the name that a broker would
+    give it.
+    """
     digest = hashlib.sha1(content, usedforsecurity=False).digest()
     fragment = Fragment(
         journal, begin, begin + len(content), digest, codec, store, path_postfix=path_postfix
@@ -42,7 +44,7 @@ def write_journal(
     codec: Codec = Codec.NONE,
     begin: Offset = 0,
 ) -> list[Fragment]:
-    """Write a journal, each of ``contents`` one fragment."""
+    """Write a journal with one fragment for each of ``contents``."""
     fragments: list[Fragment] = []
     for content in contents:
         fragments.append(write_fragment(root, store, journal, begin, content, codec))
@@ -51,6 +53,6 @@ def write_journal(
 
 
 def json_line(message: dict[str, object], uuid: bytes = b"") -> bytes:
-    """A line of a JSON journal. With a UUID, that comes first."""
+    """Return a line of a JSON journal. A UUID comes first."""
     document = {"uuid": uuid_text(uuid), **message} if uuid else message
     return framing_of("application/x-ndjson", dict).encode(document)

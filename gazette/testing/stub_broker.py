@@ -1,12 +1,12 @@
-"""A broker that does as it is told: a real gRPC server on 127.0.0.1, with journals in memory.
+"""A broker that follows a script: a real gRPC server on 127.0.0.1, with journals in memory.
 
-Left alone it serves appends and reads of any journal. A script makes single calls go another way::
+Without a script it serves appends and reads of any journal. A script changes single calls::
 
     broker.on_append(Reply(Status.NO_JOURNAL_PRIMARY_BROKER), Fail(after_bytes=10), LoseReply())
     broker.on_read(Send(metadata, content, fail=grpc.StatusCode.UNAVAILABLE))
 
-Each call takes the next step of its script; when there is none left, it is served. What was received
-is recorded in ``appends`` and ``reads``. Several brokers can share ``journals``, as replicas do.
+Each call takes the next step of its script, and is served when no step is left. ``appends`` and
+``reads`` record what was received. Several brokers can share ``journals``, as replicas do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AppendCall = AsyncIterator[broker_pb2.AppendRequest]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer an append with a status, before its content was read if ``early``."""
+    """Answer an append with a status. With ``early``, do so before its content is read."""
 
     status: Status
     early: bool = False
@@ -43,7 +43,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Break an append off once ``after_bytes`` of content came; nothing is committed."""
+    """Break off an append after ``after_bytes`` bytes of content. Nothing is committed."""
 
     code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
     details: str = "scripted"
@@ -52,14 +52,14 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class LoseReply:
-    """Commit an append, and break off before it is answered."""
+    """Commit an append, and break off before the answer."""
 
     code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Serve an append once ``until`` is set; ``reached`` is set when its content has come."""
+    """Serve an append once ``until`` is set. ``reached`` is set when its content has arrived."""
 
     until: asyncio.Event
     reached: asyncio.Event = field(default_factory=asyncio.Event)
@@ -67,7 +67,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Answer a read with these messages; then end it, or fail it, or (``hang``) neither."""
+    """Answer a read with these messages. Then end it, fail it, or (``hang``) neither."""
 
     messages: tuple[broker_pb2.ReadResponse, ...] = ()
     fail: grpc.StatusCode | None = None
@@ -87,7 +87,7 @@ class RecordedAppend:
     chunks: int = 0
     committed: bool = False
     commits_before: int = 0
-    """How many appends this broker had committed when the call came."""
+    """Number of appends that this broker had committed when the call arrived."""
 
     @property
     def journal(self) -> str:
@@ -96,7 +96,7 @@ class RecordedAppend:
 
 @dataclass(slots=True)
 class StubJournal:
-    """A journal in memory. ``stored`` are fragments with the URL each is said to be at."""
+    """A journal in memory. ``stored`` are fragments, each with its announced URL."""
 
     name: str
     content: bytearray = field(default_factory=bytearray)
@@ -118,7 +118,7 @@ class StubJournal:
         return Fragment(self.name, begin, self.end, digest)
 
     def fragment_of(self, offset: int) -> tuple[Fragment, str]:
-        """The fragment that covers an offset: a stored one, or all that is in memory."""
+        """Return the fragment that covers an offset: a stored one, or all bytes in memory."""
         for fragment, url in self.stored:
             if fragment.begin <= offset < fragment.end:
                 return fragment, url
@@ -127,7 +127,7 @@ class StubJournal:
 
 
 class StubBroker(broker_pb2_grpc.JournalServicer):
-    """See the module. Use as ``async with StubBroker() as broker``."""
+    """Broker with a script: see the module. Use as ``async with StubBroker() as broker``."""
 
     def __init__(
         self,
@@ -139,17 +139,17 @@ class StubBroker(broker_pb2_grpc.JournalServicer):
         self.id = ProcessId(zone, suffix)
         self.journals: dict[str, StubJournal] = {} if journals is None else journals
         self.routes: dict[str, Route] = {}
-        """Routes of journals that are not this broker's alone."""
+        """Routes of journals that other brokers serve, too."""
         self.missing: set[str] = set()
-        """Journals that do not exist; every other one does."""
+        """Journals that do not exist. All others do."""
         self.appends: list[RecordedAppend] = []
         self.commits: list[RecordedAppend] = []
-        """Those of ``appends`` that were committed, in that order."""
+        """Committed ones of ``appends``, in order of their commits."""
         self.reads: list[broker_pb2.ReadRequest] = []
         self.requests: list[tuple[str, Any, tuple[tuple[str, Any], ...]]] = []
-        """Of the other methods: name, request, metadata."""
+        """Calls of the other methods: name, request, metadata."""
         self.answers: dict[str, Callable[[Any], Any]] = {}
-        """What List (an iterable), Apply, ListFragments and FragmentStoreHealth answer, by method."""
+        """Answers of List (an iterable), Apply, ListFragments and FragmentStoreHealth, by method."""
         self.revision = 1
         self.port = 0
         self._append_script: deque[AppendStep] = deque()
@@ -161,7 +161,7 @@ class StubBroker(broker_pb2_grpc.JournalServicer):
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Listen; after a ``stop``, on the same port again."""
+        """Listen. After a ``stop``, listen on the same port again."""
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         broker_pb2_grpc.add_JournalServicer_to_server(self, server)  # type: ignore[no-untyped-call]
         self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
@@ -169,7 +169,7 @@ class StubBroker(broker_pb2_grpc.JournalServicer):
         self._server = server
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Stop listening; calls in flight are cut after ``grace_s`` seconds."""
+        """Stop listening. Calls in flight are cut after ``grace_s`` seconds."""
         if self._server is not None:
             server, self._server = self._server, None
             await server.stop(grace_s)
@@ -207,7 +207,7 @@ class StubBroker(broker_pb2_grpc.JournalServicer):
     def metadata(
         self, journal: str, offset: int, status: Status = Status.OK, *, first: bool = True
     ) -> broker_pb2.ReadResponse:
-        """The message before content that this broker would send."""
+        """Return the message that this broker would send before content."""
         held = self.journal(journal)
         response = broker_pb2.ReadResponse(
             status=status.value,  # type: ignore[arg-type]
@@ -265,7 +265,7 @@ class StubBroker(broker_pb2_grpc.JournalServicer):
         step: AppendStep | None,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> bool:
-        """Whether the client asked for the commit."""
+        """Return True if the client asked for the commit."""
         intent = False
         pieces: list[bytes] = []
         length = 0

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a real service, for losing what is on the way on purpose."""
+"""A TCP proxy in front of a real service, which loses bytes on purpose."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _CHUNK = 64 << 10
 
 
 class TcpProxy:
-    """Forwards a loopback port to ``(host, port)``, until it is told otherwise.
+    """Forwards a loopback port to ``(host, port)``.
 
-    ``async with TcpProxy(host, port) as proxy`` listens at ``proxy.port``, which stays the same over
-    ``refuse`` and ``accept``.
+    ``async with TcpProxy(host, port) as proxy`` listens at ``proxy.port``, which stays the same
+    over ``refuse`` and ``accept``.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -27,7 +27,7 @@ class TcpProxy:
         self._replies = asyncio.Event()
         self.port = 0
         self.connections = 0
-        """Accepted so far."""
+        """Number of connections that were accepted so far."""
 
     async def __aenter__(self) -> Self:
         self.release()
@@ -39,7 +39,7 @@ class TcpProxy:
         await self._scope.stop()
 
     async def accept(self) -> None:
-        """Listen (again)."""
+        """Listen, for the first time or again."""
         self._server = await asyncio.start_server(self._accepted, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -51,20 +51,20 @@ class TcpProxy:
         self.cut()
 
     def cut(self) -> None:
-        """Reset every connection; what was on the way is lost."""
+        """Reset every connection. Bytes on their way are lost."""
         for writer in self._writers:
             writer.transport.abort()
 
     def hold_requests(self) -> None:
-        """From now on, the service receives nothing."""
+        """Hold requests from now on: the service receives nothing."""
         self._requests.clear()
 
     def hold_replies(self) -> None:
-        """From now on, clients receive nothing, although the service does."""
+        """Hold replies from now on: clients receive nothing, although the service does."""
         self._replies.clear()
 
     def release(self) -> None:
-        """Forward what was held, and what comes."""
+        """Forward held and later bytes."""
         self._requests.set()
         self._replies.set()
 
@@ -96,7 +96,7 @@ class TcpProxy:
 
 
 class _Ended(GazetteError):
-    """One side has ended: so does the other."""
+    """One side has ended, so the other side ends too."""
 
 
 async def _forward(
