@@ -10,10 +10,13 @@ from typing import Final
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from gazette import http_stopping
 from gazette.auth import Claims
+from gazette.broker.http_gateway import _write_body
 from gazette.http_body import StreamedBody
+from gazette.protocol.pb import broker_pb2
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture
 from tests.hostile.conftest import Matrix, mutated
@@ -309,3 +312,41 @@ async def test_connections_that_never_end(
                 results.count("others served")
     assert results.outcomes["closed"] == count
     assert len(log_lines()) <= 2, log_lines()
+
+
+async def test_large_bodies_without_a_token(
+    broker: BrokerFixture,
+    matrix: Callable[[str], Matrix],
+    log_lines: Callable[[], list[str]],
+) -> None:
+    """The append is refused while its body is still coming."""
+    results = matrix("large bodies, no token")
+    async with httpx.AsyncClient() as http:
+        for size in (1 << 16, 1 << 20, 1 << 22):
+            for _ in range(5):
+                answer = await http.put(f"{broker.http}/{JOURNAL}", content=bytes(size))
+                assert answer.status_code == 401
+                results.count("refused")
+    assert not log_lines()
+
+
+@pytest.mark.parametrize("size", [7_100, 7_200, 9_000, 15_000, 17_000, 60_000])
+async def test_long_tokens(broker: BrokerFixture, size: int) -> None:
+    """gRPC would refuse some of them, at random, for another reason."""
+    headers = {"Authorization": f"Bearer {'x' * size}", "Content-Type": "application/json"}
+    async with httpx.AsyncClient(headers=headers) as http:
+        for verb, path in (("GET", JOURNAL), ("PUT", JOURNAL), ("POST", "v1/journals/list")):
+            answer = await http.request(verb, f"{broker.http}/{path}")
+            assert answer.status_code == 401, (verb, answer.text)
+
+
+async def test_a_body_for_an_append_that_has_ended(broker: BrokerFixture) -> None:
+    """What gRPC raises for a write then is no error: the outcome of the append is known."""
+    call = broker.service.peers.byte_path(broker.endpoint).append(metadata=())
+    assert await call.code() is not None
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b"late", "more_body": False}
+
+    request = Request({"type": "http", "method": "PUT", "headers": []}, receive)
+    await _write_body(call, broker_pb2.AppendRequest(journal=JOURNAL), request)
