@@ -174,8 +174,8 @@ class StagedFiles:
     def make_live(self, fsm: RecoveryFSM) -> None:
         """Give every file its paths.
 
-        Raise ``Corrupt`` for a path that leaves the directory, for a file and a directory of one
-        name, and for a file that was changed.
+        Raise ``Corrupt`` for a path that leaves the directory, or for a file and a directory of one
+        name. Raise it also for a file that was changed.
         """
         with self._guarded("put played-back files in place"):
             self._close()

@@ -155,7 +155,7 @@ def test_an_index_of_the_wal_that_is_not_whole(tmp_path: Path) -> None:
     with pytest.raises(Broken, match="unknown form"):
         index.read()
     Path(f"{path}-shm").write_bytes(b"\1" + bytes(200))
-    with pytest.raises(Broken, match="not whole"):
+    with pytest.raises(Broken, match="inconsistent"):
         index.read()
     index.close()
 
