@@ -404,6 +404,11 @@ class SimChannel:
         self._reason = ""
         self._waiting: dict[SimCall, None] = {}
         self._closed = False
+        self._changed = _Waiters(network.loop)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        while self.get_state() is last_observed_state:
+            await self._changed.wait()
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         if self._closed:
@@ -442,6 +447,7 @@ class SimChannel:
         self._retry = None
         if not self._closed:
             self._connecting = _Connecting(self)
+            self._changed.wake()
 
     def connected(self, server: SimServer) -> None:
         self._connecting = None
@@ -449,6 +455,7 @@ class SimChannel:
         if self._closed:
             return
         self._connection = Connection(self.network, self, server)
+        self._changed.wake()
         waiting, self._waiting = self._waiting, {}
         for call in waiting:
             call.attach(self._connection)
@@ -461,6 +468,7 @@ class SimChannel:
         delay = self._backoff_s * self.network.rng.uniform(0.8, 1.2)
         self._backoff_s = min(self._backoff_s * 1.6, self._backoff_max_s)
         self._retry = self.network.loop.call_later(delay, self._connect, context=self.node.context)
+        self._changed.wake()
         for call in list(self._waiting):
             if not call.wait_for_ready:
                 del self._waiting[call]
@@ -471,10 +479,12 @@ class SimChannel:
     def lost(self, connection: Connection) -> None:
         if self._connection is connection:
             self._connection = None
+            self._changed.wake()
 
     async def close(self, grace: float | None = None) -> None:
         del grace
         self._closed = True
+        self._changed.wake()
         if self._retry is not None:
             self._retry.cancel()
         calls = list(self._waiting)
