@@ -18,6 +18,7 @@ from gazette import tracing
 from gazette.auth import Claims
 from gazette.blobs.blob_stores import HealthStatus
 from gazette.broker import append_events as ev
+from gazette.broker.append_events import PeerAnswer
 from gazette.broker.append_fsm import AppendFSM
 from gazette.broker.append_line import ContentAhead, ContentSource, too_slow
 from gazette.broker.append_sessions import ADMITTED, Admission, SessionLedger
@@ -26,9 +27,10 @@ from gazette.broker.flow_control import TICKS_PER_S, AppendFlow, effective_rate_
 from gazette.broker.patience import Patience
 from gazette.broker.pipeline import Pipeline, Turn, open_pipeline, roll_back
 from gazette.broker.unless import Superseded, changed, take_unless
-from gazette.errors import Broken, Bug, Closed, GazetteError
+from gazette.errors import Broken, Bug, Closed, Conflict, GazetteError
+from gazette.fragment.local_file import LocalFragment
 from gazette.protocol.append_session import SessionAppend
-from gazette.protocol.ids import JournalName, Revision
+from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.route import Header
 from gazette.protocol.status import Status
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+CATCH_UP_BYTES: Final = 1 << 19
+"""Bytes that are read at a time of what a peer misses."""
 _QUANTUM_S: Final = 0.05
 """How long a throttled append sleeps before it looks around again."""
 
@@ -280,20 +284,46 @@ class AppendDriver:
             spool = await self._wait(take_unless(replica.spool, at.invalidated))
         except (Superseded, _Interrupted, GazetteError) as error:
             return self._unfinished(error)
+        pipeline: Pipeline | None = None
         try:
             await roll_back(spool, primary=True)  # Its last holder may have been cut short.
             if replica.agreement.end is None:
                 replica.head.loaded = False  # It may have grown since this replica began to follow.
-            replica.agreement.lead(spool.fragment.end, at.tenure)
-            self._pipeline = open_pipeline(
+            pipeline = open_pipeline(
                 self._context, at.header, at.journal, spool, agree=replica.agree
             )
         except GazetteError as error:
             return ev.Failed(error)
         finally:
-            if self._pipeline is None:
+            if pipeline is None:
                 replica.spool.give(spool)
-        return ev.PipelineBuilt(self._pipeline.view(), self._context.clock.now())
+        self._pipeline = pipeline
+        if replica.has_unagreed(spool.fragment):
+            failed = await self._catch_up(replica, pipeline)
+            if failed is not None:
+                return failed
+        replica.agreement.lead(spool.fragment.end, at.tenure)
+        return ev.PipelineBuilt(pipeline.view(), self._context.clock.now())
+
+    async def _catch_up(self, replica: Replica, pipeline: Pipeline) -> ev.Event | None:
+        """Send peers what they miss of our spool; None if all of them have it, or were ahead."""
+
+        async def read(local: LocalFragment, at: Offset) -> bytes:
+            return await self._context.pools.reads.run(local.pread, at, CATCH_UP_BYTES)
+
+        error: GazetteError | None = None
+        answers: tuple[PeerAnswer, ...] = ()
+        try:
+            answers = await pipeline.catch_up(read)
+        except Conflict as conflict:
+            replica.refused_to, error = pipeline.spool.fragment.end, conflict
+        except GazetteError as failure:
+            if self._at.reassigned.is_set():
+                return ev.Invalidated()
+            error = failure
+        if error is None and not answers:
+            return None
+        return ev.SyncAnswered(answers, self._context.clock.now(), error)
 
     async def _write(self, writing: Awaitable[Revision]) -> ev.Event:
         try:

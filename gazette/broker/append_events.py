@@ -264,7 +264,8 @@ class TakePipeline:
 
 @dataclass(frozen=True, slots=True)
 class BuildPipeline:
-    """Replace the held pipeline by one of the resolved route. → PipelineBuilt, Invalidated."""
+    """Replace the held pipeline by one of the resolved route, with peers that have all of our spool.
+    → PipelineBuilt, Invalidated; SyncAnswered if a peer cannot be brought up to it."""
 
 
 @dataclass(frozen=True, slots=True)

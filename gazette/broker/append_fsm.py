@@ -156,6 +156,8 @@ class AppendFSM:
                 self._pipeline_route, self._opening, self._rounds = self._where.route, True, 0
                 self._spool, self._registers = spool, spool.registers
                 return self._send_sync(now)
+            case State.START_PIPELINE, ev.SyncAnswered():
+                return self._on_catch_up_failed(event)
             case State.SEND_PIPELINE_SYNC, ev.SyncSent(spool):
                 self._spool, self._opening = spool, False
                 self.state = State.RECV_PIPELINE_SYNC
@@ -232,6 +234,17 @@ class AppendFSM:
         if verdict.registers is not None:
             self._registers = verdict.registers
         return self._send_sync(event.now)
+
+    def _on_catch_up_failed(self, event: ev.SyncAnswered) -> tuple[Effect, ...]:
+        """Go on by a route that a peer knows better, or fail. Our spool is as it was."""
+        ours = Fragment(journal=self.terms.journal, begin=0, end=0)
+        try:
+            verdict = judge_sync(event.answers, self._where, ours, event.error)
+        except GazetteError as error:
+            return self._fail(error, broken=True)
+        self.read_through = max(self.read_through, verdict.read_through)
+        self._let_go()
+        return (ev.TearDownPipeline(), *self._resolve())
 
     def _update_assignments(self) -> tuple[Effect, ...]:
         at = self._where

@@ -11,10 +11,12 @@ streams while this one waits for its acknowledgements.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from gazette.auth import Capability, Claims
 from gazette.broker.append_events import PeerAnswer, SpoolView
@@ -22,10 +24,11 @@ from gazette.broker.append_rules import unexpected_answer
 from gazette.broker.append_wire import replicate_content
 from gazette.broker.peer_stream import PeerStream
 from gazette.broker.write_behind import WriteBehind
-from gazette.errors import Broken, Bug, Closed, GazetteError, Invalid, Unavailable
+from gazette.errors import Broken, Bug, Closed, Conflict, GazetteError, Invalid, Unavailable
+from gazette.fragment.local_file import LocalFragment
 from gazette.fragment.spool import Proposal
 from gazette.fragment.spool_file import INLINE_BYTES, Spool
-from gazette.protocol.fragment import Fragment
+from gazette.protocol.fragment import ZERO_SUM, Fragment
 from gazette.protocol.ids import Offset, ProcessId
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
@@ -36,13 +39,20 @@ from gazette.protocol.status import Status
 if TYPE_CHECKING:
     from gazette.broker.context import BrokerContext
 
+log = logging.getLogger(__name__)
+
 _TOKEN_LIFETIME_S: Final = 24 * 3600.0
 _AGE_MAX_S: Final = 11 * 3600.0
 """A peer may end a stream whose token has expired; tokens are used until they are half as old."""
 _MESSAGE_BYTES_MAX: Final = 1 << 20
 """Content of one ReplicateRequest; brokers may be set to refuse messages of more than 4 MiB.
 Large ones cost gRPC in Python half as much per byte as those of 128 KiB."""
+_SYNC_ANSWERS: Final = frozenset({Status.OK.value, Status.PROPOSAL_MISMATCH.value})
 _METHOD: Final = "/protocol.Journal/Replicate"
+
+
+ReadSpool: TypeAlias = Callable[[LocalFragment, Offset], Awaitable[bytes]]
+"""Reads bytes of a spool from an offset on: at least one, at most what one message may have."""
 
 
 class Turn:
@@ -122,6 +132,8 @@ class Pipeline:
         self._begin = 0
         self._length = 0
         self._failure: GazetteError | None = None
+        self._opened = False
+        """Whether peers have got the route."""
         self.last_turn: asyncio.Future[None] | None = None
         """Done once the last turn has passed: then nobody waits for answers any more."""
 
@@ -172,15 +184,76 @@ class Pipeline:
         cannot be reached are found out as their answers are gathered. Raises as ``propose``.
         """
         request = _proposal(proposal, registers, acknowledge=True)
-        if not opening:
+        if not opening or self._opened:
             self._send(request.SerializeToString())
         else:
-            request.deprecated_journal = proposal.journal
-            for peer in self._peers:
-                header = Header(peer.peer, self.header.route, self.header.etcd)
-                request.header.CopyFrom(header.to_pb())
-                peer.send(request.SerializeToString())
+            self._open(request)
         await self._apply(Proposal(proposal, registers))
+
+    def _open(self, request: broker_pb2.ReplicateRequest) -> None:
+        """Send the first request of each stream, which carries the route."""
+        request.deprecated_journal = request.proposal.journal
+        for peer in self._peers:
+            header = Header(peer.peer, self.header.route, self.header.etcd)
+            request.header.CopyFrom(header.to_pb())
+            peer.send(request.SerializeToString())
+        self._opened = True
+
+    async def catch_up(self, read: ReadSpool) -> tuple[PeerAnswer, ...]:
+        """Send committed bytes of our spool to peers that have its beginning only.
+
+        A peer that is proposed what it does not have goes on behind it. Bytes which were never
+        acknowledged would then be held by some replicas only, and readers would wait for them if these
+        were lost. So this comes before the first ``sync``.
+
+        Returns answers of peers that do not know the route; then nothing was sent. Raises ``Conflict`` if a
+        peer has other bytes than this broker, or the failure of the first peer that failed. Then, and when
+        cancelled, the pipeline must be torn down.
+        """
+        ours = self.spool.fragment
+        # An empty proposal at our beginning changes nothing in a peer that has the beginning, or more.
+        beginning = replace(ours, end=ours.begin, sum=ZERO_SUM)
+        self._open(_proposal(beginning, self.spool.registers, acknowledge=True))
+        async with self.take_turn():
+            answers = [(peer, _answer(peer, await peer.receive())) for peer in self._peers]
+            unwilling = tuple(
+                answer for _, answer in answers if answer.status.value not in _SYNC_ANSWERS
+            )
+            if not unwilling:
+                for peer, answer in answers:
+                    end = _behind(answer, ours)
+                    if end is not None:
+                        await self._send_missing(peer, end, read)
+            return unwilling
+
+    async def _send_missing(self, peer: PeerStream, begin: Offset, read: ReadSpool) -> None:
+        local, at = self.spool.committed(), begin
+        log.info(
+            "%(journal)s: sending [%(begin)d, %(end)d) to %(peer)s, which does not have it",
+            {
+                "journal": local.fragment.journal,
+                "begin": begin,
+                "end": local.end,
+                "peer": peer.peer,
+            },
+        )
+        while at < local.end:
+            content = await read(local, at)
+            peer.send(replicate_content(content, at - begin))
+            at += len(content)
+            if peer.crowded:
+                await peer.room()
+        request = _proposal(local.fragment, self.spool.registers, acknowledge=True)
+        peer.send(request.SerializeToString())
+        answer = _answer(peer, await peer.receive())
+        if answer.status is not Status.OK:
+            raise Conflict(
+                "a replica has other bytes than its primary",
+                hint="Look for fragments in conflict: `gazctl journals fragments`.",
+                journal=local.fragment.journal,
+                peer=peer.peer,
+                fragment=local.fragment.content_name(),
+            )
 
     async def propose(self, proposal: Fragment, registers: LabelSet, *, acknowledge: bool) -> None:
         """Propose to all replicas. Raises the failure of a broken pipeline, and ``Bug`` if our own spool
@@ -339,6 +412,16 @@ class Pipeline:
         finally:
             for peer in self._peers:
                 peer.cancel(closed)
+
+
+def _behind(answer: PeerAnswer, ours: Fragment) -> Offset | None:
+    """Return where a peer ends that has only the beginning of our fragment; None for any other."""
+    if answer.status is Status.OK:
+        return ours.begin
+    theirs = answer.fragment
+    if answer.status is not Status.PROPOSAL_MISMATCH or theirs is None:
+        return None
+    return theirs.end if theirs.begin == ours.begin and theirs.end < ours.end else None
 
 
 async def roll_back(spool: Spool, *, primary: bool) -> None:

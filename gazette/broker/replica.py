@@ -84,6 +84,8 @@ class Replica:
         self.rate = RateBalance()
         self.line = Line()
         self.sessions = SessionLedger()
+        self.refused_to: Offset = -1
+        """Where the spool ended when a peer refused its bytes: it had others."""
         self.refresh_error: str | None = None
         """Why the last listing of the blob stores failed; None if it did not."""
         self._other_stores = asyncio.Event()
@@ -139,6 +141,16 @@ class Replica:
                 timeout_s=timeout_s,
             ) from None
         self.jumps = False
+
+    def has_unagreed(self, fragment: Fragment) -> bool:
+        """Return True if peers may lack the end of ``fragment``, the spool of this primary.
+
+        It was committed and not acknowledged by all, or this replica begins to lead.
+        """
+        agreed = self.agreement.end
+        if not fragment.length or fragment.end == self.refused_to:
+            return False
+        return agreed is None or agreed < fragment.end
 
     def agree(self, end: Offset) -> None:
         """All replicas have acknowledged everything before ``end``.

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, assert_never
 
 from gazette.blobs.thread_call import ended
 from gazette.clock import Clock
-from gazette.errors import Unavailable
+from gazette.errors import Bug, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
 from gazette.fragment.disk_pace import Pace
@@ -133,6 +133,12 @@ class Spool:
             self._perform(effect, primary=primary)
         status = Status.PROPOSAL_MISMATCH if isinstance(effects[-1], Mismatched) else Status.OK
         return SpoolResult(status, self._state.fragment, self._state.registers)
+
+    def committed(self) -> LocalFragment:
+        """Return the committed bytes, to be read. Raises ``Bug`` if there are none."""
+        if self._file is None:
+            raise Bug("nothing is committed to the spool", journal=self.fragment.journal)
+        return LocalFragment(self.fragment, self._file)
 
     async def close(self) -> None:
         """Let go of the file, and of whatever is in it and was not completed by a roll."""

@@ -25,7 +25,8 @@ from gazette.broker.pulse import NoContent
 from gazette.client.rpc_errors import rpc_error
 from gazette.client.wire import COMMIT, append_content, encode_append
 from gazette.clock import SystemClock
-from gazette.errors import Broken, Invalid
+from gazette.errors import Broken, Invalid, Unavailable
+from gazette.fragment.spool_file import Spool
 from gazette.protocol.append_session import SessionAppend, ledger_of
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import ProcessId
@@ -740,6 +741,67 @@ async def test_append_that_is_interrupted_ends_in_good_order(
     if outcome.ending is Ending.FAILED:
         assert str(outcome.error) == "gone"
     assert (await append(b, b"x")).status == Status.OK
+
+
+@pytest.fixture
+def full(ready: FixedCluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Let the spool of ``c`` write nothing, as on a full disk; or let it write again."""
+    index, write = ready["c"].replica(JOURNAL).index, Spool._write
+    state = {"full": False}
+
+    def maybe(self: Spool, *args: Any) -> Any:
+        if state["full"] and self._observer.index is index:  # type: ignore[attr-defined]
+            raise Unavailable("cannot write to a spool file: no space")
+        return write(self, *args)
+
+    monkeypatch.setattr(Spool, "_write", maybe)
+    return lambda is_full: state.update(full=is_full)
+
+
+@pytest.mark.parametrize("first", [b"", b"first "])
+@pytest.mark.parametrize("primary", ["b", "a"])
+async def test_bytes_that_were_not_acknowledged_get_to_replicas_that_lack_them(
+    ready: FixedCluster, first: bytes, primary: str, full: Callable[[bool], None]
+) -> None:
+    """Of a replica whose disk was full: it does not go on behind them. ``a`` is a primary that has only
+    followed, and cannot know which replica lacks what."""
+    await append(ready["b"], b"a fragment of its own ")
+    if first:
+        await append(ready["b"], first)
+    full(True)
+    one = await (await Append(ready["b"]).open()).send(b"not acknowledged ")
+    with pytest.raises(grpc.aio.AioRpcError):
+        await one.commit()
+    full(False)
+
+    ready.assign(JOURNAL, primary, *{"a", "b", "c"} - {primary})
+    response = await append(ready[primary], b"next")
+    assert response.status == Status.OK
+    content = b"a fragment of its own " + first + b"not acknowledged next"
+    assert response.commit.end == len(content)
+    # Replicas that stayed need not wait for a listing of the store.
+    assert [written(ready, name) for name in (primary, "c")] == [content] * 2
+
+
+async def test_a_replica_with_other_bytes_goes_on_behind_them(
+    ready: FixedCluster, full: Callable[[bool], None]
+) -> None:
+    await append(ready["b"], b"a fragment of its own ")
+    await append(ready["b"], b"one ")
+    full(True)
+    one = await (await Append(ready["b"]).open()).send(b"not acknowledged ")
+    with pytest.raises(grpc.aio.AioRpcError):
+        await one.commit()
+    full(False)
+    spool = await ready["c"].replica(JOURNAL).spool.take()
+    spool._sum = hashlib.sha1(b"other bytes", usedforsecurity=False)
+    spool._pending_sum = spool._sum
+    ready["c"].replica(JOURNAL).spool.give(spool)
+
+    with pytest.raises(grpc.aio.AioRpcError, match="other bytes"):
+        await append(ready["b"], b"next")
+    response = await append(ready["b"], b"next")
+    assert response.commit.begin == len(b"a fragment of its own one not acknowledged ")
 
 
 SESSION = "5" * 32
