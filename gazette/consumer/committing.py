@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gazette.consumer.replica_status import error_text
+from gazette.consumer.error_cause import error_text
 from gazette.consumer.transaction import Transaction
 from gazette.errors import GazetteError
 from gazette.protocol.checkpoint import Checkpoint

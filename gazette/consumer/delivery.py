@@ -14,10 +14,9 @@ from typing import Any, Final
 
 from gazette.consumer.application import Application, DeferToNextTransaction, Shard, Store
 from gazette.consumer.callbacks import ApplicationFailed, require_none
-from gazette.consumer.error_cause import ErrorCause, cause_of
+from gazette.consumer.error_cause import ErrorCause, cause_of, error_text
 from gazette.consumer.inbox import Inbox
 from gazette.consumer.poison_control import PoisonControl
-from gazette.consumer.replica_status import error_text
 from gazette.errors import GazetteError
 from gazette.message.envelope import Envelope
 from gazette.message.publisher import Publisher

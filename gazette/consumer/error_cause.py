@@ -14,6 +14,8 @@ from typing import Final
 from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound
 
 _CHAIN_MAX: Final = 32
+ERROR_CHARS_MAX: Final = 2048
+"""Of an error's text: etcd bounds the size of values."""
 
 
 class ErrorCause(enum.Enum):
@@ -60,3 +62,17 @@ def _cause(error: BaseException, classify: Callable[[Exception], ErrorCause]) ->
         case Exception():
             return classify(error)
     return ErrorCause.STORE
+
+
+def error_text(error: BaseException) -> str:
+    """What operators read of a failure: text that can be stored, whatever the error is."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - somebody else's __str__
+        text = ""
+    text = text or type(error).__name__
+    hint = getattr(error, "hint", "")
+    text = f"{text}\n{hint}" if hint else text
+    # Names of files may hold surrogates, which protobuf takes for an error.
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= ERROR_CHARS_MAX else text[:ERROR_CHARS_MAX] + " ...[truncated]"

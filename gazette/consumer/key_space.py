@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from gazette.allocator.model import Assignment, DecodedKV, Item, Member, allocator_decoder
-from gazette.consumer.application_name import Owner, decode_owner, owner_key
+from gazette.consumer.application_name import Owner
+from gazette.consumer.prefix_owner import decode_owner, owner_key
 from gazette.errors import Invalid
 from gazette.etcd_values import KeyValue
 from gazette.protocol.ids import ProcessId

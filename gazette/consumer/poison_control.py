@@ -10,8 +10,8 @@ from typing import Any, Final
 from gazette.clock import Clock
 from gazette.consumer.application import Store
 from gazette.consumer.callbacks import require_instance
+from gazette.consumer.error_cause import error_text
 from gazette.consumer.poison import POISON_LABEL, DeadLetter, PoisonPolicy
-from gazette.consumer.replica_status import error_text
 from gazette.errors import GazetteError, Invalid
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.envelope import Envelope

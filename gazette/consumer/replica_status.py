@@ -15,23 +15,6 @@ from gazette.protocol.shard import ReplicaStatus
 
 log = logging.getLogger(__name__)
 
-ERROR_CHARS_MAX = 2048
-"""Of an error's text: etcd bounds the size of values."""
-
-
-def error_text(error: BaseException) -> str:
-    """What operators read of a failure: text that can be stored, whatever the error is."""
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - somebody else's __str__
-        text = ""
-    text = text or type(error).__name__
-    hint = getattr(error, "hint", "")
-    text = f"{text}\n{hint}" if hint else text
-    # Names of files may hold surrogates, which protobuf takes for an error.
-    text = text.encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= ERROR_CHARS_MAX else text[:ERROR_CHARS_MAX] + " ...[truncated]"
-
 
 async def update_status(
     etcd: Etcd,

@@ -33,19 +33,13 @@ from gazette.client.channel import Channels, TlsSettings
 from gazette.client.client import Client
 from gazette.clock import Clock
 from gazette.consumer.application import Application
-from gazette.consumer.application_name import (
-    Owner,
-    checked_name,
-    claim_prefix,
-    name_of,
-    other_application,
-    owner_key,
-)
+from gazette.consumer.application_name import Owner, checked_name, name_of
 from gazette.consumer.broker_watch import BrokerWatch
 from gazette.consumer.callbacks import initialized, require_callbacks
 from gazette.consumer.debug_shards import debug_routes
 from gazette.consumer.json_gateway import json_routes
 from gazette.consumer.key_space import consumer_decoder, is_consistent, progress
+from gazette.consumer.prefix_owner import claim_prefix, other_application, owner_key
 from gazette.consumer.query import EVERYTHING, Answer, Asking, Question, RunningQueries
 from gazette.consumer.resolver import Resolver
 from gazette.consumer.restarts import Restarts

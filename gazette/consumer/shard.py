@@ -25,6 +25,7 @@ from gazette.consumer.application import (
 )
 from gazette.consumer.callbacks import require_instance
 from gazette.consumer.delivery import application_code
+from gazette.consumer.error_cause import error_text
 from gazette.consumer.hints_store import (
     read_hints,
     usable_hints,
@@ -32,7 +33,7 @@ from gazette.consumer.hints_store import (
 from gazette.consumer.ownership import Ownership
 from gazette.consumer.primary import Primary
 from gazette.consumer.progress import Progress
-from gazette.consumer.replica_status import error_text, update_status
+from gazette.consumer.replica_status import update_status
 from gazette.consumer.restarts import Verdict, is_fenced
 from gazette.consumer.shard_context import ShardContext
 from gazette.consumer.shard_journals import ShardJournals, retried

@@ -11,13 +11,8 @@ from typing import Any
 import pytest
 
 from gazette.client.shards import ShardChange
-from gazette.consumer.application_name import (
-    Owner,
-    claim_prefix,
-    decode_owner,
-    name_of,
-    owner_key,
-)
+from gazette.consumer.application_name import Owner, name_of
+from gazette.consumer.prefix_owner import claim_prefix, decode_owner, owner_key
 from gazette.errors import Invalid, NotAllowed
 from gazette.etcd import Etcd
 from gazette.protocol.checkpoint import Checkpoint

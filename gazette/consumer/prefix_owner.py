@@ -1,0 +1,93 @@
+"""The owner of an etcd prefix: the application whose members may join there. See `application_name`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from gazette.allocator.model import MEMBERS
+from gazette.consumer.application_name import Owner
+from gazette.errors import Conflict, Invalid
+from gazette.etcd import Etcd
+from gazette.etcd_values import Compare, Op
+from gazette.protocol.pb import consumer_pb2
+
+OWNER: Final = "/application"
+_ATTEMPTS_MAX: Final = 10
+
+
+def owner_key(root: str) -> str:
+    return root + OWNER
+
+
+def decode_owner(value: bytes) -> Owner:
+    """Raise ``Invalid`` if the value is not that of an owner."""
+    try:
+        return msgspec.json.decode(value, type=Owner)
+    except msgspec.MsgspecError as error:
+        raise Invalid(f"not the owner of a prefix: {error}") from error
+
+
+async def claim_prefix(etcd: Etcd, root: str, name: str, adopt_from: str) -> Owner:
+    """Make sure that an etcd prefix belongs to the application ``name``, before a member joins it.
+
+    A prefix without an owner, or of ``adopt_from``, becomes its own. Raises ``Invalid`` if it belongs to
+    another application, or if members of another one run; ``Unavailable``. Cancellation: it may be claimed.
+    """
+    key = owner_key(root)
+    for _ in range(_ATTEMPTS_MAX):
+        kv = await etcd.get(key)
+        present = None if kv is None else decode_owner(kv.value)
+        if present is not None and present.name not in (name, adopt_from):
+            raise other_application(root, present.name, name)
+        if others := await _running_others(etcd, root, name):
+            raise Invalid(
+                f"members of application {others[0]} run on etcd prefix {root}, and this is"
+                f" application {name}",
+                path="etcd.prefix",
+                hint="Stop them, or give this application a prefix of its own.",
+            )
+        wanted = _adopted(present, name, adopt_from)
+        if wanted == present:
+            return wanted
+        revision = 0 if kv is None else kv.mod_revision
+        result = await etcd.txn(
+            (Compare.mod_revision(key, "=", revision),),
+            (Op.put(key, msgspec.json.encode(wanted)),),
+        )
+        if result.succeeded:
+            return wanted
+    raise Conflict("the owner of the etcd prefix changes all the time", prefix=root)
+
+
+def _adopted(present: Owner | None, name: str, adopt_from: str) -> Owner:
+    former = () if present is None else present.former
+    added = [] if present is None else [present.name]
+    for one in (*added, adopt_from):
+        if one and one != name and one not in former:
+            former = (*former, one)
+    return Owner(name, former)
+
+
+async def _running_others(etcd: Etcd, root: str, name: str) -> list[str]:
+    """Return the names of other applications that have members."""
+    found = set[str]()
+    for kv in (await etcd.range(root + MEMBERS)).kvs:
+        try:
+            found.add(consumer_pb2.ConsumerSpec.FromString(kv.value).application)
+        except DecodeError:
+            continue  # The key space tells of it.
+    return sorted(found - {"", name})
+
+
+def other_application(root: str, owner: str, name: str) -> Invalid:
+    """Return the error of a member that would join the prefix of another application."""
+    return Invalid(
+        f"etcd prefix {root} belongs to application {owner}, and this is application {name}",
+        path="etcd.prefix",
+        hint="Give each application a prefix of its own. If this one was renamed: keep its name with"
+        f" --consumer.application={owner}, or stop all members and start the new ones with"
+        f" --consumer.adopt-from={owner}.",
+    )
