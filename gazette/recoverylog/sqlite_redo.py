@@ -12,7 +12,7 @@ recovery reads, without ever copying the database in one step.
 
 An image file is named after its first image. It may hold further images, each at an offset of its
 own. The larger the database, the more images it holds: hints name every file, and must not outgrow
-etcd (ADR 8). The file is removed once all its groups have later images, which come in the same
+etcd (ADR 9). The file is removed once all its groups have later images, which come in the same
 order.
 
 Redo files are read in the order of their index. They hold frames of three kinds. A commit has the
