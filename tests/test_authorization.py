@@ -381,6 +381,8 @@ async def check_routes(url: str, routes: Any, rows: dict[tuple[str, str], HttpRo
                 elif (route.path, verb) in rows:
                     seen.add((route.path, verb))
                     await check_route(http, verb, rows[route.path, verb])
+                elif route.path == "/v1/{path:path}" and verb != "OPTIONS":  # No route serves it.
+                    assert (await http.request(verb, "/v1/none")).status_code in (404, 501)
                 elif verb == "OPTIONS" and route.path.startswith("/v1/"):
                     assert (await http.request(verb, route.path)).content == b""
                 else:

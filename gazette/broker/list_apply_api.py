@@ -272,7 +272,7 @@ class ListApplyApi:
             raise Invalid(
                 f"{name} is a route of brokers",
                 path="Upsert.Name",
-                hint="Choose another name: not metrics, and not below debug/ or v1/journals/.",
+                hint="Choose another name: not metrics, and not below debug/ or v1/.",
             )
 
     async def _forget_heads(self, journals: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 _NAMES: Final = frozenset({"metrics"})
-_PREFIXES: Final = ("debug/", "v1/journals/")
+_PREFIXES: Final = ("debug/", "v1/")
 
 
 def is_reserved(journal: str) -> bool:
