@@ -74,7 +74,7 @@ def test_a_log_of_another_store_is_refused(kind: str, by: str, tmp_path: Path) -
     end = log.end
     with pytest.raises(Invalid) as raised:
         OPEN[by](recorder)
-    assert "log does not hold" in str(raised.value)
+    assert "recovery log" in str(raised.value)
     assert "begin a new log" in raised.value.hint
     assert log.end == end, "something was recorded"
 
