@@ -29,7 +29,7 @@ FOUND: dict[str, tuple[int, str]] = {
     "answers-of-the-running-transaction": (5, "no state of a commit"),
     "hints-before-flush": (8, "ends before operations that its hints name"),
     "queries-outlive-the-lease": (6, "still answers a query"),
-    "recovered-acks-not-awaited": (34, "does not answer"),
+    "recovered-acks-not-awaited": (92, "does not answer"),
     "sqlite-commits-without-waits": (15, "inputs are missing"),
     "standby-older-than-it-says": (5, "were committed"),
     "views-forget-the-hand-off": (114, "is stuck"),
