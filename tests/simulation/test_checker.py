@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.simulation.checker import check, may_be_hole
+from tools.simulation.checker import check
 from tools.simulation.history import Append, Fault, History, Jump, Life, Piece, Stored
 
 J = "a/journal"
@@ -172,21 +172,6 @@ def test_bytes_of_another_life_are_not_compared():
     told.history.lives.append(Life(J, 15, "other"))
     told.append(b"bbbb", 0, revision=16)
     assert told.found() == ""
-
-
-def test_bytes_that_no_replica_could_upload_are_a_hole_only_after_two_ends_in_a_row():
-    told = Told()
-    told.append(b"aaaa", 0)
-    told.append(b"bbbb", None, time=2.0)
-    told.append(b"cc", 8, time=40.0)
-    life = told.history.lives[0]
-    told.history.lost_brokers["a"] = 3.0
-    assert not may_be_hole(told.history, life, 4, 8)
-    told.history.lost_brokers["b"] = 28.0
-    assert may_be_hole(told.history, life, 4, 8)
-    assert not may_be_hole(told.history, life, 3, 8), "a part of it was acknowledged"
-    told.history.lost_brokers["b"] = 228.0
-    assert not may_be_hole(told.history, life, 4, 8), "there was time to upload it"
 
 
 def test_a_jump_over_what_could_not_be_listed_is_none_that_counts():

@@ -260,24 +260,6 @@ def is_lost(history: History, append: Append, stored: list[Stored]) -> bool:
     return _quiet(history, min(ends), max(ends)) < UPLOAD_S
 
 
-def may_be_hole(history: History, life: Life, begin: int, end: int) -> bool:
-    """Whether a journal may lack ``[begin, end)``, where nothing was acknowledged: an append had reached
-    some replicas only. The first of them to lead made others go on behind it, and ended before its upload.
-    """
-    journal = [one for one in history.appends if one.journal == life.journal]
-    if any(
-        one.begin is not None and life.has(one.revision) and one.begin < end and one.end > begin
-        for one in journal
-        if one.payload
-    ):
-        return False
-    since = min((one.begun for one in journal if not one.acknowledged), default=None)
-    if since is None:
-        return False
-    ends = [time for time in history.lost_brokers.values() if time >= since]
-    return len(ends) > 1 and _quiet(history, min(ends), max(ends)) < UPLOAD_S
-
-
 def replicas_ended(
     history: History, append: Append, others: Mapping[str, float] = _NONE
 ) -> list[float] | None:

@@ -28,7 +28,7 @@ from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.status import Status
 from gazette.tasks import TaskScope, settled
-from tools.simulation.checker import is_lost, may_be_hole, replicas_ended
+from tools.simulation.checker import is_lost, replicas_ended
 from tools.simulation.history import Append, Fault, Jump, Piece
 from tools.simulation.loop import Node, NodeClock
 from tools.simulation.storage import Threads
@@ -785,8 +785,7 @@ class Scenario:
             and not is_lost(history, one, stored)
         ]
         begin = min((begin for begin in begins if begin > offset), default=offset)
-        may = self.may_reset(journal) or may_be_hole(history, life, offset, begin)
-        return begin if may else offset
+        return begin if self.may_reset(journal) else offset
 
 
 class Writer:
