@@ -212,7 +212,7 @@ class Persister:
         """Persist all there is, including what a replica would have left to its primary.
 
         Waits for uploads under way and repeats failed ones, for at most ``deadline_s`` seconds. What
-        cannot be confirmed is set aside at once, and counts as persisted when the time is up.
+        cannot be confirmed is set aside at once, and counts as persisted: it is in the store.
         Raises ``Unavailable``, naming what is not persisted and why: those bytes are lost if this
         was the last of the journal's brokers. Cancellation: nothing is dropped; call it again.
         """
@@ -221,7 +221,8 @@ class Persister:
             outage.retry_at = 0.0
         try:
             async with asyncio.timeout(deadline_s):
-                while self._entries and self._scope.failure is None:
+                while not self._is_finished() and self._scope.failure is None:
+                    self._idle.clear()
                     await self._idle.wait()
         except TimeoutError:
             pass
@@ -386,6 +387,12 @@ class Persister:
             await self._set_aside(entry, spec)
         except GazetteError as failure:
             self._on_failure(entry, failure)
+        if self._is_finished():
+            self._idle.set()
+
+    def _is_finished(self) -> bool:
+        """Return True if all there is has been persisted or is stored aside."""
+        return all(entry.aside is not None for entry in self._entries)
 
     async def _set_aside(self, entry: _Entry, spec: JournalSpec) -> None:
         await self._cut(entry, spec)

@@ -681,23 +681,15 @@ async def test_serve_is_a_daemon(bench):
 
 
 async def test_what_cannot_be_confirmed_is_kept_and_at_the_end_set_aside(bench):
-    """It is asked about again until the broker ends, and becomes a fragment if that is answered."""
+    """The broker does not wait for etcd then: another one makes a fragment of it."""
     bench.unknown = True
     bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
     await bench.settled()
     bench.clock.advance(200.0)
     await bench.settled()
     assert paths(bench.one, "") == []
-    async with TaskScope("finishing") as scope:
-        finishing = scope.spawn(bench.persister.finish(30.0), name="finish")
-        aside = f"a/journal/{NAME}.raw.unconfirmed-{LIFE}-{TENURE}"
-        await bench.until(lambda: paths(bench.one, "") == [aside])
-        await bench.settled()
-        assert not finishing.done()
-        bench.unknown = False
-        bench.clock.advance(10.0)
-        await finishing
-    assert paths(bench.one, "") == [f"a/journal/{NAME}.raw"]
+    await bench.persister.finish(30.0)
+    assert paths(bench.one, "") == [f"a/journal/{NAME}.raw.unconfirmed-{LIFE}-{TENURE}"]
 
 
 async def test_what_was_uploaded_before_etcd_fell_silent_is_set_aside_too(bench):
