@@ -638,7 +638,8 @@ async def test_a_process_whose_store_hangs_ends_and_names_what_it_could_not_pers
     assert (lost["level"], lost["journal"]) == ("error", JOURNAL)
     assert lost["fragment"].startswith("0000000000000000-0000000000000007-")
     (left,) = [line for line in lines if "threads do not end" in line["msg"]]
-    assert left["threads"] == "store fsspec+hanging://host/fragments/_0"
+    # The health check of the store may hang beside the upload.
+    assert "store fsspec+hanging://host/fragments/_0" in left["threads"]
     assert any(line["level"] == "fatal" for line in lines)
 
 

@@ -176,7 +176,9 @@ def test_what_was_published_and_cannot_be_undone_fails_the_shard(tmp_path: Path)
         assert echoed(driver)
         frames = [pending(word, 100 + i) for i, word in enumerate(("c", "d", "W"))]
         driver.feed(SOURCE, b"".join(frames) + ack(200))
-        with pytest.raises(NotAllowed, match="cannot be undone: a committed message followed"):
+        with pytest.raises(
+            NotAllowed, match="cannot undo published messages: a committed message followed"
+        ):
             driver.run()
 
 

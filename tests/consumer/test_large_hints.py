@@ -214,5 +214,5 @@ async def test_hints_that_never_fit_are_refused_once(
 ) -> None:
     monkeypatch.setattr(hints_store, "encode_hints", lambda hints: encode_hints(hints, 100))
     revision = await assigned(etcd)
-    with pytest.raises(Invalid, match="etcd accepts 100"):
+    with pytest.raises(Invalid, match="etcd accepts only 100 "):
         await rotate(etcd, hints_of(100), revision)

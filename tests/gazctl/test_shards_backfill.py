@@ -157,7 +157,7 @@ async def test_offsets_that_cannot_be_are_refused(scene: Scene, offsets: str, to
             "--verify-shards: --verify compares one shard at least",
         ),
         (["--jobs=-1"], "--jobs: a number of processes is not negative (-1)"),
-        (["--scratch-dir=/no/such"], "--scratch-dir: cannot make a directory for temporary files"),
+        (["--scratch-dir=/no/such"], "--scratch-dir: cannot make a temporary directory"),
     ],
 )
 async def test_flags_that_cannot_be_are_refused(scene: Scene, flags: list[str], told: str) -> None:

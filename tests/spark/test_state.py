@@ -148,7 +148,7 @@ async def test_a_log_whose_fragments_are_in_s3(
         ({"tabel": "x"}, "option tabel: there is no such option"),
         ({"broker.address": ""}, "option broker.address: an address is required"),
         ({"path": "shard-000"}, "shards are not named by a path"),
-        ({"at": "yesterday"}, "option at: neither a time, nor an offset"),
+        ({"at": "yesterday"}, "option at: not a time, an offset"),
         ({"selector": "a in ("}, "option selector: could not match"),
     ],
 )

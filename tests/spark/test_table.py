@@ -127,7 +127,7 @@ def test_columns(options):
     ]:
         with pytest.raises(Invalid, match=message):
             GazetteDataSource({**options, **given}).schema()
-    with pytest.raises(Invalid, match="column timestamp is of type"):
+    with pytest.raises(Invalid, match="column timestamp has type"):
         read(options, "timestamp string")
     required = struct("word string")
     required.fields[0].nullable = False
