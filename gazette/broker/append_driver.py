@@ -479,6 +479,9 @@ class AppendDriver:
         if final:
             self._committing = (self._held.spool.fragment.end, effect.proposal.end)
         try:
+            if final:
+                # Our own readers see a commit at once. Another broker may lead the journal by now.
+                self._context.lease.check()
             await self._held.propose(effect.proposal, effect.registers, acknowledge=final)
         except Bug:
             raise

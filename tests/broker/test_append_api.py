@@ -804,6 +804,16 @@ async def test_a_replica_with_other_bytes_goes_on_behind_them(
     assert response.commit.begin == len(b"a fragment of its own one not acknowledged ")
 
 
+async def test_a_primary_without_a_lease_shows_its_readers_nothing_new(ready: FixedCluster) -> None:
+    """One that was paused beyond its lease, and finds a whole append when it wakes up."""
+    await append(ready["b"], b"before")
+    one = await (await Append(ready["b"]).open()).send(b"behind")
+    ready["b"].lease.remaining_s = 0.0
+    with pytest.raises(grpc.aio.AioRpcError, match="lease may have ended"):
+        await one.commit()
+    assert [written(ready, name) for name in "abc"] == [b"before"] * 3
+
+
 SESSION = "5" * 32
 
 
