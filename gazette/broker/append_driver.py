@@ -249,6 +249,7 @@ class AppendDriver:
             revision=at.header.etcd.revision,
             is_primary=at.is_local,
             same_replica=self._replica is None or at.replica is self._replica,
+            same_members=self._pipeline is None or not self._pipeline.reassigned.is_set(),
             spec=at.spec,
             stored_routes=tuple(kv.decoded.value for kv in at.assignments),
             desired_replication=at.desired_replication,
@@ -262,7 +263,11 @@ class AppendDriver:
         except (Superseded, _Interrupted, GazetteError) as error:
             return self._unfinished(error)
         self._replica, self._pipeline = replica, pipeline
-        if pipeline is None or not pipeline.usable(self._context.clock.monotonic()):
+        if (
+            pipeline is None
+            or pipeline.reassigned.is_set()
+            or not pipeline.usable(self._context.clock.monotonic())
+        ):
             return ev.PipelineTaken(None, None)
         return ev.PipelineTaken(pipeline.route, pipeline.view())
 
@@ -292,6 +297,7 @@ class AppendDriver:
             pipeline = open_pipeline(
                 self._context, at.header, at.journal, spool, agree=replica.agree
             )
+            pipeline.reassigned = at.reassigned
         except GazetteError as error:
             return ev.Failed(error)
         finally:

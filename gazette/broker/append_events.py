@@ -126,13 +126,15 @@ class GatherFailed:
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """``stored_routes`` are what etcd holds in each of the journal's assignments. ``same_replica``:
-    the local replica is the one whose pipeline is held, if one is held."""
+    the local replica is the one whose pipeline is held, if one is held. ``same_members``: no assignment
+    was made again since that pipeline was built, behind which another replica may be."""
 
     status: Status
     route: Route
     revision: Revision
     is_primary: bool = False
     same_replica: bool = True
+    same_members: bool = True
     spec: JournalSpec | None = None
     stored_routes: tuple[Route, ...] = ()
     desired_replication: int = 0

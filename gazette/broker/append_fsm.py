@@ -198,6 +198,8 @@ class AppendFSM:
         if not at.is_primary:
             return (*returned, *self._await_desired_replicas())
         if self.holds:
+            if not at.same_members:
+                self._pipeline_route = None
             return self._start_pipeline()
         self.state = State.ACQUIRE_PIPELINE
         return (*returned, ev.TakePipeline())

@@ -132,6 +132,8 @@ class Pipeline:
         self._begin = 0
         self._length = 0
         self._failure: GazetteError | None = None
+        self.reassigned = asyncio.Event()
+        """Set once an assignment of the journal is made again: another replica may be behind it."""
         self._opened = False
         """Whether peers have got the route."""
         self.last_turn: asyncio.Future[None] | None = None
