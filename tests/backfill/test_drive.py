@@ -316,6 +316,7 @@ async def test_a_history_elsewhere_is_mapped_as_the_publisher_maps(start: Any) -
     assert parts[0] + parts[1] == counts
 
 
+@pytest.mark.long
 async def test_processes_build_as_this_one_does(start: Any) -> None:
     cluster = await start(Words())
     await cluster.broker.create(*map(source, SOURCES))

@@ -208,6 +208,7 @@ async def hasty(tmp_path: Path) -> AsyncIterator[Bench]:
     await bench.stop()
 
 
+@pytest.mark.long
 async def test_what_all_replicas_have_is_told(bench: Bench) -> None:
     """With each turn, up to where its append ended, although the next one has been sent."""
     first, second = await bench.peer("1"), await bench.peer("2")

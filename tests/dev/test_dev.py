@@ -210,6 +210,7 @@ ORDERS = random.Random("orders").sample(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 async def test_sigterm_in_any_order_ends_everything(order: tuple[str, ...], tmp_path: Path) -> None:
     """Every process ends by itself, in bounded time and without a traceback, whoever goes first."""

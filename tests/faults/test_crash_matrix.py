@@ -60,6 +60,7 @@ def test_some_rows_with_sqlite(tmp_path: Path) -> None:
     assert results.count == len(rows)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("plant", "row", "found"),

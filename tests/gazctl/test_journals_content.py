@@ -194,6 +194,7 @@ class Broken(FileStore):
         raise Unavailable("the disk is on fire")
 
 
+@pytest.mark.long
 async def test_an_append_ends_with_the_reason_that_the_broker_gave_last(
     etcd: Etcd, tmp_path: Path
 ) -> None:
