@@ -149,7 +149,7 @@ docs: $(DEV_STAMP)
 
 protos: $(DEV_STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
-	    gazette/protocol/pb/*.proto gazette/etcdpb/*.proto
+	    gazette/protocol/pb/*.proto gazette/etcd/pb/*.proto
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -16,15 +16,15 @@ from collections.abc import Callable
 
 import msgspec
 
-from gazette.client.append_service import AppendService
+from gazette.client.append.service import AppendService
 from gazette.client.client import Client
-from gazette.clock import SystemClock
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.mapping import Mapping, Partition, Partitions, modulo_mapping
 from gazette.message.message import Message
-from gazette.message.message_uuid import Clock, clock_at
 from gazette.message.publisher import Publisher
-from gazette.tasks import BlockingPool, resolved
+from gazette.message.uuid import Clock, clock_at
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import BlockingPool, resolved
 from gazette.testing.stub_broker import StubBroker
 
 BATCH = 1000

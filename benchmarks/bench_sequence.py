@@ -16,9 +16,10 @@ import msgspec
 
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.envelope_decoder import EnvelopeDecoder
-from gazette.message.framing import framing_of
+from gazette.message.framing.framing import framing_of
 from gazette.message.message import Message
-from gazette.message.message_uuid import (
+from gazette.message.sequencer.sequencer import Sequencer
+from gazette.message.uuid import (
     ACK_TXN,
     CONTINUE_TXN,
     OUTSIDE_TXN,
@@ -26,7 +27,6 @@ from gazette.message.message_uuid import (
     UuidMint,
     clock_at,
 )
-from gazette.message.sequencer import Sequencer
 
 CHUNK_BYTES = 128 << 10
 RING = 8192

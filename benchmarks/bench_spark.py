@@ -39,20 +39,20 @@ from spark_history import STORE, journal_name, stored_bytes, write_history
 
 from gazette.backfill.local import LocalRunner
 from gazette.backfill.plan import shape_of, tasks_of
-from gazette.clock import SystemClock
-from gazette.dev.bench_app import BenchMessage, Mode
-from gazette.dev.bench_backfill import BenchColumns, BenchCombined, BenchRows
-from gazette.dev.bench_cluster import BenchSettings, journal_spec, running
-from gazette.dev.bench_messages import application, shard, shard_spec
-from gazette.history.access import Access
+from gazette.bench.app import BenchMessage, Mode
+from gazette.bench.backfill import BenchColumns, BenchCombined, BenchRows
+from gazette.bench.cluster import BenchSettings, journal_spec, running
+from gazette.bench.messages import application, shard, shard_spec
 from gazette.history.field_arrays import scannable
-from gazette.history.kept import Keeping, summarise_keeping
 from gazette.history.read import fold_locally, read_columns
+from gazette.history.row_cache import Keeping, summarise_keeping
 from gazette.history.rows import META, RowFormat, read_rows
-from gazette.history.take import Selection, take_snapshot
+from gazette.history.snapshot_builder import Selection, take_snapshot
+from gazette.history.source import Access
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.protocol.fragment import Codec
 from gazette.protocol.shard import ShardSource, ShardSpec
+from gazette.runtime.clock import SystemClock
 
 JSON = "spark.read.json"
 CONSUME = "a shard that consumes"

@@ -23,7 +23,7 @@ from typing import Any
 import apsw
 
 from gazette.protocol.checkpoint import Checkpoint, ProducerState, SourceCheckpoint
-from gazette.stores.sqlite import CHECKPOINT_TABLE, SQLiteStore
+from gazette.stores.sqlite.store import CHECKPOINT_TABLE, SQLiteStore
 from gazette.testing.recovery import MemoryLog, take_over
 
 ROWS = 100_000

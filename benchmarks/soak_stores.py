@@ -33,9 +33,9 @@ from gazette.blobs.file import FileStore
 from gazette.protocol.checkpoint import Checkpoint, ProducerState, SourceCheckpoint
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.hints import FSMHints
-from gazette.recoverylog.recorder import Recorder
-from gazette.stores.rocksdb import RocksDBStore
-from gazette.stores.sqlite import SQLiteStore
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.stores.rocksdb.store import RocksDBStore
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import LOG, FragmentLog, take_over
 
 ROW_BYTES = 100

@@ -1,4 +1,4 @@
-"""A history to measure with: journals of the messages of `gazette.dev.bench_app`, in fragments."""
+"""A history to measure with: journals of the messages of `gazette.bench.app`, in fragments."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gazette.dev.bench_app import WORDS
+from gazette.bench.app import WORDS
 from gazette.history.columns import Columns
 from gazette.history.rows import meta_array
-from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, UuidArrays, clock_at
+from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, UuidArrays, clock_at
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.testing.stored import write_fragment
 

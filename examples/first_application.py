@@ -3,7 +3,7 @@
 from typing import Any
 
 from gazette import Application, Envelope, Message, Publisher, Shard, runconsumer
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.sqlite.store import SQLiteStore
 
 
 class Word(Message):

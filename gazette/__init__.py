@@ -24,15 +24,15 @@ if TYPE_CHECKING:
         StateView,
         Store,
     )
-    from gazette.consumer.error_cause import ErrorCause
-    from gazette.consumer.poison import DeadLetter, PoisonPolicy
-    from gazette.consumer.query import Answer, Question
+    from gazette.consumer.query.query import Answer, Question
+    from gazette.consumer.query.shard_route import ShardRequest, shard_route
+    from gazette.consumer.query.shard_rpc import shard_rpc
     from gazette.consumer.service import ConsumerService
-    from gazette.consumer.shard_route import ShardRequest, shard_route
-    from gazette.consumer.shard_rpc import shard_rpc
+    from gazette.consumer.transaction.error_cause import ErrorCause
+    from gazette.consumer.transaction.poison import DeadLetter, PoisonPolicy
     from gazette.errors import GazetteError
     from gazette.message.envelope import Envelope
-    from gazette.message.frames import MalformedMessage
+    from gazette.message.framing.frames import MalformedMessage
     from gazette.message.mapping import Partition
     from gazette.message.message import Acknowledgement, CSVRecord, Message
     from gazette.message.publisher import Publisher
@@ -40,29 +40,29 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Acknowledgement": "gazette.message.message",
-    "Answer": "gazette.consumer.query",
+    "Answer": "gazette.consumer.query.query",
     "Application": "gazette.consumer.application",
     "CSVRecord": "gazette.message.message",
     "ConsumerService": "gazette.consumer.service",
-    "DeadLetter": "gazette.consumer.poison",
+    "DeadLetter": "gazette.consumer.transaction.poison",
     "DeferToNextTransaction": "gazette.consumer.application",
     "Envelope": "gazette.message.envelope",
-    "ErrorCause": "gazette.consumer.error_cause",
+    "ErrorCause": "gazette.consumer.transaction.error_cause",
     "GazetteError": "gazette.errors",
-    "MalformedMessage": "gazette.message.frames",
+    "MalformedMessage": "gazette.message.framing.frames",
     "Message": "gazette.message.message",
     "MessageProducer": "gazette.consumer.application",
     "Partition": "gazette.message.mapping",
-    "PoisonPolicy": "gazette.consumer.poison",
+    "PoisonPolicy": "gazette.consumer.transaction.poison",
     "Publisher": "gazette.message.publisher",
-    "Question": "gazette.consumer.query",
+    "Question": "gazette.consumer.query.query",
     "Shard": "gazette.consumer.application",
-    "ShardRequest": "gazette.consumer.shard_route",
+    "ShardRequest": "gazette.consumer.query.shard_route",
     "StateView": "gazette.consumer.application",
     "Store": "gazette.consumer.application",
     "__version__": "gazette.version",
-    "shard_route": "gazette.consumer.shard_route",
-    "shard_rpc": "gazette.consumer.shard_rpc",
+    "shard_route": "gazette.consumer.query.shard_route",
+    "shard_rpc": "gazette.consumer.query.shard_rpc",
 }
 
 __all__ = [

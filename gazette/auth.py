@@ -23,9 +23,9 @@ from typing import Any, Final, Protocol
 
 import jwt
 
-from gazette.clock import Clock
 from gazette.errors import Invalid, NotAllowed
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
+from gazette.runtime.clock import Clock
 
 ALGORITHMS: Final = ("HS256", "HS384")
 LEEWAY_S: Final = 5.0

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gazette.process_exit import end_process
+from gazette.runtime.process_exit import end_process
 from gazette.version import __version__
 
 USAGE: Final = f"""gazette {__version__}
@@ -32,9 +32,9 @@ _COMMANDS: Final = {
     "print-config": ("gazette.broker.main", "print_config"),
     "dev": ("gazette.dev.dev", "run"),
     "demo": ("gazette.dev.demo", "run"),
-    "soak": ("gazette.dev.soak.run", "run"),
-    "bench": ("gazette.dev.bench", "run"),
-    "chaos": ("gazette.dev.chaos.run", "run"),
+    "soak": ("tools.soak.run", "run"),
+    "bench": ("gazette.bench.main", "run"),
+    "chaos": ("tools.chaos.run", "run"),
 }
 _WITH_ENVIRONMENT: Final = frozenset({"serve", "print-config"})
 
@@ -58,7 +58,17 @@ def run(argv: Sequence[str]) -> int:
         return 2
     module, name = _COMMANDS[command]
     # Imported on demand: a broker need not load what only the demonstration uses.
-    function: Callable[..., int] = getattr(importlib.import_module(module), name)
+    try:
+        function: Callable[..., int] = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "tools":
+            raise
+        print(
+            f"gazette: `{command}` is part of the source tree and not of the installed package: "
+            "clone the repository and run it there",
+            file=sys.stderr,
+        )
+        return 2
     return function(rest, os.environ) if command in _WITH_ENVIRONMENT else function(rest)
 
 

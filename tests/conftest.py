@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from hypothesis import settings
 
-from gazette.clock import SystemClock
-from gazette.etcd import Etcd, EtcdSettings
+from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.runtime.clock import SystemClock
 from gazette.testing.clock import ManualClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 

@@ -22,13 +22,13 @@ import pytest
 from starlette.routing import Route as HttpRoute
 
 from gazette.auth import Capability, Claims, KeyedAuth, bearer
-from gazette.clock import SystemClock
-from gazette.etcd import Etcd
+from gazette.etcd.client import Etcd
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.protocol.pb import broker_pb2, consumer_pb2
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.pb.consumer_pb2_grpc import ShardStub
 from gazette.protocol.status import ShardStatus, Status
+from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import STORE, BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture, shard_spec
 from gazette.testing.remote_store import RemoteDatabase

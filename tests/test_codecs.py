@@ -15,7 +15,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gazette.codecs import Decompressor, new_compressor, new_decompressor
+from gazette.codecs.codec import Decompressor, new_compressor, new_decompressor
 from gazette.errors import Corrupt, Invalid
 from gazette.protocol.fragment import Codec
 

@@ -10,9 +10,9 @@ import pytest
 
 from gazette.broker.flags import BrokerFlags, ProcessFlags
 from gazette.broker.main import print_config, schema
-from gazette.config import Schema, duration, exit_with, setting
+from gazette.config.groups import DebugFlags, EtcdFlags, LogFlags
+from gazette.config.schema import Schema, duration, exit_with, setting
 from gazette.errors import Invalid
-from gazette.flags import DebugFlags, EtcdFlags, LogFlags
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import pytest
 
 from gazette import Application
 from gazette.broker.main import print_config, schema
-from gazette.config import Loaded, Schema
-from gazette.config_file import ini_entries
+from gazette.config.files import ini_entries
+from gazette.config.schema import Loaded, Schema
 from gazette.errors import Invalid
 from gazette.gazctl.commands import COMMANDS, shared_schema
 from gazette.gazctl.main import find_command

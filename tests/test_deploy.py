@@ -23,7 +23,7 @@ from gazette.broker.flags import BrokerFlags
 from gazette.broker.main import schema
 from gazette.broker.settings import BrokerSettings
 from gazette.gazctl.commands import COMMANDS
-from gazette.gazctl.journals_apply import parse_changes
+from gazette.gazctl.journals.apply import parse_changes
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette.clock import SystemClock
 from gazette.errors import Closed, GazetteError, Invalid, NotFound, NotYet, Unavailable
-from gazette.etcd import Compacted, Compare, Etcd, EtcdSettings, KeyValue, LeaseLost, Op
-from gazette.etcd_connection import grpc_target
-from gazette.etcd_values import only_reads, prefix_range
+from gazette.etcd.client import Compacted, Compare, Etcd, EtcdSettings, KeyValue, LeaseLost, Op
+from gazette.etcd.connection import grpc_target
+from gazette.etcd.values import only_reads, prefix_range
+from gazette.runtime.clock import SystemClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 from gazette.testing.tcp_proxy import TcpProxy
 
@@ -238,7 +238,7 @@ async def test_a_write_that_was_not_sent_is_not_applied_and_tries_every_endpoint
 
 
 async def unconnected(settings: EtcdSettings) -> Etcd:
-    from gazette.etcd_connection import Connection
+    from gazette.etcd.connection import Connection
 
     return Etcd(Connection(settings, SystemClock()))
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from gazette.clock import SystemClock
 from gazette.errors import Unavailable
-from gazette.etcd import Etcd, EtcdSettings
-from gazette.tasks import TaskScope
+from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 
 

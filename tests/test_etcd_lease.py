@@ -7,10 +7,10 @@ from contextlib import aclosing
 
 import pytest
 
-from gazette.clock import SystemClock
 from gazette.errors import Closed
-from gazette.etcd import Etcd, EtcdSettings, LeaseLost
-from gazette.tasks import TaskScope
+from gazette.etcd.client import Etcd, EtcdSettings, LeaseLost
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 from gazette.testing.tcp_proxy import TcpProxy

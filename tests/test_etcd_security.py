@@ -10,11 +10,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gazette.clock import SystemClock
 from gazette.errors import Invalid, NotAllowed, Unavailable
-from gazette.etcd import Etcd, EtcdSettings
-from gazette.etcd_connection import Connection
-from gazette.etcdpb import auth_pb2, rpc_pb2, rpc_pb2_grpc
+from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.etcd.connection import Connection
+from gazette.etcd.pb import auth_pb2, rpc_pb2, rpc_pb2_grpc
+from gazette.runtime.clock import SystemClock
 from gazette.testing.etcd import EtcdServer, ServerTls, etcd_for_tests
 
 # --- TLS

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gazette.clock import SystemClock
 from gazette.errors import Broken, Conflict, Invalid, NotFound, Unavailable
-from gazette.etcd import Etcd, EtcdSettings
-from gazette.etcd_server import EtcdServer, find_etcd
+from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.etcd.server import EtcdServer, find_etcd
+from gazette.runtime.clock import SystemClock
 from gazette.testing.etcd import etcd_for_tests
 
 

@@ -7,9 +7,9 @@ from contextlib import aclosing
 
 import pytest
 
-from gazette.clock import SystemClock
 from gazette.errors import Closed, Unavailable
-from gazette.etcd import Compacted, Etcd, EtcdSettings, Op, WatchResponse
+from gazette.etcd.client import Compacted, Etcd, EtcdSettings, Op, WatchResponse
+from gazette.runtime.clock import SystemClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 from gazette.testing.tcp_proxy import TcpProxy
 

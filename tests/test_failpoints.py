@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 import gazette
-from gazette import failpoints
 from gazette.errors import Invalid, Unavailable
-from gazette.tasks import TaskScope
+from gazette.runtime import failpoints
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
 from gazette.testing.instant_clock import eventually
 
 PROGRAM = """
-from gazette.failpoints import hit
+from gazette.runtime.failpoints import hit
 for number in range(5):
     print(number, flush=True)
     hit("commit.finalized", f"shard-{number % 2}")

@@ -14,11 +14,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from gazette.etcd import Etcd
-from gazette.file_limit import ConnectionLimits
-from gazette.http_guard import GuardRules, HttpGuard, is_loopback
-from gazette.http_server import HttpServer, bind_tcp, bind_unix
-from gazette.tasks import TaskScope
+from gazette.etcd.client import Etcd
+from gazette.net.http_guard import GuardRules, HttpGuard, is_loopback
+from gazette.net.http_server import HttpServer, bind_tcp, bind_unix
+from gazette.runtime.file_limit import ConnectionLimits
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture
 from gazette.testing.remote_store import RemoteDatabase

@@ -18,15 +18,15 @@ from typing import Any
 import httpx
 import pytest
 
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
-from gazette.client.reader import ReadParams
+from gazette.client.read.reader import ReadParams
 from gazette.client.shards import ShardClient
-from gazette.clock import SystemClock
 from gazette.dev.processes import ChildProcess, await_ready
-from gazette.etcd import Etcd
-from gazette.ports import free_port
+from gazette.etcd.client import Etcd
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.ports import free_port
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.etcd import EtcdServer
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from gazette.errors import Unavailable
-from gazette.log_limit import OncePerMinute
-from gazette.log_setup import LEVELS, setup
+from gazette.runtime.log_limit import OncePerMinute
+from gazette.runtime.log_setup import LEVELS, setup
 
 ROOT = Path(__file__).parent.parent
 _METHODS = {"debug", "info", "warning", "error", "critical", "exception", "log"}

@@ -8,10 +8,10 @@ from typing import Any, Final
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.client.journals import FragmentsParams
-from gazette.client.reader import ReadParams
-from gazette.etcd import Etcd
+from gazette.client.read.reader import ReadParams
+from gazette.etcd.client import Etcd
 from gazette.protocol.fragment import Codec
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture, shard_spec

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from gazette import ports
-from gazette.ports import free_port, port_is_free
+from gazette.runtime import ports
+from gazette.runtime.ports import free_port, port_is_free
 
 
 def test_no_outgoing_connection_is_given_such_a_port():

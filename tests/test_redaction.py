@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gazette.redaction import REDACTED, redact, redact_setting
+from gazette.runtime.redaction import REDACTED, redact, redact_setting
 
 BEFORE = "journal a/journal at http://broker:8080 offset=12\n"
 AFTER = "\nlast line of the log, at http://[::1]:8081/debug offset=13\n"

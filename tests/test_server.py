@@ -25,25 +25,31 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gazette import http_accept, http_stopping
-from gazette.clock import SystemClock
-from gazette.diagnostics import diagnostic_routes
 from gazette.errors import Broken, Invalid, Unavailable
-from gazette.file_limit import ConnectionLimits, file_limit, raise_file_limit, warn_of_few_files
-from gazette.grpc_metrics import MetricsInterceptor
-from gazette.http_body import StreamedBody
-from gazette.http_server import TlsFiles, bind_debug, bind_tcp
-from gazette.log_setup import setup
-from gazette.metrics import (
+from gazette.net import graceful_http as http_stopping
+from gazette.net import http_accept
+from gazette.net.diagnostics import diagnostic_routes
+from gazette.net.grpc_metrics import MetricsInterceptor
+from gazette.net.http_server import TlsFiles, bind_debug, bind_tcp
+from gazette.net.server import Server, ServerSettings, advertised_host, warn_of_open_server
+from gazette.net.streaming_body import StreamedBody
+from gazette.protocol.route import grpc_target
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.file_limit import (
+    ConnectionLimits,
+    file_limit,
+    raise_file_limit,
+    warn_of_few_files,
+)
+from gazette.runtime.log_setup import setup
+from gazette.runtime.metrics import (
     GRPC_SERVER_HANDLED,
     GRPC_SERVER_RECEIVED,
     GRPC_SERVER_SENT,
     GRPC_SERVER_STARTED,
     HTTP_CONNECTIONS_REFUSED,
 )
-from gazette.protocol.route import grpc_target
-from gazette.server import Server, ServerSettings, advertised_host, warn_of_open_server
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 
 SERVICE = "test.Echo"
 
@@ -684,7 +690,7 @@ async def test_without_descriptors_one_line_is_logged_and_connections_wait(
             await answer(reader, f"/{number}".encode())
             writer.close()
     lines = [one for one in caplog.records if one.levelno >= logging.WARNING]
-    assert {one.name for one in lines} == {"gazette.http_accept"}
+    assert {one.name for one in lines} == {"gazette.net.http_accept"}
     assert len({one.cause for one in lines}) == 1  # So that one of them is written.
 
 
@@ -744,7 +750,7 @@ async def test_a_body_that_fails_is_one_line_of_ours(
         root.handlers[:] = handlers
         root.setLevel(level)
     (line,) = lines.getvalue().splitlines()
-    assert "gazette.http_body: the body of /body was cut off: " in line
+    assert "gazette.net.streaming_body: the body of /body was cut off: " in line
 
 
 async def test_what_is_called_is_counted() -> None:

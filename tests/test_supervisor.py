@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gazette.clock import SystemClock
 from gazette.errors import Broken, Invalid
-from gazette.supervisor import (
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.supervisor import (
     PARENT_ENV,
     Supervisor,
     Worker,
@@ -20,11 +20,11 @@ from gazette.supervisor import (
     shifted_port,
     this_program,
 )
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 
 WAITING = """
 import os, signal, sys
-from gazette.supervisor import die_with_parent
+from gazette.runtime.supervisor import die_with_parent
 die_with_parent(os.environ)
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 with open(sys.argv[1], "w") as file:
@@ -131,8 +131,8 @@ async def test_workers_end_when_their_supervisor_is_killed(tmp_path: Path) -> No
     """The kernel tells them: nothing else can, after a SIGKILL."""
     program = (
         "import asyncio, os, sys\n"
-        "from gazette.clock import SystemClock\n"
-        "from gazette.supervisor import Supervisor, Worker\n"
+        "from gazette.runtime.clock import SystemClock\n"
+        "from gazette.runtime.supervisor import Supervisor, Worker\n"
         f"worker = Worker('w', [sys.executable, '-c', {WAITING!r}, {str(tmp_path / 'w')!r}, '0'])\n"
         "asyncio.run(Supervisor(SystemClock(), [worker], os.environ).run())\n"
     )
@@ -171,7 +171,9 @@ def test_there_must_be_a_worker() -> None:
 
 def test_the_program_is_executed_as_it_was_started(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text("from gazette.supervisor import this_program\nprint(this_program()[-2:])\n")
+    script.write_text(
+        "from gazette.runtime.supervisor import this_program\nprint(this_program()[-2:])\n"
+    )
     for argv, expected in (
         ([sys.executable, str(script)], [sys.executable, str(script)]),
         ([sys.executable, "-m", "script"], ["-m", "script"]),

@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gazette import tracing
-from gazette.client.appender import AppendParams
-from gazette.etcd import Etcd
+from gazette.client.append.appender import AppendParams
+from gazette.etcd.client import Etcd
+from gazette.runtime import tracing
 from gazette.testing.broker import BrokerFixture, journal_spec
 
 JOURNAL = "a/journal"

@@ -19,10 +19,10 @@ from typing import Any, Final
 from gazette.errors import Invalid
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.hints import FSMHints, encode_hints
-from gazette.recoverylog.recorder import Recorder
-from gazette.stores.sqlite import SQLiteStore
-from gazette.stores.sqlite_databases import IMAGE_FILES, RedoDatabases
-from gazette.stores.sqlite_redo_recording import HORIZON_SLACK, RedoRecording
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.stores.sqlite.databases import IMAGE_FILES, RedoDatabases
+from gazette.stores.sqlite.redo_recording import HORIZON_SLACK, RedoRecording
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import LOG, MemoryLog, Replayer, take_over
 from tools.fuzz_stores.base import defaults
 

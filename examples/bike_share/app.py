@@ -20,8 +20,8 @@ from starlette.responses import JSONResponse, Response
 from bike_share.history import STORES, History, new_history
 from bike_share.rides import Cycle, Leg, Ride
 from gazette import Application, Envelope, GazetteError, Publisher, Shard
-from gazette.config import setting
-from gazette.consumer.query import rpc_errors
+from gazette.config.schema import setting
+from gazette.consumer.query.query import rpc_errors
 from gazette.consumer.service import ConsumerService
 from gazette.errors import Invalid, NotFound
 from gazette.labels import MESSAGE_TYPE

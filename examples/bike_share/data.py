@@ -19,15 +19,15 @@ from typing import Final, TextIO
 
 from bike_share.app import RIDES
 from bike_share.rides import BIKE, HEADER, Ride
-from gazette.client.append_service import AppendService
+from gazette.client.append.service import AppendService
 from gazette.client.client import Client
 from gazette.client.flags import BrokerClientFlags
-from gazette.clock import Clock, SystemClock
-from gazette.config import Schema, exit_with, setting
+from gazette.config.schema import Schema, exit_with, setting
 from gazette.errors import GazetteError, Invalid
 from gazette.message.mapping import Mapping, PartitionWatch, modulo_mapping, no_partitions
 from gazette.message.publisher import Publisher
-from gazette.tasks import TaskScope, settled
+from gazette.runtime.clock import Clock, SystemClock
+from gazette.runtime.tasks import TaskScope, settled
 
 BEGIN: Final = datetime.datetime(2017, 9, 1, tzinfo=datetime.UTC)
 STREETS: Final = ("Broadway", "Bowery", "Kent Ave", "Grand St", "Carmine St", "Lafayette St")

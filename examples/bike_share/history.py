@@ -9,7 +9,7 @@ from bike_share.rides import Leg, Ride, Stop
 from gazette import Shard
 from gazette.consumer.application import Store
 from gazette.errors import Invalid
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.sqlite.store import SQLiteStore
 
 STORES: Final = ("sqlite", "sql")
 WINDOW: Final = 20

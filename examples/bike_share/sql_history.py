@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from bike_share.history import History
-from gazette.stores.sql import SQLStore, checkpoint_table, shared_engine
+from gazette.stores.sql.store import SQLStore, checkpoint_table, shared_engine
 
 METADATA = sa.MetaData()
 checkpoint_table(METADATA)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from gazette import Application, Envelope, Publisher, Shard, ShardRequest, shard_route
-from gazette.config import setting
+from gazette.config.schema import setting
 from gazette.consumer.service import ConsumerService
 from gazette.errors import Corrupt
 from gazette.labels import MESSAGE_TYPE

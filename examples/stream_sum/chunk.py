@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from gazette.client.flags import BrokerClientFlags
-from gazette.clock import Clock, SystemClock
-from gazette.config import Loaded, Schema, duration, exit_with, setting
+from gazette.config.schema import Loaded, Schema, duration, exit_with, setting
 from gazette.errors import GazetteError, Invalid
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import Clock, SystemClock
+from gazette.runtime.tasks import TaskScope
 from stream_sum.load import Load, LoadSettings
 from stream_sum.verifier import Verifier
 

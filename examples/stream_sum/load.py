@@ -9,16 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gazette.client.append_service import AppendService
+from gazette.client.append.service import AppendService
 from gazette.client.client import Client
-from gazette.client.reader import ReadParams
-from gazette.clock import Clock
+from gazette.client.read.reader import ReadParams
 from gazette.errors import NotFound, NotYet
 from gazette.message.envelope_reader import CommittedReader
 from gazette.message.mapping import Partition, PartitionWatch, fixed_mapping, fnv32a
 from gazette.message.publisher import Publisher
 from gazette.protocol.label_set import LabelSelector
-from gazette.tasks import TaskScope, settled
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import TaskScope, settled
 from stream_sum.app import CHUNKS, RECEIPTS, SUMS
 from stream_sum.messages import ID_BYTES, Chunk, Receipt, Sum, crc64
 from stream_sum.verifier import Verifier

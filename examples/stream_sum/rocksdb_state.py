@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
-from gazette.stores.rocksdb import RocksDBStore
+from gazette.stores.rocksdb.store import RocksDBStore
 from stream_sum.state import Partial, StreamState, Totals, changed_and_ended
 
 STREAM: Final = b"stream/"

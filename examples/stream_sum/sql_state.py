@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from gazette import Shard
-from gazette.stores.sql import SQLStore, checkpoint_table, shared_engine
+from gazette.stores.sql.store import SQLStore, checkpoint_table, shared_engine
 from stream_sum.state import Partial, StreamState, Totals, changed_and_ended
 
 METADATA = sa.MetaData()

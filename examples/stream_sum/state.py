@@ -13,7 +13,7 @@ from gazette import Shard
 from gazette.consumer.application import Store
 from gazette.errors import Invalid
 from gazette.stores.json_file import JSONFileStore
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.sqlite.store import SQLiteStore
 from stream_sum.messages import Sum
 
 STORE_LABEL: Final = "store"

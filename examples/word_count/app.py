@@ -28,15 +28,15 @@ from gazette import (
     runconsumer,
     shard_route,
 )
-from gazette.config import setting
-from gazette.consumer.query import rpc_errors
+from gazette.config.schema import setting
+from gazette.consumer.query.query import rpc_errors
 from gazette.consumer.service import ConsumerService
 from gazette.errors import GazetteError, Invalid, NotFound
-from gazette.json_gateway import WrongMediaType, parse_body
 from gazette.message.mapping import modulo_mapping
+from gazette.net.json_gateway import WrongMediaType, parse_body
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.route import Header
-from gazette.tasks import settled
+from gazette.runtime.tasks import settled
 from word_count.counts import STORES, Counts, new_counts, new_view
 from word_count.ngram_pb2 import (
     NGramCount,

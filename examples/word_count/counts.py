@@ -11,7 +11,7 @@ from gazette import Shard, StateView
 from gazette.consumer.application import Store
 from gazette.errors import Invalid
 from gazette.stores.json_file import JSONFileStore
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.sqlite.store import SQLiteStore
 
 STORES: Final = ("sqlite", "rocksdb", "json", "sql")
 SCHEMA: Final = (

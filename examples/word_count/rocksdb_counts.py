@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 
-from gazette.stores.rocksdb import RocksDBStore
+from gazette.stores.rocksdb.store import RocksDBStore
 from word_count.counts import ROWS_MAX, Counts
 
 

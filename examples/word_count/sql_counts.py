@@ -7,7 +7,7 @@ from collections import Counter
 import sqlalchemy as sa
 
 from gazette import Shard
-from gazette.stores.sql import SQLStore, checkpoint_table, shared_engine
+from gazette.stores.sql.store import SQLStore, checkpoint_table, shared_engine
 from word_count.counts import END, ROWS_MAX, Counts
 
 METADATA = sa.MetaData()

@@ -13,17 +13,17 @@ from typing import NoReturn
 
 from gazette.allocator import metrics
 from gazette.allocator.converge import ItemStep, Round, converge
-from gazette.allocator.desired import Question
+from gazette.allocator.desired import SolverInput
 from gazette.allocator.model import DecodedKV, MemberId
 from gazette.allocator.solver import Solution, solve
 from gazette.allocator.solver_process import solve_in_child
 from gazette.allocator.state import State
-from gazette.clock import Clock
 from gazette.errors import Broken, Conflict, Invalid, NotAllowed, NotFound, Retryable
-from gazette.etcd import Etcd
-from gazette.etcd_values import Compare, GetOp, Operation, RangeResult, Target, TxnResult
+from gazette.etcd.client import Etcd
+from gazette.etcd.values import Compare, GetOp, Operation, RangeResult, Target, TxnResult
 from gazette.keyspace.key_space import KeySpace
-from gazette.tasks import Pool
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import Pool
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class _Leader:
         """Solve for the present state. The state may have changed when this returns, which does no
         harm.
         """
-        question = Question.of(self._state)
+        question = SolverInput.of(self._state)
         begun = self._clock.monotonic()
         solution = await self._solution(question)
         elapsed = self._clock.monotonic() - begun
@@ -181,7 +181,7 @@ class _Leader:
                 },
             )
 
-    async def _solution(self, question: Question) -> Solution:
+    async def _solution(self, question: SolverInput) -> Solution:
         problem = question.problem
         if problem.choices <= _INLINE_CHOICES:
             return solve(problem)

@@ -21,7 +21,7 @@ from gazette.allocator.model import (
     item_key,
     unknown_progress,
 )
-from gazette.etcd_values import Compare, DeleteOp, Op, PutOp
+from gazette.etcd.values import Compare, DeleteOp, Op, PutOp
 
 _DEAD_PER_STEP = 32  # keeps every step small enough for one transaction
 

@@ -12,7 +12,7 @@ from gazette.allocator.state import State
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SolverInput:
     """A ``Problem`` with the names of its items and members, and the demand behind it."""
 
     problem: Problem
@@ -25,7 +25,7 @@ class Question:
     member_slots: int
 
     @staticmethod
-    def of(state: State) -> Question:
+    def of(state: State) -> SolverInput:
         """Return the problem of the present members, items and assignments."""
         demand = state.demand
         members = tuple(member for member, limit in demand.limits.items() if limit > 0)
@@ -50,7 +50,7 @@ class Question:
             ),
         )
         idle = tuple(item for item, wanted in demand.replication.items() if wanted <= 0)
-        return Question(
+        return SolverInput(
             problem,
             items,
             members,

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from gazette.allocator import metrics
+from gazette.allocator.drain_status import ItemNames, Remainder, remainder
 from gazette.allocator.model import DecodedKV
-from gazette.allocator.remainder import Remainder, Words, remainder
 from gazette.allocator.state import State
-from gazette.clock import Clock
-from gazette.tasks import TaskScope, first_of
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import TaskScope, first_of
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Drain:
         clock: Clock,
         state: State,
         who: object,
-        words: Words,
+        words: ItemNames,
         *,
         alone_timeout_s: float,
         timeout_s: float,

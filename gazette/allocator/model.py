@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gazette.errors import Invalid
-from gazette.etcd_values import KeyValue
-from gazette.protocol.numbers import is_digits
+from gazette.etcd.values import KeyValue
+from gazette.runtime.numbers import is_digits
 
 SEPARATOR = "#"
 ITEMS = "/items/"

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from typing import NoReturn, Self
 
-from gazette.clock import Clock
 from gazette.errors import Broken, GazetteError, Unavailable
-from gazette.etcd import Etcd, Lease
-from gazette.etcd_values import Compare, KeyValue, Op, RangeResult, TxnResult
+from gazette.etcd.client import Etcd, Lease
+from gazette.etcd.values import Compare, KeyValue, Op, RangeResult, TxnResult
 from gazette.keyspace.key_space import KeySpace
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import TaskScope
 
 log = logging.getLogger(__name__)
 

@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from gazette.backfill.content import Spooled, first_difference, in_transaction
-from gazette.backfill.job import Backfill, Batches, load_backfill, replay
+from gazette.backfill.definition import Backfill, Batches, load_backfill, replay
 from gazette.backfill.staging import Staging, open_staging, state_name
-from gazette.clock import SystemClock
 from gazette.consumer.application import Application
 from gazette.errors import Corrupt, Fenced, Invalid, NotAllowed, NotFound
-from gazette.failpoints import hit
-from gazette.history.access import Access, OpenAccess
-from gazette.history.fold import CommittedRun
+from gazette.history.merge import CommittedRun
 from gazette.history.read import read_envelopes
+from gazette.history.source import Access, OpenAccess
 from gazette.labels import CONTENT_TYPE
 from gazette.message.envelope import Envelope
 from gazette.message.mapping import Mapping, Partition, Partitions
@@ -32,7 +30,9 @@ from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSpec
 from gazette.recoverylog.scratch import BUILDS, scratch_directory, sweep
-from gazette.stores.claims import Claim
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.failpoints import hit
+from gazette.stores.claims import BackfillClaim
 from gazette.stores.state_builder import BuiltState, StateBuilder
 
 _FRAGMENT_LENGTH: Final = 1 << 20
@@ -62,7 +62,7 @@ class ShardTask:
     fqn: str = ""
     overwrite: bool = False
     scratch: Path | None = None
-    claim: Claim | None = None
+    claim: BackfillClaim | None = None
     """Of a shard whose state is in a database."""
     verify: bool = False
     """Whether what is written to a database is compared with a replay, before it is committed."""

@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from gazette.backfill.build import has_state
-from gazette.backfill.job import Backfill
+from gazette.backfill.definition import Backfill
 from gazette.consumer.application import Application, checked_store
 from gazette.errors import Bug, Fenced, Invalid
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.shard import ShardSpec
-from gazette.stores.claims import Claim, Held
+from gazette.stores.claims import BackfillClaim, Held
 from gazette.stores.state_builder import OfflineShard, claimable
 
 
@@ -78,9 +78,9 @@ def require_comparable(backfill: Backfill, shards: Collection[str]) -> None:
         )
 
 
-def claims_of(held: Mapping[str, Held], token: str) -> dict[str, Claim]:
+def claims_of(held: Mapping[str, Held], token: str) -> dict[str, BackfillClaim]:
     """With which the run's attempts may write, by shard."""
-    return {shard: Claim(one.fence, token) for shard, one in held.items()}
+    return {shard: BackfillClaim(one.fence, token) for shard, one in held.items()}
 
 
 def _no_commit() -> Any:

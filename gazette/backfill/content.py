@@ -13,8 +13,8 @@ from typing import Any, Final, Self
 
 from gazette.errors import Invalid, NotAllowed
 from gazette.stores.json_file import JSONFileStore
-from gazette.stores.rocksdb import DEFAULT, RocksDBStore
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.rocksdb.store import DEFAULT, RocksDBStore
+from gazette.stores.sqlite.store import SQLiteStore
 
 _OURS: Final = "gazette_checkpoint"
 

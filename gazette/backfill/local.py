@@ -21,12 +21,12 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any, Final
 
 from gazette.backfill.build import Attempt, OnRead, ShardTask, run_task
-from gazette.backfill.job import Backfill
+from gazette.backfill.definition import Backfill
 from gazette.errors import Broken, Closed, GazetteError
-from gazette.history.access import Access
-from gazette.history.fold import Folded, fold_snapshot
+from gazette.history.merge import Folded, fold_snapshot
 from gazette.history.read import resolver, summarise_run
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
+from gazette.history.source import Access
 from gazette.history.summary import RunSummary
 
 _LENGTH: Final = struct.Struct("<Q")

@@ -14,21 +14,21 @@ from typing import Any, Final
 import msgspec
 
 from gazette.backfill.build import ShardTask, journal_spec, shard_mapping
-from gazette.backfill.job import Backfill
+from gazette.backfill.definition import Backfill
 from gazette.consumer.application_name import name_of
 from gazette.errors import Conflict, Corrupt, Invalid, NotFound
-from gazette.history.access import Access, OpenAccess
-from gazette.history.columns import Shape
-from gazette.history.fold import Folded
+from gazette.history.columns import MessageFormat
+from gazette.history.merge import Folded
 from gazette.history.snapshot import JournalSnapshot, Snapshot
-from gazette.history.take import Selection, take_snapshot
+from gazette.history.snapshot_builder import Selection, take_snapshot
+from gazette.history.source import Access, OpenAccess
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
 from gazette.message.mapping import Partition, Partitions
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.ids import JournalName, Offset, split_journal_meta
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.shard import ShardSpec
-from gazette.stores.claims import Claim
+from gazette.stores.claims import BackfillClaim
 
 _LOST_TOLD: Final = 5
 
@@ -123,7 +123,7 @@ def take(
             path="--offsets",
         )
     application = backfill.new_application()
-    shapes: dict[Shape, list[JournalName]] = {}
+    shapes: dict[MessageFormat, list[JournalName]] = {}
     for name, content_type in content_types.items():
         kind = backfill.message_type_of(application, journal_spec(name, content_type))
         shapes.setdefault(shape_of(content_type, kind, backfill.uuid_field), []).append(name)
@@ -194,12 +194,12 @@ def _content_types(access: OpenAccess, selection: Selection) -> dict[JournalName
     return access.run(listed())
 
 
-def shape_of(content_type: str, message_type: type[Any], uuid_field: str) -> Shape:
+def shape_of(content_type: str, message_type: type[Any], uuid_field: str) -> MessageFormat:
     """How messages of a type lie in a journal."""
     message = ""
     if content_type == CONTENT_PROTO_FIXED:
         message = f"{message_type.__module__}:{message_type.__qualname__}"
-    return Shape(content_type, uuid_field=uuid_field, message=message)
+    return MessageFormat(content_type, uuid_field=uuid_field, message=message)
 
 
 def _ends_at(snapshot: Snapshot, until_s: float) -> dict[JournalName, Offset]:
@@ -264,7 +264,7 @@ def tasks_of(
     scratch: Path | None,
     application: str = "",
     partitions: tuple[Partition, ...] = (),
-    claims: Mapping[str, Claim] | None = None,
+    claims: Mapping[str, BackfillClaim] | None = None,
     verified: Collection[str] = (),
 ) -> list[ShardTask]:
     """A task for each shard. Raises ``Invalid``, ``Corrupt``.

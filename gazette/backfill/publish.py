@@ -19,21 +19,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.shards import ListedShard, ShardChange, ShardClient, ShardHints
-from gazette.clock import Clock
 from gazette.errors import Conflict, Corrupt, Fenced, Invalid, NotAllowed, NotFound
-from gazette.failpoints import reach
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import Offset
 from gazette.protocol.label_set import EVERYTHING, LabelSelector, LabelSet
-from gazette.recoverylog.log_file import moved_hints
-from gazette.recoverylog.ops import FENCE_LABEL
-from gazette.recoverylog.recorder import fence, fence_check
+from gazette.recoverylog.log.log_file import moved_hints
+from gazette.recoverylog.log.ops import FENCE_LABEL
+from gazette.recoverylog.log.recorder import fence, fence_check
+from gazette.runtime.clock import Clock
+from gazette.runtime.failpoints import reach
+from gazette.runtime.tasks import BlockingPool
 from gazette.stores.state_builder import BuiltState
-from gazette.tasks import BlockingPool
 
 SHARDS_MAX: Final = 60
 """Of one transaction: etcd takes 128 operations, and each shard is two."""

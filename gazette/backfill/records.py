@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from gazette.backfill.build import Attempt, staged_attempt
+from gazette.backfill.inventory import Intent
 from gazette.backfill.plan import Plan
-from gazette.backfill.runs import Intent
 from gazette.backfill.staging import (
     MANIFEST,
     PLAN,
@@ -28,7 +28,7 @@ from gazette.backfill.staging import (
 )
 from gazette.errors import Conflict, Corrupt
 from gazette.protocol.checkpoint import Checkpoint
-from gazette.tasks import BlockingPool
+from gazette.runtime.tasks import BlockingPool
 
 T = TypeVar("T")
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gazette.backfill.build import Attempt, OnRead, ShardTask
-from gazette.backfill.job import Backfill
-from gazette.history.access import Access
-from gazette.history.fold import Folded
+from gazette.backfill.definition import Backfill
+from gazette.history.merge import Folded
 from gazette.history.snapshot import Snapshot
+from gazette.history.source import Access
 
 
 class Runner(Protocol):

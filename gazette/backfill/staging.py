@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 from urllib.parse import quote, unquote, urlsplit
 
-from gazette.blobs.s3 import S3Settings, S3Store
+from gazette.blobs.s3.store import S3Settings, S3Store
 from gazette.blobs.wrappers import RetryingStore
 from gazette.errors import Broken, Corrupt, GazetteError, Invalid, NotFound, Unavailable
-from gazette.failpoints import hit
 from gazette.protocol.fragment import FragmentStoreUrl
-from gazette.protocol.validation import within
+from gazette.protocol.text.validation import within
+from gazette.runtime.failpoints import hit
 
 PLAN: Final = "PLAN.json"
 MANIFEST: Final = "MANIFEST.json"

@@ -10,17 +10,17 @@ from typing import Any, Final
 
 from gazette.backfill.build import OnRead, ShardTask, read_messages
 from gazette.backfill.content import Difference, first_difference
-from gazette.backfill.job import Backfill, replay
+from gazette.backfill.definition import Backfill, replay
 from gazette.consumer.application import Store, checked_store
 from gazette.errors import Corrupt
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.shard import ShardSpec
-from gazette.recoverylog.fsm import RecoveryFSM
-from gazette.recoverylog.log_file import Branch, LogFile
-from gazette.recoverylog.playback import Playback
-from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.log.fsm import RecoveryFSM
+from gazette.recoverylog.log.log_file import Branch, LogFile
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.recoverylog.playback.playback import Playback
+from gazette.recoverylog.playback.staged_files import StagedFiles
 from gazette.recoverylog.scratch import OPENED, REPLAYS, scratch_directory
-from gazette.recoverylog.staged_files import StagedFiles
 from gazette.stores.state_builder import BuiltState, OfflineShard, StateBuilder
 
 _READ_BYTES: Final = 4 << 20

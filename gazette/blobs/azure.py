@@ -15,12 +15,13 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, BinaryIO, Final
 
-from gazette.blobs import extras, fsspec_store
+from gazette.blobs import extras
+from gazette.blobs import fsspec as fsspec_store
 from gazette.blobs.blob_store import BlobInfo, validate_prefix
-from gazette.blobs.fsspec_store import FsspecStore, mod_time_of, write_file
-from gazette.clock import Clock, SystemClock
+from gazette.blobs.fsspec import FsspecStore, mod_time_of, write_file
 from gazette.errors import Invalid, NotAllowed
 from gazette.protocol.fragment import FragmentStoreUrl
+from gazette.runtime.clock import Clock, SystemClock
 
 DELEGATION_KEY_S: Final = 2 * 60 * 60.0
 """How long a key is good for with which URLs of ``azure-ad`` are signed."""

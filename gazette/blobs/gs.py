@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final
 
 from gazette.blobs import extras
 from gazette.blobs.blob_store import BlobInfo, validate_prefix
-from gazette.blobs.fsspec_store import FsspecStore, mod_time_of, write_file
+from gazette.blobs.fsspec import FsspecStore, mod_time_of, write_file
 from gazette.errors import Invalid
 from gazette.protocol.fragment import FragmentStoreUrl
 

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from gazette.errors import Closed, Unavailable
-from gazette.tasks import Pool
+from gazette.runtime.tasks import Pool
 
 T = TypeVar("T")
 P = ParamSpec("P")

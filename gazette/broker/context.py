@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from gazette.auth import Signer, Verifier
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.settings import BrokerSettings
-from gazette.clock import Clock
-from gazette.tasks import Pool, TaskScope
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import Pool, TaskScope
 
 if TYPE_CHECKING:
     from gazette.allocator.state import State
-    from gazette.blobs.blob_stores import BlobStores
+    from gazette.blobs.registry import BlobStores
     from gazette.broker.resolver import Resolver
-    from gazette.client.channel import Channels
-    from gazette.etcd import Etcd
+    from gazette.client.rpc.channel import Channels
+    from gazette.etcd.client import Etcd
     from gazette.fragment.disk_pace import DiskPace
     from gazette.fragment.kept_files import KeptFiles
     from gazette.fragment.local_file import Disk

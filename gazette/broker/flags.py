@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gazette.blobs.fsspec_store import check_protocols
+from gazette.blobs.fsspec import check_protocols
 from gazette.broker.settings import BrokerSettings
-from gazette.client.channel import TlsSettings
-from gazette.config import duration, setting
+from gazette.client.rpc.channel import TlsSettings
+from gazette.config.groups import check_directory
+from gazette.config.schema import duration, setting
 from gazette.errors import Invalid
-from gazette.flags import check_directory
-from gazette.http_server import TlsFiles
-from gazette.server import ServerSettings, advertised_host
+from gazette.net.http_server import TlsFiles
+from gazette.net.server import ServerSettings, advertised_host
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from gazette.allocator.model import Assignment, DecodedKV, Item, Member, allocator_decoder
 from gazette.allocator.state import State
 from gazette.errors import Invalid
-from gazette.etcd_values import KeyValue
+from gazette.etcd.values import KeyValue
 from gazette.protocol.ids import JournalName, ProcessId, Revision
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.pb import broker_pb2

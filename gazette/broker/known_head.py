@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gazette.broker.key_space import tenure_of
 from gazette.errors import Conflict, GazetteError, Unavailable
-from gazette.etcd_values import Compare, Op
+from gazette.etcd.values import Compare, Op
 from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.label_set import Label, LabelSet
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from gazette.allocator.state import State
     from gazette.broker.context import BrokerContext
     from gazette.broker.lease_guard import LeaseGuard
-    from gazette.clock import Clock
-    from gazette.etcd import Etcd
+    from gazette.etcd.client import Etcd
+    from gazette.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 

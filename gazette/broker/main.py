@@ -20,22 +20,22 @@ from typing import Final
 
 from starlette.applications import Starlette
 
-from gazette import log_setup, supervisor
 from gazette.auth import KeyedAuth, NoAuth
 from gazette.broker.flags import BrokerFlags, ProcessFlags
 from gazette.broker.service import BrokerService
-from gazette.clock import Clock, SystemClock
-from gazette.config import Loaded, Schema, exit_with, log_warnings
-from gazette.diagnostics import diagnostic_routes
+from gazette.config.groups import DebugFlags, EtcdFlags, LogFlags, member_id
+from gazette.config.schema import Loaded, Schema, exit_with, log_warnings
 from gazette.errors import GazetteError, Invalid
-from gazette.file_limit import ConnectionLimits, raise_file_limit, warn_of_few_files
-from gazette.flags import DebugFlags, EtcdFlags, LogFlags, member_id
-from gazette.http_guard import HttpGuard
-from gazette.http_server import HttpServer, bind_debug
-from gazette.names import two_words
-from gazette.protocol.validation import within
-from gazette.server import Server, warn_of_open_server
-from gazette.tasks import TaskScope
+from gazette.net.diagnostics import diagnostic_routes
+from gazette.net.http_guard import HttpGuard
+from gazette.net.http_server import HttpServer, bind_debug
+from gazette.net.server import Server, warn_of_open_server
+from gazette.protocol.text.validation import within
+from gazette.runtime import log_setup, supervisor
+from gazette.runtime.clock import Clock, SystemClock
+from gazette.runtime.file_limit import ConnectionLimits, raise_file_limit, warn_of_few_files
+from gazette.runtime.random_names import two_words
+from gazette.runtime.tasks import TaskScope
 
 log = logging.getLogger(__name__)
 

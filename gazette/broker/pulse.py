@@ -12,9 +12,9 @@ import logging
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from gazette.auth import Capability, Claims
-from gazette.broker.append_driver import AppendCall, AppendDriver
-from gazette.broker.append_events import AppendTerms, Ending, Outcome, SuspendControl
-from gazette.broker.unless import Superseded, changed
+from gazette.broker.append.driver import AppendCall, AppendDriver
+from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
+from gazette.broker.append.invalidation import Superseded, changed
 from gazette.errors import Broken, Closed, GazetteError, Unavailable
 from gazette.protocol.status import Status
 

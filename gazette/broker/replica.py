@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gazette.allocator.model import item_key
-from gazette.baton import Baton
-from gazette.broker.agreement import Agreement
-from gazette.broker.append_line import Line
-from gazette.broker.append_sessions import SessionLedger
-from gazette.broker.flow_control import RateBalance
+from gazette.broker.append.flow_control import RateBalance
+from gazette.broker.append.line import Line
+from gazette.broker.append.sessions import SessionLedger
 from gazette.broker.key_space import spec_of
 from gazette.broker.known_head import KnownHead
-from gazette.broker.pipeline import Pipeline, roll_back
 from gazette.broker.pulse import pulse_forever
+from gazette.broker.replication.pipeline import Pipeline, roll_back
+from gazette.broker.replication.upload_gate import Agreement
 from gazette.errors import Closed, GazetteError, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool
@@ -33,10 +32,11 @@ from gazette.fragment.spool_file import Spool
 from gazette.protocol.fragment import ZERO_SUM, Fragment
 from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.journal import JournalSpec
-from gazette.tasks import TaskScope, sleep_unless
+from gazette.runtime.mutex import Mutex
+from gazette.runtime.tasks import TaskScope, sleep_unless
 
 if TYPE_CHECKING:
-    from gazette.blobs.blob_stores import ActiveStore
+    from gazette.blobs.registry import ActiveStore
     from gazette.broker.context import BrokerContext
 
 log = logging.getLogger(__name__)
@@ -107,8 +107,8 @@ class Replica:
             disk=context.disk,
             pace=context.disk_pace.writes,
         )
-        self.spool: Baton[Spool] = Baton(f"spool of {journal}", spool)
-        self.pipeline: Baton[Pipeline | None] = Baton(f"pipeline of {journal}", None)
+        self.spool: Mutex[Spool] = Mutex(f"spool of {journal}", spool)
+        self.pipeline: Mutex[Pipeline | None] = Mutex(f"pipeline of {journal}", None)
 
     @property
     def spec(self) -> JournalSpec | None:

@@ -24,7 +24,7 @@ from gazette.protocol.journal import JournalSpec, SuspendLevel
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header, Route
 from gazette.protocol.status import Status
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 
 if TYPE_CHECKING:
     from gazette.broker.replica import Replica

@@ -20,54 +20,54 @@ from starlette.routing import Route as HttpRoute
 
 from gazette.allocator.allocate import allocate
 from gazette.allocator.drain import Drain
-from gazette.allocator.leave import leave
+from gazette.allocator.drain_status import ItemNames
 from gazette.allocator.model import member_key
-from gazette.allocator.remainder import Words
 from gazette.allocator.session import MemberSession
+from gazette.allocator.shutdown import leave
 from gazette.allocator.state import State
 from gazette.auth import KeyedAuth, NoAuth
-from gazette.blobs.blob_stores import BlobSettings, BlobStores, StoreConstructor
-from gazette.broker.append_api import AppendApi
+from gazette.blobs.registry import BlobSettings, BlobStores, StoreConstructor
+from gazette.broker.api.append import AppendApi
+from gazette.broker.api.fragments import FragmentsApi
+from gazette.broker.api.handlers import journal_handler
+from gazette.broker.api.health import HealthApi
+from gazette.broker.api.list_apply import ListApplyApi
+from gazette.broker.api.read import ReadApi
+from gazette.broker.api.replicate import ReplicateApi
 from gazette.broker.context import BrokerContext, Pools
-from gazette.broker.fragments_api import FragmentsApi
-from gazette.broker.handlers import journal_handler
-from gazette.broker.health_api import HealthApi
-from gazette.broker.http_gateway import HttpGateway, Loopback
-from gazette.broker.json_gateway import json_routes
+from gazette.broker.http.gateway import HttpGateway, Loopback
+from gazette.broker.http.json_gateway import json_routes
 from gazette.broker.key_space import broker_decoder, is_consistent, progress, spec_of
 from gazette.broker.known_head import UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
-from gazette.broker.list_apply_api import ListApplyApi
-from gazette.broker.read_api import ReadApi
 from gazette.broker.replica import Replica
-from gazette.broker.replicate_api import ReplicateApi
 from gazette.broker.resolver import Resolver
 from gazette.broker.settings import BrokerSettings
-from gazette.client.channel import Channels, TlsSettings
-from gazette.clock import Clock
-from gazette.diagnostics import diagnostic_routes
+from gazette.client.rpc.channel import Channels, TlsSettings
 from gazette.errors import Unavailable
-from gazette.etcd import Etcd, EtcdSettings
-from gazette.etcd_startup import connect_patiently
+from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.etcd.startup import connect_with_retry
 from gazette.fragment.disk_pace import DiskPace
 from gazette.fragment.kept_files import KeptFiles
 from gazette.fragment.local_file import Disk, LocalDisk
 from gazette.fragment.persister import Persister, PersisterSettings
-from gazette.http_guard import GuardRules, HttpGuard
 from gazette.keyspace.key_space import KeySpace
+from gazette.net.diagnostics import diagnostic_routes
+from gazette.net.http_guard import GuardRules, HttpGuard
+from gazette.net.server import Server
+from gazette.net.transport import NETWORK, Transport
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.process import BrokerSpec
 from gazette.protocol.route import Route
-from gazette.server import Server
-from gazette.tasks import BlockingPool, PoolFactory, TaskScope, first_of
-from gazette.transport import NETWORK, Transport
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import BlockingPool, PoolFactory, TaskScope, first_of
 
 log = logging.getLogger(__name__)
 
 _CANCEL_S: Final = 10.0
 _HURRIED_GRACE_S: Final = 1.0
-_WORDS: Final = Words("journal", "broker")
+_WORDS: Final = ItemNames("journal", "broker")
 _ANY_METHOD: Final = ("GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS")
 
 
@@ -167,7 +167,7 @@ class BrokerService:
         """
         self.server.start_http(self._servers, HttpGuard(self._app(), self.guard_rules))
         self._phase = "connecting to etcd"
-        self._etcd = await connect_patiently(
+        self._etcd = await connect_with_retry(
             self._etcd_settings, self._clock, transport=self._transport
         )
         parts = self._parts = self._build(self._etcd)

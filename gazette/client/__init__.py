@@ -6,16 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gazette.client.append_service import AppendService as AppendService
+    from gazette.client.append.service import AppendService as AppendService
     from gazette.client.client import Client as Client
-    from gazette.client.reader import Reader as Reader
-    from gazette.client.retry_reader import RetryReader as RetryReader
+    from gazette.client.read.reader import Reader as Reader
+    from gazette.client.read.retry_reader import RetryReader as RetryReader
 
 _MODULES = {
-    "AppendService": "append_service",
+    "AppendService": "append.service",
     "Client": "client",
-    "Reader": "reader",
-    "RetryReader": "retry_reader",
+    "Reader": "read.reader",
+    "RetryReader": "read.retry_reader",
 }
 
 __all__ = ["AppendService", "Client", "Reader", "RetryReader"]

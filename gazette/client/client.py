@@ -6,20 +6,21 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Self
 
 from gazette.auth import Signer
-from gazette.client import appender, journals
-from gazette.client.addresses import Addresses
-from gazette.client.appender import AppendParams, AppendResult, Content
-from gazette.client.channel import BytePath, Channels, ChannelSettings, TlsSettings
-from gazette.client.credentials import Credentials
-from gazette.client.fragment_reader import FragmentAccess
-from gazette.client.reader import Reader, ReadParams
-from gazette.client.retry_reader import RetryReader
-from gazette.client.route_cache import RouteCache
-from gazette.clock import Clock, SystemClock
+from gazette.client import journals
+from gazette.client.append import appender
+from gazette.client.append.appender import AppendParams, AppendResult, Content
+from gazette.client.read.fragment_reader import FragmentAccess
+from gazette.client.read.reader import Reader, ReadParams
+from gazette.client.read.retry_reader import RetryReader
+from gazette.client.rpc.addresses import Addresses
+from gazette.client.rpc.channel import BytePath, Channels, ChannelSettings, TlsSettings
+from gazette.client.rpc.credentials import Credentials
+from gazette.client.rpc.route_cache import RouteCache
 from gazette.protocol.ids import ProcessId, split_journal_meta
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.route import Header, Route
+from gazette.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from gazette.client.journals import (

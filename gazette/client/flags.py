@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gazette.auth import KeyedAuth, NoAuth, Signer, StaticToken
-from gazette.client.channel import TlsSettings
 from gazette.client.client import Client
-from gazette.client.fragment_reader import FragmentAccess
+from gazette.client.read.fragment_reader import FragmentAccess
+from gazette.client.rpc.channel import TlsSettings
 from gazette.client.shards import ShardClient
-from gazette.clock import Clock
-from gazette.config import duration, setting
+from gazette.config.schema import duration, setting
+from gazette.runtime.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gazette.auth import Capability, Claims
-from gazette.client.appender import backoff_s
-from gazette.client.credentials import (
+from gazette.client.append.appender import backoff_s
+from gazette.client.rpc.credentials import (
     LONG_LIFETIME_S,
     SHORT_LIFETIME_S,
     apply_claims,
     journal_claims,
     list_claims,
 )
-from gazette.client.rpc_errors import END_OF_STREAM, answered, status_error, translated
+from gazette.client.rpc.errors import END_OF_STREAM, answered, map_errors, status_error
 from gazette.errors import Broken, GazetteError, Invalid, NotFound, Retryable
-from gazette.protocol import duration
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset, Revision, split_journal_meta
 from gazette.protocol.journal import JournalSpec
@@ -38,7 +37,8 @@ from gazette.protocol.rpc import (
 )
 from gazette.protocol.status import Status
 from gazette.protocol.stored import listed_journal
-from gazette.protocol.validation import within
+from gazette.protocol.text import duration
+from gazette.protocol.text.validation import within
 
 if TYPE_CHECKING:
     from gazette.client.client import Client
@@ -195,12 +195,12 @@ async def _pages(
     client: Client, request: broker_pb2.ListRequest, selector: LabelSelector
 ) -> AsyncIterator[broker_pb2.ListResponse]:
     metadata = client.credentials.metadata(list_claims(selector), LONG_LIFETIME_S)
-    with translated("List", client.channels, endpoint=client.address):
+    with map_errors("List", client.channels, endpoint=client.address):
         stub = await client.connected_stub()
         call: Any = stub.List(request, metadata=metadata, wait_for_ready=True)
     try:
         while True:
-            with translated("List", client.channels, endpoint=client.address):
+            with map_errors("List", client.channels, endpoint=client.address):
                 page = await call.read()
             if page is END_OF_STREAM:
                 return
@@ -282,7 +282,7 @@ async def _apply(client: Client, changes: Sequence[JournalChange]) -> Header:
     request = broker_pb2.ApplyRequest(changes=[change.to_pb() for change in changes])
     validate_apply_request(request)
     metadata = client.credentials.metadata(apply_claims(), SHORT_LIFETIME_S)
-    with translated("Apply", client.channels, endpoint=client.address):
+    with map_errors("Apply", client.channels, endpoint=client.address):
         stub = await client.connected_stub()
         response = await stub.Apply(request, metadata=metadata, wait_for_ready=True)
     with answered("Apply"):
@@ -320,7 +320,7 @@ async def _fragments_page(
     endpoint = client.endpoint_of(params.journal)
     metadata = client.credentials.metadata(journal_claims(Capability.READ, params.journal))
     try:
-        with translated(
+        with map_errors(
             "ListFragments", client.channels, journal=params.journal, endpoint=endpoint
         ):
             call = client.channels.journal(endpoint).ListFragments(request, metadata=metadata)
@@ -354,7 +354,7 @@ async def fragment_store_health(
     )
     validate_health_request(request)
     metadata = client.credentials.metadata(Claims(Capability.READ))
-    with translated("FragmentStoreHealth", client.channels, endpoint=client.address):
+    with map_errors("FragmentStoreHealth", client.channels, endpoint=client.address):
         stub = await client.connected_stub()
         response = await stub.FragmentStoreHealth(request, metadata=metadata, wait_for_ready=True)
     with answered("FragmentStoreHealth"):

@@ -7,18 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from gazette.auth import Capability, Claims, Signer
-from gazette.client.addresses import Addresses
-from gazette.client.channel import Channels, ChannelSettings, TlsSettings
-from gazette.client.credentials import (
+from gazette.client.rpc.addresses import Addresses
+from gazette.client.rpc.channel import Channels, ChannelSettings, TlsSettings
+from gazette.client.rpc.credentials import (
     SHORT_LIFETIME_S,
     Metadata,
     apply_claims,
     list_claims,
     shard_claims,
 )
-from gazette.client.route_cache import RouteCache
-from gazette.client.rpc_errors import answered, shard_status_error, translated
-from gazette.clock import Clock, SystemClock
+from gazette.client.rpc.errors import answered, map_errors, shard_status_error
+from gazette.client.rpc.route_cache import RouteCache
 from gazette.errors import GazetteError
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import JournalName, Offset, Revision, ShardId
@@ -40,6 +39,7 @@ from gazette.protocol.rpc import (
 from gazette.protocol.shard import ReplicaStatus, ShardSpec
 from gazette.protocol.status import ShardStatus
 from gazette.protocol.stored import stored_status
+from gazette.runtime.clock import Clock, SystemClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class ShardClient:
         validate_stat_request(request)
         endpoint = self._endpoint_of(shard_id)
         try:
-            with translated("Stat", self.channels, shard=shard_id, endpoint=endpoint):
+            with map_errors("Stat", self.channels, shard=shard_id, endpoint=endpoint):
                 response = await self.channels.shard(endpoint).Stat(
                     request, metadata=self._metadata(shard_claims(Capability.READ, shard_id))
                 )
@@ -185,7 +185,7 @@ class ShardClient:
         """All shards that match, of those that the caller may list. Raises ``NotAllowed`` …"""
         request = consumer_pb2.ListRequest(selector=selector.to_pb(), extension=extension)
         validate_shard_list_request(request)
-        with translated("List", self.channels, endpoint=self.address):
+        with map_errors("List", self.channels, endpoint=self.address):
             stub = await self._connected_stub()
             response = await stub.List(
                 request, metadata=self._metadata(list_claims(selector)), wait_for_ready=True
@@ -215,7 +215,7 @@ class ShardClient:
                 extension=extension,
             )
             validate_shard_apply_request(request)
-            with translated("Apply", self.channels, endpoint=self.address):
+            with map_errors("Apply", self.channels, endpoint=self.address):
                 stub = await self._connected_stub()
                 response = await stub.Apply(
                     request, metadata=self._metadata(apply_claims()), wait_for_ready=True
@@ -231,7 +231,7 @@ class ShardClient:
         """The stored hints of a shard. Raises ``NotFound`` …"""
         request = consumer_pb2.GetHintsRequest(shard=shard_id, extension=extension)
         validate_get_hints_request(request)
-        with translated("GetHints", self.channels, shard=shard_id, endpoint=self.address):
+        with map_errors("GetHints", self.channels, shard=shard_id, endpoint=self.address):
             stub = await self._connected_stub()
             response = await stub.GetHints(
                 request,
@@ -261,7 +261,7 @@ class ShardClient:
             shards=shard_ids, only_failed=only_failed, dry_run=dry_run
         )
         validate_unassign_request(request)
-        with translated("Unassign", self.channels, endpoint=self.address):
+        with map_errors("Unassign", self.channels, endpoint=self.address):
             stub = await self._connected_stub()
             response = await stub.Unassign(
                 request,

@@ -24,21 +24,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from gazette.consumer.callbacks import require_instance, require_none
-from gazette.consumer.error_cause import ErrorCause
-from gazette.consumer.poison import PoisonPolicy
+from gazette.consumer.transaction.error_cause import ErrorCause
+from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.errors import GazetteError, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.shard import ShardSpec
-from gazette.tasks import OpFuture
+from gazette.runtime.tasks import OpFuture
 
 if TYPE_CHECKING:
-    from gazette.consumer.inbox import Feed
     from gazette.consumer.service import ConsumerService
+    from gazette.consumer.transaction.inbox import Feed
     from gazette.message.envelope import Envelope
     from gazette.message.publisher import Publisher
-    from gazette.recoverylog.recorder import Recorder
-    from gazette.recoverylog.staged_files import PlayedFiles
+    from gazette.recoverylog.log.recorder import Recorder
+    from gazette.recoverylog.playback.staged_files import PlayedFiles
 
 StoreT = TypeVar("StoreT", bound="Store")
 
@@ -185,7 +185,7 @@ class Application(ABC, Generic[StoreT]):
     model or protobuf class. None: override ``new_message_type``."""
 
     config_groups: ClassVar[Mapping[str, type]] = {}
-    """Settings of the application: group name → frozen dataclass made with `gazette.config.setting`.
+    """Settings of the application: group name → frozen dataclass made with `gazette.config.schema.setting`.
     Their flags, environment names and file keys work like the runtime's own."""
 
     application_name: ClassVar[str] = ""

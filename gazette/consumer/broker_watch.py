@@ -11,11 +11,11 @@ import logging
 from typing import Final, NoReturn
 
 from gazette.client.client import Client
-from gazette.client.reachable import require_reachable
-from gazette.clock import Clock
+from gazette.client.rpc.preflight import require_reachable
 from gazette.errors import GazetteError
 from gazette.labels import META_NAME
 from gazette.protocol.label_set import LabelSelector
+from gazette.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 

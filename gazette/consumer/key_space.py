@@ -12,7 +12,7 @@ from gazette.allocator.model import Assignment, DecodedKV, Item, Member, allocat
 from gazette.consumer.application_name import Owner
 from gazette.consumer.prefix_owner import decode_owner, owner_key
 from gazette.errors import Invalid
-from gazette.etcd_values import KeyValue
+from gazette.etcd.values import KeyValue
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.process import ConsumerSpec

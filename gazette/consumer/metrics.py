@@ -9,10 +9,10 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge
 
-from gazette.consumer.transaction import Phases
-from gazette.message.message_uuid import flags_text
-from gazette.message.sequencer import QueueOutcome
-from gazette.metrics import PlainCounter
+from gazette.consumer.transaction.transaction import Phases
+from gazette.message.sequencer.sequencer import QueueOutcome
+from gazette.message.uuid import flags_text
+from gazette.runtime.metrics import PlainCounter
 
 TRANSACTIONS: Final = Counter(
     "gazette_shard_transactions_total",

@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 from gazette.allocator.model import MEMBERS
 from gazette.consumer.application_name import Owner
 from gazette.errors import Conflict, Invalid
-from gazette.etcd import Etcd
-from gazette.etcd_values import Compare, Op
+from gazette.etcd.client import Etcd
+from gazette.etcd.values import Compare, Op
 from gazette.protocol.pb import consumer_pb2
 
 OWNER: Final = "/application"

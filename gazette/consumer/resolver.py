@@ -18,7 +18,7 @@ from gazette.allocator.state import LocalItem, State
 from gazette.auth import Claims
 from gazette.consumer.application import Store
 from gazette.consumer.key_space import ShardItem, route_of
-from gazette.consumer.shard import Shard
+from gazette.consumer.shard.shard import Shard
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.keyspace.key_space import KeySpace
 from gazette.protocol.ids import ProcessId
@@ -26,7 +26,7 @@ from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header, Route
 from gazette.protocol.shard import ReplicaCode, ShardSpec
 from gazette.protocol.status import ShardStatus
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 
 log = logging.getLogger(__name__)
 

@@ -22,53 +22,53 @@ from starlette.routing import Route as HttpRoute
 
 from gazette.allocator.allocate import allocate
 from gazette.allocator.drain import Drain
-from gazette.allocator.leave import leave
+from gazette.allocator.drain_status import ItemNames
 from gazette.allocator.model import DecodedKV, member_key
-from gazette.allocator.remainder import Words
 from gazette.allocator.session import MemberSession
+from gazette.allocator.shutdown import leave
 from gazette.allocator.state import State
 from gazette.auth import Claims, KeyedAuth, NoAuth, Verifier
-from gazette.client.append_service import AppendService, MemoryBudget
-from gazette.client.channel import Channels, TlsSettings
+from gazette.client.append.service import AppendService, MemoryBudget
 from gazette.client.client import Client
-from gazette.clock import Clock
+from gazette.client.rpc.channel import Channels, TlsSettings
+from gazette.consumer.api.json_gateway import json_routes
+from gazette.consumer.api.shard_api import ShardApi
 from gazette.consumer.application import Application
 from gazette.consumer.application_name import Owner, checked_name, name_of
 from gazette.consumer.broker_watch import BrokerWatch
 from gazette.consumer.callbacks import initialized, require_callbacks
-from gazette.consumer.debug_shards import debug_routes
-from gazette.consumer.json_gateway import json_routes
+from gazette.consumer.debug_routes import debug_routes
 from gazette.consumer.key_space import consumer_decoder, is_consistent, progress
 from gazette.consumer.prefix_owner import claim_prefix, other_application, owner_key
-from gazette.consumer.query import EVERYTHING, Answer, Asking, Question, RunningQueries
+from gazette.consumer.query.query import EVERYTHING, Answer, QueryRouter, Question, RunningQueries
+from gazette.consumer.query.shard_route import BoundShardRoute, HttpQueries, error_answer
 from gazette.consumer.resolver import Resolver
-from gazette.consumer.restarts import Restarts
 from gazette.consumer.settings import ConsumerSettings
-from gazette.consumer.shard import Shard
-from gazette.consumer.shard_api import ShardApi
-from gazette.consumer.shard_collector import ShardCollector
-from gazette.consumer.shard_context import ShardContext
-from gazette.consumer.shard_journals import retried
-from gazette.consumer.shard_route import BoundShardRoute, HttpQueries, error_answer
-from gazette.consumer.shard_thread import ShardThread, WorkerFactory
-from gazette.diagnostics import diagnostic_routes
+from gazette.consumer.shard.collector import ShardCollector
+from gazette.consumer.shard.context import ShardContext
+from gazette.consumer.shard.journals import retried
+from gazette.consumer.shard.restarts import Restarts
+from gazette.consumer.shard.shard import Shard
+from gazette.consumer.shard.thread import ShardThread, WorkerFactory
 from gazette.errors import Bug, GazetteError, Unavailable
-from gazette.etcd import Etcd, EtcdSettings
-from gazette.etcd_startup import connect_patiently
-from gazette.http_guard import GuardRules, HttpGuard
+from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.etcd.startup import connect_with_retry
 from gazette.keyspace.key_space import KeySpace
 from gazette.message.mapping import PartitionWatch
-from gazette.message.message_uuid import Clock as MessageClock
-from gazette.message.message_uuid import new_producer_id
 from gazette.message.publisher import Publisher
+from gazette.message.uuid import Clock as MessageClock
+from gazette.message.uuid import new_producer_id
+from gazette.net.diagnostics import diagnostic_routes
+from gazette.net.http_guard import GuardRules, HttpGuard
+from gazette.net.server import Server
+from gazette.net.transport import NETWORK, Transport
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.process import ConsumerSpec
 from gazette.protocol.route import Header
 from gazette.recoverylog.scratch import SHARDS, sweep
-from gazette.server import Server
-from gazette.tasks import BlockingPool, PoolFactory, TaskScope, first_of
-from gazette.transport import NETWORK, Transport
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import BlockingPool, PoolFactory, TaskScope, first_of
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ _HURRIED_GRACE_S: Final = 1.0
 _INITIALIZING: Final = "initializing the application"
 _ANSWER_SHARE: Final = 0.8
 """The part of the time for stopping in which queries that run may still be answered."""
-_WORDS: Final = Words("shard", "member")
+_WORDS: Final = ItemNames("shard", "member")
 
 
 @dataclass(slots=True)
@@ -274,7 +274,7 @@ class ConsumerService:
             await self._await_start(seconds)
         if self._queries_running.ended:
             raise self._queries_running.leaving(question.shard)
-        asking = Asking(
+        asking = QueryRouter(
             self._running.resolver, self.peers, self._queries, self.clock, self._queries_running
         )
         left_s = max(0.0, seconds - (self.clock.monotonic() - begun))
@@ -340,7 +340,7 @@ class ConsumerService:
         await initialized(self.application, self)
         app.router.routes[:] = self._all_routes()
         self._phase = "connecting to etcd"
-        etcd = await connect_patiently(self._etcd_settings, self.clock, transport=self._transport)
+        etcd = await connect_with_retry(self._etcd_settings, self.clock, transport=self._transport)
         self._phase = "announcing itself"
         try:
             owner = await retried(

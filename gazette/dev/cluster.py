@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from gazette.client.client import Client
-from gazette.clock import Clock
 from gazette.dev.heads import resume_journals
 from gazette.dev.processes import ChildProcess, await_ready, python_module
 from gazette.errors import Invalid, Unavailable
-from gazette.etcd_server import EtcdServer
-from gazette.ports import bracketed, free_port, port_is_free
+from gazette.etcd.server import EtcdServer
+from gazette.runtime.clock import Clock
+from gazette.runtime.ports import bracketed, free_port, port_is_free
 
 _WILDCARDS: Final = ("0.0.0.0", "::")
 

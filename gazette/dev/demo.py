@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gazette.clock import Clock, SystemClock
-from gazette.config import Schema, exit_with, setting
+from gazette.config.schema import Schema, exit_with, setting
 from gazette.dev.cluster import ClusterSettings, LocalCluster
 from gazette.dev.corpus import corpus_files, count_independently
 from gazette.dev.demo_backfill import BackfillAct, Runner, choose_runner
@@ -32,7 +31,8 @@ from gazette.dev.word_count import (
     import_examples,
 )
 from gazette.errors import GazetteError, Invalid
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import Clock, SystemClock
+from gazette.runtime.tasks import TaskScope
 
 LEASE_S: Final = 4.0
 TOP_WORDS: Final = 10

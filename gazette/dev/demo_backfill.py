@@ -14,14 +14,14 @@ from rich.markup import escape
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
 from gazette.client.shards import ShardChange
-from gazette.clock import Clock
 from gazette.dev.processes import ChildProcess, python_module
 from gazette.dev.word_count import LOGS, WordCountCluster, examples_path
 from gazette.errors import Broken, Invalid, Unavailable
-from gazette.etcd import Etcd, EtcdSettings
-from gazette.etcd_values import Compare, Op
+from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.etcd.values import Compare, Op
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.shard import ShardSpec
+from gazette.runtime.clock import Clock
 
 APP: Final = "word_count.backfill:WordCountBackfill"
 SPARK_MASTER: Final = "local[*]"

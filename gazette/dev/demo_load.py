@@ -12,9 +12,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
-from gazette.client.append_service import AppendService
+from gazette.client.append.service import AppendService
 from gazette.client.client import Client
-from gazette.clock import Clock
 from gazette.dev.corpus import texts
 from gazette.dev.heads import write_head
 from gazette.dev.word_count import NGRAM_TYPE, Member, WordCountCluster
@@ -23,7 +22,8 @@ from gazette.labels import MESSAGE_TYPE
 from gazette.message.mapping import PartitionWatch, modulo_mapping
 from gazette.message.publisher import Publisher
 from gazette.protocol.label_set import LabelSelector
-from gazette.tasks import TaskScope, settled
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import TaskScope, settled
 
 TEXT_BYTES: Final = 64 << 10
 BACKLOG_BYTES: Final = 8 << 20

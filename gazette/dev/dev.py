@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gazette.clock import Clock, SystemClock
-from gazette.config import Schema, duration, exit_with, setting
+from gazette.config.schema import Schema, duration, exit_with, setting
 from gazette.dev.cluster import ClusterSettings, LocalCluster
 from gazette.errors import GazetteError, Invalid
-from gazette.file_limit import raise_file_limit
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import Clock, SystemClock
+from gazette.runtime.file_limit import raise_file_limit
+from gazette.runtime.tasks import TaskScope
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gazette.client.appender import AppendParams, SuspendControl
+from gazette.client.append.appender import AppendParams, SuspendControl
 from gazette.client.client import Client
-from gazette.client.reader import ReadParams
-from gazette.client.rpc_errors import status_of
+from gazette.client.read.reader import ReadParams
+from gazette.client.rpc.errors import status_of
 from gazette.errors import GazetteError, NotYet
 from gazette.protocol.status import Status
 

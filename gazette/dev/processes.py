@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gazette.clock import Clock
 from gazette.errors import Broken, Unavailable
-from gazette.supervisor import PARENT_ENV
+from gazette.runtime.clock import Clock
+from gazette.runtime.supervisor import PARENT_ENV
 
 LOG_TAIL_BYTES: Final = 2_000
 

@@ -13,18 +13,18 @@ from typing import Any, Final
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
 from gazette.client.shards import ListedShard, ShardChange, ShardClient
-from gazette.clock import Clock
 from gazette.dev.cluster import LocalCluster
 from gazette.dev.processes import ChildProcess, await_ready, python_module
 from gazette.errors import GazetteError, NotFound, Unavailable
 from gazette.labels import CONTENT_PROTO_FIXED, CONTENT_RECOVERY_LOG, CONTENT_TYPE, MESSAGE_TYPE
-from gazette.ports import bracketed, free_port
-from gazette.protocol import duration
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ReplicaCode, ShardSource, ShardSpec
-from gazette.tasks import TaskScope
+from gazette.protocol.text import duration
+from gazette.runtime.clock import Clock
+from gazette.runtime.ports import bracketed, free_port
+from gazette.runtime.tasks import TaskScope
 
 STORE: Final = "file:///"
 WORDS: Final = "words/part-{:03d}"

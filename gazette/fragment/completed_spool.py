@@ -17,7 +17,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from gazette.codecs import Compressor, new_compressor
+from gazette.codecs.codec import Compressor, new_compressor
 from gazette.errors import Corrupt, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.local_file import SpoolFile
@@ -25,7 +25,7 @@ from gazette.fragment.set_aside import content_encoding
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import Offset
 from gazette.protocol.label_set import LabelSet
-from gazette.tasks import Pool
+from gazette.runtime.tasks import Pool
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -1,5 +1,5 @@
 """Stage 9 of the byte path: takes commits from `spool_file` and listings from `listing`, tells
-`read_api` which fragment to read an offset from.
+`broker/api/read` which fragment to read an offset from.
 
 The index of one replica joins what blob stores hold with what the local spool holds beyond them,
 and is where readers wait at the head of a journal.
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, TypeAlias
 
-from gazette.clock import Clock
 from gazette.errors import Closed
 from gazette.fragment.conflicts import FragmentConflict, conflicts_with
 from gazette.fragment.cover_set import CoverSet, uncovered
@@ -22,6 +21,7 @@ from gazette.fragment.local_file import LocalFragment
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.status import Status
+from gazette.runtime.clock import Clock
 
 AT_WRITE_HEAD: Final = -1
 """The offset by which a read request names the head of the journal."""

@@ -27,14 +27,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gazette.blobs.blob_store import BlobInfo, BlobStore
-from gazette.blobs.blob_stores import BlobStores
+from gazette.blobs.registry import BlobStores
 from gazette.errors import Invalid
 from gazette.fragment.conflicts import FragmentCover
 from gazette.fragment.set_aside import SetAside
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName
 from gazette.protocol.journal import JournalSpec
-from gazette.tasks import settled
+from gazette.runtime.tasks import settled
 
 log = logging.getLogger(__name__)
 

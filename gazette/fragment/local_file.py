@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, Self
 
-from gazette.clock import SystemClock
 from gazette.errors import Bug, Corrupt, Unavailable
 from gazette.fragment.disk_pace import Pace
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset
+from gazette.runtime.clock import SystemClock
 
 log = logging.getLogger(__name__)
 

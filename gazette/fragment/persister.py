@@ -15,11 +15,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from gazette import tracing
 from gazette.blobs.blob_store import BlobStore
-from gazette.blobs.blob_stores import BlobStores
+from gazette.blobs.registry import BlobStores
 from gazette.blobs.thread_call import ended
-from gazette.clock import Clock
 from gazette.errors import Bug, Closed, Corrupt, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool
@@ -28,7 +26,9 @@ from gazette.protocol import postfix_template
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.journal import JournalSpec
-from gazette.tasks import TaskScope
+from gazette.runtime import tracing
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import TaskScope
 
 log = logging.getLogger(__name__)
 

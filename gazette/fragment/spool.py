@@ -1,5 +1,5 @@
-"""Stage 6 of the byte path: takes content and proposals from `append_driver` (primary) and
-`replicate_api` (replica), and decides what becomes of the spool.
+"""Stage 6 of the byte path: takes content and proposals from `broker/append/driver` (primary) and
+`broker/api/replicate` (replica), and decides what becomes of the spool.
 
 A spool is the fragment that a broker is writing now: committed bytes ``[begin, end)``, then
 ``delta`` bytes that were received and are not yet committed. The replicas of a journal agree on a

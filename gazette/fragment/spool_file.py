@@ -12,7 +12,6 @@ import hashlib
 from typing import Any, Final, Protocol, assert_never
 
 from gazette.blobs.thread_call import ended
-from gazette.clock import Clock
 from gazette.errors import Bug, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
@@ -34,7 +33,8 @@ from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import JournalName
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.status import Status
-from gazette.tasks import Pool
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import Pool
 
 INLINE_BYTES: Final = 1 << 19
 """Content up to this long is hashed and written on the loop, where it takes about half a
@@ -58,7 +58,7 @@ class SpoolObserver(Protocol):
 
 
 class Spool:
-    """The fragment that one replica of a journal writes. Held by one owner at a time (a `Baton`).
+    """The fragment that one replica of a journal writes. Held by one owner at a time (a `Mutex`).
 
     Files are made on ``disk`` (default: the directory of temporary files) with the first content.
     Compression, and hashing of long content, run in ``pool``; so does all writing while ``pace``, which

@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from gazette.clock import Clock
 from gazette.errors import GazetteError, Invalid
 from gazette.gazctl.commands import Command
 from gazette.gazctl.context import Context
 from gazette.gazctl.flags import AttachUuidsFlags
-from gazette.message.message_uuid import OUTSIDE_TXN, Entropy, UuidMint, new_producer_id
-from gazette.message.message_uuid import Clock as MessageClock
+from gazette.message.uuid import OUTSIDE_TXN, Entropy, UuidMint, new_producer_id
+from gazette.message.uuid import Clock as MessageClock
+from gazette.runtime.clock import Clock
 
 READ_BYTES: Final = 1 << 16
 """Few enough that the clock, which is read once for each batch, is never much behind."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from gazette.config import Schema
+from gazette.config.schema import Schema
 from gazette.gazctl import flags
 
 GROUPS: Final = {
@@ -83,7 +83,7 @@ _JOURNALS: Final = (
         ("journals", "list"),
         "List journals and their specifications",
         flags.JournalsListFlags,
-        "journals_list:run",
+        "journals.list:run",
         _BROKER,
         f"""\
 {SELECTORS}
@@ -101,7 +101,7 @@ JSON is one document (with --watch: one on each line).""",
         ("journals", "apply"),
         "Create, change and delete journals",
         flags.JournalsApplyFlags,
-        "journals_apply:apply",
+        "journals.apply:apply",
         _BROKER,
         """\
 Reads a YAML tree of specifications, as `journals list -o yaml` writes it. A journal whose "revision"
@@ -121,7 +121,7 @@ of the journal stays, since without it the offset would be lost at which the jou
         ("journals", "edit"),
         "Edit specifications of journals",
         flags.EditFlags,
-        "journals_apply:edit",
+        "journals.apply:edit",
         _BROKER,
         f"""\
 Opens the specifications of selected journals in $GAZ_EDITOR, $EDITOR or vi, and applies them when the
@@ -137,7 +137,7 @@ on top; what cannot be applied is kept in a file whose name is told.
         ("journals", "read"),
         "Read the content of journals",
         flags.ReadFlags,
-        "journals_read:run",
+        "journals.read:run",
         _BROKER,
         f"""\
 Content of all selected journals is merged into one output, at ends of messages: of lines, fixed frames
@@ -164,7 +164,7 @@ that takes --file-root. All else comes from brokers: by way of the one at --brok
         ("journals", "append"),
         "Append to journals",
         flags.AppendFlags,
-        "journals_append:run",
+        "journals.append:run",
         _BROKER,
         f"""\
 With --framing none all of the input is one append to one of the selected journals, chosen at random:
@@ -188,7 +188,7 @@ A broker that fails in mid-append may leave the content twice: put UUIDs on mess
         ("journals", "fragments"),
         "List the fragments of journals",
         flags.FragmentsFlags,
-        "journals_fragments:run",
+        "journals.fragments:run",
         _BROKER,
         f"""\
 Fragments are listed by offset. With --to, fragments that are not persisted yet are left out. JSON is
@@ -205,7 +205,7 @@ fragments with, without further credentials. Fully suspended journals have no fr
         ("journals", "prune"),
         "Remove fragments that are older than the retention of their journal",
         flags.JournalsPruneFlags,
-        "journals_prune:run",
+        "journals.prune:run",
         _BROKER,
         f"""\
 Removes persisted fragments that were persisted longer ago than "retention" of their journal's
@@ -225,7 +225,7 @@ with it.
         ("journals", "reset-head"),
         "Let journals go on that lost their brokers",
         flags.ResetHeadFlags,
-        "journals_head:reset",
+        "journals.head:reset",
         _BROKER,
         f"""\
 When all brokers of a journal were lost at once, appends to it are refused (INDEX_HAS_GREATER_OFFSET):
@@ -240,7 +240,7 @@ left as it is, and suspended journals stay so.
         ("journals", "suspend"),
         "Suspend journals that nobody appends to",
         flags.SuspendFlags,
-        "journals_head:suspend",
+        "journals.head:suspend",
         _BROKER,
         f"""\
 A suspended journal has one broker (PARTIAL), or none if it has no fragments either (FULL). The next
@@ -256,7 +256,7 @@ hours if there is none), are left alone. With --force they are persisted and sus
         ("journals", "store-health"),
         "Check a fragment store, as brokers see it",
         flags.StoreHealthFlags,
-        "journals_health:run",
+        "journals.health:run",
         _BROKER,
         """\
 A broker writes, reads and lists a small object in the store, and tells what fails. With
@@ -274,7 +274,7 @@ _SHARDS: Final = (
         ("shards", "list"),
         "List shards, their status and their specifications",
         flags.ShardsListFlags,
-        "shards_list:run",
+        "shards.list:run",
         _BOTH,
         f"""\
 The status of a shard is the most advanced of its replicas; errors of FAILED ones follow the table.
@@ -290,7 +290,7 @@ The status of a shard is the most advanced of its replicas; errors of FAILED one
         ("shards", "apply"),
         "Create, change and delete shards",
         flags.ShardsApplyFlags,
-        "shards_apply:apply",
+        "shards.apply:apply",
         _BOTH,
         """\
 Reads YAML as `shards list -o yaml` writes it. A shard whose "revision" is absent must not exist; else
@@ -309,7 +309,7 @@ All changes are made in one transaction of etcd, or none is; see --max-txn-size.
         ("shards", "edit"),
         "Edit specifications of shards",
         flags.ShardsEditFlags,
-        "shards_apply:edit",
+        "shards.apply:edit",
         _BOTH,
         f"""\
 As `journals edit`, with the checks of `shards apply`.
@@ -321,7 +321,7 @@ As `journals edit`, with the checks of `shards apply`.
         ("shards", "prune"),
         "Remove fragments of recovery logs that no shard needs",
         flags.ShardsPruneFlags,
-        "shards_prune:run",
+        "shards.prune:run",
         _BOTH,
         f"""\
 A recovery log holds everything that was ever written to a shard's store. Its hints tell which parts of
@@ -346,7 +346,7 @@ forked from.
         ("shards", "recover"),
         "Recover the files of a shard into a directory",
         flags.RecoverFlags,
-        "shards_recover:run",
+        "shards.recover:run",
         _BOTH,
         """\
 Plays the shard's recovery log, by its newest hints, to the write head. The shard is not disturbed: it
@@ -373,7 +373,7 @@ replaced, and no cluster is needed.""",
         ("shards", "unassign"),
         "Take shards from their members, to be assigned anew",
         flags.UnassignFlags,
-        "shards_unassign:run",
+        "shards.unassign:run",
         _BOTH,
         f"""\
 Removes the primary of each selected shard, and every replica that has FAILED; healthy standbys stay,
@@ -388,10 +388,10 @@ and one of them takes over. With --failed only those that have FAILED are remove
         ("shards", "backfill"),
         "Build the state of shards from history",
         flags.ShardsBackfillFlags,
-        "shards_backfill:run",
+        "shards.backfill:run",
         _BOTH,
         f"""\
-APP is a `gazette.backfill.job.Backfill`, as module:Class or path.py:Class; of an Application, whose
+APP is a `gazette.backfill.definition.Backfill`, as module:Class or path.py:Class; of an Application, whose
 messages are then replayed through it. The committed messages of the shards' sources are folded away from
 the shards, on this machine or by Spark (--master), into the stores that the application opens. They are
 staged, appended to the recovery logs, and take effect all at once: the shards go on at the offsets, and

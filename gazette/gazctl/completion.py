@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gazette.config import Option
+from gazette.config.schema import Option
 from gazette.errors import Invalid
 from gazette.gazctl.commands import COMMANDS, Command
 from gazette.gazctl.context import Context

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from gazette.client.client import Client
-from gazette.client.reachable import require_reachable
+from gazette.client.rpc.preflight import require_reachable
 from gazette.client.shards import ShardClient
-from gazette.clock import Clock
-from gazette.config import Loaded
+from gazette.config.schema import Loaded
 from gazette.errors import GazetteError, Invalid, Unavailable
 from gazette.gazctl.flags import BrokerFlags, ConsumerFlags, SharedFlags
-from gazette.gazctl.terminal import ProgressLine, Terminal
+from gazette.gazctl.io.terminal import ProgressLine, Terminal
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
-from gazette.protocol.validation import within
-from gazette.tasks import TaskScope
+from gazette.protocol.text.validation import within
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import TaskScope
 
 F = TypeVar("F", bound=SharedFlags)
 A = TypeVar("A")

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gazette.client.flags import BrokerClientFlags, ConsumerClientFlags
-from gazette.config import duration, setting
-from gazette.log_setup import LEVELS
+from gazette.config.schema import duration, setting
+from gazette.runtime.log_setup import LEVELS
 
 flag: Any = partial(setting, flag_only=True)
 """A setting of one command."""
@@ -61,7 +61,7 @@ class ConsumerFlags(ConsumerClientFlags):
 
 @dataclass(frozen=True, slots=True)
 class LogFlags:
-    """Group ``log``. Not that of `gazette.flags`, whose module knows of etcd."""
+    """Group ``log``. Not that of `gazette.config.groups`, whose module knows of etcd."""
 
     level: str = setting("warn", "least severity that is logged", choices=tuple(LEVELS))
     format: str = setting("text", "form of log lines", choices=("text", "json", "color"))

@@ -17,14 +17,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from gazette import log_setup
-from gazette.clock import SystemClock
-from gazette.config import Loaded, options_of
+from gazette.config.schema import Loaded, options_of
 from gazette.errors import GazetteError, Invalid
 from gazette.gazctl.commands import COMMANDS, GROUPS, Command
 from gazette.gazctl.context import Context
 from gazette.gazctl.flags import LogFlags, SharedFlags
-from gazette.gazctl.terminal import Terminal
+from gazette.gazctl.io.terminal import Terminal
+from gazette.runtime import log_setup
+from gazette.runtime.clock import SystemClock
 from gazette.version import __version__
 
 EXIT_OK: Final = 0

@@ -25,16 +25,16 @@ from gazette.client.journals import FragmentsParams, ListedJournal
 from gazette.errors import GazetteError, Invalid, Unavailable
 from gazette.gazctl.context import Context, each
 from gazette.gazctl.flags import BrokerFlags, ConsumerFlags, SupportBundleFlags
-from gazette.gazctl.journals_fragments import fragments_of
-from gazette.gazctl.journals_list import list_journals, list_response
-from gazette.gazctl.output import proto_json
-from gazette.gazctl.shards_list import list_response as shards_response
-from gazette.gazctl.shards_list import list_shards
+from gazette.gazctl.io.output import proto_json
+from gazette.gazctl.journals.fragments import fragments_of
+from gazette.gazctl.journals.list import list_journals, list_response
+from gazette.gazctl.shards.list import list_response as shards_response
+from gazette.gazctl.shards.list import list_shards
 from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.label_set import EVERYTHING
 from gazette.protocol.route import Route
-from gazette.redaction import redact
-from gazette.tasks import BlockingPool
+from gazette.runtime.redaction import redact
+from gazette.runtime.tasks import BlockingPool
 from gazette.version import __version__
 
 _PAGES: Final = ("debug/ready", "debug/metrics", "debug/stacks")

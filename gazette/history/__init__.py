@@ -17,5 +17,5 @@ of a journal is the checkpoint of a consumer that has read the journal.
 
 4. `commit_filter` then sequences each run separately. `rows` or `read` return its messages.
 
-The result equals that of `gazette.message.sequencer.Sequencer`, which is the specification.
+The result equals that of `gazette.message.sequencer.sequencer.Sequencer`, which is the specification.
 """

@@ -20,11 +20,11 @@ from gazette import labels
 from gazette.errors import Bug, Invalid
 from gazette.history.json_lines import Field, FieldColumn, LineScanner
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
-from gazette.message.frames import Framing, MalformedMessage
-from gazette.message.framing import framing_of
+from gazette.message.codec import MessageCodec
+from gazette.message.framing.frames import Framing, MalformedMessage
+from gazette.message.framing.framing import framing_of
 from gazette.message.message import CSVRecord
-from gazette.message.message_codec import MessageCodec
-from gazette.message.message_uuid import (
+from gazette.message.uuid import (
     NIL_UUID,
     UUID_BYTES,
     UuidArrays,
@@ -43,7 +43,7 @@ Malformed = Literal["fail", "skip", "null"]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class MessageFormat:
     """Encoding of the messages of a journal, and the field that holds their UUID.
 
     ``uuid_field`` is the name of a JSON field, with dots for nested fields (``_meta.uuid``).
@@ -75,7 +75,7 @@ class Shape:
         return found
 
 
-def require_uuids(journal: JournalName, shape: Shape) -> None:
+def require_uuids(journal: JournalName, shape: MessageFormat) -> None:
     """Raise `Invalid` if messages of that shape cannot be read committed, because their UUIDs are
     unknown.
     """
@@ -122,7 +122,9 @@ class Decoded(NamedTuple):
 class ColumnDecoder:
     """Decoder of one journal's bytes. For one thread."""
 
-    def __init__(self, journal: JournalName, shape: Shape, fields: Sequence[Field] = ()) -> None:
+    def __init__(
+        self, journal: JournalName, shape: MessageFormat, fields: Sequence[Field] = ()
+    ) -> None:
         """Make a decoder that also looks for the JSON fields ``fields``.
 
         Raise `Invalid` for an unknown content type or message class.
@@ -205,7 +207,7 @@ def _whole(buffer: bytes, base: Offset) -> Decoded:
     return Decoded(_columns([base], [base + len(buffer)], bytes(UUID_BYTES)), len(buffer))
 
 
-def _framing_of(shape: Shape) -> Framing[Any]:
+def _framing_of(shape: MessageFormat) -> Framing[Any]:
     match shape.content_type:
         case labels.CONTENT_CSV:
             return framing_of(CONTENT_CSV, CSVRecord)
@@ -224,15 +226,15 @@ def _peek_type(field: str) -> Any:
         """Type that supplies its own codec."""
 
         @classmethod
-        def gazette_codec(cls, content_type: str) -> PeekCodec:
+        def gazette_codec(cls, content_type: str) -> UuidCodec:
             if content_type != CONTENT_JSON_LINES:
                 raise Invalid(f"unrecognized content-type ({content_type})")
-            return PeekCodec(names)
+            return UuidCodec(names)
 
     return Peek
 
 
-class PeekCodec(MessageCodec[Any]):
+class UuidCodec(MessageCodec[Any]):
     """Codec of JSON objects that keeps only the UUID. The names of the fields lead to it."""
 
     single_line = True

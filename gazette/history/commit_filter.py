@@ -15,10 +15,10 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from gazette.history.batch_split import Clocks, Cut, Segment, cut, records
 from gazette.history.columns import Array64, Columns
-from gazette.history.fold import CommittedRun
-from gazette.history.segments import Clocks, Cut, Segment, cut, records
-from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN
+from gazette.history.merge import CommittedRun
+from gazette.message.uuid import ACK_TXN, CONTINUE_TXN
 
 T = TypeVar("T")
 Mask = npt.NDArray[np.bool_]

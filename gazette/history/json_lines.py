@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gazette.message.message_uuid import UuidArrays
+from gazette.message.uuid import UuidArrays
 
 LOGGER: Final = logging.getLogger(__name__)
 

@@ -11,16 +11,21 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from gazette.errors import Bug
-from gazette.history.access import Access, OpenAccess
 from gazette.history.columns import Array64, ColumnDecoder, Columns, require_uuids, uuid_bytes
 from gazette.history.commit_filter import CommitFilter, Mask
-from gazette.history.fold import CommittedRun, Folded, fold_snapshot
 from gazette.history.json_lines import Field, FieldColumn
+from gazette.history.merge import CommittedRun, Folded, fold_snapshot
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
+from gazette.history.source import Access, OpenAccess
 from gazette.history.summary import RunSummary, first_beyond, summarise
 from gazette.message.envelope import Envelope, build_envelopes
-from gazette.message.frames import FRAME_BYTES_MAX, Framing, MalformedMessage, TruncatedFrame
-from gazette.message.framing import framing_of
+from gazette.message.framing.frames import (
+    FRAME_BYTES_MAX,
+    Framing,
+    MalformedMessage,
+    TruncatedFrame,
+)
+from gazette.message.framing.framing import framing_of
 from gazette.protocol.ids import JournalName, Offset
 
 T = TypeVar("T")

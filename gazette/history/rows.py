@@ -21,16 +21,16 @@ import pyarrow.json
 from google.protobuf.message import DecodeError
 
 from gazette.errors import Corrupt, Invalid
-from gazette.history.access import OpenAccess
 from gazette.history.columns import Columns, uuid_bytes
-from gazette.history.fold import CommittedRun
-from gazette.history.found import FoundBatch, found_batches
 from gazette.history.json_values import EncodeVariant, JsonRow
+from gazette.history.merge import CommittedRun
 from gazette.history.protobuf_rows import protobuf_row
 from gazette.history.read import Batch, committed
+from gazette.history.scanned_batches import FoundBatch, found_batches
 from gazette.history.snapshot import Run
-from gazette.message.csv_framing import parse_record
-from gazette.message.message_uuid import ACK_TXN, PRODUCER_BYTES, clock_at
+from gazette.history.source import OpenAccess
+from gazette.message.framing.csv import parse_record
+from gazette.message.uuid import ACK_TXN, PRODUCER_BYTES, clock_at
 from gazette.protocol.ids import JournalName, Offset
 
 Value = Literal["json", "csv", "protobuf", "text", "binary"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gazette.errors import Invalid
-from gazette.history.columns import Shape
-from gazette.message.message_uuid import ProducerId
+from gazette.history.columns import MessageFormat
+from gazette.message.uuid import ProducerId
 from gazette.protocol.checkpoint import ProducerState
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName, Offset
@@ -40,7 +40,7 @@ class JournalSnapshot:
     """
 
     journal: JournalName
-    shape: Shape
+    shape: MessageFormat
     begin: Offset
     end: Offset
     pieces: tuple[Piece, ...]
@@ -114,7 +114,7 @@ class Run:
     """Consecutive pieces of one journal, for one task."""
 
     journal: JournalName
-    shape: Shape
+    shape: MessageFormat
     number: int
     """Position among the runs of the snapshot."""
     pieces: tuple[Piece, ...]
@@ -147,7 +147,7 @@ class Snapshot:
         return sum(piece.end - piece.begin for journal in self.journals for piece in journal.pieces)
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[MessageFormat, ...]:
         """Encodings of the messages of the journals."""
         return tuple(journal.shape for journal in self.journals)
 

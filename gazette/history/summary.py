@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gazette.history.batch_split import Cut, Segment, counted, cut, records, segments, since_of
 from gazette.history.columns import Columns
-from gazette.history.segments import Cut, Segment, counted, cut, records, segments, since_of
 from gazette.history.snapshot import Run
-from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN
+from gazette.message.uuid import ACK_TXN, CONTINUE_TXN
 from gazette.protocol.ids import Offset
 
 

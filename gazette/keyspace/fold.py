@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from gazette.errors import Bug
-from gazette.etcd_values import KeyValue, WatchEvent
+from gazette.etcd.values import KeyValue, WatchEvent
 from gazette.keyspace.key_values import DecodedKeyValue, Decoder
 
 

@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import NoReturn
 
 from gazette.errors import Broken, Bug, Closed, Invalid, Unavailable
-from gazette.etcd import Etcd
-from gazette.etcd_values import Compacted, RangeResult, ResponseHeader, WatchResponse
+from gazette.etcd.client import Etcd
+from gazette.etcd.values import Compacted, RangeResult, ResponseHeader, WatchResponse
 from gazette.keyspace import fold
 from gazette.keyspace.key_values import DecodedKeyValue, Decoder, find, prefixed
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 
 log = logging.getLogger(__name__)
 

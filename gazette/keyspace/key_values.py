@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gazette.etcd_values import KeyValue
+from gazette.etcd.values import KeyValue
 
 Decoder: TypeAlias = Callable[[KeyValue], object]
 """Function that decodes a key and its value. It raises if they are invalid."""

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from gazette.message.message_uuid import (
+from gazette.message.uuid import (
     ACK_TXN,
     NIL_PRODUCER,
     UUID_BYTES,

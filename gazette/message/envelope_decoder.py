@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from gazette.errors import Bug
 from gazette.message.envelope import Envelope, build_envelopes
-from gazette.message.frames import Framing, MalformedMessage, TruncatedFrame
+from gazette.message.framing.frames import Framing, MalformedMessage, TruncatedFrame
 from gazette.protocol.ids import JournalName, Offset
 
 M = TypeVar("M")

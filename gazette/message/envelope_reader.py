@@ -1,4 +1,4 @@
-"""Stage 11 of the byte path: takes bytes from `client/retry_reader`, gives batches of envelopes.
+"""Stage 11 of the byte path: takes bytes from `client/read/retry_reader`, gives batches of envelopes.
 
 These readers serve programs that read journals without being a consumer. `UncommittedReader` yields
 every message as it was written. `CommittedReader` adds stage 12: it yields each message once, when
@@ -14,14 +14,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from gazette.client.journals import get_journal
-from gazette.client.reader import OffsetJump, ReadParams
+from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.errors import Corrupt, Invalid, NotYet
 from gazette.labels import CONTENT_TYPE
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
-from gazette.message.frames import Framing, MalformedMessage
-from gazette.message.framing import framing_of
-from gazette.message.sequencer import ReplayRange, Sequencer
+from gazette.message.framing.frames import Framing, MalformedMessage
+from gazette.message.framing.framing import framing_of
+from gazette.message.sequencer.sequencer import ReplayRange, Sequencer
 from gazette.protocol.checkpoint import SourceCheckpoint
 from gazette.protocol.ids import JournalName, Offset
 
@@ -42,7 +42,7 @@ OnMalformed: TypeAlias = Callable[[MalformedMessage], None]
 
 
 class ByteSource(Protocol):
-    """The methods of `gazette.client.retry_reader.RetryReader` that these readers use."""
+    """The methods of `gazette.client.read.retry_reader.RetryReader` that these readers use."""
 
     offset: Offset
 

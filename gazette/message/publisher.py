@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from gazette.client.appender import AppendParams, AppendResult
-from gazette.clock import Clock
+from gazette.client.append.appender import AppendParams, AppendResult
 from gazette.errors import Bug, Invalid, NotAllowed
-from gazette.message.frames import FRAME_BYTES_MAX, Framing
-from gazette.message.framing import framing_of
+from gazette.message.codec import has_validate, no_uuid
+from gazette.message.framing.frames import FRAME_BYTES_MAX, Framing
+from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import Mapping, Partition
-from gazette.message.message_codec import has_validate, no_uuid
-from gazette.message.message_uuid import (
+from gazette.message.uuid import (
     ACK_TXN,
     CONTINUE_TXN,
     OUTSIDE_TXN,
@@ -28,9 +27,10 @@ from gazette.message.message_uuid import (
     UuidMint,
     new_producer_id,
 )
-from gazette.message.message_uuid import Clock as MessageClock
+from gazette.message.uuid import Clock as MessageClock
 from gazette.protocol.ids import JournalName, split_journal_meta
-from gazette.tasks import OpFuture
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import OpFuture
 
 M = TypeVar("M")
 
@@ -43,7 +43,7 @@ HELD_BYTES_MAX: Final = 32 << 20
 
 
 class AppendTxn(Protocol):
-    """An open append of `gazette.client.append_service`."""
+    """An open append of `gazette.client.append.service`."""
 
     def write(self, content: bytes | bytearray, /) -> None: ...
     def release(self) -> OpFuture[AppendResult]: ...
@@ -51,7 +51,7 @@ class AppendTxn(Protocol):
 
 
 class Appends(Protocol):
-    """The methods of `gazette.client.append_service.AppendService` that publishing uses."""
+    """The methods of `gazette.client.append.service.AppendService` that publishing uses."""
 
     def start_append(
         self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = (), /

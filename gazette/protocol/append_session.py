@@ -11,7 +11,7 @@ So each append of a service carries metadata, which brokers that do not know it 
   - its *sequence*: one more for each append, the same for all attempts of an append;
   - the *ledger* of the journal's primary that the session has learned; empty at first.
 
-``broker/append_sessions`` has the primary's part.
+``broker/append/sessions`` has the primary's part.
 """
 
 from __future__ import annotations

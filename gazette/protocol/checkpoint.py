@@ -8,9 +8,9 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from gazette.errors import Corrupt
-from gazette.protocol import go_json
 from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.pb import consumer_pb2
+from gazette.protocol.text import go_json
 
 _NO_SPAN: Final = -1
 

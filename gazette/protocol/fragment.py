@@ -20,7 +20,7 @@ from gazette.protocol.ids import (
     validate_path_component,
 )
 from gazette.protocol.pb import broker_pb2
-from gazette.protocol.validation import within
+from gazette.protocol.text.validation import within
 
 ZERO_SUM: Final = bytes(20)
 """Sum of a fragment without content. It is not the SHA-1 of an empty string."""

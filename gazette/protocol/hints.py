@@ -11,10 +11,10 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from gazette.errors import Corrupt, Invalid
-from gazette.protocol import go_json
 from gazette.protocol.ids import JournalName, Offset, validate_journal_name
 from gazette.protocol.pb import recoverylog_pb2
-from gazette.protocol.validation import within
+from gazette.protocol.text import go_json
+from gazette.protocol.text.validation import within
 
 HINTS_BYTES_MAX: Final = (3 << 19) - (8 << 10)
 """Greatest size of hints in bytes: etcd's default ``--max-request-bytes``, 1.5 MiB, less the rest of

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from gazette.errors import Invalid
 from gazette.protocol.pb import broker_pb2
-from gazette.protocol.validation import within
+from gazette.protocol.text.validation import within
 
 JournalName: TypeAlias = str
 """``path/to/journal``, or ``path/to/journal;meta`` if a request permits a metadata segment."""

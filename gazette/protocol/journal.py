@@ -9,13 +9,14 @@ from typing import Any, Final, TypeVar
 
 from gazette.errors import Invalid
 from gazette.labels import CONTENT_TYPE, MESSAGE_SUBTYPE, MESSAGE_TYPE, META_NAME, META_PREFIX
-from gazette.protocol import duration, label_set, postfix_template
+from gazette.protocol import label_set, postfix_template
 from gazette.protocol.fragment import Codec, Fragment, FragmentStoreUrl
 from gazette.protocol.ids import META_DELIMITER, JournalName, Offset, validate_journal_name
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.postfix_template import PostfixContext
-from gazette.protocol.validation import within
+from gazette.protocol.text import duration
+from gazette.protocol.text.validation import within
 
 REPLICATION_MAX: Final = 5
 FRAGMENT_BYTES_MIN: Final = 1 << 10

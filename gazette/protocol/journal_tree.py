@@ -16,7 +16,6 @@ from typing import Any, Final
 import yaml
 
 from gazette.errors import Invalid
-from gazette.protocol import strict_yaml
 from gazette.protocol.fragment import Codec
 from gazette.protocol.ids import Revision, validate_journal_name
 from gazette.protocol.journal import (
@@ -29,8 +28,9 @@ from gazette.protocol.journal import (
     subtract_specs,
     union_specs,
 )
-from gazette.protocol.strict_yaml import Fields
-from gazette.protocol.validation import within
+from gazette.protocol.text import strict_yaml
+from gazette.protocol.text.strict_yaml import Fields
+from gazette.protocol.text.validation import within
 
 _NODE_FIELDS: Final = (
     "comment",

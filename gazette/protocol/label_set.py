@@ -15,7 +15,7 @@ from gazette.errors import Invalid
 from gazette.labels import SINGLE_VALUED
 from gazette.protocol.ids import validate_path_token, validate_token
 from gazette.protocol.pb import broker_pb2
-from gazette.protocol.validation import within
+from gazette.protocol.text.validation import within
 
 PREFIX_SUFFIX: Final = ":prefix"
 """Suffix of a label's name in a selector, which matches the value as a prefix."""

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from gazette.errors import Invalid
-from gazette.protocol import go_template
-from gazette.protocol.duration import format_go_duration
 from gazette.protocol.fragment import Codec, Fragment
-from gazette.protocol.go_format import NamedInt
-from gazette.protocol.go_template import Struct, Template
-from gazette.protocol.go_time import format_go_time, utc
 from gazette.protocol.ids import NAME_BYTES_MAX, validate_path_component
 from gazette.protocol.label_set import LabelSet
+from gazette.protocol.text import go_template
+from gazette.protocol.text.duration import format_go_duration
+from gazette.protocol.text.go_format import NamedInt
+from gazette.protocol.text.go_template import Struct, Template
+from gazette.protocol.text.go_time import format_go_time, utc
 
 if TYPE_CHECKING:
     from gazette.protocol.journal import JournalSpec

@@ -9,7 +9,7 @@ from gazette.errors import Invalid
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import broker_pb2, consumer_pb2
 from gazette.protocol.route import validate_endpoint
-from gazette.protocol.validation import within
+from gazette.protocol.text.validation import within
 
 JOURNAL_LIMIT_MAX: Final = 1 << 17
 

@@ -12,7 +12,7 @@ from gazette.errors import Invalid
 from gazette.protocol.fragment import parse_url
 from gazette.protocol.ids import ProcessId, Revision
 from gazette.protocol.pb import broker_pb2
-from gazette.protocol.validation import within
+from gazette.protocol.text.validation import within
 
 _NO_PRIMARY: Final = -1
 _PORT = re.compile(r":[0-9]+\Z")

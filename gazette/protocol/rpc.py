@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 from gazette.errors import Invalid
 from gazette.labels import META_PREFIX
-from gazette.protocol import duration
 from gazette.protocol.fragment import Fragment, FragmentStoreUrl
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import (
@@ -29,7 +28,8 @@ from gazette.protocol.pb import broker_pb2, consumer_pb2
 from gazette.protocol.route import Route, valid_header
 from gazette.protocol.shard import ShardSpec
 from gazette.protocol.status import ShardStatus, Status
-from gazette.protocol.validation import within
+from gazette.protocol.text import duration
+from gazette.protocol.text.validation import within
 
 PAGE_LIMIT_MAX: Final = 10_000
 

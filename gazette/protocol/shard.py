@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gazette.errors import Invalid
 from gazette.labels import META_SHARD_ID
-from gazette.protocol import duration, label_set
+from gazette.protocol import label_set
 from gazette.protocol.ids import (
     JournalName,
     Offset,
@@ -19,7 +19,8 @@ from gazette.protocol.ids import (
 )
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
 from gazette.protocol.pb import consumer_pb2
-from gazette.protocol.validation import within
+from gazette.protocol.text import duration
+from gazette.protocol.text.validation import within
 
 
 @dataclass(frozen=True, slots=True)

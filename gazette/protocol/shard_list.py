@@ -15,7 +15,6 @@ from typing import Any, Final
 import yaml
 
 from gazette.errors import Invalid
-from gazette.protocol import strict_yaml
 from gazette.protocol.ids import Revision
 from gazette.protocol.shard import (
     ShardSource,
@@ -24,7 +23,8 @@ from gazette.protocol.shard import (
     subtract_shard_specs,
     union_shard_specs,
 )
-from gazette.protocol.strict_yaml import Fields
+from gazette.protocol.text import strict_yaml
+from gazette.protocol.text.strict_yaml import Fields
 
 _COMMON_FIELDS: Final = (
     "sources",

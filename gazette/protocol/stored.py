@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 
 from gazette.errors import Invalid
 from gazette.labels import META_NAME, META_PREFIX, META_SHARD_ID
-from gazette.protocol import duration
 from gazette.protocol.fragment import Codec, FragmentStoreUrl
 from gazette.protocol.ids import META_DELIMITER, validate_journal_name, validate_shard_id
 from gazette.protocol.journal import (
@@ -33,7 +32,8 @@ from gazette.protocol.pb import broker_pb2, consumer_pb2
 from gazette.protocol.process import JOURNAL_LIMIT_MAX, BrokerSpec, ConsumerSpec
 from gazette.protocol.route import EMPTY_ROUTE, Route, validate_endpoint
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSpec
-from gazette.protocol.validation import within
+from gazette.protocol.text import duration
+from gazette.protocol.text.validation import within
 
 log = logging.getLogger(__name__)
 

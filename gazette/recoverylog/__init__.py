@@ -9,19 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gazette.recoverylog.broker_logs import BrokerLogs as BrokerLogs
-    from gazette.recoverylog.log_source import LogSource as LogSource
-    from gazette.recoverylog.log_source import StoredLogs as StoredLogs
+    from gazette.recoverylog.log.broker_logs import BrokerLogs as BrokerLogs
+    from gazette.recoverylog.log.log_source import LogSource as LogSource
+    from gazette.recoverylog.log.log_source import StoredLogs as StoredLogs
     from gazette.recoverylog.shard_state import ShardState as ShardState
     from gazette.recoverylog.time_travel import Moment as Moment
     from gazette.recoverylog.time_travel import open_at as open_at
 
 _MODULES = {
-    "BrokerLogs": "broker_logs",
-    "LogSource": "log_source",
+    "BrokerLogs": "log.broker_logs",
+    "LogSource": "log.log_source",
     "Moment": "time_travel",
     "ShardState": "shard_state",
-    "StoredLogs": "log_source",
+    "StoredLogs": "log.log_source",
     "open_at": "time_travel",
 }
 

@@ -19,7 +19,7 @@ import apsw
 
 from gazette.errors import Corrupt, GazetteError, Invalid
 from gazette.recoverylog.shard_state import recorded_databases
-from gazette.recoverylog.sqlite_redo import build, files_of
+from gazette.recoverylog.sqlite.redo import build, files_of
 
 STAGING: Final = ".gazctl-convert"
 """Name of a directory within the directory, so that a database is moved and not copied."""

@@ -1,6 +1,6 @@
 """A shard's recovered files, opened read-only: SQL, keys and values, or a JSON document.
 
-Only `make_plain` turns files as they stand in a log into files that stock tools open. Promotion,
+Only `to_standalone` turns files as they stand in a log into files that stock tools open. Promotion,
 ``gazctl shards recover``, time travel and views of standbys all use it, or the `materialize` that
 it calls.
 """
@@ -23,16 +23,16 @@ import apsw
 from gazette.errors import Corrupt, Invalid, NotFound
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.ids import JournalName, Offset
-from gazette.recoverylog.rocksdb_keys import (
+from gazette.recoverylog.rocksdb.keys import (
     CHECKPOINT_KEY,
     MARK_PREFIX,
     decode_offset,
     journal_of,
 )
-from gazette.recoverylog.rocksdb_native import DEFAULT, load_rocksdict, native_errors
-from gazette.recoverylog.rocksdb_scan import Pinned, Scan, after, bounds
-from gazette.recoverylog.sqlite_redo import materialize
-from gazette.recoverylog.sqlite_wal import require_whole_wal
+from gazette.recoverylog.rocksdb.native import DEFAULT, load_rocksdict, native_errors
+from gazette.recoverylog.rocksdb.scan import Pinned, Scan, after, bounds
+from gazette.recoverylog.sqlite.redo import materialize
+from gazette.recoverylog.sqlite.wal import require_whole_wal
 
 PRIMARY_DATABASE: Final = "primary.db"
 STATE_FILE: Final = "state.json"
@@ -56,7 +56,7 @@ def recorded_databases(names: Iterable[str]) -> set[str]:
     return {match[1] for name in names if (match := _REDO.fullmatch(name))}
 
 
-def make_plain(directory: Path) -> tuple[str, ...]:
+def to_standalone(directory: Path) -> tuple[str, ...]:
     """Turn played-back files into files that stock SQLite opens. Return the names of databases.
     Blocks.
 
@@ -112,7 +112,7 @@ class ShardState:
         owns_directory: bool = False,
         prepare_connection: Callable[[apsw.Connection], None] | None = None,
     ) -> None:
-        """Open recovered files, after `make_plain`. Raise what `make_plain` raises.
+        """Open recovered files, after `to_standalone`. Raise what `to_standalone` raises.
 
         ``prepare_connection`` adds the functions and collations that a SQLite schema needs.
         """
@@ -120,7 +120,7 @@ class ShardState:
         self.log = log
         self.offset = offset
         self.time = time
-        self.databases = make_plain(directory)
+        self.databases = to_standalone(directory)
         """Names of the SQLite databases."""
         self.kind = self._find_kind()
         self._owns_directory = owns_directory

@@ -25,13 +25,13 @@ from gazette.errors import Corrupt, Invalid, NotFound
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import JournalName, Offset
-from gazette.recoverylog.fsm import Outcome
-from gazette.recoverylog.log_source import CopiedLogs, LogSource
-from gazette.recoverylog.ops import RecordedOp, Write
-from gazette.recoverylog.playback import BeyondTheEnd, FileAction, Playback, PrunedLog
+from gazette.recoverylog.log.fsm import Outcome
+from gazette.recoverylog.log.log_source import CopiedLogs, LogSource
+from gazette.recoverylog.log.ops import RecordedOp, Write
+from gazette.recoverylog.playback.playback import BeyondTheEnd, FileAction, Playback, PrunedLog
+from gazette.recoverylog.playback.staged_files import StagedFiles
 from gazette.recoverylog.private_files import make_private
 from gazette.recoverylog.shard_state import ShardState
-from gazette.recoverylog.staged_files import StagedFiles
 
 _STATE: Final = "state"
 _PROBE: Final = "probe"

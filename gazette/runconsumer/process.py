@@ -21,26 +21,26 @@ from typing import Any, Final, NoReturn
 
 from starlette.applications import Starlette
 
-from gazette import log_setup, supervisor
 from gazette.auth import KeyedAuth, NoAuth
 from gazette.client.flags import BrokerClientFlags
-from gazette.clock import Clock, SystemClock
-from gazette.config import Loaded, Schema, exit_with, log_warnings
+from gazette.config.groups import DebugFlags, EtcdFlags, LogFlags, member_id
+from gazette.config.schema import Loaded, Schema, exit_with, log_warnings
 from gazette.consumer.application import Application
 from gazette.consumer.callbacks import require_callbacks
 from gazette.consumer.service import ConsumerService
-from gazette.diagnostics import diagnostic_routes
 from gazette.errors import GazetteError, Invalid
-from gazette.file_limit import ConnectionLimits, raise_file_limit, warn_of_few_files
-from gazette.flags import DebugFlags, EtcdFlags, LogFlags, member_id
-from gazette.http_guard import HttpGuard
-from gazette.http_server import HttpServer, bind_debug
-from gazette.names import two_words
-from gazette.process_exit import end_process
-from gazette.protocol.validation import within
+from gazette.net.diagnostics import diagnostic_routes
+from gazette.net.http_guard import HttpGuard
+from gazette.net.http_server import HttpServer, bind_debug
+from gazette.net.server import Server, warn_of_open_server
+from gazette.protocol.text.validation import within
 from gazette.runconsumer.flags import ConsumerFlags, ProcessFlags
-from gazette.server import Server, warn_of_open_server
-from gazette.tasks import TaskScope
+from gazette.runtime import log_setup, supervisor
+from gazette.runtime.clock import Clock, SystemClock
+from gazette.runtime.file_limit import ConnectionLimits, raise_file_limit, warn_of_few_files
+from gazette.runtime.process_exit import end_process
+from gazette.runtime.random_names import two_words
+from gazette.runtime.tasks import TaskScope
 
 log = logging.getLogger(__name__)
 

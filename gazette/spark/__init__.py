@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gazette.spark.backfill import Backfill as Backfill
-    from gazette.spark.planning import read as read
-    from gazette.spark.source import GazetteDataSource as GazetteDataSource
+    from gazette.spark.source.planning import read as read
+    from gazette.spark.source.source import GazetteDataSource as GazetteDataSource
     from gazette.spark.spark_session import session as session
 
 _MODULES = {
     "Backfill": "backfill",
-    "GazetteDataSource": "source",
-    "read": "planning",
+    "GazetteDataSource": "source.source",
+    "read": "source.planning",
     "session": "spark_session",
 }
 

@@ -18,24 +18,24 @@ from typing import Any, Final
 import pyarrow as pa
 
 from gazette.backfill.build import Attempt, OnRead, ShardTask, build_state, run_task, shard_mapping
-from gazette.backfill.job import Backfill, load_backfill
+from gazette.backfill.definition import Backfill, load_backfill
 from gazette.errors import Bug, Conflict, Invalid
-from gazette.history.access import Access
 from gazette.history.combine import Combine
-from gazette.history.fold import Folded
-from gazette.history.kept import Keeping
+from gazette.history.merge import Folded
+from gazette.history.row_cache import Keeping
 from gazette.history.rows import META
 from gazette.history.snapshot import RUN_BYTES, Snapshot
+from gazette.history.source import Access
 from gazette.protocol.ids import split_journal_meta
-from gazette.spark.ddl import parse_columns
-from gazette.spark.failures import telling
+from gazette.spark.cluster_url import require_reachable
+from gazette.spark.errors import telling
 from gazette.spark.java import ensure_java
-from gazette.spark.master import require_reachable
-from gazette.spark.options import ReadOptions
-from gazette.spark.plan import Plan, encode_plan
-from gazette.spark.planning import plan_by_spark
-from gazette.spark.schema import common_value, row_format
-from gazette.spark.source import with_combine
+from gazette.spark.source.ddl import parse_columns
+from gazette.spark.source.options import ReadOptions
+from gazette.spark.source.plan import Plan, encode_plan
+from gazette.spark.source.planning import plan_by_spark
+from gazette.spark.source.schema import common_value, row_format
+from gazette.spark.source.source import with_combine
 from gazette.spark.spark_session import session
 from gazette.stores.state_builder import BuiltState, StateBuilder
 

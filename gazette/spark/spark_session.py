@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gazette.errors import Conflict, Invalid, Unavailable
+from gazette.spark.cluster_url import require_reachable
 from gazette.spark.java import ensure_java
-from gazette.spark.master import require_reachable
 
 DEFAULTS: Final[dict[str, str]] = {
     "spark.sql.session.timeZone": "UTC",

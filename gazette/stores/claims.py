@@ -23,7 +23,7 @@ from gazette.protocol.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class BackfillClaim:
     """With which a run's attempts write the state of one shard. ``token`` is the run's."""
 
     fence: int
@@ -59,7 +59,7 @@ class Claimable(Protocol):
         """What there is, which stays as it is: no fence is counted up. Raises ``Unavailable``."""
         ...
 
-    def claim(self, shard: Shard, claim: Claim) -> Held:
+    def claim(self, shard: Shard, claim: BackfillClaim) -> Held:
         """Have the next transaction be the one of a backfill; instead of ``restore_checkpoint``.
 
         Its commit adds the ``ack_intents`` of the checkpoint that it replaces to those of the new one.

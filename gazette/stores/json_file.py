@@ -18,11 +18,11 @@ import msgspec
 from gazette.consumer.application import Shard, StateView, Store
 from gazette.errors import Corrupt, Invalid
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
-from gazette.recoverylog.local_files import check_kind, check_lengths, disk_error
+from gazette.recoverylog.disk_errors import check_kind, check_lengths, disk_error
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.recoverylog.playback.staged_files import PlayedFiles
 from gazette.recoverylog.private_files import write_private
-from gazette.recoverylog.recorder import Recorder
-from gazette.recoverylog.staged_files import PlayedFiles
-from gazette.tasks import OpFuture
+from gazette.runtime.tasks import OpFuture
 
 StateT = TypeVar("StateT")
 

@@ -27,11 +27,11 @@ from gazette.errors import Bug, Invalid
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints, decode_hints
 from gazette.protocol.shard import ShardSpec
-from gazette.recoverylog.log_file import Branch, LogFile, offline_recorder
+from gazette.recoverylog.log.log_file import Branch, LogFile, offline_recorder
+from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.private_files import make_private
-from gazette.recoverylog.recorder import Recorder
-from gazette.stores.claims import Claim, Claimable, Held
-from gazette.tasks import OpFuture
+from gazette.runtime.tasks import OpFuture
+from gazette.stores.claims import BackfillClaim, Claimable, Held
 
 PIECE_BYTES: Final = 4 << 20
 """Operations are appended in pieces of about this size, each ending where one of the store's did."""
@@ -185,7 +185,7 @@ class StateBuilder:
         rng: random.Random,
         *,
         fqn: str = "",
-        claim: Claim | None = None,
+        claim: BackfillClaim | None = None,
     ) -> None:
         """Open the store. Raises what the application's ``new_store`` does, and ``Invalid``.
 

@@ -1,0 +1,19 @@
+"""What tests of applications use: `AppDriver`, an etcd, a broker, a consumer, journals in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gazette.testing.app_driver import AppDriver as AppDriver
+
+__all__ = ["AppDriver"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazily, so that importing one module of the package does not import the others.
+    if name != "AppDriver":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from gazette.testing.app_driver import AppDriver
+
+    return AppDriver

@@ -29,30 +29,30 @@ from typing import Any, Final, Generic, TypeVar
 from gazette.consumer.application import Application, MessageProducer, Store, checked_store
 from gazette.consumer.application_name import Owner, name_of, require_own_state
 from gazette.consumer.callbacks import initialized, require_callbacks
-from gazette.consumer.delivery import application_code
-from gazette.consumer.host import FinishedTransaction
-from gazette.consumer.inbox import Chunk
-from gazette.consumer.poison import PoisonPolicy
-from gazette.consumer.poison_control import checked_policy, decoded
-from gazette.consumer.shard_thread import ShardThread
-from gazette.consumer.transactor import Transactor
+from gazette.consumer.shard.thread import ShardThread
+from gazette.consumer.transaction.dispatch import application_code
+from gazette.consumer.transaction.inbox import Chunk
+from gazette.consumer.transaction.poison import PoisonPolicy
+from gazette.consumer.transaction.poison_handler import checked_policy, decoded
+from gazette.consumer.transaction.shard_io import FinishedTransaction
+from gazette.consumer.transaction.transactor import Transactor
 from gazette.errors import Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
-from gazette.message.framing import framing_of
+from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import fixed_mapping
-from gazette.message.message_uuid import Clock as MessageClock
-from gazette.message.message_uuid import new_producer_id
 from gazette.message.publisher import Publisher
-from gazette.message.sequencer import ReplayRange, Sequencer
-from gazette.protocol import duration
+from gazette.message.sequencer.sequencer import ReplayRange, Sequencer
+from gazette.message.uuid import Clock as MessageClock
+from gazette.message.uuid import new_producer_id
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet, union
 from gazette.protocol.shard import ShardSource, ShardSpec
-from gazette.recoverylog.recorder import Recorder
-from gazette.tasks import LoopThread, OpFuture
+from gazette.protocol.text import duration
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.runtime.tasks import LoopThread, OpFuture
 from gazette.testing.clock import ManualClock
 from gazette.testing.driven_service import DrivenService
 from gazette.testing.memory_journals import JournalLog, MemoryAppends, MemoryJournals

@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any, Self
 
 from gazette.auth import KeyedAuth, NoAuth
-from gazette.blobs.blob_stores import StoreConstructor
+from gazette.blobs.registry import StoreConstructor
 from gazette.broker.service import BrokerService
 from gazette.broker.settings import BrokerSettings
-from gazette.client.channel import TlsSettings
 from gazette.client.client import Client
-from gazette.client.fragment_reader import FragmentAccess
 from gazette.client.journals import JournalChange
-from gazette.clock import Clock, SystemClock
-from gazette.etcd import Etcd
+from gazette.client.read.fragment_reader import FragmentAccess
+from gazette.client.rpc.channel import TlsSettings
+from gazette.etcd.client import Etcd
 from gazette.fragment.local_file import Disk
-from gazette.protocol import duration
+from gazette.net.server import Server, ServerSettings
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
-from gazette.server import Server, ServerSettings
+from gazette.protocol.text import duration
+from gazette.runtime.clock import Clock, SystemClock
 
 STORE = "file:///fragments/"
 """URL of the blob store of ``journal_spec``: a directory below the fixture's ``file_root``."""

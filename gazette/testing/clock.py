@@ -9,7 +9,7 @@ import math
 
 
 class ManualClock:
-    """A `gazette.clock.Clock` whose time passes only by ``advance``.
+    """A `gazette.runtime.clock.Clock` whose time passes only by ``advance``.
 
     ``now`` starts at a realistic Unix time, because producer pruning and flush buckets misbehave
     near the epoch.

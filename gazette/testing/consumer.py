@@ -11,25 +11,25 @@ from typing import Any, Self
 from gazette.allocator.model import ASSIGNMENTS, MEMBERS, Assignment, DecodedKV
 from gazette.auth import KeyedAuth, NoAuth
 from gazette.client.client import Client
-from gazette.client.fragment_reader import FragmentAccess
-from gazette.client.reader import ReadParams
+from gazette.client.read.fragment_reader import FragmentAccess
+from gazette.client.read.reader import ReadParams
 from gazette.client.shards import ShardChange, ShardClient
-from gazette.clock import Clock, SystemClock
 from gazette.consumer.application import Application
 from gazette.consumer.callbacks import require_callbacks
 from gazette.consumer.service import ConsumerService
 from gazette.consumer.settings import ConsumerSettings
-from gazette.consumer.shard import Shard
+from gazette.consumer.shard.shard import Shard
 from gazette.errors import Bug, Conflict, GazetteError, NotFound, NotYet, Retryable
-from gazette.etcd import Etcd
-from gazette.etcd_lease import Lease
-from gazette.etcd_values import Compare, Op
+from gazette.etcd.client import Etcd
+from gazette.etcd.lease import Lease
+from gazette.etcd.values import Compare, Op
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
-from gazette.protocol import duration
+from gazette.net.server import Server, ServerSettings
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSource, ShardSpec
-from gazette.server import Server, ServerSettings
+from gazette.protocol.text import duration
+from gazette.runtime.clock import Clock, SystemClock
 from gazette.testing.broker import BrokerFixture, journal_spec
 
 LOGS = "recovery/test"

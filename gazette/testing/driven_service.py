@@ -7,14 +7,14 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
-from gazette.clock import Clock
-from gazette.config import Schema
+from gazette.config.schema import Schema
 from gazette.consumer.application import Application
 from gazette.errors import Bug, NotAllowed
 from gazette.message.mapping import Partitions
 from gazette.message.publisher import Publisher
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector
+from gazette.runtime.clock import Clock
 from gazette.testing.memory_journals import MemoryAppends
 
 T = TypeVar("T")

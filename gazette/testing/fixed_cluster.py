@@ -23,22 +23,21 @@ import grpc.aio
 from gazette.allocator.model import assignment_key, item_key, member_key
 from gazette.allocator.state import State
 from gazette.auth import KeyedAuth, NoAuth
-from gazette.blobs.blob_stores import BlobSettings, BlobStores
-from gazette.broker.append_api import AppendApi
-from gazette.broker.append_wire import decode_append, decode_replicate
+from gazette.blobs.registry import BlobSettings, BlobStores
+from gazette.broker.api.append import AppendApi
+from gazette.broker.api.replicate import ReplicateApi
+from gazette.broker.append.wire import decode_append, decode_replicate
 from gazette.broker.context import BrokerContext, Pools
 from gazette.broker.key_space import broker_decoder, is_consistent, spec_of
 from gazette.broker.known_head import UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.replica import Replica
-from gazette.broker.replicate_api import ReplicateApi
 from gazette.broker.resolver import Resolver
 from gazette.broker.settings import BrokerSettings
-from gazette.client.channel import Channels, ChannelSettings
-from gazette.clock import Clock, SystemClock
+from gazette.client.rpc.channel import Channels, ChannelSettings
 from gazette.errors import Unavailable
-from gazette.etcd import Etcd
-from gazette.etcd_values import (
+from gazette.etcd.client import Etcd
+from gazette.etcd.values import (
     Compare,
     KeyValue,
     Operation,
@@ -56,12 +55,13 @@ from gazette.fragment.kept_files import KeptFiles
 from gazette.fragment.local_file import LocalDisk
 from gazette.fragment.persister import Persister
 from gazette.keyspace.key_space import KeySpace
+from gazette.net.server import grpc_options
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.process import BrokerSpec
-from gazette.server import grpc_options
-from gazette.tasks import BlockingPool, TaskScope
+from gazette.runtime.clock import Clock, SystemClock
+from gazette.runtime.tasks import BlockingPool, TaskScope
 
 ROOT = "/fixed/cluster"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 class InstantClock:
-    """A `gazette.clock.Clock` whose sleeps end at once.
+    """A `gazette.runtime.clock.Clock` whose sleeps end at once.
 
     ``slept`` records them, and time is ahead by their sum. Apart from that, time passes as usual.
     """

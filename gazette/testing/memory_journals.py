@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from gazette.client.appender import AppendParams, AppendResult
+from gazette.client.append.appender import AppendParams, AppendResult
 from gazette.errors import Bug, Closed, Fenced, GazetteError
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet, subtract, union
 from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header
-from gazette.recoverylog.recorder import fence
-from gazette.tasks import OpFuture, first_failure, resolved
+from gazette.recoverylog.log.recorder import fence
+from gazette.runtime.tasks import OpFuture, first_failure, resolved
 from gazette.testing.recovery import LOG, MemoryLog
 
 _HEADER: Final = Header(ProcessId("local", "test-member"), EMPTY_ROUTE, EtcdHeader(1, 1, 1, 1))

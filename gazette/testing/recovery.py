@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from gazette.blobs.blob_store import BlobStore
-from gazette.client.appender import AppendParams, AppendResult
+from gazette.client.append.appender import AppendParams, AppendResult
 from gazette.errors import Bug, Corrupt
-from gazette.gazctl.prune_plan import Needs
+from gazette.gazctl.shards.prune_plan import Needs
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.label_set import EMPTY_LABELS
 from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header
-from gazette.recoverylog.fsm import Outcome, RecoveryFSM
-from gazette.recoverylog.ops import HEADER_LENGTH, decode_op
-from gazette.recoverylog.playback import Playback
-from gazette.recoverylog.recorder import Recorder, no_op
-from gazette.recoverylog.staged_files import PlayedFiles, StagedFiles
-from gazette.tasks import OpFuture
+from gazette.recoverylog.log.fsm import Outcome, RecoveryFSM
+from gazette.recoverylog.log.ops import HEADER_LENGTH, decode_op
+from gazette.recoverylog.log.recorder import Recorder, no_op
+from gazette.recoverylog.playback.playback import Playback
+from gazette.recoverylog.playback.staged_files import PlayedFiles, StagedFiles
+from gazette.runtime.tasks import OpFuture
 
 LOG: Final = "recovery/test"
 _HEADER: Final = Header(ProcessId("local", "test-member"), EMPTY_ROUTE, EtcdHeader(1, 1, 1, 1))

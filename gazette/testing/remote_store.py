@@ -10,7 +10,7 @@ from typing import Any
 from gazette.consumer.application import Shard, Store
 from gazette.errors import Fenced
 from gazette.protocol.checkpoint import Checkpoint
-from gazette.tasks import OpFuture, first_failure
+from gazette.runtime.tasks import OpFuture, first_failure
 
 
 @dataclass

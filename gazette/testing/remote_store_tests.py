@@ -36,7 +36,7 @@ import pytest
 from gazette.consumer.application import Store
 from gazette.errors import Broken, Fenced, GazetteError, Unavailable
 from gazette.protocol.checkpoint import Checkpoint
-from gazette.tasks import OpFuture, failed
+from gazette.runtime.tasks import OpFuture, failed
 from gazette.testing.store_tests import checkpoint
 
 TIMEOUT_S: Final = 60.0

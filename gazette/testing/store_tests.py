@@ -32,8 +32,8 @@ import pytest
 from gazette.consumer.application import Store
 from gazette.errors import GazetteError, Invalid
 from gazette.protocol.checkpoint import Checkpoint, ProducerState, SourceCheckpoint
-from gazette.recoverylog.recorder import Recorder
-from gazette.tasks import OpFuture
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.runtime.tasks import OpFuture
 from gazette.testing.recovery import MemoryLog, take_over
 
 SHARD: Any = None

@@ -6,7 +6,7 @@ import asyncio
 from typing import Self
 
 from gazette.errors import GazetteError
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 
 _CHUNK = 64 << 10
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from gazette.allocator.converge import ItemStep, Round, converge
-from gazette.allocator.desired import Question
+from gazette.allocator.desired import SolverInput
 from gazette.allocator.model import allocator_decoder, member_key
 from gazette.allocator.solver import ITEMS_PER_NETWORK, solve
 from gazette.allocator.state import State
 from gazette.broker.key_space import progress
 from gazette.errors import Invalid
-from gazette.etcd_values import Compare, DeleteOp, KeyValue, PutOp, Target
+from gazette.etcd.values import Compare, DeleteOp, KeyValue, PutOp, Target
 from gazette.keyspace import fold
 from gazette.keyspace.key_values import prefixed
 
@@ -164,7 +164,7 @@ class PaperCluster:
         """What the leader would do now (or did see to do, given an older state)."""
         state = state or self.state()
         if state.network_hash != self.solved:
-            question = Question.of(state)
+            question = SolverInput.of(state)
             self.desired = dict(question.answer(solve(question.problem, self.items_per_network)))
             self.solved = question.network_hash
         members = state.members_by_id()

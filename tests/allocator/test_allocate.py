@@ -17,11 +17,11 @@ from gazette.allocator.allocate import MAX_TXN_OPS, allocate
 from gazette.allocator.model import member_key
 from gazette.allocator.session import MemberSession
 from gazette.allocator.state import State
-from gazette.clock import SystemClock
 from gazette.errors import Broken, Unavailable
-from gazette.etcd import Compare, Etcd, Op, TxnResult
+from gazette.etcd.client import Compare, Etcd, Op, TxnResult
 from gazette.keyspace.key_space import KeySpace
-from gazette.tasks import BlockingPool, TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import BlockingPool, TaskScope
 
 ROOT = "/root"
 

@@ -6,7 +6,7 @@ import pytest
 
 from gazette.allocator.converge import ItemStep, Round, converge
 from gazette.allocator.state import State
-from gazette.etcd_values import Compare, Op
+from gazette.etcd.values import Compare, Op
 
 MEMBERS = [(f"members/{m}", "10") for m in ("a#1", "b#2", "c#3", "d#4")]
 C = "consistent"

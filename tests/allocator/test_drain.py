@@ -11,13 +11,13 @@ import pytest
 from prometheus_client import REGISTRY
 
 from gazette.allocator.drain import Drain
-from gazette.allocator.remainder import Remainder, Words, remainder
+from gazette.allocator.drain_status import ItemNames, Remainder, remainder
 from gazette.allocator.state import State
-from gazette.clock import SystemClock
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
 
-WORDS = Words("journal", "broker")
+WORDS = ItemNames("journal", "broker")
 ALONE_S, LONG_S = 30.0, 1000.0
 
 

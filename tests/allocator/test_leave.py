@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from gazette.allocator.leave import leave
+from gazette.allocator.shutdown import leave
 from gazette.errors import GazetteError, Unavailable
 
 

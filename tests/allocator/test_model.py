@@ -13,7 +13,7 @@ from gazette.allocator.model import (
     member_key,
 )
 from gazette.errors import Invalid
-from gazette.etcd_values import KeyValue
+from gazette.etcd.values import KeyValue
 
 
 class Value:

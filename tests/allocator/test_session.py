@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from gazette.allocator.session import CONFLICT_RETRY_S, CONFLICT_RETRY_SOON_S, MemberSession
-from gazette.clock import SystemClock
 from gazette.errors import Broken, Unavailable
-from gazette.etcd import Etcd, EtcdSettings, Lease, LeaseLost, Op
+from gazette.etcd.client import Etcd, EtcdSettings, Lease, LeaseLost, Op
 from gazette.keyspace.key_space import KeySpace
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
 from gazette.testing.etcd import etcd_for_tests
 

@@ -8,13 +8,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from gazette import Application, Envelope, Message
-from gazette.backfill.job import Backfill
+from gazette.backfill.definition import Backfill
 from gazette.consumer.application import DeferToNextTransaction
 from gazette.message.mapping import modulo_mapping
 from gazette.stores.json_file import JSONFileStore
-from gazette.stores.rocksdb import RocksDBStore
-from gazette.stores.sql import SQLStore
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.rocksdb.store import RocksDBStore
+from gazette.stores.sql.store import SQLStore
+from gazette.stores.sqlite.store import SQLiteStore
 
 WINDOW = 7
 UPSERT = "INSERT INTO counts VALUES (?, 1) ON CONFLICT DO UPDATE SET n = n + 1"

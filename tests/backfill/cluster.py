@@ -9,24 +9,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from gazette.backfill.drive import BackfillRun
-from gazette.backfill.job import Backfill
+from gazette.backfill.definition import Backfill
 from gazette.backfill.local import LocalRunner
 from gazette.backfill.report import Report
+from gazette.backfill.run import BackfillRun
 from gazette.backfill.settings import RunSettings
 from gazette.backfill.verify import opened_files
-from gazette.client.appender import AppendParams
-from gazette.clock import SystemClock
-from gazette.history.access import Access
+from gazette.client.append.appender import AppendParams
+from gazette.history.source import Access
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
-from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
+from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.shard import ShardSpec
-from gazette.recoverylog.player import Player
+from gazette.recoverylog.playback.player import Player
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import BlockingPool
 from gazette.stores.state_builder import OfflineShard
-from gazette.tasks import BlockingPool
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture, log_spec, shard_spec
 from gazette.testing.stored import json_line

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gazette.backfill.job import Backfill
+from gazette.backfill.definition import Backfill
 from gazette.backfill.local import LocalRunner
 from gazette.backfill.plan import shape_of, tasks_of
 from gazette.backfill.staging import open_staging, state_name
 from gazette.consumer.application import Application
-from gazette.history.access import Access
-from gazette.history.take import Selection, take_snapshot
+from gazette.history.snapshot_builder import Selection, take_snapshot
+from gazette.history.source import Access
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.shard import ShardSource
-from gazette.recoverylog.log_file import moved_hints
+from gazette.recoverylog.log.log_file import moved_hints
 from gazette.stores.state_builder import OfflineShard
 from gazette.testing.app_driver import AppDriver, MemoryJournals
 from gazette.testing.recovery import LOG

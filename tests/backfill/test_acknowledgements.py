@@ -10,30 +10,31 @@ from typing import Any
 
 import pytest
 
-from gazette import Envelope, failpoints
-from gazette.backfill import former
-from gazette.backfill.job import Backfill
+from gazette import Envelope
+from gazette.backfill import previous_state as former
+from gazette.backfill.definition import Backfill
 from gazette.backfill.plan import Bounds
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
-from gazette.client.reader import ReadParams
+from gazette.client.read.reader import ReadParams
 from gazette.client.shards import ShardChange
 from gazette.errors import Broken, Fenced, NotAllowed, Unavailable
-from gazette.failpoints import armed
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.envelope_decoder import EnvelopeDecoder
-from gazette.message.framing import framing_of
+from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import fixed_mapping
-from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN
-from gazette.message.sequencer import Sequencer
+from gazette.message.sequencer.sequencer import Sequencer
+from gazette.message.uuid import ACK_TXN, CONTINUE_TXN
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.hints import FnodeSegments, FSMHints, Segment
-from gazette.recoverylog.log_file import Branch
+from gazette.recoverylog.log.log_file import Branch
+from gazette.runtime import failpoints
+from gazette.runtime.failpoints import armed
+from gazette.runtime.tasks import resolved
 from gazette.stores import json_file
-from gazette.stores.claims import Claim
-from gazette.stores.sql import SQLStore
+from gazette.stores.claims import BackfillClaim
+from gazette.stores.sql.store import SQLStore
 from gazette.stores.state_builder import OfflineShard
-from gazette.tasks import resolved
 from gazette.testing.consumer import LOGS
 from tests.backfill.apps import Documents, Pairs, Rows, Word, Words, WordsBackfill
 from tests.backfill.cluster import ALPHA, Cluster, line, shard_settings, source
@@ -320,7 +321,7 @@ def test_a_database_owes_what_was_committed_until_its_row_was_locked(engine: Any
     try:
         owner.restore_checkpoint(shard)
         fence = attempt.held(shard).fence
-        assert attempt.claim(shard, Claim(fence, "token")).checkpoint.ack_intents == {}
+        assert attempt.claim(shard, BackfillClaim(fence, "token")).checkpoint.ack_intents == {}
         late = Checkpoint(ack_intents={ONE: b"intent"})
         owner.start_commit(shard, late, ()).result(10)
         new = Checkpoint({SOURCE: SourceCheckpoint(5)})

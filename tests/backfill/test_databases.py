@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from gazette.backfill.build import Attempt, ShardTask, build_state, run_task
-from gazette.backfill.job import Backfill
+from gazette.backfill.definition import Backfill
 from gazette.backfill.local import LocalRunner
-from gazette.clock import SystemClock
 from gazette.dev.postgres import PostgresServer
 from gazette.errors import Conflict, Corrupt, Fenced, Invalid, NotAllowed, Unavailable
-from gazette.failpoints import armed
-from gazette.stores.sql import create_checkpoint_table, create_engine, create_tables
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.failpoints import armed
+from gazette.stores.sql.store import create_checkpoint_table, create_engine, create_tables
 from tests.backfill.apps import (
     METADATA,
     Rows,

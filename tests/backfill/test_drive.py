@@ -13,7 +13,6 @@ import pytest
 from gazette.backfill.local import LocalRunner
 from gazette.backfill.plan import Bounds
 from gazette.backfill.staging import DirectoryStaging, garbage, state_name
-from gazette.clock import SystemClock
 from gazette.errors import (
     Closed,
     Conflict,
@@ -24,12 +23,13 @@ from gazette.errors import (
     NotFound,
     Unavailable,
 )
-from gazette.failpoints import armed
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.envelope_decoder import EnvelopeDecoder
-from gazette.message.framing import framing_of
+from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import fnv32a
-from gazette.message.sequencer import Sequencer
+from gazette.message.sequencer.sequencer import Sequencer
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.failpoints import armed
 from tests.backfill.apps import (
     Documents,
     DocumentsBackfill,

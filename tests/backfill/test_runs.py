@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gazette.backfill.plan import Plan
-from gazette.backfill.runs import (
+from gazette.backfill.inventory import (
     Intent,
     branch_orphans,
     in_force,
@@ -22,11 +21,12 @@ from gazette.backfill.runs import (
     staged_orphans,
     step_of,
 )
+from gazette.backfill.plan import Plan
 from gazette.backfill.staging import DirectoryStaging, appending_name
-from gazette.clock import SystemClock
 from gazette.errors import Corrupt, NotFound
 from gazette.protocol.hints import FnodeSegments, FSMHints, Segment
 from gazette.recoverylog.scratch import BUILDS, abandoned, scratch_directory, sweep
+from gazette.runtime.clock import SystemClock
 
 LOG = "recovery/shard"
 BUILDING = """

@@ -21,9 +21,9 @@ from gazette.backfill.staging import (
     open_staging,
     state_name,
 )
-from gazette.blobs.s3 import S3Settings
-from gazette.clock import SystemClock
+from gazette.blobs.s3.store import S3Settings
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, NotFound, Unavailable
+from gazette.runtime.clock import SystemClock
 from tests.backfill.apps import Words, WordsBackfill
 from tests.backfill.cluster import history, shard_settings, source
 from tests.backfill.test_drive import BUILT, SOURCES, expected

@@ -8,11 +8,11 @@ import pytest
 from prometheus_client import REGISTRY
 
 from gazette.blobs import health
-from gazette.blobs.blob_stores import SWEEP_INTERVAL_S, BlobSettings, BlobStores
 from gazette.blobs.memory import MemoryStore
+from gazette.blobs.registry import SWEEP_INTERVAL_S, BlobSettings, BlobStores
 from gazette.blobs.thread_call import ended
 from gazette.errors import Invalid, NotAllowed, Unavailable
-from gazette.tasks import BlockingPool, TaskScope
+from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.blob_store_tests import get, put
 from gazette.testing.clock import ManualClock
 

@@ -16,17 +16,18 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from gazette.blobs import extras, fsspec_store
+from gazette.blobs import extras
+from gazette.blobs import fsspec as fsspec_store
 from gazette.blobs.azure import AzureStore
-from gazette.blobs.blob_stores import BlobSettings, default_constructors
-from gazette.blobs.fsspec_store import (
+from gazette.blobs.fsspec import (
     FsspecStore,
     NamedStore,
     check_protocols,
+    map_errors,
     mod_time_of,
-    translated,
 )
 from gazette.blobs.gs import GsStore
+from gazette.blobs.registry import BlobSettings, default_constructors
 from gazette.errors import Corrupt, GazetteError, Invalid, NotAllowed, NotFound, Unavailable
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.testing.blob_store_tests import BlobStoreTests, FailingReader, get, paths, put
@@ -403,7 +404,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
     ],
 )
 def test_what_errors_mean(error: Exception, expected: type[GazetteError]) -> None:
-    raised = translated("cloud", error, "path")
+    raised = map_errors("cloud", error, "path")
     assert type(raised) is expected
     assert raised.hint
 

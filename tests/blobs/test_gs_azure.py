@@ -20,7 +20,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from gazette.blobs import fsspec_store, health
+from gazette.blobs import fsspec as fsspec_store
+from gazette.blobs import health
 from gazette.blobs.azure import DELEGATION_KEY_RESERVE_S, DELEGATION_KEY_S, AzureStore
 from gazette.blobs.gs import SIGNATURE_TTL_MAX_S, GsStore
 from gazette.errors import Corrupt, Invalid, NotAllowed, Unavailable

@@ -20,8 +20,7 @@ from urllib3 import HTTPResponse
 
 from gazette.blobs import extras, health
 from gazette.blobs.blob_store import BlobStore
-from gazette.blobs.s3 import RESUMES_MAX, SIGNATURE_TTL_MAX_S, S3Settings, S3Store
-from gazette.clock import SystemClock
+from gazette.blobs.s3.store import RESUMES_MAX, SIGNATURE_TTL_MAX_S, S3Settings, S3Store
 from gazette.errors import (
     Corrupt,
     GazetteError,
@@ -31,6 +30,7 @@ from gazette.errors import (
     Unavailable,
 )
 from gazette.protocol.fragment import FragmentStoreUrl
+from gazette.runtime.clock import SystemClock
 from gazette.testing.blob_store_tests import BlobStoreTests, FailingReader, get, paths, put
 from tests.blobs.s3_endpoint import BUCKET, FaultProxy, store_url
 
@@ -145,7 +145,7 @@ def test_the_sdk_is_loaded_when_it_is_needed() -> None:
     """Not with the broker, and not on its loop: making a store does not load it either."""
     program = (
         "import sys\n"
-        "from gazette.blobs.blob_stores import BlobSettings, default_constructors\n"
+        "from gazette.blobs.registry import BlobSettings, default_constructors\n"
         "from gazette.protocol.fragment import FragmentStoreUrl\n"
         "make = default_constructors(BlobSettings())['s3']\n"
         "make(FragmentStoreUrl.parse('s3://bucket/?Region=x'))\n"

@@ -9,12 +9,12 @@ import pytest
 
 from gazette.blobs import health
 from gazette.client import Client
-from gazette.client.appender import AppendParams
-from gazette.client.fragment_reader import FragmentAccess
+from gazette.client.append.appender import AppendParams
 from gazette.client.journals import FragmentsParams, JournalChange
-from gazette.client.reader import ReadParams
+from gazette.client.read.fragment_reader import FragmentAccess
+from gazette.client.read.reader import ReadParams
 from gazette.errors import Unavailable
-from gazette.etcd import Etcd
+from gazette.etcd.client import Etcd
 from gazette.protocol.fragment import Codec
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.blobs.s3_endpoint import BUCKET, FaultProxy, store_url

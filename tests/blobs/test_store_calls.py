@@ -7,7 +7,7 @@ import pytest
 
 from gazette.blobs.store_calls import StoreCalls, off_store, on_store
 from gazette.errors import Closed, Unavailable
-from gazette.tasks import BlockingPool, TaskScope
+from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.clock import ManualClock
 
 HUNG_S = 60.0

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from gazette.broker.agreement import Agreement
+from gazette.broker.replication.upload_gate import Agreement
 from gazette.errors import Corrupt
 from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
 from gazette.fragment.local_file import LocalFile
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.label_set import EMPTY_LABELS
-from gazette.tasks import BlockingPool
+from gazette.runtime.tasks import BlockingPool
 
 CONTENT = bytes(range(256)) * 4096
 """More than is read in one go."""

@@ -15,16 +15,16 @@ import grpc.aio
 import pytest
 
 from gazette.auth import Capability, Claims
-from gazette.broker import append_line, append_rules
-from gazette.broker.append_api import AppendApi
-from gazette.broker.append_driver import AppendCall, AppendDriver
-from gazette.broker.append_events import AppendTerms, Ending
-from gazette.broker.append_fsm import State
-from gazette.broker.pipeline import Pipeline
+from gazette.broker.api.append import AppendApi
+from gazette.broker.append import line as append_line
+from gazette.broker.append import rules as append_rules
+from gazette.broker.append.driver import AppendCall, AppendDriver
+from gazette.broker.append.events import AppendTerms, Ending
+from gazette.broker.append.fsm import State
 from gazette.broker.pulse import NoContent
-from gazette.client.rpc_errors import rpc_error
-from gazette.client.wire import COMMIT, append_content, encode_append
-from gazette.clock import SystemClock
+from gazette.broker.replication.pipeline import Pipeline
+from gazette.client.rpc.errors import rpc_error
+from gazette.client.rpc.wire import COMMIT, append_content, encode_append
 from gazette.errors import Broken, Invalid, Unavailable
 from gazette.fragment.spool_file import Spool
 from gazette.protocol.append_session import SessionAppend, ledger_of
@@ -36,7 +36,8 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_append_response
 from gazette.protocol.status import Status
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import journal_spec
 from gazette.testing.clock import ManualClock
 from gazette.testing.fixed_cluster import FixedBroker, FixedCluster

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gazette.broker import append_events as ev
-from gazette.broker.append_events import (
+from gazette.broker.append import events as ev
+from gazette.broker.append.events import (
     AppendTerms,
     Ending,
     IndexView,
@@ -16,8 +16,8 @@ from gazette.broker.append_events import (
     SpoolView,
     SuspendControl,
 )
-from gazette.broker.append_fsm import STORE_CHECKS_MAX, SYNC_ROUNDS_MAX, AppendFSM, State
-from gazette.broker.append_rules import REGISTERS_BYTES_MAX, judge_sync
+from gazette.broker.append.fsm import STORE_CHECKS_MAX, SYNC_ROUNDS_MAX, AppendFSM, State
+from gazette.broker.append.rules import REGISTERS_BYTES_MAX, judge_sync
 from gazette.errors import Broken, Bug, Closed, TooLarge, Unavailable
 from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment
 from gazette.protocol.ids import ProcessId

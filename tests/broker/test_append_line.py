@@ -10,12 +10,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from gazette.broker import append_line
-from gazette.broker.append_line import ContentAhead, Line
-from gazette.client.wire import COMMIT
-from gazette.clock import SystemClock
+from gazette.broker.append import line as append_line
+from gazette.broker.append.line import ContentAhead, Line
+from gazette.client.rpc.wire import COMMIT
 from gazette.errors import Broken, Invalid, Unavailable
 from gazette.protocol.status import Status
+from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import journal_spec
 from gazette.testing.fixed_cluster import FixedCluster
 from tests.broker.test_append_api import JOURNAL, Append, append, in_step, written

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from gazette.broker import append_sessions
-from gazette.broker.append_sessions import ADMITTED, Admission, SessionLedger
+from gazette.broker.append import sessions as append_sessions
+from gazette.broker.append.sessions import ADMITTED, Admission, SessionLedger
 from gazette.errors import Invalid
 from gazette.protocol.append_session import (
     LEDGER_KEY,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette.broker.flow_control import (
+from gazette.broker.append.flow_control import (
     BANK_S,
     TICKS_PER_S,
     AppendFlow,

@@ -16,16 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette.auth import Capability, Claims, KeyedAuth, bearer
-from gazette.broker.fragments_api import select_page
-from gazette.client.appender import AppendParams
-from gazette.clock import SystemClock
-from gazette.etcd import Etcd
-from gazette.protocol import duration
+from gazette.broker.api.fragments import select_page
+from gazette.client.append.appender import AppendParams
+from gazette.etcd.client import Etcd
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import JournalFlag, Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.status import Status
+from gazette.protocol.text import duration
+from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import STORE, BrokerFixture, journal_spec
 
 JOURNAL = "a/journal"

@@ -19,21 +19,21 @@ from google.protobuf import json_format
 from gazette.auth import Capability, Claims, KeyedAuth
 from gazette.blobs.blob_store import BlobInfo
 from gazette.blobs.file import FileStore
-from gazette.broker import append_line
-from gazette.broker.http_headers import route_headers, route_token
-from gazette.client.appender import AppendParams
+from gazette.broker.append import line as append_line
+from gazette.broker.http.headers import route_headers, route_token
+from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
-from gazette.clock import SystemClock
 from gazette.errors import Invalid
-from gazette.etcd import Etcd
-from gazette.json_gateway import to_json
+from gazette.etcd.client import Etcd
+from gazette.net.json_gateway import to_json
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.journal import JournalFlag, Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import EMPTY_ROUTE, Route
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 
 JOURNAL = "a/journal"

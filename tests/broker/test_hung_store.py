@@ -11,14 +11,14 @@ import pytest
 
 from gazette.blobs.blob_store import BlobInfo
 from gazette.blobs.memory import MemoryStore
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.client.journals import FragmentsParams, JournalChange
-from gazette.client.reader import ReadParams
-from gazette.clock import SystemClock
+from gazette.client.read.reader import ReadParams
 from gazette.errors import GazetteError
-from gazette.etcd import Etcd
+from gazette.etcd.client import Etcd
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.journal import JournalSpec
+from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture, journal_spec
 
 HUNG, GOOD = "s3://hung/", "s3://good/"

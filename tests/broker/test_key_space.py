@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from gazette.broker.key_space import broker_decoder, decode_journal
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.errors import Invalid
-from gazette.etcd import Etcd, Op
-from gazette.etcd_values import KeyValue
-from gazette.protocol.duration import HOUR, MINUTE, SECOND
+from gazette.etcd.client import Etcd, Op
+from gazette.etcd.values import KeyValue
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import Suspend, SuspendLevel
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import EMPTY_ROUTE
+from gazette.protocol.text.duration import HOUR, MINUTE, SECOND
 from gazette.testing.broker import BrokerFixture, journal_spec
 
 

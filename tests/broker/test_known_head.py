@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from gazette.auth import Capability, Claims
-from gazette.broker.append_driver import AppendCall, AppendDriver
-from gazette.broker.append_events import AppendTerms, Ending, Outcome
+from gazette.broker.append.driver import AppendCall, AppendDriver
+from gazette.broker.append.events import AppendTerms, Ending, Outcome
 from gazette.broker.known_head import Head, head_key
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
-from gazette.clock import SystemClock
 from gazette.errors import Conflict, Unavailable
-from gazette.etcd import Etcd
+from gazette.etcd.client import Etcd
 from gazette.fragment.cover_set import CoverSet
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.status import Status
+from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.fixed_cluster import ROOT, FixedBroker, FixedCluster
 

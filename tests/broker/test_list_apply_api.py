@@ -16,16 +16,16 @@ from starlette.routing import Route
 
 from gazette.allocator.model import item_key
 from gazette.auth import Capability, Claims, KeyedAuth, bearer
-from gazette.broker.list_apply_api import with_prefix_as_name
-from gazette.client.appender import AppendParams
-from gazette.clock import SystemClock
-from gazette.etcd import Etcd
-from gazette.etcd_values import Op
+from gazette.broker.api.list_apply import with_prefix_as_name
+from gazette.client.append.appender import AppendParams
+from gazette.etcd.client import Etcd
+from gazette.etcd.values import Op
 from gazette.protocol.journal import JournalSpec, Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.status import Status
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 
 Change = broker_pb2.ApplyRequest.Change

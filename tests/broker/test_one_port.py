@@ -12,12 +12,12 @@ from pathlib import Path
 
 import httpx
 
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
-from gazette.etcd import Etcd
-from gazette.ports import free_port
+from gazette.etcd.client import Etcd
 from gazette.protocol.route import grpc_target
-from gazette.tasks import TaskScope
+from gazette.runtime.ports import free_port
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 
 ADVERTISED = "127.0.0.2"

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gazette.broker.patience import Patience
-from gazette.tasks import TaskScope
+from gazette.broker.append.idle_timeout import Patience
+from gazette.runtime.tasks import TaskScope
 
 
 def stand_still(seconds: float) -> None:

@@ -14,18 +14,17 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from gazette.auth import NoAuth
-from gazette.broker.append_wire import (
+from gazette.broker.append.wire import (
     ReplicateContent,
     decode_append,
     decode_replicate,
     replicate_content,
 )
 from gazette.broker.context import BrokerContext, Pools
-from gazette.broker.peer_stream import OUTBOX_BYTES_MAX
-from gazette.broker.pipeline import Pipeline, open_pipeline
+from gazette.broker.replication.peer_stream import OUTBOX_BYTES_MAX
+from gazette.broker.replication.pipeline import Pipeline, open_pipeline
 from gazette.broker.settings import BrokerSettings
-from gazette.client.channel import Channels
-from gazette.clock import SystemClock
+from gazette.client.rpc.channel import Channels
 from gazette.errors import Broken, Unavailable
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.local_file import LocalDisk, LocalFragment
@@ -36,7 +35,8 @@ from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import EtcdHeader, Header, Route
 from gazette.protocol.status import Status
-from gazette.tasks import BlockingPool, TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.broker import journal_spec
 from gazette.testing.fixed_cluster import FixedCluster
 

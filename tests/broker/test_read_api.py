@@ -18,12 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette.auth import Capability, Claims, KeyedAuth, bearer
-from gazette.broker.read_api import content_response, encode_response
-from gazette.client.appender import AppendParams
-from gazette.client.wire import Content, decode_read
-from gazette.clock import SystemClock
-from gazette.codecs import new_compressor
-from gazette.etcd import Etcd
+from gazette.broker.api.read import content_response, encode_response
+from gazette.client.append.appender import AppendParams
+from gazette.client.rpc.wire import Content, decode_read
+from gazette.codecs.codec import new_compressor
+from gazette.etcd.client import Etcd
 from gazette.fragment.local_file import LocalDisk, LocalFile
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import JournalFlag, Suspend, SuspendLevel
@@ -31,7 +30,8 @@ from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.status import Status
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import STORE, BrokerFixture, journal_spec
 from gazette.testing.tcp_proxy import TcpProxy
 

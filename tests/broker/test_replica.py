@@ -15,29 +15,29 @@ import pytest
 from prometheus_client import REGISTRY
 
 from gazette.auth import Capability, Claims
-from gazette.baton import Baton
-from gazette.broker.append_driver import AppendCall, AppendDriver
-from gazette.broker.append_events import (
+from gazette.broker.append.driver import AppendCall, AppendDriver
+from gazette.broker.append.events import (
     AppendTerms,
     Ending,
     Outcome,
     PipelineBuilt,
     SuspendControl,
 )
+from gazette.broker.append.invalidation import Superseded, changed, take_unless
 from gazette.broker.pulse import Heartbeat, cause_of, problem_of
-from gazette.broker.unless import Superseded, changed, take_unless
-from gazette.clock import SystemClock
 from gazette.errors import Broken, Closed, Unavailable
 from gazette.fragment.cover_set import CoverSet
 from gazette.fragment.local_file import LocalDisk
 from gazette.fragment.spool import Content
-from gazette.log_limit import OncePerMinute
-from gazette.protocol import duration
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import JournalSpec, SuspendLevel
 from gazette.protocol.label_set import EMPTY_LABELS
 from gazette.protocol.status import Status
-from gazette.tasks import TaskScope
+from gazette.protocol.text import duration
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.log_limit import OncePerMinute
+from gazette.runtime.mutex import Mutex
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import journal_spec
 from gazette.testing.clock import ManualClock
 from gazette.testing.fixed_cluster import ROOT, FixedBroker, FixedCluster
@@ -770,7 +770,7 @@ async def test_disk_of_the_primary_is_full(cluster: FixedCluster, tmp_path: Path
 
 
 async def test_take_unless() -> None:
-    baton, invalidated = Baton("thing", 1), asyncio.Event()
+    baton, invalidated = Mutex("thing", 1), asyncio.Event()
     assert await take_unless(baton, invalidated) == 1
     async with TaskScope("test") as scope:
         # Case: it comes.

@@ -14,14 +14,14 @@ import grpc.aio
 import pytest
 
 from gazette.auth import Capability, Claims, KeyedAuth, bearer
-from gazette.broker.append_wire import replicate_content
-from gazette.clock import SystemClock
+from gazette.broker.append.wire import replicate_content
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import Suspend, SuspendLevel
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import EtcdHeader, Header, Route
 from gazette.protocol.status import Status
+from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import journal_spec
 from gazette.testing.clock import ManualClock
 from gazette.testing.fixed_cluster import ROOT, FixedCluster

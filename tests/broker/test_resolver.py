@@ -14,9 +14,8 @@ from gazette.allocator.state import State
 from gazette.auth import Capability, Claims
 from gazette.broker.key_space import broker_decoder, is_consistent
 from gazette.broker.resolver import MISSING_ID, Resolver
-from gazette.clock import SystemClock
 from gazette.errors import Closed, Invalid, Unavailable
-from gazette.etcd_values import KeyValue, ResponseHeader, WatchEvent, WatchResponse
+from gazette.etcd.values import KeyValue, ResponseHeader, WatchEvent, WatchResponse
 from gazette.keyspace.key_space import KeySpace
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.journal import JournalSpec, Suspend, SuspendLevel
@@ -24,7 +23,8 @@ from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.process import BrokerSpec
 from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header, Route
 from gazette.protocol.status import Status
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import journal_spec
 from gazette.testing.instant_clock import breathe
 

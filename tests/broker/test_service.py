@@ -27,20 +27,20 @@ from gazette.blobs.file import FileStore
 from gazette.broker.main import serve
 from gazette.broker.service import BrokerService
 from gazette.broker.settings import BrokerSettings
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
-from gazette.client.reader import ReadParams
-from gazette.clock import SystemClock
+from gazette.client.read.reader import ReadParams
 from gazette.errors import Broken, GazetteError, Unavailable
-from gazette.etcd import Etcd, EtcdSettings
-from gazette.etcd_startup import connect_patiently
-from gazette.http_server import bind_tcp
-from gazette.names import two_words
+from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.etcd.startup import connect_with_retry
+from gazette.net.http_server import bind_tcp
+from gazette.net.server import Server, ServerSettings
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.pb import broker_pb2
-from gazette.server import Server, ServerSettings
-from gazette.tasks import BlockingPool, TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.random_names import two_words
+from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 
@@ -109,7 +109,7 @@ async def test_waiting_for_etcd_names_its_endpoints_and_goes_on(
     late = etcd_for_tests(tmp_path / "etcd", listen=endpoint)
     pool = BlockingPool("etcd", 1)
     async with TaskScope("test") as scope:
-        waiting = scope.spawn(connect_patiently(settings, Clock()), name="connect")
+        waiting = scope.spawn(connect_with_retry(settings, Clock()), name="connect")
         while sum("trying again" in record.msg for record in caplog.records) < 2:
             assert not waiting.done()
             await SystemClock().sleep(0.01)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gazette.auth import Capability, Claims
-from gazette.client.appender import AppendParams
-from gazette.client.reader import ReadParams
-from gazette.clock import SystemClock
-from gazette.etcd import Etcd
+from gazette.client.append.appender import AppendParams
+from gazette.client.read.reader import ReadParams
+from gazette.etcd.client import Etcd
+from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture, journal_spec
 
 JOURNAL = "a/journal"

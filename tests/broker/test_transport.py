@@ -13,10 +13,10 @@ import grpc.aio
 import httpx
 import pytest
 
-from gazette.client.appender import AppendParams
-from gazette.client.channel import TlsSettings
-from gazette.etcd import Etcd
-from gazette.http_server import TlsFiles
+from gazette.client.append.appender import AppendParams
+from gazette.client.rpc.channel import TlsSettings
+from gazette.etcd.client import Etcd
+from gazette.net.http_server import TlsFiles
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.testing.broker import BrokerFixture, journal_spec

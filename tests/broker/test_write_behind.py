@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gazette.broker.write_behind import WriteBehind
-from gazette.clock import SystemClock
+from gazette.broker.replication.spool_writer import WriteBehind
 from gazette.errors import Invalid, Unavailable
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.local_file import LocalDisk, LocalFragment
@@ -19,7 +18,8 @@ from gazette.fragment.spool import Proposal
 from gazette.fragment.spool_file import INLINE_BYTES, Spool
 from gazette.protocol.label_set import EMPTY_LABELS
 from gazette.protocol.status import Status
-from gazette.tasks import BlockingPool, TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import BlockingPool, TaskScope
 
 CHUNK = 1 << 17
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gazette.client.append_service import AppendService
-from gazette.client.channel import ChannelSettings
+from gazette.client.append.service import AppendService
 from gazette.client.client import Client
+from gazette.client.rpc.channel import ChannelSettings
 from gazette.testing.instant_clock import InstantClock
 from gazette.testing.stub_broker import StubBroker
 

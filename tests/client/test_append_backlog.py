@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gazette.client.append_backlog import AppendServiceSettings, Backlog
-from gazette.client.append_content import MemoryBudget, Segment, SpillFile, segments_of
-from gazette.client.append_queue import BATCH_BYTES_MAX, JournalQueue
-from gazette.client.append_service import AppendService
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
+from gazette.client.append.backlog import AppendServiceSettings, Backlog
+from gazette.client.append.content import MemoryBudget, Segment, SpillFile, segments_of
+from gazette.client.append.queue import BATCH_BYTES_MAX, JournalQueue
+from gazette.client.append.service import AppendService
 from gazette.client.client import Client
 from gazette.errors import Closed
-from gazette.tasks import OpFuture, TaskScope, settled
+from gazette.runtime.tasks import OpFuture, TaskScope, settled
 from gazette.testing.instant_clock import eventually
 from gazette.testing.stub_broker import Fail, StubBroker
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gazette.client.append_service import AppendService, is_terminal
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
+from gazette.client.append.service import AppendService, is_terminal
 from gazette.client.client import Client
-from gazette.client.rpc_errors import status_error
+from gazette.client.rpc.errors import status_error
 from gazette.errors import (
     Broken,
     Bug,
@@ -29,7 +29,7 @@ from gazette.errors import (
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.route import Route
 from gazette.protocol.status import Status
-from gazette.tasks import OpFuture, TaskScope, failed, settled
+from gazette.runtime.tasks import OpFuture, TaskScope, failed, settled
 from gazette.testing.instant_clock import InstantClock, breathe, eventually
 from gazette.testing.stub_broker import Fail, Hold, LoseReply, Reply, StubBroker
 

@@ -9,17 +9,17 @@ import grpc
 import pytest
 
 from gazette.auth import Capability, KeyedAuth
-from gazette.client.appender import Appender, AppendParams, SuspendControl, backoff_s
+from gazette.client.append.appender import Appender, AppendParams, SuspendControl, backoff_s
 from gazette.client.client import Client
-from gazette.client.rpc_errors import TOO_SLOW
-from gazette.client.wire import CHUNK_BYTES
-from gazette.clock import SystemClock
+from gazette.client.rpc.errors import TOO_SLOW
+from gazette.client.rpc.wire import CHUNK_BYTES
 from gazette.errors import Broken, Closed, Conflict, Fenced, Invalid, NotAllowed, Unavailable
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Route
 from gazette.protocol.status import Status
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.instant_clock import InstantClock, eventually
 from gazette.testing.stub_broker import Fail, Hold, LoseReply, Reply, StubBroker
 

@@ -12,20 +12,20 @@ import grpc
 import grpc.aio
 import pytest
 
-from gazette.client.channel import Channels, ChannelSettings, TlsSettings
 from gazette.client.client import Client
-from gazette.client.dispatch import Health
-from gazette.client.reader import ReadParams
+from gazette.client.read.reader import ReadParams
+from gazette.client.rpc.channel import Channels, ChannelSettings, TlsSettings
+from gazette.client.rpc.dispatch import Health
 from gazette.errors import Closed, Invalid, Unavailable
+from gazette.net.server import grpc_options
+from gazette.net.transport import GrpcTransport
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import broker_pb2, broker_pb2_grpc
 from gazette.protocol.route import Route
-from gazette.server import grpc_options
 from gazette.testing.clock import ManualClock
 from gazette.testing.instant_clock import eventually
 from gazette.testing.stub_broker import Send, StubBroker
 from gazette.testing.tcp_proxy import TcpProxy
-from gazette.transport import GrpcTransport
 
 FRAGMENTS = broker_pb2.FragmentsRequest(journal="a/journal")
 

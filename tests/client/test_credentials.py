@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 
 from gazette.auth import Capability, Claims, KeyedAuth, StaticToken
-from gazette.client.credentials import (
+from gazette.client.rpc.credentials import (
     Credentials,
     apply_claims,
     journal_claims,

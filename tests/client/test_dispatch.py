@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette.client.dispatch import Health, pick
+from gazette.client.rpc.dispatch import Health, pick
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.route import EMPTY_ROUTE, Route
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gazette.client.fragment_reader import AHEAD_BYTES, FragmentAccess
-from gazette.codecs import new_compressor
+from gazette.client.read.fragment_reader import AHEAD_BYTES, FragmentAccess
+from gazette.codecs.codec import new_compressor
 from gazette.errors import Broken, Corrupt, GazetteError, Invalid, NotAllowed, NotFound, Unavailable
 from gazette.protocol.fragment import Codec, Fragment
 

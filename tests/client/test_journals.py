@@ -10,7 +10,6 @@ import pytest
 from gazette.auth import Capability, KeyedAuth
 from gazette.client.client import Client
 from gazette.client.journals import FragmentsParams, JournalChange
-from gazette.clock import SystemClock
 from gazette.errors import Broken, Conflict, Invalid, NotAllowed, NotFound, Unavailable
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import FragmentSpec, JournalSpec
@@ -18,6 +17,7 @@ from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import EtcdHeader, Header, Route
 from gazette.protocol.status import Status
+from gazette.runtime.clock import SystemClock
 from gazette.testing.instant_clock import InstantClock
 from gazette.testing.stub_broker import StubBroker
 

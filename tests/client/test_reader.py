@@ -13,16 +13,16 @@ import pytest
 
 from gazette.auth import Capability, KeyedAuth
 from gazette.client.client import Client
-from gazette.client.fragment_reader import FragmentAccess
-from gazette.client.reader import WRITE_HEAD, OffsetJump, Reader, ReadParams, read_all
-from gazette.clock import SystemClock
+from gazette.client.read.fragment_reader import FragmentAccess
+from gazette.client.read.reader import WRITE_HEAD, OffsetJump, Reader, ReadParams, read_all
 from gazette.errors import Broken, Closed, Invalid, Moved, NotAllowed, NotFound, NotYet, Unavailable
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Route
 from gazette.protocol.status import Status
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.instant_clock import eventually
 from gazette.testing.stub_broker import Send, StubBroker, StubJournal
 

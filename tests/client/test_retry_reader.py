@@ -11,18 +11,18 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gazette.client.channel import ChannelSettings
 from gazette.client.client import Client
-from gazette.client.fragment_reader import FragmentAccess
-from gazette.client.reader import WRITE_HEAD, OffsetJump, ReadParams
-from gazette.client.retry_reader import RetryReader
-from gazette.codecs import new_compressor
+from gazette.client.read.fragment_reader import FragmentAccess
+from gazette.client.read.reader import WRITE_HEAD, OffsetJump, ReadParams
+from gazette.client.read.retry_reader import RetryReader
+from gazette.client.rpc.channel import ChannelSettings
+from gazette.codecs.codec import new_compressor
 from gazette.errors import Closed, Corrupt, Invalid, NotAllowed, NotFound, NotYet
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Route
 from gazette.protocol.status import Status
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.instant_clock import InstantClock, eventually
 from gazette.testing.stub_broker import Send, StubBroker, StubJournal
 

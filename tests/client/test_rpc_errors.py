@@ -8,13 +8,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from gazette.client.channel import Channels
-from gazette.client.rpc_errors import (
+from gazette.client.rpc.channel import Channels
+from gazette.client.rpc.errors import (
+    map_errors,
     rpc_error,
     shard_status_error,
     status_error,
     status_of,
-    translated,
 )
 from gazette.errors import (
     Broken,
@@ -30,7 +30,7 @@ from gazette.errors import (
     Unavailable,
 )
 from gazette.protocol.status import ShardStatus, Status
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status is not Status.OK])
@@ -75,7 +75,7 @@ def call_error(code: grpc.StatusCode, details: str = "") -> grpc.aio.AioRpcError
     ],
 )
 def test_codes_of_grpc_become_ours(code: grpc.StatusCode, kind: type[GazetteError]) -> None:
-    with pytest.raises(kind) as caught, translated("Read", Channels(), journal="a/journal"):
+    with pytest.raises(kind) as caught, map_errors("Read", Channels(), journal="a/journal"):
         raise call_error(code, "text of the server")
     assert "Read: text of the server" in str(caught.value)
     assert caught.value.facts["code"] == code.name
@@ -85,10 +85,10 @@ def test_codes_of_grpc_become_ours(code: grpc.StatusCode, kind: type[GazetteErro
 async def test_a_cancellation_of_the_channel_is_not_one_of_the_task() -> None:
     """It is retried, unless it was the client that was closed."""
     channels = Channels()
-    with pytest.raises(Unavailable, match="fell silent"), translated("Read", channels):
+    with pytest.raises(Unavailable, match="fell silent"), map_errors("Read", channels):
         raise asyncio.CancelledError
     await channels.close()
-    with pytest.raises(Closed), translated("Read", channels):
+    with pytest.raises(Closed), map_errors("Read", channels):
         raise asyncio.CancelledError
 
 
@@ -97,7 +97,7 @@ async def test_a_cancellation_of_the_task_passes() -> None:
 
     async def work() -> None:
         try:
-            with translated("Read", Channels()):
+            with map_errors("Read", Channels()):
                 await asyncio.Event().wait()
         except BaseException as error:
             seen.append(error)

@@ -11,7 +11,6 @@ import pytest
 
 from gazette.auth import Capability, KeyedAuth
 from gazette.client.shards import ShardChange, ShardClient
-from gazette.clock import SystemClock
 from gazette.errors import Broken, Conflict, Invalid, Moved, NotFound, Unavailable
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import ProcessId
@@ -20,6 +19,7 @@ from gazette.protocol.pb import consumer_pb2, consumer_pb2_grpc
 from gazette.protocol.route import EtcdHeader, Header, Route
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSpec
 from gazette.protocol.status import ShardStatus
+from gazette.runtime.clock import SystemClock
 
 SPEC = ShardSpec(
     "shard-one",

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from gazette.client import AppendService, Client, Reader, RetryReader
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.client.journals import FragmentsParams, JournalChange
-from gazette.client.reader import WRITE_HEAD, ReadParams
+from gazette.client.read.reader import WRITE_HEAD, ReadParams
 from gazette.errors import Conflict, Fenced, NotFound
-from gazette.etcd import Etcd
+from gazette.etcd.client import Etcd
 from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSelector, LabelSet
-from gazette.tasks import TaskScope, settled
+from gazette.runtime.tasks import TaskScope, settled
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.instant_clock import eventually
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from gazette import Application, Envelope, Message, Publisher
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.consumer.application import Store
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.mapping import fixed_mapping
-from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
+from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.stores.json_file import JSONFileStore

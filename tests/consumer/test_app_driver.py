@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from gazette.consumer.application import DeferToNextTransaction
-from gazette.consumer.inbox import Jump
-from gazette.consumer.transactor import ApplicationFailed
+from gazette.consumer.transaction.inbox import Jump
+from gazette.consumer.transaction.transactor import ApplicationFailed
 from gazette.errors import Broken, Closed, Corrupt, Fenced, GazetteError
-from gazette.message.message_uuid import ACK_TXN
-from gazette.stores.sqlite import SQLiteStore
-from gazette.tasks import OpFuture
+from gazette.message.uuid import ACK_TXN
+from gazette.runtime.tasks import OpFuture
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver, MemoryJournals
 from gazette.testing.recovery import LOG
 from gazette.testing.remote_store import RemoteDatabase

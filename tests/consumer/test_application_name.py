@@ -14,7 +14,7 @@ from gazette.client.shards import ShardChange
 from gazette.consumer.application_name import Owner, name_of
 from gazette.consumer.prefix_owner import claim_prefix, decode_owner, owner_key
 from gazette.errors import Invalid, NotAllowed
-from gazette.etcd import Etcd
+from gazette.etcd.client import Etcd
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.process import ConsumerSpec
@@ -215,12 +215,12 @@ def test_every_store_keeps_the_name(tmp_path: Path, kind: str) -> None:
     class Mine(One):
         def new_store(self, shard: Any, recorder: Any) -> Any:
             if kind == "sqlite":
-                from gazette.stores.sqlite import SQLiteStore
+                from gazette.stores.sqlite.store import SQLiteStore
 
                 return SQLiteStore(recorder, "CREATE TABLE IF NOT EXISTS counts (word)")
             if kind == "rocksdb":
                 pytest.importorskip("rocksdict")
-                from gazette.stores.rocksdb import RocksDBStore
+                from gazette.stores.rocksdb.store import RocksDBStore
 
                 return RocksDBStore(recorder)
             return super().new_store(shard, recorder)

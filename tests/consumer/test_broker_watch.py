@@ -13,14 +13,14 @@ import httpx
 import pytest
 
 from gazette.client.client import Client
-from gazette.clock import SystemClock
 from gazette.consumer.broker_watch import RetryLog
 from gazette.consumer.service import ConsumerService
 from gazette.consumer.settings import ConsumerSettings
-from gazette.etcd import Etcd
+from gazette.etcd.client import Etcd
+from gazette.net.server import Server, ServerSettings
 from gazette.protocol.label_set import LabelSelector
-from gazette.server import Server, ServerSettings
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.instant_clock import eventually
 from tests.consumer.apps import Tally

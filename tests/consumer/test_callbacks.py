@@ -18,7 +18,7 @@ from gazette.errors import GazetteError, Invalid
 from gazette.message.mapping import fixed_mapping
 from gazette.protocol.label_set import LabelSet
 from gazette.runconsumer import process
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
 from tests.consumer.apps import SOURCE, Echo, Start, Tally, Word, frame
 

@@ -15,8 +15,8 @@ from gazette.errors import NotAllowed
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.mapping import fixed_mapping
 from gazette.protocol.label_set import LabelSet
-from gazette.stores.rocksdb import RocksDBStore
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.rocksdb.store import RocksDBStore
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
 from tests.consumer.apps import SOURCE, Tally, Word, ack, pending
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gazette.config import setting
-from gazette.consumer.shard_route import shard_route
+from gazette.config.schema import setting
+from gazette.consumer.query.shard_route import shard_route
 from gazette.errors import Invalid, NotAllowed
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.message.mapping import modulo_mapping

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from gazette.allocator.model import member_key
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, shard_spec
 from gazette.testing.instant_clock import breathe

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from gazette.client.shards import ShardChange
-from gazette.clock import SystemClock
 from gazette.consumer.settings import ConsumerSettings
 from gazette.errors import GazetteError, Invalid
-from gazette.etcd import Etcd
+from gazette.etcd.client import Etcd
 from gazette.protocol.hints import FSMHints, decode_hints
+from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import shard_spec
 from tests.consumer.apps import SHARD, SOURCE, Start, append, frame

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gazette.consumer.inbox import Call, Chunk, Feed, Inbox, Jump, SourceFailed
+from gazette.consumer.transaction.inbox import Call, Chunk, Feed, Inbox, Jump, SourceFailed
 from gazette.errors import Closed
-from gazette.tasks import BlockingPool, OpFuture, TaskScope
+from gazette.runtime.tasks import BlockingPool, OpFuture, TaskScope
 from gazette.testing.instant_clock import breathe, eventually
 
 

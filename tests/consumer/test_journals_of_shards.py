@@ -9,7 +9,7 @@ import pytest
 
 from gazette.client.journals import JournalChange
 from gazette.client.shards import ShardChange
-from gazette.consumer import source_reading
+from gazette.consumer.transaction import source_reader as source_reading
 from gazette.protocol.journal import Suspend, SuspendLevel
 from gazette.protocol.shard import ReplicaCode
 from gazette.testing.broker import BrokerFixture

@@ -6,10 +6,10 @@ import pytest
 
 from gazette.consumer.key_space import consumer_decoder
 from gazette.errors import Invalid
-from gazette.etcd_values import KeyValue
-from gazette.protocol.duration import SECOND
+from gazette.etcd.values import KeyValue
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.shard import ReplicaCode
+from gazette.protocol.text.duration import SECOND
 
 
 def decode(key: str, value: bytes):

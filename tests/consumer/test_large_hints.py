@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from gazette.consumer import hints_store
-from gazette.consumer.hints_store import (
+from gazette.consumer.shard import hints_store
+from gazette.consumer.shard.hints_store import (
     HintsSize,
     read_hints,
     store_recorded_hints,
     store_recovered_hints,
 )
 from gazette.errors import Corrupt, Invalid, Unavailable
-from gazette.etcd import Etcd
+from gazette.etcd.client import Etcd
 from gazette.protocol.hints import (
     HINTS_BYTES_MAX,
     FnodeSegments,
@@ -27,7 +27,7 @@ from gazette.protocol.hints import (
     encode_hints,
 )
 from gazette.protocol.pb import recoverylog_pb2
-from gazette.recoverylog.fsm import RecoveryFSM
+from gazette.recoverylog.log.fsm import RecoveryFSM
 from gazette.testing.consumer import LOGS, shard_spec
 from gazette.testing.instant_clock import InstantClock
 from tests.consumer.apps import SHARD
@@ -110,7 +110,7 @@ def noted(size: HintsSize, hints: FSMHints) -> None:
 
 def test_a_warning_at_half_of_the_limit_says_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
     size = HintsSize()
-    with caplog.at_level(logging.WARNING, "gazette.consumer.hints_store"):
+    with caplog.at_level(logging.WARNING, "gazette.consumer.shard.hints_store"):
         noted(size, hints_of(100))
         assert not caplog.records
         for _ in range(3):
@@ -129,7 +129,7 @@ def test_hints_of_ten_thousand_tables_fit_and_are_warned_of(
     """RocksDB has a file for each table, and only the application can make them larger."""
     hints = hints_of(tables)
     assert len(encode_hints(hints)[1]) <= HINTS_BYTES_MAX
-    with caplog.at_level(logging.WARNING, "gazette.consumer.hints_store"):
+    with caplog.at_level(logging.WARNING, "gazette.consumer.shard.hints_store"):
         noted(HintsSize(), hints)
     assert f"name {tables} files" in caplog.text
     assert "table_bytes" in caplog.text

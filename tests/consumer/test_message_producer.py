@@ -12,9 +12,9 @@ import pytest
 
 from gazette import Envelope, MessageProducer
 from gazette.client.shards import ShardChange
-from gazette.consumer.inbox import Feed, Inbox, Messages
+from gazette.consumer.transaction.inbox import Feed, Inbox, Messages
 from gazette.errors import Bug, Closed, Fenced, GazetteError
-from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN
+from gazette.message.uuid import ACK_TXN, CONTINUE_TXN
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.testing.app_driver import AppDriver
 from gazette.testing.broker import BrokerFixture

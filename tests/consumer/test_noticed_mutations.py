@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from gazette.client.shards import ShardChange
-from gazette.consumer import primary as primary_module
-from gazette.consumer.inbox import Jump
-from gazette.etcd import Etcd
+from gazette.consumer.shard import primary as primary_module
+from gazette.consumer.transaction.inbox import Jump
+from gazette.etcd.client import Etcd
 from gazette.protocol.hints import FSMHints, Property
-from gazette.tasks import OpFuture
+from gazette.runtime.tasks import OpFuture
 from gazette.testing.app_driver import AppDriver
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import shard_spec

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from gazette.client.shards import ShardChange
-from gazette.clock import SystemClock
-from gazette.consumer import ownership as ownership_module
-from gazette.consumer.ownership import Ownership
-from gazette.consumer.restarts import FENCED_MAX, Restarts, is_fenced
+from gazette.consumer.shard import ownership as ownership_module
+from gazette.consumer.shard.ownership import Ownership
+from gazette.consumer.shard.restarts import FENCED_MAX, Restarts, is_fenced
 from gazette.errors import Closed, Fenced, GazetteError, Unavailable
-from gazette.etcd import Etcd
-from gazette.failpoints import armed
-from gazette.message.message_uuid import OUTSIDE_TXN
+from gazette.etcd.client import Etcd
+from gazette.message.uuid import OUTSIDE_TXN
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.shard import ReplicaCode
-from gazette.recoverylog import player as player_module
-from gazette.recoverylog import recorder as recorder_module
-from gazette.recoverylog.player import Player
-from gazette.tasks import BlockingPool, TaskScope
+from gazette.recoverylog.log import recorder as recorder_module
+from gazette.recoverylog.playback import player as player_module
+from gazette.recoverylog.playback.player import Player
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.failpoints import armed
+from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, log_spec, shard_spec
 from gazette.testing.instant_clock import eventually

@@ -11,17 +11,17 @@ import pytest
 from gazette import DeadLetter, Envelope, PoisonPolicy, Publisher
 from gazette.client.shards import ShardChange
 from gazette.consumer.application import Store
-from gazette.consumer.delivery import ApplicationFailed
-from gazette.consumer.poison import DEAD_LETTERS_LABEL, LIMIT_LABEL, POISON_LABEL
-from gazette.consumer.poison_control import HOUR_S, TooMuchPoison
+from gazette.consumer.transaction.dispatch import ApplicationFailed
+from gazette.consumer.transaction.poison import DEAD_LETTERS_LABEL, LIMIT_LABEL, POISON_LABEL
+from gazette.consumer.transaction.poison_handler import HOUR_S, TooMuchPoison
 from gazette.errors import Invalid, Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
-from gazette.message.frames import MalformedMessage
+from gazette.message.framing.frames import MalformedMessage
 from gazette.message.mapping import fixed_mapping
 from gazette.protocol.label_set import LabelSet
-from gazette.stores.rocksdb import RocksDBStore
-from gazette.stores.sql import SQLStore, create_checkpoint_table, create_engine
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.rocksdb.store import RocksDBStore
+from gazette.stores.sql.store import SQLStore, create_checkpoint_table, create_engine
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import shard_spec

@@ -11,13 +11,13 @@ import pytest
 
 from gazette import Application
 from gazette.client.shards import ShardChange
-from gazette.clock import SystemClock
-from gazette.consumer.query import rpc_errors
+from gazette.consumer.query.query import rpc_errors
 from gazette.consumer.service import ConsumerService
 from gazette.errors import GazetteError, Invalid, Moved, NotFound, Unavailable
 from gazette.protocol.pb import consumer_pb2 as pb
 from gazette.protocol.route import Header
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, shard_spec
 from gazette.testing.instant_clock import breathe

@@ -14,11 +14,11 @@ from starlette.requests import Request
 
 from gazette.client.shards import ShardChange
 from gazette.consumer.application import StateView
-from gazette.consumer.query import RunningQueries
-from gazette.consumer.standby_reads import StandbyReads
+from gazette.consumer.query.query import RunningQueries
+from gazette.consumer.query.standby_reads import StandbyReads
 from gazette.errors import Moved, NotFound
-from gazette.etcd_values import LeaseLost
-from gazette.tasks import BlockingPool
+from gazette.etcd.values import LeaseLost
+from gazette.runtime.tasks import BlockingPool
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.clock import ManualClock
 from gazette.testing.consumer import ConsumerFixture, shard_spec

@@ -12,11 +12,11 @@ from gazette.auth import Claims
 from gazette.client.shards import ShardChange
 from gazette.consumer.resolver import MISSING_ID, Resolution
 from gazette.errors import Closed, Invalid
-from gazette.etcd import Etcd
+from gazette.etcd.client import Etcd
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.route import EtcdHeader, Header
 from gazette.protocol.status import ShardStatus
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, shard_spec
 from gazette.testing.instant_clock import breathe, eventually

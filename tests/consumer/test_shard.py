@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.client.shards import ShardChange
-from gazette.clock import SystemClock
-from gazette.consumer import hints_store as hints_store_module
-from gazette.consumer import primary as primary_module
-from gazette.consumer import shard as shard_module
-from gazette.consumer.hints_store import store_recorded_hints, store_recovered_hints
+from gazette.consumer.shard import hints_store as hints_store_module
+from gazette.consumer.shard import primary as primary_module
+from gazette.consumer.shard import shard as shard_module
+from gazette.consumer.shard.hints_store import store_recorded_hints, store_recovered_hints
 from gazette.errors import Closed, GazetteError, NotAllowed, NotFound, Unavailable
-from gazette.etcd import Etcd
-from gazette.etcd_values import Compare, Op
+from gazette.etcd.client import Etcd
+from gazette.etcd.values import Compare, Op
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.protocol.hints import decode_hints
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSource
 from gazette.recoverylog.scratch import Scratch, shard_prefix
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture, log_spec, shard_spec
 from gazette.testing.instant_clock import eventually

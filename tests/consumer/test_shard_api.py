@@ -12,13 +12,13 @@ import pytest
 
 from gazette.auth import Capability, Claims, KeyedAuth
 from gazette.client.shards import ShardChange, ShardClient
-from gazette.clock import SystemClock
 from gazette.errors import Conflict, GazetteError, NotAllowed, NotFound
-from gazette.etcd import Etcd
+from gazette.etcd.client import Etcd
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import consumer_pb2 as pb
 from gazette.protocol.shard import ReplicaCode
+from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, shard_spec
 from gazette.testing.remote_store import RemoteDatabase

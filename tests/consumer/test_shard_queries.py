@@ -17,13 +17,13 @@ from starlette.responses import PlainTextResponse
 
 from gazette import ConsumerService, ShardRequest, shard_route, shard_rpc
 from gazette.auth import Capability, Claims, KeyedAuth
-from gazette.clock import SystemClock
-from gazette.consumer.question_wire import read_through_of
+from gazette.consumer.query.query_codec import read_through_of
 from gazette.errors import Invalid, NotFound
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.pb import consumer_pb2 as pb
-from gazette.stores.rocksdb import RocksDBOptions, RocksDBStore
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
+from gazette.stores.rocksdb.store import RocksDBOptions, RocksDBStore
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, shard_spec
 from gazette.testing.instant_clock import breathe

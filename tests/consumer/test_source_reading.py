@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from gazette.client.journals import ListedJournal
-from gazette.client.reader import ReadParams
-from gazette.consumer import source_reading
-from gazette.consumer.inbox import Inbox, SourceFailed
-from gazette.consumer.source_reading import check_source, read_source
+from gazette.client.read.reader import ReadParams
+from gazette.consumer.transaction import source_reader as source_reading
+from gazette.consumer.transaction.inbox import Inbox, SourceFailed
+from gazette.consumer.transaction.source_reader import check_source, read_source
 from gazette.errors import Closed, Corrupt, NotFound
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.route import EMPTY_ROUTE
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.instant_clock import InstantClock, eventually
 
 JOURNAL = "a/source"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette.consumer.transaction import Decision, Policy, Prior, Step, Transaction
+from gazette.consumer.transaction.transaction import Decision, Policy, Prior, Step, Transaction
 from gazette.errors import Bug
 
 CONSUME, END = Decision(Step.CONSUME), Decision(Step.END)

@@ -19,10 +19,12 @@ import zstandard
 from rich.console import Console
 
 from gazette import main
-from gazette.dev import bench, bench_processes, bench_report
-from gazette.dev.bench_app import MESSAGE_BYTES, BenchMessage, message_of
-from gazette.dev.bench_bare import BareSQLite, decompress
-from gazette.dev.bench_report import (
+from gazette.bench import main as bench
+from gazette.bench import processes as bench_processes
+from gazette.bench import report as bench_report
+from gazette.bench.app import MESSAGE_BYTES, BenchMessage, message_of
+from gazette.bench.bare import BareSQLite, decompress
+from gazette.bench.report import (
     Baseline,
     Figure,
     Report,
@@ -279,7 +281,7 @@ def test_cpu_and_metrics_of_processes_are_read() -> None:
 
 
 def test_machine_facts_say_what_figures_depend_on() -> None:
-    from gazette.clock import SystemClock
+    from gazette.runtime.clock import SystemClock
 
     facts = bench_report.machine_facts(SystemClock())
     assert facts["cores"] >= 1

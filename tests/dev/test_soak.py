@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from gazette.consumer.restarts import Restarts
-from gazette.dev.chaos.store import BreakableStore
-from gazette.dev.soak import driver as driver_module
-from gazette.dev.soak.diagnosis import complaints
-from gazette.dev.soak.driver import Driver, Outcome
-from gazette.dev.soak.faults import KINDS, Faults
-from gazette.dev.soak.report import Report, quantile
-from gazette.dev.soak.run import Served, load_problem, run
+from gazette.consumer.shard.restarts import Restarts
 from gazette.errors import Unavailable
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
 from gazette.testing.consumer import shard_spec
 from gazette.testing.instant_clock import breathe
+from tools.chaos.store import BreakableStore
+from tools.soak import driver as driver_module
+from tools.soak.diagnosis import complaints
+from tools.soak.driver import Driver, Outcome
+from tools.soak.faults import KINDS, Faults
+from tools.soak.report import Report, quantile
+from tools.soak.run import Served, load_problem, run
 
 
 @dataclass
@@ -281,18 +281,18 @@ async def outcome(work: Any) -> BaseException | None:
 
 PLANT = """
 import asyncio, sys
-from gazette.dev.soak import run
-from gazette.dev.soak.faults import Faults
-from gazette.client.appender import AppendParams
+from tools.soak import run
+from tools.soak.faults import Faults
+from gazette.client.append.appender import AppendParams
 
 async def plant(self, rng):
     # A sum that is in the journal once more, as by a store that forgot it had committed.
     from stream_sum.messages import Sum
     from gazette.message.envelope_reader import CommittedReader
-    from gazette.client.reader import ReadParams
-    from gazette.dev.soak.cluster import SUMS
+    from gazette.client.read.reader import ReadParams
+    from tools.soak.cluster import SUMS
     from gazette.labels import CONTENT_JSON_LINES
-    from gazette.message.framing import framing_of
+    from gazette.message.framing.framing import framing_of
     async with self._cluster.client() as client:
         reader = CommittedReader(client, ReadParams(SUMS[0], 0, block=True), Sum)
         async for batch in reader.batches():

@@ -12,14 +12,14 @@ import httpx
 import pytest
 
 from gazette.client.client import Client
-from gazette.client.reader import ReadParams
-from gazette.clock import SystemClock
+from gazette.client.read.reader import ReadParams
 from gazette.dev.word_count import import_examples
 from gazette.errors import Invalid
-from gazette.etcd import Etcd
+from gazette.etcd.client import Etcd
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.message.envelope_reader import CommittedReader
 from gazette.protocol.label_set import LabelSet
+from gazette.runtime.clock import SystemClock
 from gazette.testing.app_driver import AppDriver
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture, log_spec, shard_spec
@@ -77,7 +77,7 @@ def flags(request: pytest.FixtureRequest) -> BikeShareFlags:
 def empty_postgres(postgres_url: str) -> Any:
     from bike_share.sql_history import METADATA
 
-    from gazette.stores.sql import shared_engine
+    from gazette.stores.sql.store import shared_engine
 
     METADATA.drop_all(shared_engine(postgres_url, METADATA))
     METADATA.create_all(shared_engine(postgres_url, METADATA))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gazette.client.appender import AppendParams
-from gazette.etcd import Etcd
+from gazette.client.append.appender import AppendParams
+from gazette.etcd.client import Etcd
 from gazette.protocol.fragment import Codec
 from gazette.testing.broker import BrokerFixture, journal_spec
 

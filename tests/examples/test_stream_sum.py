@@ -11,13 +11,13 @@ import httpx
 import pytest
 
 from gazette.client.client import Client
-from gazette.clock import SystemClock
 from gazette.dev.word_count import import_examples
 from gazette.errors import Corrupt
-from gazette.etcd import Etcd
+from gazette.etcd.client import Etcd
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.protocol.label_set import LabelSet
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.app_driver import AppDriver
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture, log_spec, shard_spec

@@ -15,7 +15,7 @@ import pytest
 
 from gazette.dev.word_count import NGRAM_TYPE, import_examples
 from gazette.errors import Invalid
-from gazette.etcd import Etcd
+from gazette.etcd.client import Etcd
 from gazette.labels import CONTENT_PROTO_FIXED, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.protocol.label_set import LabelSet
 from gazette.testing.broker import BrokerFixture, journal_spec
@@ -207,7 +207,7 @@ async def test_every_store_counts_the_same_through_a_fail_over(
             if store == "sql":
                 from word_count.sql_counts import METADATA
 
-                from gazette.stores.sql import shared_engine
+                from gazette.stores.sql.store import shared_engine
 
                 shared_engine(database, METADATA).dispose()
                 # A member that crashed in a commit closes nothing: let its connection go here.

@@ -10,12 +10,12 @@ from typing import Final
 import httpx
 
 from gazette.client.client import Client
-from gazette.clock import SystemClock
 from gazette.dev.cluster import ClusterSettings, LocalCluster
 from gazette.errors import NotFound
-from gazette.etcd import Etcd, EtcdSettings
-from gazette.etcd_lease import Lease
-from gazette.tasks import TaskScope
+from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.etcd.lease import Lease
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from tests.faults.fold_forge import Forge
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gazette.dev.word_count import Member
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 from tests.faults.fold_cluster import LOGGED, FoldCluster, shard_of
 
 LOG: Final = "recovery/fold/{shard}"

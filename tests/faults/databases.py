@@ -9,7 +9,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from gazette.dev.postgres import PostgresServer
-from gazette.stores.sql import create_checkpoint_table, create_engine
+from gazette.stores.sql.store import create_checkpoint_table, create_engine
 from tests.faults.fold_app import SQL_TABLE, SQL_URL_ENV
 
 

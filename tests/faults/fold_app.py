@@ -20,15 +20,16 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from gazette import Application, Envelope, Message, Publisher, failpoints, runconsumer
+from gazette import Application, Envelope, Message, Publisher, runconsumer
 from gazette.consumer.application import Shard, Store
 from gazette.consumer.service import ConsumerService
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.mapping import fixed_mapping
+from gazette.runtime import failpoints
 from gazette.stores.json_file import JSONFileStore
-from gazette.stores.rocksdb import RocksDBOptions, RocksDBStore
-from gazette.stores.sql import SQLStore, create_engine
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.rocksdb.store import RocksDBOptions, RocksDBStore
+from gazette.stores.sql.store import SQLStore, create_engine
+from gazette.stores.sqlite.store import SQLiteStore
 
 KIND: Final = "faults.test/store"
 SQL_URL_ENV: Final = "FOLD_APP_{}_URL"

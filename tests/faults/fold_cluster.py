@@ -17,24 +17,24 @@ from typing import Any, Final
 
 import psutil
 
-from gazette.client.append_service import AppendService
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
+from gazette.client.append.service import AppendService
 from gazette.client.journals import JournalChange
 from gazette.client.shards import ListedShard, ShardChange, ShardClient
-from gazette.consumer.restarts import ANNOUNCED
+from gazette.consumer.shard.restarts import ANNOUNCED
 from gazette.dev.processes import ChildProcess, await_ready, python_module
 from gazette.dev.word_count import Member
 from gazette.errors import Broken, GazetteError, Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.message.mapping import fixed_mapping
 from gazette.message.publisher import Publisher
-from gazette.ports import free_port
-from gazette.protocol import duration
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ReplicaCode, ShardSource, ShardSpec
-from gazette.tasks import OpFuture, TaskScope, settled
+from gazette.protocol.text import duration
+from gazette.runtime.ports import free_port
+from gazette.runtime.tasks import OpFuture, TaskScope, settled
 from tests.faults.backbone import Backbone, python_path
 from tests.faults.fold_app import KIND, Input, outputs_of
 from tests.faults.fold_forge import ForgedProcess

@@ -19,11 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from gazette.clock import Clock
 from gazette.dev.processes import ChildProcess
 from gazette.errors import Broken
-from gazette.supervisor import PARENT_ENV
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import Clock
+from gazette.runtime.supervisor import PARENT_ENV
+from gazette.runtime.tasks import TaskScope
 
 _LINE_BYTES: Final = 1 << 20
 _EAGER: Final = (
@@ -97,7 +97,7 @@ def _become(order: dict[str, Any]) -> NoReturn:
     sys.argv = ["fold_app", *order["argv"]]
     code = 1
     try:
-        from gazette import failpoints
+        from gazette.runtime import failpoints
         from tests.faults import fold_app
 
         failpoints.arm(os.environ.get(failpoints.ENV, ""))

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gazette.client.client import Client
-from gazette.client.reader import ReadParams
+from gazette.client.read.reader import ReadParams
 from gazette.errors import NotYet
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.envelope_decoder import EnvelopeDecoder
-from gazette.message.framing import framing_of
-from gazette.message.sequencer import Sequencer
+from gazette.message.framing.framing import framing_of
+from gazette.message.sequencer.sequencer import Sequencer
 from tests.faults.fold_app import Output
 
 KEYS: Final = [f"key-{i:02d}" for i in range(30)]

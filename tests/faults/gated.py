@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gazette import failpoints
+from gazette.runtime import failpoints
 from tests.backfill.apps import WordsBackfill
 
 GATES_ENV = "GAZETTE_TEST_GATES"

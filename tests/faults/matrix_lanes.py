@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 from tests.faults import crash_matrix
 from tests.faults.backbone import Backbone
 from tests.faults.crash_matrix import Death, Manner, Row

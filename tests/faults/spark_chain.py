@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from gazette import failpoints
+from gazette.runtime import failpoints
 from tests.faults.gated import GATES_ENV
 from tests.faults.spark_cluster import CLOCK, POLL_S, ROOT, Standalone
 

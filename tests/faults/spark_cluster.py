@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pyspark
 
-from gazette.clock import SystemClock
-from gazette.ports import free_port
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.ports import free_port
 from gazette.spark.java import ensure_java
 from tests.faults.gated import GATES_ENV
 

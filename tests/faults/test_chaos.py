@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from gazette.client.appender import AppendParams, AppendResult, append_once
+from gazette.client.append.appender import AppendParams, AppendResult, append_once
 from gazette.client.client import Client
 from gazette.client.journals import FragmentsParams, JournalChange
-from gazette.client.reader import ReadParams
-from gazette.client.rpc_errors import status_of
-from gazette.clock import SystemClock
-from gazette.dev.chaos.cluster import STORE, Broker, ChaosCluster, ChaosSettings
-from gazette.dev.chaos.run import run
+from gazette.client.read.reader import ReadParams
+from gazette.client.rpc.errors import status_of
 from gazette.dev.heads import write_head
 from gazette.errors import Conflict, GazetteError, NotYet, Unavailable
-from gazette.protocol import duration
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
-from gazette.tasks import TaskScope
+from gazette.protocol.text import duration
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
+from tools.chaos.cluster import STORE, Broker, ChaosCluster, ChaosSettings
+from tools.chaos.run import run
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gazette.tasks import TaskScope, settled
+from gazette.runtime.tasks import TaskScope, settled
 from tests.faults.databases import sql_environ
 from tests.faults.fold_cluster import LOGGED, FoldCluster, report, shard_of
 

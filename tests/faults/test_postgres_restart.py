@@ -14,7 +14,7 @@ import pytest
 
 from gazette.dev.postgres import PostgresServer
 from gazette.errors import GazetteError
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 from tests.faults.databases import prepare
 from tests.faults.fold_app import SQL_URL_ENV
 from tests.faults.fold_cluster import FoldCluster, report, shard_of

@@ -23,9 +23,8 @@ from typing import Any
 
 import pytest
 
-from gazette.client.append_service import AppendService
+from gazette.client.append.service import AppendService
 from gazette.client.client import Client
-from gazette.clock import SystemClock
 from gazette.dev.cluster import ClusterSettings, LocalCluster
 from gazette.dev.demo_load import all_counts
 from gazette.dev.word_count import (
@@ -39,7 +38,8 @@ from gazette.labels import MESSAGE_TYPE
 from gazette.message.mapping import PartitionWatch, modulo_mapping
 from gazette.message.publisher import Publisher
 from gazette.protocol.label_set import LabelSelector
-from gazette.tasks import BlockingPool, TaskScope, settled
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import BlockingPool, TaskScope, settled
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 

@@ -18,10 +18,10 @@ import pytest
 pytest.importorskip("pandas")
 pytest.importorskip("pyspark")
 
-from gazette.client.appender import AppendParams
-from gazette.history.access import Access
+from gazette.client.append.appender import AppendParams
 from gazette.history.read import fold_locally, read_envelopes
-from gazette.history.take import Selection, take_snapshot
+from gazette.history.snapshot_builder import Selection, take_snapshot
+from gazette.history.source import Access
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.protocol.label_set import LabelSet
 from gazette.testing.broker import BrokerFixture, journal_spec

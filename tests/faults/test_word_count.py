@@ -24,10 +24,9 @@ from typing import Any
 
 import pytest
 
-from gazette.client.append_service import AppendService
+from gazette.client.append.service import AppendService
 from gazette.client.client import Client
-from gazette.client.reader import ReadParams
-from gazette.clock import SystemClock
+from gazette.client.read.reader import ReadParams
 from gazette.dev.cluster import ClusterSettings, LocalCluster
 from gazette.dev.demo_load import all_counts
 from gazette.dev.processes import ChildProcess
@@ -40,12 +39,13 @@ from gazette.dev.word_count import (
 from gazette.errors import NotYet
 from gazette.labels import CONTENT_PROTO_FIXED, MESSAGE_TYPE
 from gazette.message.envelope_decoder import EnvelopeDecoder
-from gazette.message.framing import framing_of
+from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import PartitionWatch, modulo_mapping
 from gazette.message.publisher import Publisher
-from gazette.message.sequencer import Sequencer
+from gazette.message.sequencer.sequencer import Sequencer
 from gazette.protocol.label_set import LabelSelector
-from gazette.tasks import TaskScope, settled
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope, settled
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 

@@ -17,7 +17,7 @@ from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
 from gazette.fragment.local_file import LocalFile
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.label_set import EMPTY_LABELS
-from gazette.tasks import BlockingPool
+from gazette.runtime.tasks import BlockingPool
 
 CONTENT = b"".join(b"line %d of some text\n" % n for n in range(100_000))
 CODECS = [codec for codec in Codec if codec is not Codec.INVALID]

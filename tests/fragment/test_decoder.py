@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import zstandard
 
-from gazette.codecs import new_compressor
+from gazette.codecs.codec import new_compressor
 from gazette.errors import Corrupt, Invalid
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.protocol.fragment import Codec, Fragment
-from gazette.tasks import BlockingPool
+from gazette.runtime.tasks import BlockingPool
 
 CONTENT = b"".join(b"line %d of some text\n" % n for n in range(20_000))
 CODECS = [codec for codec in Codec if codec is not Codec.INVALID]

@@ -13,7 +13,7 @@ from gazette.fragment.kept_files import KeptFiles
 from gazette.fragment.local_file import LocalFile, LocalFragment
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.status import Status
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 
 JOURNAL = "a/journal"
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
-from gazette.blobs.blob_stores import BlobSettings, BlobStores
 from gazette.blobs.memory import MemoryStore
+from gazette.blobs.registry import BlobSettings, BlobStores
 from gazette.errors import NotAllowed, Unavailable
 from gazette.fragment.listing import FragmentOwner, list_fragments
 from gazette.protocol.fragment import Codec, Fragment

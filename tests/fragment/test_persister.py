@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from gazette.blobs.blob_stores import BlobSettings, BlobStores
 from gazette.blobs.memory import MemoryStore
+from gazette.blobs.registry import BlobSettings, BlobStores
 from gazette.errors import Bug, Closed, NotAllowed, Unavailable
 from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
 from gazette.fragment.local_file import LocalFile
@@ -22,7 +22,7 @@ from gazette.fragment.persister import Persister, PersisterSettings
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
-from gazette.tasks import BlockingPool, TaskScope
+from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.blob_store_tests import get, paths
 from gazette.testing.clock import ManualClock
 

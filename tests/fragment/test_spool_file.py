@@ -28,7 +28,7 @@ from gazette.fragment.spool_file import Spool
 from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
 from gazette.protocol.status import Status
-from gazette.tasks import BlockingPool, TaskScope
+from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.clock import ManualClock
 
 JOURNAL = "a/journal"
@@ -398,12 +398,12 @@ def test_space_that_was_written_in_part_is_freed():
     code = """
 import asyncio, os, resource, tempfile
 from pathlib import Path
-from gazette.clock import SystemClock
+from gazette.runtime.clock import SystemClock
 from gazette.errors import Unavailable
 from gazette.fragment.local_file import LocalDisk
 from gazette.fragment.spool import Content, Proposal
 from gazette.fragment.spool_file import Spool
-from gazette.tasks import BlockingPool
+from gazette.runtime.tasks import BlockingPool
 
 class Observer:
     def spool_commit(self, local): self.local = local

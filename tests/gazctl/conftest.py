@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gazette.etcd import Etcd
+from gazette.etcd.client import Etcd
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture
 from tests.consumer.apps import Tally

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gazette.gazctl.io.terminal import Terminal
 from gazette.gazctl.main import run, run_in_loop
-from gazette.gazctl.terminal import Terminal
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gazette.errors import Invalid
 from gazette.gazctl.attach_uuids import Template, UuidAttacher, read_lines
-from gazette.message.message_uuid import OUTSIDE_TXN, parse_text, parse_uuid
+from gazette.message.uuid import OUTSIDE_TXN, parse_text, parse_uuid
 from gazette.testing.clock import ManualClock
 from tests.gazctl.runner import offline
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gazette.config import Option, options_of
+from gazette.config.schema import Option, options_of
 from gazette.gazctl.commands import COMMANDS, GROUPS, Command
 from gazette.gazctl.flags import SharedFlags
 

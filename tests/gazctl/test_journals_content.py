@@ -14,19 +14,20 @@ import pytest
 
 from gazette.blobs.blob_store import BlobInfo
 from gazette.blobs.file import FileStore
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
-from gazette.client.reader import ReadParams
+from gazette.client.read.reader import ReadParams
 from gazette.errors import NotYet, Unavailable
-from gazette.etcd import Etcd
-from gazette.gazctl import append_waits, journals_append
+from gazette.etcd.client import Etcd
+from gazette.gazctl.journals import append as journals_append
+from gazette.gazctl.journals import append_status as append_waits
 from gazette.gazctl.main import run_in_loop
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
 from gazette.message.mapping import Partition, Partitions, modulo_mapping, rendezvous_mapping
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.journal import Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSet
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.gazctl.runner import Runner, Streams
 from tests.gazctl.stored import store
@@ -278,7 +279,7 @@ async def test_a_blocking_read_follows_the_head_and_the_selector(
     broker: BrokerFixture, gazctl: Runner, tmp_path: Path
 ) -> None:
     """--tail leaves out what there is; of a journal that is created later, nothing is left out."""
-    from gazette.gazctl.journals_read import Reading
+    from gazette.gazctl.journals.read import Reading
 
     labels = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES), ("topic", "parts"))
     await broker.create(journal_spec("a/old", labels=labels))

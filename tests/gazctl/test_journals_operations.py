@@ -13,14 +13,14 @@ import pytest
 import yaml
 from google.protobuf import text_format
 
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.errors import GazetteError
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
-from gazette.protocol import duration
 from gazette.protocol.journal import JournalSpec, Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
+from gazette.protocol.text import duration
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.gazctl.runner import Runner
 from tests.gazctl.stored import path_of, store, stored

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.protocol.journal import Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.gazctl.runner import Runner, Streams
 

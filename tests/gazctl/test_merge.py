@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gazette.errors import Invalid
-from gazette.gazctl.merge import HELD_BYTES_MAX, MergedOutput, OutputFile
-from gazette.gazctl.message_edges import LineEdges
-from gazette.gazctl.terminal import Terminal
-from gazette.tasks import TaskScope
+from gazette.gazctl.io.merge import HELD_BYTES_MAX, MergedOutput, OutputFile
+from gazette.gazctl.io.message_boundaries import LineEdges
+from gazette.gazctl.io.terminal import Terminal
+from gazette.runtime.tasks import TaskScope
 
 
 @pytest.fixture

@@ -10,7 +10,13 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette.gazctl.message_edges import CSVEdges, EdgeFinder, FixedEdges, LineEdges, edges_of
+from gazette.gazctl.io.message_boundaries import (
+    CSVEdges,
+    EdgeFinder,
+    FixedEdges,
+    LineEdges,
+    edges_of,
+)
 from gazette.labels import (
     CONTENT_CSV,
     CONTENT_JSON_LINES,

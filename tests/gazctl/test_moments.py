@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gazette.errors import Invalid
-from gazette.gazctl.moments import age_text, parse_moment, time_text
+from gazette.gazctl.io.time_args import age_text, parse_moment, time_text
 
 NOW = 1_700_000_000.5
 

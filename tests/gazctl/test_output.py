@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from gazette.gazctl.output import Table
-from gazette.gazctl.terminal import ProgressLine, Terminal, bytes_text
+from gazette.gazctl.io.output import Table
+from gazette.gazctl.io.terminal import ProgressLine, Terminal, bytes_text
 from gazette.testing.clock import ManualClock
 
 

@@ -11,10 +11,10 @@ from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
 from gazette.auth import KeyedAuth
-from gazette.client.appender import AppendParams
-from gazette.clock import SystemClock
-from gazette.etcd import Etcd
-from gazette.tasks import TaskScope
+from gazette.client.append.appender import AppendParams
+from gazette.etcd.client import Etcd
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.gazctl.runner import Runner
 
@@ -68,7 +68,7 @@ async def test_an_append_that_waits_for_its_input_can_be_interrupted(
 
 
 def _blocking(journal: str) -> object:
-    from gazette.client.reader import ReadParams
+    from gazette.client.read.reader import ReadParams
 
     return ReadParams(journal, block=True)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gazette.client.shards import ShardHints
 from gazette.errors import Corrupt
-from gazette.gazctl.prune_plan import Needs, references, unpersisted
+from gazette.gazctl.shards.prune_plan import Needs, references, unpersisted
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.hints import FnodeSegments, FSMHints, Segment
 from gazette.protocol.shard import ShardSpec

@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette.errors import Invalid
-from gazette.gazctl.records import RECORD_BYTES_MAX, FixedSplitter, LineSplitter, Splitter
+from gazette.gazctl.io.record_splitter import (
+    RECORD_BYTES_MAX,
+    FixedSplitter,
+    LineSplitter,
+    Splitter,
+)
 
 MAGIC = bytes.fromhex("66339336")
 

@@ -15,15 +15,15 @@ import pytest
 from google.protobuf import text_format
 
 from gazette import Application, Envelope, Publisher
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.client.shards import ShardChange
-from gazette.etcd import Etcd
+from gazette.etcd.client import Etcd
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.hints import FnodeSegments, FSMHints, Segment
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.shard import ReplicaCode, ShardSource, ShardSpec
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import LOGS, ConsumerFixture, log_spec, shard_spec
 from tests.consumer.apps import Tally, Word, append, frame, source_spec

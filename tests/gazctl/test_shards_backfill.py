@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from gazette.backfill.job import load_backfill
+from gazette.backfill.definition import load_backfill
 from gazette.backfill.report import Progress
 from gazette.client.client import Client
-from gazette.clock import SystemClock
 from gazette.errors import Invalid
-from gazette.gazctl.shards_backfill_waits import tell_waits
-from gazette.stores.sql import create_checkpoint_table, create_engine, create_tables
-from gazette.tasks import TaskScope
+from gazette.gazctl.shards.backfill_waits import report_stalls
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
+from gazette.stores.sql.store import create_checkpoint_table, create_engine, create_tables
 from tests.backfill.apps import METADATA, Rows, Words, WordsBackfill
 from tests.backfill.cluster import Cluster, history, shard_settings, source
 from tests.backfill.conftest import start as start
@@ -282,7 +282,7 @@ async def test_a_broker_that_is_gone_is_told_while_a_run_waits_for_it(scene: Sce
             await clock.sleep(0.01)
 
     async with TaskScope("waits") as scope:
-        waits = tell_waits({"broker": client}, progress, streams.terminal, clock, 0.02)
+        waits = report_stalls({"broker": client}, progress, streams.terminal, clock, 0.02)
         scope.daemon(waits, name="waits")
         await clock.sleep(0.2)
         assert not streams.err.getvalue()

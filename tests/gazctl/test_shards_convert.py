@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gazette.protocol.checkpoint import Checkpoint
-from gazette.recoverylog.sqlite_redo import PageChange, encode_commit, encode_header, redo_name
-from gazette.stores.sqlite import SQLiteStore
+from gazette.recoverylog.sqlite.redo import PageChange, encode_commit, encode_header, redo_name
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import MemoryLog, take_over
 from tests.gazctl.runner import Result, offline
 from tests.recoverylog.original_player import play

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.gazctl.support_bundle import http_guesses
-from gazette.redaction import REDACTED, redact
+from gazette.runtime.redaction import REDACTED, redact
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture
 from tests.gazctl.runner import Runner

@@ -13,20 +13,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gazette.errors import Corrupt
-from gazette.history.columns import Columns, Shape
+from gazette.history.columns import Columns, MessageFormat
 from gazette.history.commit_filter import CommitFilter, settled
-from gazette.history.fold import CommittedRun, Folded, fold_snapshot
+from gazette.history.merge import CommittedRun, Folded, fold_snapshot
 from gazette.history.snapshot import JournalSnapshot, Piece, Run, Snapshot, cover
 from gazette.history.summary import first_beyond, summarise
 from gazette.message.envelope import Envelope
-from gazette.message.message_uuid import (
+from gazette.message.sequencer.sequencer import Sequencer
+from gazette.message.uuid import (
     ACK_TXN,
     CONTINUE_TXN,
     OUTSIDE_TXN,
     build_uuid,
     parse_arrays,
 )
-from gazette.message.sequencer import Sequencer
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 
 JOURNAL = "a/journal"
@@ -286,9 +286,9 @@ def test_runs_that_repeat_nothing_are_known_to():
 
 def snapshot_of(pieces, begin, end, prior) -> Snapshot:
     producers = {} if prior is None else prior.producers
-    journal = JournalSnapshot(JOURNAL, Shape(), begin, end, (), producers)
+    journal = JournalSnapshot(JOURNAL, MessageFormat(), begin, end, (), producers)
     held = cover(pieces, journal.pieces_begin, end)
-    return Snapshot((JournalSnapshot(JOURNAL, Shape(), begin, end, held, producers),))
+    return Snapshot((JournalSnapshot(JOURNAL, MessageFormat(), begin, end, held, producers),))
 
 
 def test_a_transaction_whose_begin_is_lost_does_not_commit_without_it():

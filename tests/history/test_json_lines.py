@@ -14,13 +14,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gazette.history import json_kernel, json_lines
-from gazette.history.columns import ColumnDecoder, Shape
+from gazette.history.columns import ColumnDecoder, MessageFormat
 from gazette.history.field_arrays import arrow_arrays, scannable
 from gazette.history.json_lines import FIELDS_MAX, Field, LineScanner
 from gazette.history.read import Batch
 from gazette.history.rows import FoundBatch, RowFormat, RowMaker
 from gazette.history.snapshot import Piece, Run
-from gazette.message.message_uuid import build_uuid, uuid_text
+from gazette.message.uuid import build_uuid, uuid_text
 
 SCHEMA = pa.schema(
     [
@@ -38,7 +38,7 @@ UUID = uuid_text(build_uuid(bytes([1, 0, 0, 0, 0, 0xAB]), 0x1EE_1234_5678_9ABC, 
 
 def scanned(buffer: bytes, uuid_field: str = "uuid") -> FoundBatch | None:
     """What one pass finds, if it does not decline."""
-    decoder = ColumnDecoder(JOURNAL, Shape(uuid_field=uuid_field), scannable(SCHEMA))
+    decoder = ColumnDecoder(JOURNAL, MessageFormat(uuid_field=uuid_field), scannable(SCHEMA))
     decoded = decoder._scan(decoder._scanner, buffer, 1000) if decoder._scanner else None
     if decoded is None or decoded.fields is None:
         return None
@@ -49,7 +49,7 @@ def scanned(buffer: bytes, uuid_field: str = "uuid") -> FoundBatch | None:
 
 def specified(buffer: bytes, uuid_field: str = "uuid") -> FoundBatch:
     """The same by the framing, and each message by itself. Raises what these do."""
-    shape = Shape(uuid_field=uuid_field)
+    shape = MessageFormat(uuid_field=uuid_field)
     decoder = ColumnDecoder(JOURNAL, shape)
     columns, consumed, _ = decoder._decode_framed(decoder._framing, buffer, 1000)
     assert consumed == len(buffer)
@@ -267,7 +267,7 @@ def test_buffers_of_all_sizes():
     """Room is made for larger ones, and what was in it is not seen again."""
     for count in (1, 3000, 2, 200_000, 1):
         buffer = b"".join(b'{"text":"%d","number":%d}\n' % (at, at) for at in range(count))
-        decoder = ColumnDecoder(JOURNAL, Shape(), scannable(SCHEMA))
+        decoder = ColumnDecoder(JOURNAL, MessageFormat(), scannable(SCHEMA))
         for _ in range(2):
             decoded = decoder.decode(buffer, 5)
             assert decoded.fields is not None
@@ -302,7 +302,9 @@ def test_a_kernel_that_cannot_be_compiled_is_not_needed(monkeypatch, caplog):
     json_lines.kernel.cache_clear()
     try:
         assert LineScanner("uuid").scan(b"{}\n", 3) is None
-        assert ColumnDecoder(JOURNAL, Shape()).decode(b"{}\n", 0).columns.ends.tolist() == [3]
+        assert ColumnDecoder(JOURNAL, MessageFormat()).decode(b"{}\n", 0).columns.ends.tolist() == [
+            3
+        ]
     finally:
         json_lines.kernel.cache_clear()
     assert "No space left" in caplog.records[0].reason
@@ -311,8 +313,8 @@ def test_a_kernel_that_cannot_be_compiled_is_not_needed(monkeypatch, caplog):
 def test_without_the_kernel_the_rest_reads_alike(monkeypatch):
     """Where Numba is not installed."""
     line = f'{{"uuid":"{UUID}","text":"a"}}\n'.encode()
-    with_it = ColumnDecoder(JOURNAL, Shape()).decode(line, 0)
+    with_it = ColumnDecoder(JOURNAL, MessageFormat()).decode(line, 0)
     monkeypatch.setattr(json_lines, "kernel", lambda: None)
-    without = ColumnDecoder(JOURNAL, Shape(), scannable(SCHEMA)).decode(line, 0)
+    without = ColumnDecoder(JOURNAL, MessageFormat(), scannable(SCHEMA)).decode(line, 0)
     assert without.fields is None
     assert without.columns.uuids == with_it.columns.uuids

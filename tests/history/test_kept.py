@@ -15,18 +15,18 @@ import pyarrow as pa
 import pytest
 
 from gazette.errors import Broken, Corrupt, Invalid
-from gazette.history import kept
-from gazette.history.access import Access
-from gazette.history.columns import Shape
+from gazette.history import row_cache as kept
+from gazette.history.batch_split import cut
+from gazette.history.columns import MessageFormat
 from gazette.history.combine import Combiner
-from gazette.history.fold import Folded, fold_snapshot
-from gazette.history.kept import Keeping, read_keeping, summarise_keeping
+from gazette.history.merge import Folded, fold_snapshot
 from gazette.history.read import fold_locally, resolver
+from gazette.history.row_cache import Keeping, read_keeping, summarise_keeping
 from gazette.history.rows import META, RowFormat, read_rows
-from gazette.history.segments import cut
-from gazette.history.take import Selection, take_snapshot
+from gazette.history.snapshot_builder import Selection, take_snapshot
+from gazette.history.source import Access
 from gazette.labels import CONTENT_CSV
-from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
+from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
 from gazette.protocol.fragment import Codec
 from gazette.testing.stored import json_line, write_journal
 
@@ -70,7 +70,9 @@ def random_fragments(seed: int) -> list[bytes]:
 class Subject:
     """A journal in a store, and both ways to read it."""
 
-    def __init__(self, root: Path, fragments: list[bytes], shape: Shape = Shape()) -> None:
+    def __init__(
+        self, root: Path, fragments: list[bytes], shape: MessageFormat = MessageFormat()
+    ) -> None:
         self.directory = root / "kept"
         write_journal(root, STORE, JOURNAL, fragments, Codec.ZSTANDARD)
         self.access = Access.of(file_root=root, direct=True)
@@ -269,7 +271,7 @@ def test_messages_of_another_form_are_read_twice(tmp_path):
 
 def test_csv_is_read_twice(tmp_path):
     line = ",".join([str(json.loads(LINES[0])["uuid"]), "a", "3"]).encode() + b"\n"
-    subject = Subject(tmp_path, [line], Shape(CONTENT_CSV))
+    subject = Subject(tmp_path, [line], MessageFormat(CONTENT_CSV))
     keeping = Keeping(replace(FORMAT, value="csv"))
     folded, paths = subject.first_pass(keeping)
     assert paths == {0: ""}

@@ -10,17 +10,16 @@ import msgspec
 import pytest
 
 import gazette
-from gazette.clock import SystemClock
 from gazette.errors import Corrupt, Invalid, NotFound, NotYet
-from gazette.history.access import Access
-from gazette.history.columns import ColumnDecoder, Shape, uuid_bytes
+from gazette.history.columns import ColumnDecoder, MessageFormat, uuid_bytes
 from gazette.history.read import fold_locally, read_columns, read_envelopes
 from gazette.history.snapshot import Run
-from gazette.history.take import Selection, take_snapshot
-from gazette.message.frames import MalformedMessage, TruncatedFrame
-from gazette.message.framing import JSONLinesFraming
-from gazette.message.message_codec import DictCodec
-from gazette.message.message_uuid import (
+from gazette.history.snapshot_builder import Selection, take_snapshot
+from gazette.history.source import Access
+from gazette.message.codec import DictCodec
+from gazette.message.framing.frames import MalformedMessage, TruncatedFrame
+from gazette.message.framing.framing import JSONLinesFraming
+from gazette.message.uuid import (
     ACK_TXN,
     CONTINUE_TXN,
     OUTSIDE_TXN,
@@ -29,6 +28,7 @@ from gazette.message.message_uuid import (
 )
 from gazette.protocol.checkpoint import ProducerState
 from gazette.protocol.fragment import Codec
+from gazette.runtime.clock import SystemClock
 from gazette.testing.stored import json_line, write_fragment, write_journal
 
 STORE = "file:///fragments/"
@@ -180,7 +180,7 @@ def test_malformed_messages_fail_or_are_skipped(tmp_path):
     with pytest.raises(MalformedMessage, match="line is not a message") as raised:
         fold_locally(access, snapshot)
     assert raised.value.begin == len(content)
-    access, snapshot = taken(tmp_path, shape=Shape(malformed="skip"))
+    access, snapshot = taken(tmp_path, shape=MessageFormat(malformed="skip"))
     assert words(access, fold_locally(access, snapshot)) == ["a"]
 
 
@@ -207,7 +207,7 @@ def test_envelopes_are_decoded_together_and_each_as_it_is(tmp_path):
         with pytest.raises(MalformedMessage, match="word") as raised:
             list(read_envelopes(opened, rest, Word))
         assert (raised.value.journal, raised.value.begin) == (JOURNAL, begins[5])
-    access, snapshot = taken(tmp_path, shape=Shape(malformed="skip"))
+    access, snapshot = taken(tmp_path, shape=MessageFormat(malformed="skip"))
     (_, rest) = fold_locally(access, snapshot, run_bytes=1).runs
     with access.open() as opened:
         ((c,),) = read_envelopes(opened, rest, Word)
@@ -231,10 +231,10 @@ def test_what_only_looks_like_a_uuid_is_told(text):
     bad = b'{"uuid":"%s","word":"b"}\n' % text.encode()
     for buffer, begin in ((bad + good, 0), (bad * 3, 0)):
         with pytest.raises(MalformedMessage) as raised:
-            ColumnDecoder(JOURNAL, Shape()).decode(buffer, 0)
+            ColumnDecoder(JOURNAL, MessageFormat()).decode(buffer, 0)
         assert raised.value.begin == begin
     # Behind messages it is left for the next call.
-    found = ColumnDecoder(JOURNAL, Shape(malformed="skip")).decode(good + bad + good, 0)
+    found = ColumnDecoder(JOURNAL, MessageFormat(malformed="skip")).decode(good + bad + good, 0)
     assert found.columns.begins.tolist() == [0, len(good) + len(bad)]
 
 
@@ -275,7 +275,7 @@ def test_columns_are_what_the_framing_finds(seed):
         lines.append(one)
     buffer, base = b"".join(lines) + b'{"uuid":"', rng.randint(0, 99)
     want = JSONLinesFraming(DictCodec(), 1 << 20).decode(buffer, base)
-    columns, consumed, _ = ColumnDecoder(JOURNAL, Shape()).decode(buffer, base)
+    columns, consumed, _ = ColumnDecoder(JOURNAL, MessageFormat()).decode(buffer, base)
     assert (columns.begins.tolist(), columns.ends.tolist()) == (want.begins, want.ends)
     assert consumed == want.consumed
     assert parse_columns(uuid_bytes(columns.uuids)) == parse_columns(want.uuids)
@@ -283,7 +283,7 @@ def test_columns_are_what_the_framing_finds(seed):
 
 
 def test_uuids_within_other_fields():
-    decoder = ColumnDecoder(JOURNAL, Shape(uuid_field="_meta.uuid"))
+    decoder = ColumnDecoder(JOURNAL, MessageFormat(uuid_field="_meta.uuid"))
     uuid = "00000000-0000-1000-8002-010000000001"
     buffer = b'{"_meta":{"uuid":"%s"}}\n{"a":1}\n{"_meta":null}\n' % uuid.encode()
     columns, consumed, _ = decoder.decode(buffer, 0)

@@ -10,15 +10,15 @@ import pytest
 from word_count import ngram_pb2
 
 from gazette.errors import Invalid
-from gazette.history.access import Access
-from gazette.history.columns import Shape
+from gazette.history.columns import MessageFormat
 from gazette.history.protobuf_rows import protobuf_schema
 from gazette.history.read import fold_locally
 from gazette.history.rows import META, RowFormat, Unfit, read_rows
-from gazette.history.take import Selection, take_snapshot
+from gazette.history.snapshot_builder import Selection, take_snapshot
+from gazette.history.source import Access
 from gazette.labels import CONTENT_CSV, CONTENT_PROTO_FIXED
-from gazette.message.framing import framing_of
-from gazette.message.message_uuid import (
+from gazette.message.framing.framing import framing_of
+from gazette.message.uuid import (
     ACK_TXN,
     CONTINUE_TXN,
     OUTSIDE_TXN,
@@ -35,7 +35,9 @@ NOON = clock_at(1_700_000_000_123_456_000)
 ALL_META = tuple((name, name) for name in META)
 
 
-def rows(root, format: RowFormat, shape: Shape = Shape(), *, uncommitted: bool = False):
+def rows(
+    root, format: RowFormat, shape: MessageFormat = MessageFormat(), *, uncommitted: bool = False
+):
     access = Access.of(file_root=root, direct=True)
     selection = Selection(journals=(JOURNAL,), stores=(STORE,), shape=shape)
     format.validate()
@@ -137,7 +139,7 @@ def test_a_message_that_does_not_fit(tmp_path):
     with pytest.raises(Unfit, match='n: "x" is not an integer of 64 bits') as raised:
         rows(tmp_path, format)
     assert raised.value.facts["begin"] == len(lines[0])
-    assert rows(tmp_path, format, Shape(malformed="skip")) == [{"n": 1}, {"n": 3}]
+    assert rows(tmp_path, format, MessageFormat(malformed="skip")) == [{"n": 1}, {"n": 3}]
 
 
 def test_bounds(tmp_path):
@@ -160,7 +162,7 @@ def test_csv(tmp_path):
     text = f'{uuid},"a, b",7,\n{uuid[:7]}f{uuid[8:]},c,,2024-01-01\n'
     write_journal(tmp_path, STORE, JOURNAL, [text.encode()])
     schema = pa.schema([("word", pa.string()), ("n", pa.int32()), ("day", pa.date32())])
-    found = rows(tmp_path, RowFormat("csv", schema), Shape(CONTENT_CSV))
+    found = rows(tmp_path, RowFormat("csv", schema), MessageFormat(CONTENT_CSV))
     assert found == [
         {"word": "a, b", "n": 7, "day": None},
         {"word": "c", "n": None, "day": datetime.date(2024, 1, 1)},
@@ -171,7 +173,7 @@ def test_protobuf(tmp_path):
     framing = framing_of(CONTENT_PROTO_FIXED, ngram_pb2.NGramCount)
     message = ngram_pb2.NGramCount(uuid=build_uuid(ALPHA, 10, 0), n_gram="a b", count=7)
     write_journal(tmp_path, STORE, JOURNAL, [framing.encode(message)])
-    shape = Shape(CONTENT_PROTO_FIXED, message="word_count.ngram_pb2:NGramCount")
+    shape = MessageFormat(CONTENT_PROTO_FIXED, message="word_count.ngram_pb2:NGramCount")
     schema = protobuf_schema(ngram_pb2.NGramCount)
     fields = pa.schema([field for field in schema if field.name != "uuid"])
     (row,) = rows(tmp_path, RowFormat("protobuf", fields), shape)
@@ -180,7 +182,11 @@ def test_protobuf(tmp_path):
     with pytest.raises(Invalid, match="has no such field"):
         rows(tmp_path, RowFormat("protobuf", pa.schema([("nope", pa.string())])), shape)
     with pytest.raises(Invalid, match="cannot import the message class 'nope'"):
-        rows(tmp_path, RowFormat("protobuf", fields), Shape(CONTENT_PROTO_FIXED, message="nope"))
+        rows(
+            tmp_path,
+            RowFormat("protobuf", fields),
+            MessageFormat(CONTENT_PROTO_FIXED, message="nope"),
+        )
 
 
 def test_payloads(tmp_path):

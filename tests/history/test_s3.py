@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gazette.blobs.s3 import S3Store
+from gazette.blobs.s3.store import S3Store
 from gazette.errors import NotAllowed, NotFound, Unavailable
 from gazette.history.read import fold_locally
 from gazette.history.rows import read_rows
@@ -21,9 +21,9 @@ from tests.blobs.s3_endpoint import FaultProxy, store_url
 
 pytest.importorskip("pyspark")
 
-from gazette.history.take import take_snapshot
-from gazette.spark.options import ReadOptions
-from gazette.spark.schema import row_format, table_schema
+from gazette.history.snapshot_builder import take_snapshot
+from gazette.spark.source.options import ReadOptions
+from gazette.spark.source.schema import row_format, table_schema
 
 JOURNAL = "words/part-000"
 

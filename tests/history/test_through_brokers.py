@@ -8,16 +8,16 @@ import pytest
 
 import gazette
 from gazette.auth import KeyedAuth
-from gazette.client.appender import AppendParams
-from gazette.clock import SystemClock
+from gazette.client.append.appender import AppendParams
 from gazette.errors import Invalid, NotAllowed, NotFound
-from gazette.history.access import Access
 from gazette.history.read import fold_locally, read_envelopes
-from gazette.history.take import Selection, take_snapshot
+from gazette.history.snapshot_builder import Selection, take_snapshot
+from gazette.history.source import Access
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
-from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
+from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
 from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSelector, LabelSet
+from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.stored import json_line
 

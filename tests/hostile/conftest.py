@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from gazette.log_limit import OncePerMinute
+from gazette.runtime.log_limit import OncePerMinute
 
 SCALE: Final = int(os.environ.get("GAZETTE_HOSTILE", "1"))
 """How many times more random inputs are tried."""

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from gazette.auth import Claims
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.protocol.pb import broker_pb2, consumer_pb2
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture

@@ -12,10 +12,10 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from gazette import http_stopping
 from gazette.auth import Claims
-from gazette.broker.http_gateway import _write_body
-from gazette.http_body import StreamedBody
+from gazette.broker.http.gateway import _write_body
+from gazette.net import graceful_http as http_stopping
+from gazette.net.streaming_body import StreamedBody
 from gazette.protocol.pb import broker_pb2
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture

@@ -14,10 +14,10 @@ from typing import Final
 import pytest
 
 from gazette.blobs.blob_store import BlobStore
-from gazette.blobs.blob_stores import BlobSettings, default_constructors
 from gazette.blobs.extras import kind_of
 from gazette.blobs.file import FileStore
-from gazette.codecs import new_compressor
+from gazette.blobs.registry import BlobSettings, default_constructors
+from gazette.codecs.codec import new_compressor
 from gazette.errors import Corrupt, GazetteError
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.protocol.fragment import Codec, Fragment, FragmentStoreUrl

@@ -9,17 +9,17 @@ from typing import Any, Final
 import pytest
 
 from gazette.auth import Claims, KeyedAuth
-from gazette.broker.http_ranges import Unsatisfiable, parse_range, parse_tags
-from gazette.clock import SystemClock
-from gazette.config_file import ini_entries, yaml_entries
+from gazette.broker.http.ranges import Unsatisfiable, parse_range, parse_tags
+from gazette.config.files import ini_entries, yaml_entries
 from gazette.errors import GazetteError, NotAllowed
-from gazette.http_guard import is_loopback
-from gazette.protocol.duration import parse_go_duration
+from gazette.net.http_guard import is_loopback
 from gazette.protocol.fragment import Fragment, FragmentStoreUrl
 from gazette.protocol.ids import validate_journal_name, validate_shard_id
 from gazette.protocol.journal_tree import JournalNode
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.shard_list import ShardList
+from gazette.protocol.text.duration import parse_go_duration
+from gazette.runtime.clock import SystemClock
 from tests.hostile.conftest import Matrix, mutated
 from tests.test_authorization import AUTH, KEY
 

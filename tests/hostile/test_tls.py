@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from gazette import http_accept
-from gazette.http_server import TlsFiles
+from gazette.net import http_accept
+from gazette.net.http_server import TlsFiles
 from gazette.protocol.route import grpc_target
 from tests.hostile.conftest import Matrix
 from tests.test_server import Running, bound, certificates, openssl

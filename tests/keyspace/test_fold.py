@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette.errors import Bug
-from gazette.etcd_values import KeyValue, WatchEvent
+from gazette.etcd.values import KeyValue, WatchEvent
 from gazette.keyspace.fold import fold, load
 from gazette.keyspace.key_values import DecodedKeyValue
 

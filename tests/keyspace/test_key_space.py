@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from gazette.clock import SystemClock
 from gazette.errors import Broken, Bug, Closed, Invalid, NotAllowed, Unavailable
-from gazette.etcd import Compacted, Compare, Etcd, EtcdSettings, KeyValue, Op
-from gazette.etcd_values import RangeResult, ResponseHeader, WatchEvent, WatchResponse
+from gazette.etcd.client import Compacted, Compare, Etcd, EtcdSettings, KeyValue, Op
+from gazette.etcd.values import RangeResult, ResponseHeader, WatchEvent, WatchResponse
 from gazette.keyspace.key_space import KeySpace, backoff_s
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
 from gazette.testing.etcd import etcd_for_tests
 

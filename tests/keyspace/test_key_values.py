@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette.etcd_values import KeyValue
+from gazette.etcd.values import KeyValue
 from gazette.keyspace.key_values import DecodedKeyValue, find, prefixed, ranged
 
 KEYS = st.text(st.sampled_from("/#ab\uffff\U00010000"), max_size=4)

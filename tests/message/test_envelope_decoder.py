@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from gazette.errors import Bug
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.envelope_decoder import EnvelopeDecoder
-from gazette.message.framing import MalformedMessage, TruncatedFrame, framing_of
+from gazette.message.framing.framing import MalformedMessage, TruncatedFrame, framing_of
 from gazette.message.message import CSVRecord, Message
-from gazette.message.message_uuid import (
+from gazette.message.uuid import (
     ACK_TXN,
     NIL_PRODUCER,
     OUTSIDE_TXN,

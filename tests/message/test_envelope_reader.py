@@ -8,13 +8,13 @@ from contextlib import aclosing
 import pytest
 
 from gazette.client.client import Client
-from gazette.client.reader import WRITE_HEAD, OffsetJump, ReadParams
+from gazette.client.read.reader import WRITE_HEAD, OffsetJump, ReadParams
 from gazette.errors import Corrupt, Invalid, NotFound, NotYet
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.envelope_reader import CommittedReader, UncommittedReader, read_batches
-from gazette.message.framing import MalformedMessage, TruncatedFrame, framing_of
+from gazette.message.framing.framing import MalformedMessage, TruncatedFrame, framing_of
 from gazette.message.message import Message
-from gazette.message.message_uuid import (
+from gazette.message.uuid import (
     ACK_TXN,
     CONTINUE_TXN,
     OUTSIDE_TXN,
@@ -26,7 +26,7 @@ from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.instant_clock import InstantClock, eventually
 from gazette.testing.stub_broker import StubBroker
 

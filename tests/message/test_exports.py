@@ -23,12 +23,10 @@ def test_other_names_are_not():
 
 def test_importing_the_package_imports_nothing_else():
     program = (
-        "import sys, gazette, gazette.message.message_uuid;"
+        "import sys, gazette, gazette.message.uuid;"
         "print(sorted(m for m in sys.modules if m.startswith(('gazette.', 'grpc', 'msgspec'))))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == str(
-        ["gazette.errors", "gazette.message", "gazette.message.message_uuid"]
-    )
+    assert done.stdout.strip() == str(["gazette.errors", "gazette.message", "gazette.message.uuid"])

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from gazette.errors import Invalid
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
-from gazette.message.csv_framing import format_record
-from gazette.message.framing import MalformedMessage, TruncatedFrame, framing_of
+from gazette.message.framing.csv import format_record
+from gazette.message.framing.framing import MalformedMessage, TruncatedFrame, framing_of
 from gazette.message.message import CSVRecord, Message
-from gazette.message.message_uuid import NIL_UUID, build_uuid, parse_text, uuid_text
+from gazette.message.uuid import NIL_UUID, build_uuid, parse_text, uuid_text
 
 MAGIC = bytes.fromhex("66339336")
 UUID = uuid_text(build_uuid(b"\x01abcde", 123 << 30, 1))

@@ -18,10 +18,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from gazette.errors import Invalid
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
-from gazette.message.framing import framing_of
+from gazette.message.codec import has_validate
+from gazette.message.framing.framing import framing_of
 from gazette.message.message import Acknowledgement, CSVRecord, Message
-from gazette.message.message_codec import has_validate
-from gazette.message.message_uuid import (
+from gazette.message.uuid import (
     ACK_TXN,
     CONTINUE_TXN,
     NIL_UUID,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gazette.errors import Invalid
-from gazette.message.message_uuid import (
+from gazette.message.uuid import (
     ACK_TXN,
     CLOCK_MAX,
     CONTINUE_TXN,

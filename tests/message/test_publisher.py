@@ -8,17 +8,19 @@ from collections import defaultdict
 
 import pytest
 
-from gazette.client.append_service import AppendService
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
+from gazette.client.append.service import AppendService
 from gazette.client.client import Client
 from gazette.errors import Closed, Invalid, NotFound
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message import publisher as publisher_module
 from gazette.message.envelope_decoder import EnvelopeDecoder
-from gazette.message.framing import framing_of
+from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import Partition, Partitions, fixed_mapping, modulo_mapping
 from gazette.message.message import CSVRecord, Message
-from gazette.message.message_uuid import (
+from gazette.message.publisher import Publisher
+from gazette.message.sequencer.sequencer import Sequencer
+from gazette.message.uuid import (
     ACK_TXN,
     CONTINUE_TXN,
     OUTSIDE_TXN,
@@ -26,9 +28,7 @@ from gazette.message.message_uuid import (
     clock_at,
     clock_unix_ns,
 )
-from gazette.message.publisher import Publisher
-from gazette.message.sequencer import Sequencer
-from gazette.tasks import resolved, settled
+from gazette.runtime.tasks import resolved, settled
 from gazette.testing.clock import ManualClock
 from gazette.testing.stub_broker import LoseReply, StubBroker
 

@@ -6,7 +6,8 @@ import pytest
 
 from gazette.errors import Bug, Corrupt
 from gazette.message.envelope import Envelope
-from gazette.message.message_uuid import (
+from gazette.message.sequencer.sequencer import QueueOutcome, ReplayRange, Sequencer
+from gazette.message.uuid import (
     ACK_TXN,
     CONTINUE_TXN,
     NIL_PRODUCER,
@@ -14,7 +15,6 @@ from gazette.message.message_uuid import (
     clock_at,
     clock_span,
 )
-from gazette.message.sequencer import QueueOutcome, ReplayRange, Sequencer
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 
 JOURNAL = "a/journal"

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gazette.message.envelope import Envelope
-from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
-from gazette.message.sequencer import Sequencer
+from gazette.message.sequencer.sequencer import Sequencer
+from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 
 JOURNAL = "a/journal"

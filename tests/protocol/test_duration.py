@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gazette.errors import Invalid
-from gazette.protocol import duration
-from gazette.protocol.duration import format_go_duration, parse_go_duration
+from gazette.protocol.text import duration
+from gazette.protocol.text.duration import format_go_duration, parse_go_duration
 
 # The machine that tests run on may be busy: time is no reason to fail.
 PROPERTY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

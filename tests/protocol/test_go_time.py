@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gazette.protocol.go_time import format_go_time
+from gazette.protocol.text.go_time import format_go_time
 
 # The machine that tests run on may be busy: time is no reason to fail.
 PROPERTY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gazette.errors import Invalid
-from gazette.protocol import duration
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import (
     FragmentSpec,
@@ -23,6 +22,7 @@ from gazette.protocol.journal import (
 )
 from gazette.protocol.label_set import Label, LabelSet
 from gazette.protocol.pb import broker_pb2
+from gazette.protocol.text import duration
 
 # The machine that tests run on may be busy: time is no reason to fail.
 PROPERTY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

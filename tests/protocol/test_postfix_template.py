@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gazette.errors import Invalid
-from gazette.protocol import go_template
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import FragmentSpec, JournalFlag, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.postfix_template import PostfixContext, parse, template_data
+from gazette.protocol.text import go_template
 
 # The machine that tests run on may be busy: time is no reason to fail.
 PROPERTY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

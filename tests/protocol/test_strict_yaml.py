@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from gazette.config_file import yaml_entries
+from gazette.config.files import yaml_entries
 from gazette.errors import Invalid
-from gazette.protocol import strict_yaml
 from gazette.protocol.journal_tree import JournalNode
-from gazette.protocol.numbers import is_digits, parse_integer, parse_number
 from gazette.protocol.shard_list import ShardList
+from gazette.protocol.text import strict_yaml
+from gazette.runtime.numbers import is_digits, parse_integer, parse_number
 
 LEVELS = 40
 """Each doubles what is below: without a bound no walk would end."""

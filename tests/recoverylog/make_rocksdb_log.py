@@ -20,8 +20,8 @@ import tempfile
 from pathlib import Path
 
 from gazette.protocol.hints import FSMHints
-from gazette.recoverylog.fsm import RecoveryFSM
-from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.log.fsm import RecoveryFSM
+from gazette.recoverylog.log.recorder import Recorder
 from gazette.testing.recovery import LOG, MemoryLog
 
 TARGET = Path(__file__).parent / "testdata" / "rocksdb.log.gz"

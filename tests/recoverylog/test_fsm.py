@@ -6,8 +6,8 @@ import pytest
 
 from gazette.errors import Invalid
 from gazette.protocol.hints import FnodeSegments, FSMHints, Property, Segment
-from gazette.recoverylog.fsm import Outcome, RecoveryFSM
-from gazette.recoverylog.ops import (
+from gazette.recoverylog.log.fsm import Outcome, RecoveryFSM
+from gazette.recoverylog.log.ops import (
     Action,
     Create,
     Link,

@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gazette.protocol.hints import FSMHints
-from gazette.recoverylog.playback import Playback
-from gazette.recoverylog.recorder import Group, Recorder
-from gazette.recoverylog.segment import fold_hinted_segments
-from gazette.recoverylog.staged_files import StagedFiles
+from gazette.recoverylog.log.recorder import Group, Recorder
+from gazette.recoverylog.log.segment import fold_hinted_segments
+from gazette.recoverylog.playback.playback import Playback
+from gazette.recoverylog.playback.staged_files import StagedFiles
 from gazette.testing.recovery import LOG, MemoryLog, Replayer, replay, take_over
 
 PATHS = ("/main.db", "/journal", "/dir/next")

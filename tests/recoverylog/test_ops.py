@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gazette.errors import Corrupt
 from gazette.protocol.pb import recoverylog_pb2 as pb
-from gazette.recoverylog.ops import (
+from gazette.recoverylog.log.ops import (
     HEADER_LENGTH,
     Create,
     Link,

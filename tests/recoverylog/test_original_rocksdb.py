@@ -15,8 +15,8 @@ import pytest
 
 from gazette.protocol.hints import FSMHints
 from gazette.recoverylog import Moment, open_at
-from gazette.recoverylog.ops import Create, Link, SetProperty, Unlink, Write
-from gazette.recoverylog.playback import Playback
+from gazette.recoverylog.log.ops import Create, Link, SetProperty, Unlink, Write
+from gazette.recoverylog.playback.playback import Playback
 from gazette.testing.recovery import LOG, MemoryLog, MemoryLogs, replay
 
 rocksdict = pytest.importorskip("rocksdict")

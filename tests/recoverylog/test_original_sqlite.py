@@ -11,8 +11,8 @@ import pytest
 
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.recoverylog.shard_state import ShardState
-from gazette.stores.sqlite import SQLiteStore
-from gazette.stores.sqlite_vfs_recording import VfsRecording
+from gazette.stores.sqlite.store import SQLiteStore
+from gazette.stores.sqlite.vfs_recording import VfsRecording
 from gazette.testing.recovery import MemoryLog, replay, take_over
 from tests.recoverylog.original_player import play
 

@@ -9,7 +9,7 @@ import pytest
 
 from gazette.errors import Corrupt
 from gazette.protocol.hints import FnodeSegments, FSMHints, Segment
-from gazette.recoverylog.ops import (
+from gazette.recoverylog.log.ops import (
     Action,
     Create,
     Link,
@@ -20,7 +20,7 @@ from gazette.recoverylog.ops import (
     encode_op,
     next_checksum,
 )
-from gazette.recoverylog.playback import (
+from gazette.recoverylog.playback.playback import (
     DropNode,
     OpenNode,
     Playback,
@@ -262,7 +262,7 @@ def test_a_jump_must_lose_nothing() -> None:
 
 def test_a_journal_of_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Is not searched to its end for a frame."""
-    monkeypatch.setattr("gazette.recoverylog.playback.JUNK_MAX", 1000)
+    monkeypatch.setattr("gazette.recoverylog.playback.playback.JUNK_MAX", 1000)
     playback = Playback(FSMHints(LOG))
     with pytest.raises(Corrupt, match="does not hold a recovery log"):
         playback.feed(bytes(2000))

@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 
 from gazette.client import AppendService, Client
-from gazette.client.appender import AppendParams, SuspendControl
+from gazette.client.append.appender import AppendParams, SuspendControl
 from gazette.client.journals import JournalChange
-from gazette.clock import SystemClock
 from gazette.errors import Broken, Closed, Corrupt, Fenced, GazetteError, Unavailable
-from gazette.etcd import Etcd
+from gazette.etcd.client import Etcd
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.journal import SuspendLevel
-from gazette.recoverylog import player as player_module
-from gazette.recoverylog.ops import Create, RecordedOp, encode_op
-from gazette.recoverylog.playback import OpenNode, PrunedLog
-from gazette.recoverylog.player import Player, PlayerState, RecoveredState
-from gazette.recoverylog.recorder import Recorder, fence
-from gazette.recoverylog.staged_files import PlayedFiles, StagedFiles
-from gazette.tasks import BlockingPool, TaskScope, settled
+from gazette.recoverylog.log.ops import Create, RecordedOp, encode_op
+from gazette.recoverylog.log.recorder import Recorder, fence
+from gazette.recoverylog.playback import player as player_module
+from gazette.recoverylog.playback.playback import OpenNode, PrunedLog
+from gazette.recoverylog.playback.player import Player, PlayerState, RecoveredState
+from gazette.recoverylog.playback.staged_files import PlayedFiles, StagedFiles
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import BlockingPool, TaskScope, settled
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.instant_clock import breathe, eventually
 

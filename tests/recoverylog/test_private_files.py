@@ -18,12 +18,12 @@ import pytest
 from gazette.errors import Invalid
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.recoverylog import open_at
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.recoverylog.playback.staged_files import STAGING, StagedFiles
 from gazette.recoverylog.private_files import empty_private, make_private
-from gazette.recoverylog.recorder import Recorder
 from gazette.recoverylog.scratch import SHARDS, Scratch, abandoned, shard_prefix, sweep
-from gazette.recoverylog.staged_files import STAGING, StagedFiles
 from gazette.stores.json_file import JSONFileStore
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import MemoryLog, MemoryLogs, Replayer, take_over
 
 SHARD: Any = None
@@ -96,7 +96,7 @@ def test_rocksdb_files_are_private_from_their_creation(tmp_path: Path) -> None:
 
 def new_rocksdb(recorder: Recorder) -> Any:
     pytest.importorskip("rocksdict")
-    from gazette.stores.rocksdb import RocksDBStore
+    from gazette.stores.rocksdb.store import RocksDBStore
 
     return RocksDBStore(recorder, column_families=["f"])
 
@@ -113,7 +113,7 @@ def view_of(kind: str, directory: Path) -> Any:
     if kind == "json":
         return JSONFileStore.view(dict[str, int])
     if kind == "rocksdb":
-        from gazette.stores.rocksdb import RocksDBStore
+        from gazette.stores.rocksdb.store import RocksDBStore
 
         return RocksDBStore.standby_view(directory)
     return SQLiteStore.view(directory)

@@ -16,10 +16,10 @@ from gazette.consumer.application import Store
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.hints import FSMHints
 from gazette.recoverylog import open_at
-from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.log.recorder import Recorder
 from gazette.stores.json_file import JSONFileStore
-from gazette.stores.sqlite import SQLiteStore
-from gazette.stores.sqlite_redo_recording import RedoRecording
+from gazette.stores.sqlite.redo_recording import RedoRecording
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import LOG, FragmentLog, MemoryLogs, take_over
 
 SHARD: Any = None

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from gazette.client.appender import AppendParams, AppendResult
+from gazette.client.append.appender import AppendParams, AppendResult
 from gazette.errors import Broken, Bug, Corrupt, Fenced, Invalid, Unavailable
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.label_set import EMPTY_LABELS
-from gazette.recoverylog.fsm import RecoveryFSM
-from gazette.recoverylog.recorder import Recorder, clean_path, fence_check
-from gazette.tasks import OpFuture
+from gazette.recoverylog.log.fsm import RecoveryFSM
+from gazette.recoverylog.log.recorder import Recorder, clean_path, fence_check
+from gazette.runtime.tasks import OpFuture
 from gazette.testing.recovery import LOG, MemoryLog, replay
 
 

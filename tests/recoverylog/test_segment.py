@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gazette.errors import Invalid
 from gazette.protocol.hints import Segment
-from gazette.recoverylog.segment import SegmentSet, fold_hinted_segments
+from gazette.recoverylog.log.segment import SegmentSet, fold_hinted_segments
 
 LOG = "a/log"
 

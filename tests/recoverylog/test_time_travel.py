@@ -19,12 +19,12 @@ from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.hints import FnodeSegments, FSMHints
 from gazette.recoverylog import Moment, ShardState, StoredLogs, open_at
-from gazette.recoverylog.log_source import CopiedLogs
-from gazette.recoverylog.playback import PrunedLog
-from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.log.log_source import CopiedLogs
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.recoverylog.playback.playback import PrunedLog
 from gazette.recoverylog.shard_state import StateKind
 from gazette.stores.json_file import JSONFileStore
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import LOG, FragmentLog, LogClock, MemoryLog, MemoryLogs, take_over
 
 SHARD: Any = None
@@ -58,7 +58,7 @@ class RocksDBKind:
 
     def open(self, recorder: Recorder) -> Store:
         pytest.importorskip("rocksdict")
-        from gazette.stores.rocksdb import RocksDBStore
+        from gazette.stores.rocksdb.store import RocksDBStore
 
         return RocksDBStore(recorder, column_families=["counts"])
 

@@ -16,19 +16,19 @@ import pytest
 
 from gazette import Application
 from gazette.client.shards import ShardChange, ShardClient
-from gazette.clock import SystemClock
-from gazette.config import setting
+from gazette.config.schema import setting
 from gazette.consumer.service import ConsumerService
 from gazette.errors import Bug
-from gazette.etcd import Etcd
-from gazette.http_server import bind_tcp
-from gazette.process_exit import threads_left
+from gazette.etcd.client import Etcd
+from gazette.net.http_server import bind_tcp
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.process import ConsumerSpec
 from gazette.protocol.shard import ReplicaCode
 from gazette.runconsumer import process
 from gazette.runconsumer.flags import ConsumerFlags
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.process_exit import threads_left
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import log_spec, shard_spec
 from gazette.testing.etcd import EtcdServer
@@ -229,8 +229,8 @@ async def test_a_stop_while_etcd_is_away_ends_at_once() -> None:
 APPLICATION = """
 import time
 from gazette import Application, Message, runconsumer
-from gazette.consumer.query import rpc_errors
-from gazette.stores.sqlite import SQLiteStore
+from gazette.consumer.query.query import rpc_errors
+from gazette.stores.sqlite.store import SQLiteStore
 
 class Word(Message):
     word: str = ""

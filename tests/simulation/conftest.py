@@ -9,9 +9,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from gazette.clock import SystemClock
-from gazette.etcd import Etcd, EtcdSettings
-from gazette.etcd_connection import Member
+from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.etcd.connection import Member
+from gazette.runtime.clock import SystemClock
 from gazette.testing.clock import ManualClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 from tools.simulation.etcd import FakeEtcd

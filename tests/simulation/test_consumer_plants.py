@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from gazette.consumer.committing import Committing
-from gazette.consumer.progress import Progress
-from gazette.stores.sqlite_databases import RedoDatabases
+from gazette.consumer.shard.progress import Progress
+from gazette.consumer.transaction.prior_transaction import Committing
+from gazette.stores.sqlite.databases import RedoDatabases
 from tests.simulation.test_simulation import REPOSITORY
 from tools.simulation.consumer_plants import PLANTS
 from tools.simulation.consumer_queries import EMPTY, Folds, Notes, fingerprint

@@ -11,13 +11,13 @@ import grpc
 import pytest
 
 from gazette.allocator.session import MemberSession
-from gazette.clock import SystemClock
 from gazette.errors import Invalid, NotFound, NotYet
-from gazette.etcd import Compacted, Compare, KeyValue, LeaseLost, Op
-from gazette.etcd_startup import connect_patiently
-from gazette.etcdpb import kv_pb2, rpc_pb2
+from gazette.etcd.client import Compacted, Compare, KeyValue, LeaseLost, Op
+from gazette.etcd.pb import kv_pb2, rpc_pb2
+from gazette.etcd.startup import connect_with_retry
 from gazette.keyspace.key_space import KeySpace
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from tests.simulation.conftest import Subject
 
 Pb = rpc_pb2
@@ -739,5 +739,5 @@ async def test_a_member_session_announces_itself_and_leaves(subject: Subject):
 
 
 async def test_a_process_connects_at_its_start(subject: Subject):
-    async with await connect_patiently(subject.etcd.settings, SystemClock()) as etcd:
+    async with await connect_with_retry(subject.etcd.settings, SystemClock()) as etcd:
         assert await etcd.get("a") is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette.etcdpb import rpc_pb2
+from gazette.etcd.pb import rpc_pb2
 from gazette.testing.clock import ManualClock
 from tools.simulation.etcd import EtcdError, FakeEtcd, WatchStream
 

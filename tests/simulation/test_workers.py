@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from gazette.errors import Closed
-from gazette.tasks import OpFuture
+from gazette.runtime.tasks import OpFuture
 from tools.simulation.loop import Node, VirtualLoop
 from tools.simulation.storage import Threads, TurnThread
 from tools.simulation.workers import SimWorker, Workers

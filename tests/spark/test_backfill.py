@@ -20,7 +20,7 @@ def test_rows_of_a_history_elsewhere_are_mapped_as_the_publisher_maps(tmp_path: 
     import pyarrow as pa
 
     from gazette.backfill.build import ShardTask
-    from gazette.history.access import Access
+    from gazette.history.source import Access
     from gazette.message.mapping import Partition, fnv32a
     from gazette.protocol.checkpoint import Checkpoint
     from gazette.spark.backfill import _mapper

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from gazette.errors import Invalid
-from gazette.spark.ddl import parse_columns
+from gazette.spark.source.ddl import parse_columns
 
 
 def test_columns():

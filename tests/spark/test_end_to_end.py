@@ -11,7 +11,7 @@ import pytest
 
 from gazette.errors import Conflict
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
-from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, clock_at
+from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, clock_at
 from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSet
 from gazette.spark import read, session

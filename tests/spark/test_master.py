@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from gazette.errors import Broken, Invalid, Unavailable
-from gazette.spark.failures import cause_in, telling
-from gazette.spark.master import addresses_of, require_reachable
+from gazette.spark.cluster_url import addresses_of, require_reachable
+from gazette.spark.errors import cause_in, telling
 
 
 @pytest.mark.parametrize(

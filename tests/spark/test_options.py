@@ -16,13 +16,13 @@ from pyspark.sql.types import (
 )
 
 from gazette.errors import Bug, Invalid, NotAllowed, Unavailable
-from gazette.history import access
-from gazette.message.frames import MalformedMessage, TruncatedFrame
-from gazette.message.message_uuid import clock_at
-from gazette.spark.ddl import parse_columns
-from gazette.spark.hints import with_hints
-from gazette.spark.options import ReadOptions, StreamOptions, WriteOptions
-from gazette.spark.source import GazetteDataSource
+from gazette.history import source as access
+from gazette.message.framing.frames import MalformedMessage, TruncatedFrame
+from gazette.message.uuid import clock_at
+from gazette.spark.error_hints import with_hints
+from gazette.spark.source.ddl import parse_columns
+from gazette.spark.source.options import ReadOptions, StreamOptions, WriteOptions
+from gazette.spark.source.source import GazetteDataSource
 from gazette.testing.stored import write_journal
 
 STORE = {"store": "file:///data/fragments", "journal": "topic/a"}

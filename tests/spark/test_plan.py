@@ -18,13 +18,13 @@ pytest.importorskip("pandas")
 
 from pyspark import cloudpickle
 
-import gazette.spark.plan as plan_module
+import gazette.spark.source.plan as plan_module
 from gazette.errors import Invalid
-from gazette.history.take import take_snapshot
-from gazette.spark.options import ReadOptions
-from gazette.spark.plan import Plan, decode_plan, encode_plan
-from gazette.spark.source import GazetteDataSource, with_combine
-from gazette.spark.table import fold_on_driver
+from gazette.history.snapshot_builder import take_snapshot
+from gazette.spark.source.options import ReadOptions
+from gazette.spark.source.plan import Plan, decode_plan, encode_plan
+from gazette.spark.source.source import GazetteDataSource, with_combine
+from gazette.spark.source.table import fold_on_driver
 from tests.spark.test_table import options as options
 from tests.spark.test_table import struct
 

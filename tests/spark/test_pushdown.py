@@ -28,10 +28,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, clock_at
+from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, clock_at
 from gazette.protocol.fragment import Codec
-from gazette.spark.ddl import parse_columns
-from gazette.spark.source import GazetteDataSource
+from gazette.spark.source.ddl import parse_columns
+from gazette.spark.source.source import GazetteDataSource
 from gazette.testing.stored import json_line, write_journal
 
 NOON = clock_at(1_700_000_000 * 10**9)

@@ -15,17 +15,17 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from word_count import ngram_pb2
 
 from gazette.errors import Invalid, NotFound, Unavailable
-from gazette.history.access import Access
-from gazette.history.columns import Shape
+from gazette.history.columns import MessageFormat
 from gazette.history.read import fold_locally, read_envelopes
-from gazette.history.take import Selection, take_snapshot
+from gazette.history.snapshot_builder import Selection, take_snapshot
+from gazette.history.source import Access
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
 from gazette.message.mapping import Partition, Partitions, modulo_mapping
 from gazette.message.message import CSVRecord
 from gazette.protocol.label_set import LabelSet
-from gazette.spark import publishing
-from gazette.spark.ddl import parse_columns
-from gazette.spark.source import GazetteDataSource
+from gazette.spark.sink import publishing
+from gazette.spark.source.ddl import parse_columns
+from gazette.spark.source.source import GazetteDataSource
 from gazette.testing.broker import BrokerFixture, journal_spec
 
 PROTO = "word_count.ngram_pb2:NGramCount"
@@ -62,7 +62,7 @@ def writer(broker, schema: pa.Schema, *, streaming: bool = False, **options: str
 def committed(broker, message_type: Any = dict, *journals: str) -> tuple[list[Any], int]:
     """What readers see; and how many producers have something pending."""
     access = Access.of(broker.endpoint, file_root=broker.file_root)
-    shape = Shape(message=PROTO if message_type is ngram_pb2.NGramCount else "")
+    shape = MessageFormat(message=PROTO if message_type is ngram_pb2.NGramCount else "")
     selection = Selection(journals=journals or ("topic/a", "topic/b"), shape=shape)
     with access.open() as opened:
         folded = fold_locally(access, take_snapshot(opened, selection))

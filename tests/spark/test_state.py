@@ -16,11 +16,11 @@ pytest.importorskip("pyspark")
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from gazette.errors import Invalid, NotFound, Unavailable
-from gazette.etcd import Etcd
+from gazette.etcd.client import Etcd
 from gazette.protocol.fragment import Codec
-from gazette.spark import state
-from gazette.spark.state import StateOptions, StateReader, _type_of
-from gazette.spark.state_source import GazetteStateDataSource
+from gazette.spark.state import state
+from gazette.spark.state.source import GazetteStateDataSource
+from gazette.spark.state.state import StateOptions, StateReader, _type_of
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import log_spec
 from tests.backfill.apps import Documents, Pairs, Words

@@ -13,20 +13,20 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles
 
-from gazette.client.appender import AppendParams
+from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.errors import Corrupt, NotFound
 from gazette.history.rows import Unfit
 from gazette.history.snapshot import Snapshot
-from gazette.history.take import take_snapshot
+from gazette.history.snapshot_builder import take_snapshot
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
-from gazette.message.message_uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, clock_at
+from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, clock_at
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 from gazette.protocol.label_set import LabelSet
-from gazette.spark import stream
-from gazette.spark.ddl import parse_columns
-from gazette.spark.source import GazetteDataSource
-from gazette.spark.stream import decode_offset, encode_offset
+from gazette.spark.source import stream
+from gazette.spark.source.ddl import parse_columns
+from gazette.spark.source.source import GazetteDataSource
+from gazette.spark.source.stream import decode_offset, encode_offset
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.stored import json_line, write_fragment, write_journal
 

@@ -22,12 +22,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from gazette.auth import KeyedAuth
-from gazette.client.appender import AppendParams
-from gazette.clock import SystemClock
+from gazette.client.append.appender import AppendParams
 from gazette.errors import Invalid, NotAllowed, NotFound
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_TYPE
-from gazette.message.frames import MalformedMessage
-from gazette.message.message_uuid import (
+from gazette.message.framing.frames import MalformedMessage
+from gazette.message.uuid import (
     ACK_TXN,
     CONTINUE_TXN,
     OUTSIDE_TXN,
@@ -37,9 +36,10 @@ from gazette.message.message_uuid import (
 )
 from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSet
-from gazette.spark.ddl import parse_columns
-from gazette.spark.plan import decode_plan
-from gazette.spark.source import GazetteDataSource
+from gazette.runtime.clock import SystemClock
+from gazette.spark.source.ddl import parse_columns
+from gazette.spark.source.plan import decode_plan
+from gazette.spark.source.source import GazetteDataSource
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.stored import json_line, write_journal
 

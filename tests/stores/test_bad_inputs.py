@@ -14,11 +14,11 @@ import pytest
 
 from gazette.errors import Broken, Corrupt, GazetteError, Invalid, Unavailable
 from gazette.protocol.checkpoint import Checkpoint
-from gazette.recoverylog.recorder import Recorder
-from gazette.recoverylog.shard_state import make_plain
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.recoverylog.shard_state import to_standalone
 from gazette.stores.json_file import JSONFileStore
-from gazette.stores.rocksdb import RocksDBOptions, RocksDBStore
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.rocksdb.store import RocksDBOptions, RocksDBStore
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import MemoryLog, take_over
 
 pytest.importorskip("rocksdict")
@@ -162,7 +162,7 @@ def test_a_damaged_local_wal_is_not_taken_for_a_shorter_one(tmp_path: Path) -> N
             OPEN["vfs"](recorder)
         wal.write_bytes(data)
         with pytest.raises(Corrupt, match="recovered WAL is damaged"):
-            make_plain(recorder.directory)
+            to_standalone(recorder.directory)
     store = OPEN["vfs"](take_over(log, tmp_path / "last", RNG))
     assert store.query("SELECT count(*) FROM kv") == [(30,)]
     store.destroy()
@@ -219,7 +219,7 @@ def test_a_damaged_local_file(kind: str, tmp_path: Path) -> None:
 
 def test_databases_that_cannot_be_reached() -> None:
     pytest.importorskip("sqlalchemy")
-    from gazette.stores.sql import SQLStore
+    from gazette.stores.sql.store import SQLStore
 
     for url in ("no url at all", "nonsense://user:secret@host/name", "postgresql+none://host/name"):
         with pytest.raises(Invalid) as raised:

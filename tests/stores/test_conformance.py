@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.log.recorder import Recorder
 from gazette.stores.json_file import JSONFileStore
-from gazette.stores.rocksdb import RocksDBStore
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.rocksdb.store import RocksDBStore
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.store_tests import RecordedStoreTests
 
 

@@ -12,17 +12,17 @@ import pytest
 
 from gazette import Envelope, ErrorCause, PoisonPolicy, Publisher
 from gazette.consumer.application import Store
-from gazette.consumer.delivery import ApplicationFailed
-from gazette.consumer.error_cause import cause_of
-from gazette.consumer.poison import DeadLetter
+from gazette.consumer.transaction.dispatch import ApplicationFailed
+from gazette.consumer.transaction.error_cause import cause_of
+from gazette.consumer.transaction.poison import DeadLetter
 from gazette.errors import Invalid, Unavailable
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
 from tests.consumer.apps import SOURCE, Tally, Word, frame
 
 sa = pytest.importorskip("sqlalchemy")
 
-from gazette.stores.sql import SQLStore, create_checkpoint_table, create_engine  # noqa: E402
+from gazette.stores.sql.store import SQLStore, create_checkpoint_table, create_engine  # noqa: E402
 from tests.stores.test_sql import Postgres, postgres  # noqa: E402
 
 __all__ = ["postgres"]

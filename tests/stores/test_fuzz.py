@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gazette.stores.sqlite_redo_recording import RedoRecording
+from gazette.stores.sqlite.redo_recording import RedoRecording
 from tools.fuzz_stores.__main__ import run_one
 
 SEEDS = 4

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from gazette.errors import Corrupt
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.hints import HINTS_BYTES_MAX, FSMHints, HintsForm, encode_hints
-from gazette.recoverylog import sqlite_redo
-from gazette.recoverylog.sqlite_redo import (
+from gazette.recoverylog.sqlite import redo as sqlite_redo
+from gazette.recoverylog.sqlite.redo import (
     KIND_IMAGE_WITHIN,
     RedoState,
     build,
     files_of,
     redo_files,
 )
-from gazette.stores.sqlite import SQLiteStore
-from gazette.stores.sqlite_databases import RedoDatabases
-from gazette.stores.sqlite_redo_recording import RedoRecording
+from gazette.stores.sqlite.databases import RedoDatabases
+from gazette.stores.sqlite.redo_recording import RedoRecording
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import MemoryLog, Replayer, pruned, replay, take_over
 from tools.fuzz_stores.base import defaults
 from tools.image_hints import ONE_IMAGE_EACH, ScaledState, steady_hints

@@ -13,11 +13,11 @@ import pytest
 
 from gazette.errors import Closed, GazetteError, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
-from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.log.recorder import Recorder
 from gazette.stores.json_file import JSONFileStore
-from gazette.stores.rocksdb import RocksDBStore
-from gazette.stores.sql import SQLStore, create_checkpoint_table, create_engine
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.rocksdb.store import RocksDBStore
+from gazette.stores.sql.store import SQLStore, create_checkpoint_table, create_engine
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
 from gazette.testing.recovery import MemoryLog, take_over
 from tests.consumer.apps import SOURCE, Tally, frame

@@ -14,11 +14,11 @@ import pytest
 
 from gazette.errors import Broken, Corrupt, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
-from gazette.recoverylog.log_file import Branch, LogFile, offline_recorder
-from gazette.recoverylog.sqlite_redo import HEADER_LENGTH, build, files_of
-from gazette.recoverylog.sqlite_wal import WalIndex
-from gazette.stores.sqlite import SQLiteStore
-from gazette.tasks import OpFuture, resolved
+from gazette.recoverylog.log.log_file import Branch, LogFile, offline_recorder
+from gazette.recoverylog.sqlite.redo import HEADER_LENGTH, build, files_of
+from gazette.recoverylog.sqlite.wal import WalIndex
+from gazette.runtime.tasks import OpFuture, resolved
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import MemoryLog, replay, take_over
 
 SHARD: Any = None
@@ -255,8 +255,8 @@ def test_tables_outside_of_the_recorded_directory(
 ) -> None:
     """Refused where they are asked for; should RocksDB be led there all the same, the commit fails."""
     rocksdict = pytest.importorskip("rocksdict")
-    from gazette.stores import rocksdb_options
-    from gazette.stores.rocksdb import RocksDBOptions, RocksDBStore
+    from gazette.stores.rocksdb import options as rocksdb_options
+    from gazette.stores.rocksdb.store import RocksDBOptions, RocksDBStore
 
     def tune(options: Any) -> None:
         options.set_db_paths([rocksdict.DBPath(str(tmp_path / "elsewhere"), 1 << 40)])

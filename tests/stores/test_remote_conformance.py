@@ -11,13 +11,13 @@ import pytest
 
 from gazette.consumer.application import Store
 from gazette.dev.postgres import PostgresServer
-from gazette.failpoints import armed
+from gazette.runtime.failpoints import armed
 from gazette.testing.remote_store import RemoteDatabase, RemoteStore
 from gazette.testing.remote_store_tests import RemoteStoreTests
 
 sa = pytest.importorskip("sqlalchemy")
 
-from gazette.stores.sql import SQLStore, checkpoint_table, create_engine, create_tables  # noqa: E402
+from gazette.stores.sql.store import SQLStore, checkpoint_table, create_engine, create_tables  # noqa: E402
 
 UPSERT = (
     "INSERT INTO counts VALUES (:word, :n)"

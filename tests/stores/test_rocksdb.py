@@ -14,9 +14,9 @@ import pytest
 from gazette.errors import Closed, Corrupt, Invalid
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.hints import FSMHints
-from gazette.recoverylog.fsm import RecoveryFSM
-from gazette.recoverylog.recorder import Recorder
-from gazette.recoverylog.rocksdb_keys import (
+from gazette.recoverylog.log.fsm import RecoveryFSM
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.recoverylog.rocksdb.keys import (
     CHECKPOINT_KEY,
     MARK_PREFIX,
     decode_offset,
@@ -24,8 +24,8 @@ from gazette.recoverylog.rocksdb_keys import (
     journal_of,
     mark_key,
 )
-from gazette.stores.rocksdb import RocksDBOptions, RocksDBStore
-from gazette.stores.rocksdb_wal import _FIRST, _LAST, batches, records
+from gazette.stores.rocksdb.store import RocksDBOptions, RocksDBStore
+from gazette.stores.rocksdb.wal import _FIRST, _LAST, batches, records
 from gazette.testing.recovery import LOG, MemoryLog, take_over
 
 rocksdict: Any = pytest.importorskip("rocksdict")

@@ -18,13 +18,13 @@ import pytest
 from gazette.errors import Fenced
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.hints import FSMHints
-from gazette.recoverylog.fsm import RecoveryFSM
-from gazette.recoverylog.ops import HEADER_LENGTH, Unlink, decode_op, frame_length
-from gazette.recoverylog.recorder import Recorder
-from gazette.recoverylog.rocksdb_keys import CHECKPOINT_KEY
-from gazette.stores.rocksdb import RocksDBOptions, RocksDBStore
-from gazette.stores.rocksdb_recording import RocksDBRecording
-from gazette.tasks import OpFuture, failed
+from gazette.recoverylog.log.fsm import RecoveryFSM
+from gazette.recoverylog.log.ops import HEADER_LENGTH, Unlink, decode_op, frame_length
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.recoverylog.rocksdb.keys import CHECKPOINT_KEY
+from gazette.runtime.tasks import OpFuture, failed
+from gazette.stores.rocksdb.recording import RocksDBRecording
+from gazette.stores.rocksdb.store import RocksDBOptions, RocksDBStore
 from gazette.testing.recovery import LOG, MemoryLog, Replayer, pruned, replay, take_over
 
 rocksdict: Any = pytest.importorskip("rocksdict")
@@ -70,9 +70,9 @@ class Recorded:
 
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gazette.stores.rocksdb_options.MANIFEST_BYTES", 4 << 10)
-    monkeypatch.setattr("gazette.stores.rocksdb_recording.PIECE", 16 << 10)
-    monkeypatch.setattr("gazette.stores.rocksdb_recording.COPY_MIN", 8 << 10)
+    monkeypatch.setattr("gazette.stores.rocksdb.options.MANIFEST_BYTES", 4 << 10)
+    monkeypatch.setattr("gazette.stores.rocksdb.recording.PIECE", 16 << 10)
+    monkeypatch.setattr("gazette.stores.rocksdb.recording.COPY_MIN", 8 << 10)
     init = RocksDBRecording.__init__
 
     def small(self: RocksDBRecording, recorder: Recorder) -> None:

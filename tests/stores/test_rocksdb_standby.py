@@ -14,12 +14,12 @@ import pytest
 
 from gazette.errors import Closed, Corrupt, GazetteError, NotAllowed, NotYet
 from gazette.protocol.checkpoint import Checkpoint
-from gazette.recoverylog.staged_files import PlayedFiles
-from gazette.stores.rocksdb import RocksDBStore, RocksDBView
-from gazette.stores.rocksdb_batch import WrittenAhead, lookup
-from gazette.stores.rocksdb_follower import FollowedRocksDB
-from gazette.stores.rocksdb_manifest import Manifest, RecordReader
-from gazette.stores.rocksdb_wal import records
+from gazette.recoverylog.playback.staged_files import PlayedFiles
+from gazette.stores.rocksdb.batch import WrittenAhead, lookup
+from gazette.stores.rocksdb.follower import FollowedRocksDB
+from gazette.stores.rocksdb.manifest import Manifest, RecordReader
+from gazette.stores.rocksdb.store import RocksDBStore, RocksDBView
+from gazette.stores.rocksdb.wal import records
 from gazette.testing.recovery import MemoryLog, Replayer, take_over
 from tests.stores.test_rocksdb_recovery import (
     FAMILIES,
@@ -101,7 +101,7 @@ def test_where_files_cannot_be_linked(scratch: Path, monkeypatch: pytest.MonkeyP
     def refuse(*_: object) -> None:
         raise OSError(18, os.strerror(18))
 
-    monkeypatch.setattr("gazette.stores.rocksdb_follower.os.link", refuse)
+    monkeypatch.setattr("gazette.stores.rocksdb.follower.os.link", refuse)
     follow(recorded, scratch, rng)
 
 

@@ -27,11 +27,11 @@ from gazette.errors import (
     Unavailable,
 )
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
-from gazette.tasks import OpFuture, failed, resolved
+from gazette.runtime.tasks import OpFuture, failed, resolved
 
 sa = pytest.importorskip("sqlalchemy")
 
-from gazette.stores.sql import SQLStore, create_checkpoint_table, create_engine  # noqa: E402
+from gazette.stores.sql.store import SQLStore, create_checkpoint_table, create_engine  # noqa: E402
 
 TIMEOUT_S = 30
 

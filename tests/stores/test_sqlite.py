@@ -15,9 +15,9 @@ import pytest
 
 from gazette.errors import Closed, Corrupt, GazetteError, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
-from gazette.recoverylog.sqlite_redo import materialize
-from gazette.stores.sqlite import SQLiteStore
-from gazette.stores.sqlite_redo_recording import RedoRecording
+from gazette.recoverylog.sqlite.redo import materialize
+from gazette.stores.sqlite.redo_recording import RedoRecording
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import MemoryLog, replay, take_over
 
 SHARD: Any = None
@@ -280,7 +280,7 @@ def test_a_reader_that_stays_holds_up_a_checkpoint_and_no_commit(
         init(self, *args, **kwargs | {"checkpoint_frames": 10})
 
     monkeypatch.setattr(RedoRecording, "__init__", small)
-    monkeypatch.setattr("gazette.stores.sqlite_redo_recording.CHECKPOINT_PATIENCE_MS", 1)
+    monkeypatch.setattr("gazette.stores.sqlite.redo_recording.CHECKPOINT_PATIENCE_MS", 1)
     store = world.open()
     commit(store)
     wal = Path(f"{store._recording.path}-wal")

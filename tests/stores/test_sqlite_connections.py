@@ -12,12 +12,12 @@ import apsw
 import pytest
 
 from gazette.errors import Invalid, NotAllowed
-from gazette.protocol import duration
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.shard import ShardSpec
+from gazette.protocol.text import duration
 from gazette.recoverylog import open_at
-from gazette.stores import sqlite_connections
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.sqlite import connections as sqlite_connections
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.stores.state_builder import StateBuilder
 from gazette.testing.recovery import MemoryLog, MemoryLogs, Replayer, take_over
 from tests.stores.test_state_builder import App

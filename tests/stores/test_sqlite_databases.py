@@ -13,11 +13,11 @@ import pytest
 from gazette.errors import Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.recoverylog import open_at
-from gazette.recoverylog.recorder import Recorder
-from gazette.stores import sqlite_databases
-from gazette.stores.sqlite import SQLiteStore
-from gazette.stores.sqlite_redo_recording import RedoRecording
-from gazette.stores.sqlite_vfs_recording import VfsRecording
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.stores.sqlite import databases as sqlite_databases
+from gazette.stores.sqlite.redo_recording import RedoRecording
+from gazette.stores.sqlite.store import SQLiteStore
+from gazette.stores.sqlite.vfs_recording import VfsRecording
 from gazette.testing.recovery import MemoryLog, MemoryLogs, take_over
 from gazette.testing.store_tests import RecordedStoreTests
 

@@ -19,12 +19,12 @@ import pytest
 from gazette.errors import Corrupt
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.hints import FSMHints
-from gazette.recoverylog.fsm import RecoveryFSM
-from gazette.recoverylog.recorder import Recorder
-from gazette.recoverylog.sqlite_redo import is_recorded, materialize
-from gazette.stores.sqlite import SQLiteStore
-from gazette.stores.sqlite_redo_recording import RedoRecording
-from gazette.stores.sqlite_vfs_recording import VfsRecording
+from gazette.recoverylog.log.fsm import RecoveryFSM
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.recoverylog.sqlite.redo import is_recorded, materialize
+from gazette.stores.sqlite.redo_recording import RedoRecording
+from gazette.stores.sqlite.store import SQLiteStore
+from gazette.stores.sqlite.vfs_recording import VfsRecording
 from gazette.testing.recovery import LOG, MemoryLog, Replayer, pruned, replay, take_over
 
 SCHEMA = """

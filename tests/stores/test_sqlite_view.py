@@ -13,10 +13,10 @@ import pytest
 
 from gazette.errors import Closed, Corrupt, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
-from gazette.recoverylog.staged_files import PlayedFiles
-from gazette.stores.sqlite import SQLiteStore
-from gazette.stores.sqlite_view import FollowedDatabases
-from gazette.stores.two_copies import TwoCopies
+from gazette.recoverylog.playback.staged_files import PlayedFiles
+from gazette.stores.double_buffer import TwoCopies
+from gazette.stores.sqlite.store import SQLiteStore
+from gazette.stores.sqlite.view import FollowedDatabases
 from gazette.testing.recovery import MemoryLog, Replayer, take_over
 from tests.stores.test_sqlite_recovery import (
     MODES,

@@ -12,15 +12,15 @@ import pytest
 from gazette.consumer.application import Application, Store
 from gazette.consumer.callbacks import ApplicationFailed
 from gazette.errors import Corrupt, Invalid, NotAllowed
-from gazette.protocol import duration
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.shard import ShardSpec
-from gazette.recoverylog.log_file import Branch, moved_hints
-from gazette.recoverylog.recorder import Recorder
+from gazette.protocol.text import duration
+from gazette.recoverylog.log.log_file import Branch, moved_hints
+from gazette.recoverylog.log.recorder import Recorder
 from gazette.stores.json_file import JSONFileStore
-from gazette.stores.rocksdb import RocksDBStore
-from gazette.stores.sqlite import SQLiteStore
+from gazette.stores.rocksdb.store import RocksDBStore
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.stores.state_builder import BuiltState, StateBuilder, pieces
 from gazette.testing.recovery import LOG, MemoryLog, take_over
 from gazette.testing.store_tests import checkpoint

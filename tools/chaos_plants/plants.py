@@ -68,8 +68,8 @@ def _no_lease(lease_guard: Any) -> None:
 PLANTS: Final = {
     "late-uploads": Plant(
         {
-            "gazette.broker.agreement": _late_uploads,
-            "gazette.broker.append_fsm": _survivors_wait,
+            "gazette.broker.replication.upload_gate": _late_uploads,
+            "gazette.broker.append.fsm": _survivors_wait,
             "gazette.broker.key_space": _newcomers_lead,
         },
         ("--minutes=3", "--lease=5s", "--seed=1", "--replication=3", "--rate=2", "--faults=kill"),

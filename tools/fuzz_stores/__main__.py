@@ -15,7 +15,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from gazette.clock import SystemClock
+from gazette.runtime.clock import SystemClock
 from tools.fuzz_stores.base import Fuzzer
 from tools.fuzz_stores.rocksdb import RocksDBFuzzer
 from tools.fuzz_stores.sqlite import SQLiteFuzzer

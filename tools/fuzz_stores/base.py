@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 from gazette.consumer.application import StateView, Store
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.hints import FSMHints
-from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.log.recorder import Recorder
 from gazette.testing.recovery import MemoryLog, Replayer, pruned, take_over
 
 SHARD: Final[Any] = None

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from gazette.consumer.application import StateView
-from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.shard_state import ShardState
-from gazette.stores.rocksdb import RocksDBOptions, RocksDBStore
-from gazette.stores.rocksdb_recording import RocksDBRecording
+from gazette.stores.rocksdb.recording import RocksDBRecording
+from gazette.stores.rocksdb.store import RocksDBOptions, RocksDBStore
 from tools.fuzz_stores.base import Difference, Fuzzer, defaults
 
 Content = dict[str, dict[bytes, bytes]]

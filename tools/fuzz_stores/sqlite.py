@@ -13,12 +13,12 @@ from typing import Any, Final, cast
 import apsw
 
 from gazette.consumer.application import StateView
-from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.shard_state import ShardState
-from gazette.stores.sqlite import SQLiteStore
-from gazette.stores.sqlite_databases import RedoDatabases
-from gazette.stores.sqlite_redo_recording import RedoRecording
-from gazette.stores.sqlite_vfs_recording import VfsRecording
+from gazette.stores.sqlite.databases import RedoDatabases
+from gazette.stores.sqlite.redo_recording import RedoRecording
+from gazette.stores.sqlite.store import SQLiteStore
+from gazette.stores.sqlite.vfs_recording import VfsRecording
 from tools.fuzz_stores.base import Difference, Fuzzer, defaults
 
 Content = dict[str, Any]

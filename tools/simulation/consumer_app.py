@@ -18,10 +18,10 @@ from gazette.message.mapping import Partition
 from gazette.message.message import Message
 from gazette.message.publisher import Publisher
 from gazette.protocol.checkpoint import Checkpoint
-from gazette.recoverylog.recorder import Recorder
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.runtime.tasks import OpFuture
 from gazette.stores.json_file import JSONFileStore
-from gazette.stores.sqlite import SQLiteStore
-from gazette.tasks import OpFuture
+from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.remote_store import RemoteDatabase, RemoteStore
 from tools.simulation.consumer_queries import (
     EMPTY,

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gazette.consumer.committing import Committing
-from gazette.consumer.ownership import Ownership
-from gazette.consumer.progress import Progress
-from gazette.consumer.query import RunningQueries
-from gazette.consumer.standby_reads import StandbyReads
-from gazette.consumer.transactor import Transactor
-from gazette.recoverylog.player import Player
-from gazette.recoverylog.recorder import Recorder
+from gazette.consumer.query.query import RunningQueries
+from gazette.consumer.query.standby_reads import StandbyReads
+from gazette.consumer.shard.ownership import Ownership
+from gazette.consumer.shard.progress import Progress
+from gazette.consumer.transaction.prior_transaction import Committing
+from gazette.consumer.transaction.transactor import Transactor
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.recoverylog.playback.player import Player
+from gazette.runtime.tasks import resolved
 from gazette.stores.json_file import JSONFileStore
-from gazette.stores.sqlite_databases import RedoDatabases
-from gazette.tasks import resolved
+from gazette.stores.sqlite.databases import RedoDatabases
 
 Undo = Callable[[], None]
 

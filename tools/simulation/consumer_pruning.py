@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from gazette.client.client import Client
 from gazette.client.journals import FragmentsParams
-from gazette.client.reader import ReadParams
+from gazette.client.read.reader import ReadParams
 from gazette.client.shards import ShardClient
 from gazette.errors import GazetteError
-from gazette.gazctl.prune_plan import Needs, unpersisted
+from gazette.gazctl.shards.prune_plan import Needs, unpersisted
 from gazette.message.envelope_reader import CommittedReader
 from gazette.protocol.checkpoint import SourceCheckpoint
 from gazette.protocol.fragment import Fragment

@@ -16,12 +16,12 @@ import grpc
 import grpc.aio
 import msgspec
 
-from gazette.consumer.question_wire import HEADER, MAX_STALENESS, READ_THROUGH, STALENESS
+from gazette.consumer.query.query_codec import HEADER, MAX_STALENESS, READ_THROUGH, STALENESS
+from gazette.consumer.query.shard_rpc import shard_rpc
 from gazette.consumer.service import ConsumerService
-from gazette.consumer.shard_rpc import shard_rpc
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.pb.consumer_pb2_grpc import ShardStub
-from gazette.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope
 from tools.simulation.loop import Node, NodeClock, VirtualLoop
 
 Fingerprint = tuple[int, int]

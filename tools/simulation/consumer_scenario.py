@@ -13,23 +13,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from gazette.client.append_service import AppendService
-from gazette.client.appender import AppendParams, AppendResult
-from gazette.client.channel import Channels
+from gazette.client.append.appender import AppendParams, AppendResult
+from gazette.client.append.service import AppendService
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange, apply_journals
+from gazette.client.rpc.channel import Channels
 from gazette.client.shards import ShardClient
 from gazette.errors import Corrupt, GazetteError
-from gazette.etcd import Compare, Etcd, EtcdSettings, Op
+from gazette.etcd.client import Compare, Etcd, EtcdSettings, Op
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.message.mapping import fixed_mapping
 from gazette.message.publisher import Publisher
-from gazette.protocol import duration
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSource, ShardSpec
-from gazette.tasks import TaskScope, settled
+from gazette.protocol.text import duration
+from gazette.runtime.tasks import TaskScope, settled
 from tools.simulation.consumer_app import KEYS, Input, Output
 from tools.simulation.consumer_pruning import Archive, Pruner
 from tools.simulation.consumer_queries import Asked, QueryClient

@@ -19,12 +19,12 @@ from prometheus_client import REGISTRY
 from gazette.consumer.application import Store
 from gazette.consumer.service import ConsumerService
 from gazette.consumer.settings import ConsumerSettings
-from gazette.consumer.shard import Shard
+from gazette.consumer.shard.shard import Shard
 from gazette.errors import Bug, Corrupt, GazetteError
-from gazette.etcd import EtcdSettings
-from gazette.failpoints import hooked
-from gazette.stores.sqlite_redo_recording import RedoRecording
-from gazette.tasks import TaskScope
+from gazette.etcd.client import EtcdSettings
+from gazette.runtime.failpoints import hooked
+from gazette.runtime.tasks import TaskScope
+from gazette.stores.sqlite.redo_recording import RedoRecording
 from gazette.testing.remote_store import RemoteDatabase
 from tools.fuzz_stores.base import defaults
 from tools.simulation.consumer_app import FoldApp, Surroundings

@@ -1076,7 +1076,7 @@ def _intercepted(interceptor: Any, inner: Callable[[Any], Any]) -> Callable[[Any
 
 
 class SimTransport:
-    """`gazette.transport.Transport` of one node."""
+    """`gazette.net.transport.Transport` of one node."""
 
     def __init__(self, network: Network, node: Node) -> None:
         self._network = network

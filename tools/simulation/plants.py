@@ -10,12 +10,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from gazette.broker import append_driver, append_rules, replica, resolver, service
-from gazette.broker.agreement import Agreement
+from gazette.broker import replica, resolver, service
+from gazette.broker.append import driver as append_driver
+from gazette.broker.append import rules as append_rules
 from gazette.broker.known_head import KnownHead, UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
+from gazette.broker.replication.upload_gate import Agreement
 from gazette.broker.service import BrokerService
-from gazette.etcd_lease import Lease
+from gazette.etcd.lease import Lease
 from gazette.fragment.disk_pace import Pace
 
 Plant: TypeAlias = Callable[[], None]

@@ -9,25 +9,25 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gazette.client.append_service import AppendService
-from gazette.client.appender import (
+from gazette.client.append.appender import (
     Appender,
     AppendParams,
     AppendResult,
     SuspendControl,
     append_once,
 )
+from gazette.client.append.service import AppendService
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange, apply_journals
-from gazette.client.reader import OffsetJump, Reader, ReadParams
-from gazette.client.rpc_errors import status_of
+from gazette.client.read.reader import OffsetJump, Reader, ReadParams
+from gazette.client.rpc.errors import status_of
 from gazette.errors import Bug, GazetteError
-from gazette.protocol import duration
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.status import Status
-from gazette.tasks import TaskScope, settled
+from gazette.protocol.text import duration
+from gazette.runtime.tasks import TaskScope, settled
 from tools.simulation.checker import is_lost, replicas_ended
 from tools.simulation.history import Append, Fault, Jump, Piece
 from tools.simulation.loop import Node, NodeClock

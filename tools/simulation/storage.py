@@ -159,7 +159,7 @@ class Threads:
 
 
 class SimPool:
-    """A `gazette.tasks.Pool` whose calls take virtual time."""
+    """A `gazette.runtime.tasks.Pool` whose calls take virtual time."""
 
     def __init__(self, threads: Threads, name: str, count: int) -> None:
         self.name = name

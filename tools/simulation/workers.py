@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from gazette.errors import Bug, Closed
-from gazette.tasks import OpFuture, portable, settled
+from gazette.runtime.tasks import OpFuture, portable, settled
 from tools.simulation.loop import Handle
 from tools.simulation.storage import Threads, TurnThread, Unwound
 
@@ -30,7 +30,7 @@ class Workers:
         self._all: list[SimWorker] = []
 
     def of(self, threads: Threads) -> Callable[[str], SimWorker]:
-        """Return the `gazette.consumer.shard_thread.WorkerFactory` of one node."""
+        """Return the `gazette.consumer.shard.thread.WorkerFactory` of one node."""
 
         def new(name: str) -> SimWorker:
             worker = SimWorker(threads, name)
@@ -47,7 +47,7 @@ class Workers:
 
 
 class SimWorker:
-    """A `gazette.consumer.shard_thread.Worker` whose turns are events of the virtual loop."""
+    """A `gazette.consumer.shard.thread.Worker` whose turns are events of the virtual loop."""
 
     def __init__(self, threads: Threads, name: str) -> None:
         self.name = name

@@ -12,17 +12,17 @@ from gazette.blobs.blob_store import BlobStore
 from gazette.broker.key_space import decode_journal
 from gazette.broker.service import BrokerService
 from gazette.broker.settings import BrokerSettings
-from gazette.client.channel import Channels
 from gazette.client.client import Client
-from gazette.clock import Clock
+from gazette.client.rpc.channel import Channels
 from gazette.errors import Bug, GazetteError
-from gazette.etcd import EtcdSettings
+from gazette.etcd.client import EtcdSettings
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.fragment.set_aside import SetAside
-from gazette.grpc_metrics import MetricsInterceptor
+from gazette.net.grpc_metrics import MetricsInterceptor
+from gazette.net.server import Server
 from gazette.protocol.fragment import Fragment, FragmentStoreUrl
-from gazette.server import Server
-from gazette.tasks import TaskScope
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import TaskScope
 from tools.simulation.etcd.service import FakeEtcd
 from tools.simulation.history import History, Life, Stored
 from tools.simulation.loop import Node, NodeClock, VirtualLoop

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gazette.dev.chaos.checker import STORED, Verdict, check
-from gazette.dev.chaos.history import (
+from tools.chaos.checker import STORED, Verdict, check
+from tools.chaos.history import (
     ClientFailed,
     Completed,
     Created,
@@ -36,7 +36,7 @@ from gazette.dev.chaos.history import (
     decode,
     encode,
 )
-from gazette.dev.chaos.payload import payload
+from tools.chaos.payload import payload
 
 JOURNAL = "a/journal"
 

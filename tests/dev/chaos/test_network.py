@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gazette.dev.chaos.network import CLIENT, LinkState, Network
-from gazette.ports import free_port
+from gazette.runtime.ports import free_port
+from tools.chaos.network import CLIENT, LinkState, Network
 
 CALLER = """
 import socket, sys

@@ -16,11 +16,12 @@ ROOT = Path(__file__).parents[3]
 SITE = ROOT / "tools" / "chaos_plants" / "site"
 SEES = """
 import sys
-from gazette.broker import agreement, key_space, lease_guard
+from gazette.broker import key_space, lease_guard
+from gazette.broker.replication import upload_gate as agreement
 holds, complete = lease_guard.LeaseGuard().holds, agreement.Agreement.spool_complete
 print([holds, key_space.spec_of.__name__, complete.__module__, "tools.chaos_plants.hook" in sys.modules])
 """
-SOUND = "[False, 'spec_of', 'gazette.broker.agreement', {hooked}]"
+SOUND = "[False, 'spec_of', 'gazette.broker.replication.upload_gate', {hooked}]"
 
 
 @pytest.mark.parametrize("name", ["", *PLANTS])
@@ -34,7 +35,9 @@ def test_a_mistake_is_in_its_process_only(name: str) -> None:
     ).stdout.strip()
     expected = {
         "": SOUND,
-        "late-uploads": SOUND.replace("gazette.broker.agreement", "tools.chaos_plants.plants"),
+        "late-uploads": SOUND.replace(
+            "gazette.broker.replication.upload_gate", "tools.chaos_plants.plants"
+        ),
         "lives-by-name": SOUND.replace("'spec_of'", "'by_name'"),
         "no-lease": SOUND.replace("[False", "[True"),
     }[name]

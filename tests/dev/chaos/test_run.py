@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from gazette.clock import SystemClock
-from gazette.codecs import new_compressor
-from gazette.dev.chaos.checker import Figures, Verdict
-from gazette.dev.chaos.history import Completed, Created, FaultEvent, History, Invoked, Phase
-from gazette.dev.chaos.payload import digest
-from gazette.dev.chaos.quiet import Violation
-from gazette.dev.chaos.recorder import Recorder
-from gazette.dev.chaos.report import outages, table, timeline
-from gazette.dev.chaos.run import run
-from gazette.dev.chaos.store import BreakableStore, Stored, read_store, stored_spans
+from gazette.codecs.codec import new_compressor
 from gazette.protocol.fragment import Codec, Fragment
+from gazette.runtime.clock import SystemClock
+from tools.chaos.checker import Figures, Verdict
+from tools.chaos.history import Completed, Created, FaultEvent, History, Invoked, Phase
+from tools.chaos.payload import digest
+from tools.chaos.quiet import Violation
+from tools.chaos.recorder import Recorder
+from tools.chaos.report import outages, table, timeline
+from tools.chaos.run import run
+from tools.chaos.store import BreakableStore, Stored, read_store, stored_spans
 
 
 @pytest.mark.parametrize(

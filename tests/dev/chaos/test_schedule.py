@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from gazette.dev.chaos.schedule import KINDS, Bounds, Effect, Planned, kinds_of, plan
 from gazette.errors import Invalid
+from tools.chaos.schedule import KINDS, Bounds, Effect, Planned, kinds_of, plan
 
 LEASE_S = 10.0
 STORE_S = 30.0

@@ -8,8 +8,8 @@ import sys
 import textwrap
 from pathlib import Path
 
-from gazette.dev.chaos.logs import defects, find_defects
-from gazette.dev.chaos.seams import BROKER_ENV, CONTROL_ENV, Control
+from tools.chaos.logs import defects, find_defects
+from tools.chaos.seams import BROKER_ENV, CONTROL_ENV, Control
 
 
 def test_files_move_the_seams(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_files_move_the_seams(tmp_path: Path) -> None:
 PROGRAM = """
     import io, sys, threading, time
     from pathlib import Path
-    from gazette.dev.chaos.seams import Control, install
+    from tools.chaos.seams import Control, install
 
     root = Path(sys.argv[1])
     control = Control(root / "control")
@@ -40,7 +40,7 @@ PROGRAM = """
     install(control, "broker-1")
 
     from gazette.blobs.file import FileStore
-    from gazette.clock import SystemClock
+    from gazette.runtime.clock import SystemClock
     from gazette.protocol.fragment import FragmentStoreUrl
 
     store = FileStore(root, FragmentStoreUrl.parse("file:///store/"))
@@ -70,7 +70,7 @@ def test_a_process_with_the_seams(tmp_path: Path) -> None:
 
 
 def test_a_broker_runs_with_the_seams(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "gazette.dev.chaos.seams", "--help"]
+    argv = [sys.executable, "-m", "tools.chaos.seams", "--help"]
     environ = {CONTROL_ENV: str(tmp_path), BROKER_ENV: "broker-1"}
     ran = subprocess.run(argv, capture_output=True, text=True, env=environ, check=True)
     assert "--broker.file-root" in ran.stdout

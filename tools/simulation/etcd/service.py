@@ -9,9 +9,9 @@ from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import grpc
 
-from gazette.clock import Clock
-from gazette.etcdpb import rpc_pb2, rpc_pb2_grpc
-from gazette.tasks import TaskScope
+from gazette.etcd.pb import rpc_pb2, rpc_pb2_grpc
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import TaskScope
 from tools.simulation.etcd import errors
 from tools.simulation.etcd.errors import EtcdError
 from tools.simulation.etcd.store import Store

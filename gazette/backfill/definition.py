@@ -1,0 +1,338 @@
+"""What an application says about its backfill: `Backfill`, and how messages are replayed by default.
+
+A backfill folds the history of a shard's sources away from the shard. The application has a class of
+it beside its `Application`::
+
+    class WordCountBackfill(Backfill):
+        application = WordCount
+
+        def build(self, shard, store, messages):
+            counts = Counter()
+            for batch in messages:
+                for envelope in batch:
+                    counts[envelope.message.word] += 1
+            store.executemany("INSERT INTO counts VALUES (?, ?)", sorted(counts.items()))
+
+Without ``build``, the application itself consumes the messages, as the live shard would: right for every
+application that does not publish, and as slow as it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from gazette.consumer.application import Application, DeferToNextTransaction
+from gazette.consumer.callbacks import require_none
+from gazette.consumer.transaction.dispatch import deliver_in_halves
+from gazette.errors import GazetteError, Invalid, NotAllowed
+from gazette.message.envelope import Envelope
+from gazette.message.mapping import Mapping, PartitionsFunc
+from gazette.protocol.journal import JournalSpec
+from gazette.runtime.tasks import resolved
+from gazette.stores.state_builder import OfflineShard
+
+Batches = Iterator[Sequence[Envelope[Any]]]
+
+REPLAY_MESSAGES: Final = 1 << 18
+"""Messages of one transaction of a replay."""
+
+
+class Backfill:
+    """Subclass, set ``application``, and name it to ``gazctl shards backfill module:Class``.
+
+    One object is made in every process that builds states, without arguments.
+    """
+
+    application: ClassVar[Callable[[], Application[Any]]]
+    """Makes the application: its class, mostly. Its ``new_store`` opens what is built."""
+
+    history: ClassVar[str] = ""
+    """Selector of the journals that hold the history. Empty: each shard's own sources. Otherwise
+    ``mapping`` says which shard a message belongs to, and sources that are not part of the history are
+    consumed from their beginning: let nothing be in both."""
+
+    partitions: ClassVar[str] = ""
+    """With a ``history``: selector of the journals that the publisher's mapping chooses from."""
+
+    uuid_field: ClassVar[str] = "uuid"
+    """The field of JSON messages that holds their UUID, with dots where it is within others."""
+
+    discard_publications: ClassVar[bool] = False
+    """Whether what the application publishes during a replay is dropped, since it has been published
+    when the messages were live; otherwise publishing is an error. Set it also beside a ``build`` that
+    publishes nothing, of an application that does: then the history has to end where a state ends that is
+    replaced, and nothing is lost or published twice."""
+
+    def new_application(self) -> Application[Any]:
+        """The application whose store is built. Raises ``Invalid`` if the class names none."""
+        make = getattr(type(self), "application", None)
+        if make is None:
+            raise Invalid(
+                f"{type(self).__name__} has no application",
+                hint="Set the class attribute application to your Application's class.",
+            )
+        application: Application[Any] = make()
+        return application
+
+    def message_type_of(self, application: Application[Any], journal: JournalSpec) -> type[Any]:
+        """The type that messages decode to. Default: the application's, which it need not be: a
+        type with fewer fields decodes faster."""
+        return application.message_type_of(journal)
+
+    def mapping(self, partitions: PartitionsFunc) -> Mapping[Any] | None:
+        """The function by which the publisher chooses the partition of a message, of the journals that
+        match ``partitions``: `modulo_mapping`, `rendezvous_mapping` (not a random one, which does not
+        choose the same twice). A message of the history belongs to the shards that have its partition
+        as a source. Only with a ``history``."""
+        return None
+
+    def build(self, shard: OfflineShard, store: Any, messages: Batches) -> None:
+        """Make the state of one shard from its committed messages, in order per journal.
+
+        ``store`` is what ``new_store`` opened, with nothing in it. It is committed after this, with
+        the checkpoint; ``shard.commit()`` commits on the way what would not fit into memory.
+        """
+        replay(self.new_application(), shard, store, messages, discard=self.discard_publications)
+
+    fields: ClassVar[str] = ""
+    """Fields of messages that ``fold`` reads, as of CREATE TABLE: ``word string, n long``."""
+
+    meta: ClassVar[Sequence[str]] = ()
+    """What ``fold`` reads beside them, where the order of messages matters: ``journal``, ``offset``,
+    ``clock`` and the other columns of a table, each with ``_`` before its name."""
+
+    order: ClassVar[Sequence[str]] = ()
+    """Columns by which ``load`` gets its rows in order. Default: all that ``fold`` gives."""
+
+    def combine(self, rows: Any) -> Any:
+        """On Spark: put rows of one journal together before they go to ``fold``, where that gives the same.
+
+        ``rows`` is a ``pyarrow.Table`` of ``fields`` and ``meta``, and so must be what it gives: with sums in
+        the place of summands, say. It is called with any rows, and with what it gave itself. It spares what
+        is most of a fold that Java makes: that all rows of a task go there, and not a few.
+        """
+        return rows
+
+    def fold(self, frame: Any) -> Any:
+        """On Spark: fold the committed rows of all shards as a DataFrame, with the columns ``fields``,
+        those of ``meta``, and ``shard``, which is to be kept. Then ``load`` gets each shard's rows.
+        Without an implementation ``build`` is called there as well."""
+        return frame
+
+    def load(self, shard: OfflineShard, store: Any, batches: Iterator[Any]) -> None:
+        """On Spark: write what ``fold`` gave for one shard, as Arrow record batches, in order."""
+        raise Invalid(
+            f"{type(self).__name__} has a fold(), and no load() for what it gives",
+            hint="Implement load(shard, store, batches).",
+        )
+
+    def clear(self, shard: OfflineShard, store: Any) -> None:
+        """Remove the shard's state from a database that shards share (`SQLStore`), with ``--overwrite``.
+        Its statements, by ``store.execute``, and the new state are one transaction."""
+        raise Invalid(
+            "the shard has a state already, and the backfill does not say how to remove it",
+            shard=shard.id,
+            hint="Implement clear(), which removes the shard's rows, or remove them yourself.",
+        )
+
+    def content(self, shard: OfflineShard, store: Any) -> Iterable[Any]:
+        """What ``--verify`` compares, in a fixed order. Default: `gazette.backfill.content`.
+
+        Of a database that shards share (`SQLStore`) it is to be implemented: the rows of this shard,
+        by ``store.execute``, since the transaction that is compared has not been committed.
+        """
+        from gazette.backfill.content import content_of
+
+        return content_of(store)
+
+
+def load_backfill(name: str) -> Backfill:
+    """Make the backfill ``module:Class``, or that of a file ``path.py:Class``.
+
+    Raises ``Invalid`` for what cannot be imported, or is no `Backfill`.
+    """
+    module_name, separator, class_name = name.rpartition(":")
+    if not separator or not module_name or not class_name:
+        raise Invalid(f"not a backfill ({name!r}; expected module:Class)", path="APP")
+    if module_name.endswith(".py"):
+        path = Path(module_name).resolve()
+        sys.path.insert(0, str(path.parent))
+        module_name = path.stem
+    elif "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise Invalid(
+            f"cannot import {module_name}: {error}",
+            path="APP",
+            hint="Set PYTHONPATH, or run this where the module is.",
+        ) from error
+    found = getattr(module, class_name, None)
+    if found is None:
+        kinds = (Backfill, Application)
+        there = sorted(
+            one
+            for one, value in vars(module).items()
+            if inspect.isclass(value) and issubclass(value, kinds) and value not in kinds
+        )
+        raise Invalid(
+            f"{module_name} has no {class_name}",
+            path="APP",
+            hint=f"It has {', '.join(there)}."
+            if there
+            else "It has no Backfill, and no Application.",
+        )
+    if inspect.isclass(found) and issubclass(found, Backfill):
+        return found()
+    if inspect.isclass(found) and issubclass(found, Application):
+        return _of_application(found)
+    raise Invalid(f"{name} is neither a Backfill nor an Application", path="APP")
+
+
+def _of_application(application: type[Application[Any]]) -> Backfill:
+    """A backfill that replays messages through an application."""
+    kind = type(f"{application.__name__}Backfill", (Backfill,), {"application": application})
+    made: Backfill = kind()
+    return made
+
+
+class _NoPublisher:
+    """What a replayed application publishes with."""
+
+    def __init__(self, *, discard: bool) -> None:
+        self._discard = discard
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if not name.startswith("publish"):
+            raise AttributeError(name)
+        if self._discard:
+            return lambda *_args, **_kwargs: resolved(None)
+        raise NotAllowed(
+            "the application publishes, and a backfill would publish its history once more",
+            hint="Set discard_publications = True in the Backfill, or implement build().",
+        )
+
+
+def replay(
+    application: Application[Any],
+    shard: OfflineShard,
+    store: Any,
+    messages: Batches,
+    *,
+    discard: bool = False,
+) -> None:
+    """Have an application consume committed messages, in transactions of many.
+
+    The last transaction is left to the caller to commit. Raises what callbacks do.
+    """
+    if application.deliver_acks:
+        raise Invalid(
+            f"{type(application).__name__} wants acknowledgements, which a backfill leaves out",
+            hint="Implement build() of the Backfill.",
+        )
+    publisher: Any = _NoPublisher(discard=discard)
+    whole = type(application).consume_messages is not Application.consume_messages
+    undoes = whole and store.has_savepoints and shard.commits_on_the_way
+    transaction = _Transaction(application, shard, store, publisher, undoes=undoes)
+    for batch in messages:
+        if not batch:
+            continue
+        pieces: Iterable[Sequence[Envelope[Any]]] = (batch,) if whole else ((one,) for one in batch)
+        for piece in pieces:
+            transaction.consume(piece)
+    transaction.finalize()
+
+
+class _Transaction:
+    """Transactions of a replay, one after the other."""
+
+    def __init__(
+        self,
+        application: Application[Any],
+        shard: OfflineShard,
+        store: Any,
+        publisher: Any,
+        *,
+        undoes: bool,
+    ) -> None:
+        self._application = application
+        self._undoes = undoes
+        self._shard = shard
+        self._store = store
+        self._publisher = publisher
+        self._consumed = 0
+        self._running = False
+
+    def consume(self, messages: Sequence[Envelope[Any]]) -> None:
+        """Have messages consumed; the transaction ends in front of each that is deferred, as on a shard."""
+        if self._consumed >= REPLAY_MESSAGES and self._shard.commits_on_the_way:
+            self._commit()
+        while (done := self._deliver(messages)) < len(messages):
+            messages = messages[done:]
+            self._require_deferrable(messages[0])
+            self._commit()
+
+    def _require_deferrable(self, message: Envelope[Any]) -> None:
+        place: dict[str, Any] = {
+            "journal": message.journal,
+            "begin": message.begin,
+            "end": message.end,
+        }
+        if not self._consumed:
+            raise GazetteError(
+                "the first message of a transaction was deferred to the next",
+                hint=DeferToNextTransaction.default_hint,
+                shard=self._shard.id,
+                **place,
+            )
+        if not self._shard.commits_on_the_way:
+            raise Invalid(
+                "the application defers messages, and its store cannot be committed on the way",
+                shard=self._shard.id,
+                hint="Implement build() of the Backfill.",
+                **place,
+            )
+
+    def _deliver(self, messages: Sequence[Envelope[Any]]) -> int:
+        if not self._running:
+            result: object = self._application.begin_transaction(self._shard, self._store)  # type: ignore[func-returns-value]
+            self._running = True
+            require_none("begin_transaction", result)
+        return deliver_in_halves(messages, self._attempt)
+
+    def _attempt(self, messages: Sequence[Envelope[Any]]) -> int:
+        """Have messages consumed. A batch that is deferred has had no effect, as on a shard."""
+        savepoint = self._store.savepoint() if self._undoes else None
+        try:
+            result: object = self._application.consume_messages(  # type: ignore[func-returns-value]
+                self._shard, self._store, messages, self._publisher
+            )
+        except DeferToNextTransaction:
+            if savepoint is not None:
+                savepoint.roll_back()
+            raise
+        require_none("consume_messages", result)
+        if savepoint is not None:
+            savepoint.release()
+        self._consumed += len(messages)
+        return len(messages)
+
+    def finalize(self) -> None:
+        if self._running:
+            result: object = self._application.finalize_transaction(  # type: ignore[func-returns-value]
+                self._shard, self._store, self._publisher
+            )
+            require_none("finalize_transaction", result)
+            self._running = False
+            self._consumed = 0
+
+    def _commit(self) -> None:
+        self.finalize()
+        done = self._shard.commit()
+        self._application.finished_transaction(self._shard, self._store, done)

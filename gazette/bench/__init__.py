@@ -1,0 +1,1 @@
+"""Benchmarks: each figure beside one that was measured in the same run."""

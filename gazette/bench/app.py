@@ -1,0 +1,129 @@
+"""The application that `gazette bench` runs: ``python -m gazette.bench.app serve …``.
+
+A label of a shard says what it does with messages, so that one process serves all measurements.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Final
+
+from gazette.consumer.application import Application, Shard
+from gazette.labels import CONTENT_JSON_LINES
+from gazette.message.envelope import Envelope
+from gazette.message.mapping import Partition
+from gazette.message.message import Message
+from gazette.message.publisher import Publisher
+from gazette.protocol.ids import JournalName
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.runconsumer.process import main
+from gazette.stores.sqlite.store import SQLiteStore
+
+MODE: Final = "bench.gazette.dev/mode"
+SCHEMA: Final = (
+    "CREATE TABLE IF NOT EXISTS counts (word TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID"
+)
+UPSERT: Final = "INSERT INTO counts VALUES (?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n"
+MESSAGE_BYTES: Final = 100
+WORDS: Final = 5_000
+
+
+class BenchMessage(Message):
+    """A hundred bytes as a line of JSON, once it has its UUID."""
+
+    word: str
+    count: int
+    sent: int = 0
+    """When it was published, in nanoseconds of the machine's monotonic clock."""
+
+
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+"""Multiples of it are spread evenly and do not repeat: words in an order that compresses like text."""
+
+
+def message_of(index: int) -> BenchMessage:
+    spread = index * _GOLDEN & 0xFFFFFFFFFFFFFFFF
+    return BenchMessage(
+        word=f"word-{(spread >> 40) % WORDS:05d}", count=1, sent=10**13 + (spread >> 24)
+    )
+
+
+class Mode(enum.StrEnum):
+    FOLD = "fold"
+    FOLD_BATCH = "fold-batch"
+    UPSERT = "upsert"
+    ECHO = "echo"
+
+
+class BenchStore(SQLiteStore):
+    """Counts, with those of the running transaction gathered before they are written."""
+
+    def __init__(self, recorder: Recorder | None, mode: Mode) -> None:
+        super().__init__(recorder, SCHEMA)
+        self.mode = mode
+        self.gathered: Counter[str] = Counter()
+
+
+def out_of(source: JournalName) -> JournalName:
+    """Where the messages of a journal are echoed to: each has one of its own, because a journal that is
+    created again finds the fragments of the first."""
+    return f"{source.removesuffix('/in')}/out"
+
+
+@cache
+def _to_out_of(source: JournalName) -> Callable[[BenchMessage], Partition]:
+    partition = Partition(out_of(source), CONTENT_JSON_LINES)
+    return lambda _message: partition
+
+
+class BenchApplication(Application[BenchStore]):
+    """Folds words in memory, upserts each one, or publishes what it gets."""
+
+    message_type = BenchMessage
+
+    def new_store(self, shard: Shard, recorder: Recorder | None) -> BenchStore:
+        return BenchStore(recorder, Mode(shard.spec.labels.value_of(MODE) or Mode.FOLD))
+
+    def consume_messages(
+        self,
+        shard: Shard,
+        store: BenchStore,
+        batch: Sequence[Envelope[BenchMessage]],
+        publisher: Publisher,
+    ) -> None:
+        if store.mode is not Mode.FOLD_BATCH:
+            super().consume_messages(shard, store, batch, publisher)
+            return
+        gathered = store.gathered
+        for envelope in batch:
+            message = envelope.message
+            gathered[message.word] += message.count
+
+    def consume_message(
+        self,
+        shard: Shard,
+        store: BenchStore,
+        envelope: Envelope[BenchMessage],
+        publisher: Publisher,
+    ) -> None:
+        message = envelope.message
+        match store.mode:
+            case Mode.UPSERT:
+                store.execute(UPSERT, (message.word, message.count))
+            case Mode.ECHO:
+                copy = BenchMessage(word=message.word, count=message.count, sent=message.sent)
+                publisher.publish_uncommitted(_to_out_of(envelope.journal), copy)
+            case _:
+                store.gathered[message.word] += message.count
+
+    def finalize_transaction(self, shard: Shard, store: BenchStore, publisher: Any) -> None:
+        if store.gathered:
+            store.executemany(UPSERT, sorted(store.gathered.items()))
+            store.gathered.clear()
+
+
+if __name__ == "__main__":
+    main(BenchApplication())

@@ -1,0 +1,58 @@
+"""The backfills of `gazette.bench.app` that benchmarks/bench_spark.py measures: by rows, by columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final
+
+from gazette.backfill.definition import Backfill, Batches
+from gazette.bench.app import BenchApplication, BenchStore
+from gazette.message.message import Message
+
+INSERT: Final = "INSERT INTO counts VALUES (?, ?)"
+
+
+class BenchCount(Message):
+    """What the fold looks at of a message."""
+
+    word: str = ""
+    count: int = 0
+
+
+class BenchRows(Backfill):
+    """Counts words message by message."""
+
+    application = BenchApplication
+
+    def message_type_of(self, application: Any, journal: Any) -> type[Any]:
+        return BenchCount
+
+    def build(self, shard: Any, store: BenchStore, messages: Batches) -> None:
+        counts: Counter[str] = Counter()
+        for batch in messages:
+            for envelope in batch:
+                counts[envelope.message.word] += envelope.message.count
+        store.executemany(INSERT, sorted(counts.items()))
+
+
+class BenchColumns(BenchRows):
+    """The same as a DataFrame."""
+
+    fields = "word string, count long"
+    order = ("word",)
+
+    def fold(self, frame: Any) -> Any:
+        return frame.groupBy("shard", "word").agg({"count": "sum"})
+
+    def load(self, shard: Any, store: BenchStore, batches: Any) -> None:
+        for batch in batches:
+            words, sums = (column.to_pylist() for column in batch.columns)
+            store.executemany(INSERT, list(zip(words, sums, strict=True)))
+
+
+class BenchCombined(BenchColumns):
+    """The same, with the words of each task counted before Spark gets them."""
+
+    def combine(self, rows: Any) -> Any:
+        counted = rows.group_by("word").aggregate([("count", "sum")])
+        return counted.rename_columns(rows.schema.names)

@@ -1,0 +1,265 @@
+"""What the suites of `gazette bench` measure with: a local cluster, journals on it, and rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gazette.bench.app import message_of
+from gazette.bench.bare import BareService
+from gazette.client.append.appender import AppendParams
+from gazette.client.append.service import AppendService
+from gazette.client.client import Client
+from gazette.client.journals import FragmentsParams, JournalChange, ListedJournal
+from gazette.client.read.fragment_reader import FragmentAccess
+from gazette.client.read.reader import ReadParams
+from gazette.dev.cluster import ClusterSettings, LocalCluster
+from gazette.errors import GazetteError, NotYet, Unavailable
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
+from gazette.message.mapping import Partition
+from gazette.message.publisher import Publisher
+from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.journal import FragmentSpec, JournalSpec
+from gazette.protocol.label_set import LabelSelector, LabelSet
+from gazette.protocol.text import duration
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import BlockingPool, TaskScope
+
+STORE: Final = "file:///"
+BROKERS: Final = 3
+FILL_BATCH: Final = 2_000
+COPY_BYTES: Final = 1 << 20
+FILL_BACKLOG_BYTES: Final = 16 << 20
+_READY_TIMEOUT_S: Final = 60.0
+_STORED_TIMEOUT_S: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """``seconds``: how long each measurement of a round takes, roughly. ``scale``: what is prepared
+    beforehand (messages, bytes) is this part of what it usually is."""
+
+    directory: Path
+    seconds: float = 0.6
+    rounds: int = 3
+    scale: float = 1.0
+    hand_offs: int = 3
+    kills: int = 2
+    lease_ttl_s: float = 3.0
+
+
+class Bench:
+    """What is running, and how to measure with it. Made by `running`."""
+
+    def __init__(
+        self,
+        settings: BenchSettings,
+        clock: Clock,
+        cluster: LocalCluster,
+        bare: BareService,
+        client: Client,
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.cluster = cluster
+        self.bare = bare
+        self.client = client
+        """Reads through brokers only."""
+
+    @property
+    def file_root(self) -> Path:
+        return self.cluster.directory / "fragments"
+
+    @property
+    def addresses(self) -> str:
+        return ",".join(one.grpc_url for one in self.cluster.brokers)
+
+    def direct_client(self) -> Client:
+        """A client that opens stored fragments itself."""
+        access = FragmentAccess(file_root=self.file_root)
+        return Client(self.addresses, fragments=access, clock=self.clock)
+
+    def scaled(self, count: int) -> int:
+        return max(1, int(count * self.settings.scale))
+
+    async def timed(self, work: Awaitable[object]) -> float:
+        """How many seconds something takes."""
+        began = self.clock.monotonic()
+        await work
+        return self.clock.monotonic() - began
+
+    async def repeated(self, work: Callable[[], Awaitable[int]]) -> float:
+        """Do it for about ``seconds``, at least once; the sum of what it gives, per second."""
+        began = self.clock.monotonic()
+        done = 0
+        while True:
+            done += await work()
+            spent = self.clock.monotonic() - began
+            if spent >= self.settings.seconds:
+                return done / spent
+
+    async def rounds(
+        self, *measurements: Callable[[], Awaitable[float]]
+    ) -> tuple[tuple[float, ...], ...]:
+        """Take all measurements one after the other, and again; by measurement, what the rounds gave."""
+        taken: list[list[float]] = [[] for _ in measurements]
+        for _ in range(self.settings.rounds):
+            for values, measure in zip(taken, measurements, strict=True):
+                values.append(await measure())
+        return tuple(tuple(values) for values in taken)
+
+    # -- journals
+
+    @asynccontextmanager
+    async def journals(self, *specs: JournalSpec) -> AsyncIterator[None]:
+        """Create journals, and delete them in the end: brokers then let go of what they hold."""
+        await self.client.apply_journals([JournalChange(upsert=spec) for spec in specs])
+        try:
+            for spec in specs:
+                await self._await_replicas(spec)
+            yield
+        finally:
+            changes = [JournalChange(delete=spec.name, expect_mod_revision=-1) for spec in specs]
+            await asyncio.shield(self.client.apply_journals(changes))
+
+    async def _await_replicas(self, spec: JournalSpec) -> None:
+        deadline = self.clock.monotonic() + _READY_TIMEOUT_S
+        while True:
+            listed: Sequence[ListedJournal] = (
+                await self.client.list_journals(LabelSelector.of(name=spec.name))
+            ).journals
+            route = listed[0].route if listed else None
+            if (
+                route is not None
+                and route.primary is not None
+                and len(route.members) == spec.replication
+            ):
+                return
+            if self.clock.monotonic() > deadline:
+                raise Unavailable("a journal did not get its replicas", journal=spec.name)
+            await self.clock.sleep(0.05)
+
+    async def write_head(self, journal: str) -> int:
+        reader = self.client.retry_reader(ReadParams(journal, -1, metadata_only=True))
+        try:
+            await reader.read(1)
+        except NotYet:
+            pass
+        finally:
+            reader.close()
+        return reader.write_head
+
+    async def stored_fragments(self, journal: str) -> list[Fragment]:
+        """The journal's fragments, once all but the one that is being written are stored.
+
+        Appends nothing; wants that enough was appended for at least one to be complete.
+        """
+        deadline = self.clock.monotonic() + _STORED_TIMEOUT_S
+        while True:
+            listed = await self.client.list_fragments(FragmentsParams(journal))
+            fragments = [one.fragment for one in listed]
+            stored = [one for one in fragments if one.mod_time]
+            if stored and len(fragments) - len(stored) <= 1:
+                return stored
+            if self.clock.monotonic() > deadline:
+                raise Unavailable("fragments were not stored in time", journal=journal)
+            await self.clock.sleep(0.2)
+
+    async def copy(self, source: str, target: str) -> None:
+        """Give an empty journal the bytes of another."""
+        head = await self.write_head(source)
+        async with self.client.retry_reader(ReadParams(source, end_offset=head)) as reader:
+            while chunk := await reader.read(COPY_BYTES):
+                await self.client.append(AppendParams(target), chunk)
+
+    # -- messages
+
+    @asynccontextmanager
+    async def publisher(self) -> AsyncIterator[tuple[AppendService, Publisher]]:
+        """A publisher of its own producer, over a client and an append service of its own."""
+        async with (
+            Client(self.addresses, clock=self.clock) as client,
+            TaskScope("publishing") as scope,
+        ):
+            appends = AppendService(client)
+            scope.daemon(appends.run(), name="appends")
+            try:
+                yield appends, Publisher.standalone(appends, self.clock, random.SystemRandom())
+            finally:
+                await appends.close()
+                scope.cancel()
+
+    async def fill(self, journal: str, count: int) -> int:
+        """Publish that many messages of a hundred bytes; the journal's write head."""
+        partition = Partition(journal, CONTENT_JSON_LINES)
+        pool = BlockingPool("bench-fill", 1)
+        async with self.publisher() as (appends, publisher):
+
+            def publish(begin: int) -> None:
+                messages = [
+                    message_of(index) for index in range(begin, min(count, begin + FILL_BATCH))
+                ]
+                publisher.publish_committed_batch(lambda _: partition, messages)
+
+            try:
+                for begin in range(0, count, FILL_BATCH):
+                    await pool.run(publish, begin)
+                    while appends.backlog_bytes > FILL_BACKLOG_BYTES:
+                        await self.clock.sleep(0.005)
+                await appends.flush()
+            finally:
+                pool.close()
+        return await self.write_head(journal)
+
+
+def journal_spec(
+    name: str,
+    *,
+    replication: int = 1,
+    codec: Codec = Codec.NONE,
+    length: int = 1 << 30,
+    content_type: str = CONTENT_JSON_LINES,
+    refresh_s: int = 300,
+) -> JournalSpec:
+    """By default with fragments so long that none is stored while it is measured."""
+    fragment = FragmentSpec(
+        length=length,
+        codec=codec,
+        stores=(STORE,),
+        refresh_interval_ns=refresh_s * duration.SECOND,
+    )
+    labels = LabelSet.of((CONTENT_TYPE, content_type))
+    return JournalSpec(name, replication, labels, fragment)
+
+
+@asynccontextmanager
+async def running(settings: BenchSettings, clock: Clock) -> AsyncIterator[Bench]:
+    """etcd, three brokers in three zones and the bare service, each a process of its own.
+
+    Raises what starting them does; leaving it stops everything.
+    """
+    cluster = LocalCluster(
+        ClusterSettings(settings.directory, brokers=BROKERS, zones=BROKERS), clock
+    )
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(_stop, cluster)
+        await cluster.start()
+        bare = await stack.enter_async_context(
+            BareService(cluster.directory, cluster.environ, clock)
+        )
+        addresses = ",".join(one.grpc_url for one in cluster.brokers)
+        client = await stack.enter_async_context(Client(addresses, clock=clock))
+        yield Bench(settings, clock, cluster, bare, client)
+
+
+async def _stop(cluster: LocalCluster) -> None:
+    try:
+        await asyncio.shield(cluster.stop())
+    except GazetteError as error:
+        # What was measured stands.
+        print(f"gazette bench: the cluster did not stop in good order: {error}")

@@ -1,0 +1,183 @@
+"""``gazette bench``: measure this machine, each figure beside something measured in the same run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from gazette.bench.allocator import allocator
+from gazette.bench.cluster import Bench, BenchSettings, running
+from gazette.bench.journals import append, latency, read
+from gazette.bench.members import failover, idle
+from gazette.bench.memory import memory
+from gazette.bench.messages import consume, end_to_end, publish
+from gazette.bench.recovery import playback
+from gazette.bench.report import Figure, Report, load_average, machine_facts
+from gazette.bench.timeline import timeline
+from gazette.config.schema import Schema, exit_with, setting
+from gazette.errors import GazetteError, Invalid
+from gazette.runtime.clock import Clock, SystemClock
+
+Suite = Callable[[Bench], Awaitable[list[Figure]]]
+
+SUITES: Final[dict[str, Suite]] = {
+    "append": append,
+    "latency": latency,
+    "read": read,
+    "publish": publish,
+    "consume": consume,
+    "end-to-end": end_to_end,
+    "timeline": timeline,
+    "failover": failover,
+    "playback": playback,
+    "idle": idle,
+    "memory": memory,
+    "allocator": allocator,
+}
+ALL: Final = "all"
+LINE_WIDTH: Final = 120
+FULL_SECONDS: Final = 0.5
+"""With less than that for a measurement, less is prepared for it to begin with …"""
+SCALE_MIN: Final = 0.001
+"""… but at least that part."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchFlags:
+    """Flags of ``gazette bench``."""
+
+    json: Path | None = setting(None, "a file to write everything to, as JSON")
+    seconds: float = setting(0.6, "how long each measurement of a round takes")
+    rounds: int = setting(3, "how often each is repeated; the figure is the median")
+    dir: Path | None = setting(None, "where a temporary directory for all state is made")
+
+
+def run(argv: Sequence[str]) -> int:
+    """The subcommand. Exit codes: 0 measured, whether or not targets are met; 1 something broke; 2 a
+    mistake in the flags."""
+    schema = Schema(
+        "gazette bench",
+        {"": BenchFlags},
+        arguments=f"[{' | '.join((*SUITES, ALL))}] ...",
+        description="Measure this machine. Brokers and consumers run as processes of their own.",
+    )
+    try:
+        loaded = schema.load(argv, {})
+        flags = loaded.group(BenchFlags)
+        names = suites_of(loaded.arguments)
+        _check(flags)
+    except Invalid as error:
+        return exit_with(error, sys.stderr)
+    # Where nobody looks, lines need not be short.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else LINE_WIDTH)
+    try:
+        with tempfile.TemporaryDirectory(prefix="gazette-bench-", dir=flags.dir) as directory:
+            return asyncio.run(_measure(flags, names, argv, Path(directory), console))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 130
+    except TimeoutError:
+        console.print("[red]gazette bench: a measurement did not end in time[/]")
+        return 1
+    except GazetteError as error:
+        console.print(f"[red]gazette bench: {error}[/]\n  {error.hint}")
+        return 1
+
+
+def suites_of(arguments: Sequence[str]) -> tuple[str, ...]:
+    """The suites that were named, each once, in their order. Raises ``Invalid``."""
+    for name in arguments:
+        if name not in SUITES and name != ALL:
+            known = ", ".join((*SUITES, ALL))
+            raise Invalid(f'unknown suite "{name}"', path="gazette bench", hint=f"One of {known}.")
+    if not arguments or ALL in arguments:
+        return tuple(SUITES)
+    return tuple(name for name in SUITES if name in arguments)
+
+
+def _check(flags: BenchFlags) -> None:
+    if not 0 < flags.seconds <= 600:
+        raise Invalid(f"invalid seconds ({flags.seconds:g}; expected up to 600)", path="--seconds")
+    if not 1 <= flags.rounds <= 100:
+        raise Invalid(f"invalid rounds ({flags.rounds}; expected 1 to 100)", path="--rounds")
+    if flags.dir is not None and not flags.dir.is_dir():
+        raise Invalid(f"{flags.dir} is not a directory", path="--dir")
+    if flags.json is not None and not flags.json.absolute().parent.is_dir():
+        raise Invalid(f"{flags.json.parent} is not a directory", path="--json")
+
+
+def settings_of(flags: BenchFlags, directory: Path) -> BenchSettings:
+    return BenchSettings(
+        directory=directory,
+        seconds=flags.seconds,
+        rounds=flags.rounds,
+        scale=max(SCALE_MIN, min(1.0, flags.seconds / FULL_SECONDS)),
+        hand_offs=flags.rounds,
+        kills=max(1, flags.rounds - 1),
+    )
+
+
+async def _measure(
+    flags: BenchFlags, names: Sequence[str], argv: Sequence[str], directory: Path, console: Console
+) -> int:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    report = await measure(settings_of(flags, directory), names, argv, SystemClock(), console)
+    console.print(report.table())
+    for note in report.notes():
+        console.print(f"[dim]{note}[/]")
+    machine = report.machine
+    console.print(
+        f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_at_start'][:1]} before and"
+        f" {machine['load_at_end'][:1]} after; {report.seconds:.0f} s in all"
+    )
+    if flags.json is not None:
+        write_json(flags.json, report.as_json())
+        console.print(f"written to {flags.json}")
+    return 0
+
+
+async def measure(
+    settings: BenchSettings,
+    names: Sequence[str],
+    argv: Sequence[str],
+    clock: Clock,
+    console: Console,
+) -> Report:
+    """Run suites on one cluster. Raises what breaks. Cancellation: everything is stopped."""
+    began = clock.monotonic()
+    machine = machine_facts(clock)
+    figures: list[Figure] = []
+    seconds: dict[str, float] = {}
+    console.print("starting etcd and 3 brokers …")
+    async with running(settings, clock) as bench:
+        begin = clock.monotonic()
+        for name in names:
+            console.print(f"{name} …")
+            figures.extend(await SUITES[name](bench))
+            seconds[name] = round(clock.monotonic() - begin, 1)
+            begin = clock.monotonic()
+    machine["load_at_end"] = load_average()
+    command = " ".join(("gazette", "bench", *argv))
+    return Report(tuple(figures), machine, command, clock.monotonic() - began, seconds)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write so that a reader sees all of it or none."""
+    temporary = path.with_name(path.name + ".partial")
+    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,244 @@
+"""What `gazette bench` found: figures beside what they are compared with, as a table and as JSON."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from rich.table import Table
+
+from gazette.errors import NotFound
+from gazette.runtime.clock import Clock
+from gazette.version import __version__
+
+SCHEMA: Final = 1
+_LIBRARIES: Final = ("grpcio", "protobuf", "msgspec", "apsw", "zstandard", "numpy")
+
+Of = Literal["ratio", "value"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A row of the design's table: a bound of the figure, or of its ratio to the baseline."""
+
+    bound: float
+    of: Of
+    at_least: bool
+    text: str
+
+    def met_by(self, figure: float) -> bool:
+        return figure >= self.bound if self.at_least else figure <= self.bound
+
+
+def ratio_at_least(bound: float) -> Target:
+    return Target(bound, "ratio", at_least=True, text=f"≥ {bound:g} ×")
+
+
+def ratio_at_most(bound: float) -> Target:
+    return Target(bound, "ratio", at_least=False, text=f"≤ {bound:g} ×")
+
+
+def value_at_least(bound: float, unit: str) -> Target:
+    return Target(bound, "value", at_least=True, text=f"≥ {number(bound)} {unit}")
+
+
+def value_at_most(bound: float, unit: str) -> Target:
+    return Target(bound, "value", at_least=False, text=f"≤ {number(bound)} {unit}")
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What a figure stands beside. ``values`` were taken in turn with those of the figure."""
+
+    name: str
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured thing. ``values`` are those of the rounds, in order; the median is the figure.
+
+    The ratio to a baseline is the median of the rounds' ratios: each compares what was measured one
+    right after the other, so that what else the machine does matters less.
+    """
+
+    suite: str
+    name: str
+    unit: str
+    values: tuple[float, ...]
+    baseline: Baseline | None = None
+    target: Target | None = None
+    note: str = ""
+
+    @property
+    def value(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def ratio(self) -> float | None:
+        if self.baseline is None:
+            return None
+        pairs = zip(self.values, self.baseline.values, strict=False)
+        ratios = [value / beside for value, beside in pairs if beside > 0]
+        return statistics.median(ratios) if ratios else None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met; None where there is none."""
+        if self.target is None:
+            return None
+        figure = self.value if self.target.of == "value" else self.ratio
+        return None if figure is None else self.target.met_by(figure)
+
+    def as_json(self) -> dict[str, Any]:
+        baseline, target = self.baseline, self.target
+        return {
+            "suite": self.suite,
+            "name": self.name,
+            "unit": self.unit,
+            "value": self.value,
+            "values": list(self.values),
+            "baseline": None
+            if baseline is None
+            else {
+                "name": baseline.name,
+                "value": statistics.median(baseline.values),
+                "values": list(baseline.values),
+            },
+            "ratio": self.ratio,
+            "target": None
+            if target is None
+            else {"of": target.of, "at_least": target.at_least, "bound": target.bound},
+            "met": self.met,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All of one run."""
+
+    figures: tuple[Figure, ...]
+    machine: Mapping[str, Any]
+    command: str
+    seconds: float
+    suites: Mapping[str, float] = field(default_factory=dict)
+    """By suite, the seconds it took."""
+
+    def as_json(self) -> dict[str, Any]:
+        met = [one.met for one in self.figures if one.met is not None]
+        return {
+            "schema": SCHEMA,
+            "command": self.command,
+            "machine": dict(self.machine),
+            "seconds": round(self.seconds, 1),
+            "suites": dict(self.suites),
+            "targets": len(met),
+            "targets_met": sum(met),
+            "figures": [one.as_json() for one in self.figures],
+        }
+
+    def table(self) -> Table:
+        table = Table(title="gazette bench", title_justify="left")
+        table.add_column("figure", overflow="fold")
+        table.add_column("measured", justify="right", no_wrap=True)
+        table.add_column("beside", overflow="fold")
+        table.add_column("ratio", justify="right", no_wrap=True)
+        table.add_column("target", no_wrap=True)
+        table.add_column("met", no_wrap=True)
+        suite = ""
+        for one in self.figures:
+            if suite and one.suite != suite:
+                table.add_section()
+            suite = one.suite
+            table.add_row(*_row(one))
+        return table
+
+    def notes(self) -> list[str]:
+        """What a reader has to know of a figure, one line each."""
+        return [f"{one.name}: {one.note}" for one in self.figures if one.note]
+
+
+def _row(figure: Figure) -> tuple[str, ...]:
+    baseline, target = figure.baseline, figure.target
+    beside = ""
+    if baseline is not None:
+        median = statistics.median(baseline.values)
+        beside = f"{number(median)} {figure.unit} {baseline.name}"
+    mark = {None: "", True: "[green]yes[/]", False: "[red]no[/]"}[figure.met]
+    return (
+        figure.name,
+        f"{number(figure.value)} {figure.unit}",
+        beside,
+        "" if figure.ratio is None else f"{figure.ratio:.2f} ×",
+        "" if target is None else target.text,
+        mark,
+    )
+
+
+def number(value: float) -> str:
+    """Three digits that matter, and no more."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def percentile(samples: Collection[float], percent: float) -> float:
+    """The least sample that is not exceeded by that part of them."""
+    ordered = sorted(samples)
+    if not ordered:
+        raise NotFound("no sample was taken", hint="Measure for longer: --seconds.")
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+def machine_facts(clock: Clock) -> dict[str, Any]:
+    """What the figures depend on, beside the code."""
+    versions: dict[str, str] = {}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "date": datetime.fromtimestamp(clock.now(), UTC).isoformat(timespec="seconds"),
+        "gazette": __version__,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "cpu": _proc_field("/proc/cpuinfo", "model name") or platform.processor(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "memory": _proc_field("/proc/meminfo", "MemTotal"),
+        "load_at_start": load_average(),
+        "libraries": versions,
+    }
+
+
+def load_average() -> list[float]:
+    """Of the last 1, 5 and 15 minutes: more than there are cores means that others are busy."""
+    try:
+        return [round(one, 2) for one in os.getloadavg()]
+    except OSError:
+        return []
+
+
+def _proc_field(path: str, name: str) -> str:
+    try:
+        lines: Iterable[str] = Path(path).read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""

@@ -1,0 +1,480 @@
+"""Stage 8 of the byte path: objects as files of one of fsspec's file systems.
+
+`gs` and `azure` build on it. Any other file system can be named as ``fsspec+<protocol>://host/path/``,
+with its credentials in fsspec's own configuration; a broker that is not ours does not know such a URL.
+
+fsspec was made for notebooks. What it does silently is not relied on here: its caches of listings
+(switched off), walks that leave out directories that cannot be read (we list directory by directory),
+files that are stored when a ``with`` ends by an error (discarded explicitly), reads that come back
+short (compared with the size), objects that are replaced while they are read (compared by version).
+"""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import threading
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
+
+from gazette.blobs import extras
+from gazette.blobs.blob_store import (
+    BlobInfo,
+    parse_query,
+    parse_rewrite,
+    validate_path,
+    validate_prefix,
+)
+from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, Unavailable
+from gazette.protocol.fragment import FragmentStoreUrl
+from gazette.runtime.numbers import is_digits
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+T = TypeVar("T")
+
+BLOCK_BYTES: Final = 8 << 20
+"""What one request reads or writes, and with it the memory of one reader or writer (twice that)."""
+
+PARTIAL_PREFIX: Final = ".partial-"
+"""Begins the name of a file that is being written, where files would else be seen half written."""
+
+ATTEMPTS_MAX: Final = 3
+"""How often one block is asked for before its reader gives up."""
+
+_COPY_BYTES: Final = 1 << 18
+_GLOBS: Final = frozenset("*?[]")
+_VERSION_KEYS: Final = (
+    "generation",
+    "etag",
+    "ETag",
+    "version_id",
+    "size",
+    "mtime",
+    "last_modified",
+    "LastModified",
+    "created",
+)
+_TIME_KEYS: Final = ("mtime", "updated", "last_modified", "LastModified", "modified", "created")
+_TRANSIENT: Final = ("InvalidBlockList",)
+"""Codes of Azure's errors that a repetition cures, although their status is of a wrong request."""
+
+_REFUSALS: Final = frozenset(
+    {
+        "ClientAuthenticationError",
+        "CredentialUnavailableError",
+        "DefaultCredentialsError",
+        "NoCredentialsError",
+        "RefreshError",
+    }
+)
+"""Names of SDKs' errors about credentials."""
+
+
+class FsspecStore(ABC):
+    """Files below ``root`` of a file system, which is made when it is first needed, in a thread."""
+
+    scheme: str
+    """The URL's, for messages."""
+
+    writes_whole = False
+    """Whether the file system shows a file only once it was closed. Else files are written beside
+    and renamed."""
+
+    def __init__(self, root: str, query: str) -> None:
+        """``root`` is a path of the file system; not empty, without ``/`` at the end.
+
+        Raises ``Invalid`` for arguments it does not know.
+        """
+        arguments = parse_query(query, ("find", "replace"))
+        self._rewrite = parse_rewrite(arguments)
+        self._root = root
+        self._making = threading.Lock()
+        self._made: Any = None
+
+    def exists(self, path: str) -> bool:
+        with self._mapped(path) as files:
+            located = self._locate(path)
+            try:
+                return bool(self.stat(files, located)["type"] == "file")
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+
+    def open(self, path: str) -> BinaryIO:
+        """Read in blocks, each by a request of its own. Seekable."""
+        located = self._locate(path)
+        with self._mapped(path) as files:
+            info = self._info(files, located)
+        return io.BufferedReader(_FileReader(self, path, located, info), _COPY_BYTES)
+
+    def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
+        """Durable as far as the file system's own writing is."""
+        located = self._locate(path)
+        with self._mapped(path, missing_is_refusal=True) as files:
+            if self.writes_whole:
+                self.write(files, located, source, content_encoding)
+                return
+            directory, name = posixpath.split(located)
+            partial = f"{directory}/{PARTIAL_PREFIX}{uuid.uuid4().hex}-{name}"
+            try:
+                try:
+                    self.write(files, partial, source, content_encoding)
+                except FileNotFoundError:
+                    files.makedirs(directory, exist_ok=True)
+                    self.write(files, partial, source, content_encoding)
+                files.mv(partial, located)
+            except BaseException:
+                with suppress(Exception):
+                    files.rm_file(partial)
+                raise
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        """Directory by directory; each is held in memory as a whole."""
+        validate_prefix(prefix)
+        begin = self._begin(prefix)
+        directories = [begin.rstrip("/")]
+        while directories:
+            directory = directories.pop()
+            with self._mapped(prefix) as files:
+                try:
+                    entries = files.ls(directory, detail=True)
+                except (FileNotFoundError, NotADirectoryError):
+                    continue  # There is no such prefix, or it was removed meanwhile.
+            for entry in entries:
+                name = entry["name"]
+                if not name.startswith(f"{directory}/") or name.endswith("/"):
+                    continue  # The directory itself, or a file of its name.
+                if entry["type"] == "directory":
+                    directories.append(name)
+                elif not posixpath.basename(name).startswith(PARTIAL_PREFIX):
+                    yield BlobInfo(name[len(begin) :], mod_time_of(entry), entry["size"] or 0)
+
+    def remove(self, path: str) -> None:
+        located = self._locate(path)
+        with self._mapped(path) as files, suppress(FileNotFoundError, NotADirectoryError):
+            files.rm_file(located)
+
+    def sign_get(self, path: str, ttl_s: float) -> str:
+        """Signed, if the file system can; else the location."""
+        located = self._locate(path)
+        with self._mapped(path) as files:
+            try:
+                return str(files.sign(located, expiration=max(1, round(ttl_s))))
+            except NotImplementedError:
+                return self.location(located)
+
+    def location(self, located: str) -> str:
+        """A URL that says where a file is, and lets nobody read it."""
+        return f"{self.scheme}://{located.lstrip('/')}"
+
+    @abstractmethod
+    def make_files(self) -> Any:
+        """Make the file system. Runs in a thread, and may use the network."""
+
+    def stat(self, files: Any, located: str) -> Mapping[str, Any]:
+        """What fsspec calls the info of a file. Raises ``FileNotFoundError``."""
+        info: Mapping[str, Any] = files.info(located)
+        return info
+
+    def read_range(self, files: Any, located: str, begin: int, end: int) -> bytes:
+        """The bytes from ``begin`` to ``end``, or to the end of the file, as they are stored."""
+        content: bytes = files.cat_file(located, start=begin, end=end)
+        return content
+
+    def write(self, files: Any, located: str, source: BinaryIO, content_encoding: str) -> None:
+        """Write all of ``source`` into a file. A content encoding cannot be kept."""
+        del content_encoding
+        write_file(files, located, source, {})
+
+    def _begin(self, prefix: str) -> str:
+        rewritten = self._rewrite.apply(prefix)
+        if rewritten:
+            validate_path(rewritten.removesuffix("/"))
+        return f"{self._root}/{rewritten}"
+
+    def _locate(self, path: str) -> str:
+        validate_path(path)
+        path = self._rewrite.apply(path)
+        validate_path(path)
+        return f"{self._root}/{path}"
+
+    def _info(self, files: Any, located: str) -> Mapping[str, Any]:
+        try:
+            info = self.stat(files, located)
+        except NotADirectoryError:
+            raise NotFound("no such object", file=located) from None
+        if info["type"] != "file":
+            raise NotFound("no such object", file=located)
+        return info
+
+    @contextmanager
+    def _mapped(self, path: str, *, missing_is_refusal: bool = False) -> Iterator[Any]:
+        """The file system. Errors in the body become ours."""
+        with self._mapping(path, missing_is_refusal=missing_is_refusal):
+            with self._making:
+                if self._made is None:
+                    self._made = self.make_files()
+            yield self._made
+
+    @contextmanager
+    def _mapping(self, path: str, *, missing_is_refusal: bool = False) -> Iterator[None]:
+        """Errors in the body become ours."""
+        try:
+            yield
+        except GazetteError:
+            raise
+        except Exception as error:
+            ours = map_errors(self.scheme, error, path)
+            if missing_is_refusal and isinstance(ours, NotFound):
+                ours = NotAllowed(
+                    f"{self.scheme}: the bucket or directory does not exist: {error}",
+                    hint="Create it, or correct the URL of the store.",
+                    file=path,
+                )
+            raise ours from error
+
+
+_NEVER: Final = frozenset(
+    {
+        *("file", "local", "dir", "data", "reference", "generic", "async_wrapper"),
+        *("simplecache", "filecache", "blockcache", "cached", "cachingfs"),
+        *("zip", "tar", "libarchive", "git", "lakefs", "jlocal", "root"),
+    }
+)
+"""Protocols that open local files, or whatever other file system their arguments name."""
+
+
+def check_protocols(names: Iterable[str], path: str) -> frozenset[str]:
+    """Return the protocols as a set. Raise ``Invalid`` for one that may not be allowed, naming ``path``."""
+    for name in names:
+        if name in _NEVER:
+            raise Invalid(
+                f"protocol {name} cannot be allowed: it opens local files, or other file systems",
+                path=path,
+                hint="Use file:// stores below --broker.file-root for local directories.",
+            )
+    return frozenset(names)
+
+
+class NamedStore(FsspecStore):
+    """``fsspec+<protocol>://host/path/``. Options and credentials are those of fsspec's configuration
+    (``~/.config/fsspec/*.json``, ``FSSPEC_<PROTOCOL>_<OPTION>`` in the environment)."""
+
+    def __init__(self, url: FragmentStoreUrl, allowed: Collection[str]) -> None:
+        """``allowed`` are the protocols that URLs may name.
+
+        Raises ``NotAllowed`` for another one, and ``Invalid`` if fsspec is not installed, or for a path
+        that it would expand, or take for a chain of file systems.
+        """
+        protocol = url.scheme.removeprefix(extras.FSSPEC_PREFIX)
+        if protocol in _NEVER or protocol not in allowed:
+            raise NotAllowed(
+                f"stores of protocol {protocol} are not allowed here ({url.scheme}://)",
+                hint="Have whoever runs this process name it in --broker.fsspec-protocols."
+                if protocol not in _NEVER
+                else "Use file:// stores below --broker.file-root for local directories.",
+            )
+        if "::" in f"{url.host}{url.path}":
+            raise Invalid(
+                f"a chain of file systems is not a store ({url.host}{url.path})", path="url"
+            )
+        extras.require(url.scheme, "fsspec")
+        self.scheme = url.scheme
+        if _GLOBS & set(url.path):
+            raise Invalid(f"path has characters that fsspec expands ({url.path})", path="url")
+        self._url = f"{protocol}://{url.host}{url.path}"
+        super().__init__("", url.query)
+
+    def make_files(self) -> Any:
+        import fsspec.core
+
+        try:
+            files, root = fsspec.core.url_to_fs(
+                self._url, use_listings_cache=False, skip_instance_cache=True
+            )
+        except (ImportError, ValueError) as error:
+            raise Invalid(f"{self.scheme}: {error}", path="url") from error
+        self._root = root.rstrip("/")
+        return files
+
+    def _locate(self, path: str) -> str:
+        with self._mapped(path):
+            return super()._locate(path)
+
+    def _begin(self, prefix: str) -> str:
+        with self._mapped(prefix):
+            return super()._begin(prefix)
+
+
+class _FileReader(io.RawIOBase):
+    """The bytes of one file, by blocks. The last block is given once it is known that all of them
+    were of the same version."""
+
+    def __init__(
+        self, store: FsspecStore, path: str, located: str, info: Mapping[str, Any]
+    ) -> None:
+        super().__init__()
+        self._store = store
+        self._path = path
+        self._located = located
+        self._length = int(info["size"])
+        self._version = _version_of(info)
+        self._position = 0
+        self._block = b""
+        self._block_begin = 0
+        if 0 < self._length < BLOCK_BYTES:
+            # One request gives all of it, whatever is put meanwhile.
+            self._block = self._fetched(0)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
+        self._position = max(base + offset, 0)
+        return self._position
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        view = memoryview(buffer).cast("B")
+        if not view or self._position >= self._length:
+            return 0
+        at = self._position - self._block_begin
+        if not 0 <= at < len(self._block):
+            self._block = b""  # Not two of them.
+            self._block = self._fetched(self._position)
+            self._block_begin, at = self._position, 0
+        content = memoryview(self._block)[at : at + len(view)]
+        view[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+    def close(self) -> None:
+        self._block = b""
+        super().close()
+
+    def _fetched(self, begin: int) -> bytes:
+        whole = self._length < BLOCK_BYTES
+        expected = min(BLOCK_BYTES, self._length - begin)
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            try:
+                with self._store._mapped(self._path) as files:
+                    # Of what is small, a byte too many would show that it was replaced by more.
+                    end = BLOCK_BYTES if whole else begin + expected
+                    content = self._store.read_range(files, self._located, begin, end)
+                    last = not whole and begin + expected == self._length
+                    info = self._store.stat(files, self._located) if last else {}
+                    same = not last or _version_of(info) == self._version
+            except NotFound as error:
+                raise Unavailable("removed while it was read", file=self._path) from error
+            except Unavailable:
+                if attempt == ATTEMPTS_MAX:
+                    raise
+                continue
+            if not same:
+                raise Unavailable("replaced while it was read", file=self._path)
+            if len(content) == expected:
+                return content
+        raise Unavailable(
+            "the file ended early, or was replaced while it was read",
+            file=self._path,
+            expected=expected,
+            received=len(content),
+        )
+
+
+def mod_time_of(info: Mapping[str, Any]) -> int:
+    """When a file was stored, in Unix seconds; 0 if its file system does not say."""
+    for key in _TIME_KEYS:
+        value = info.get(key)
+        if isinstance(value, datetime):
+            aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+            return int(aware.timestamp())
+        if isinstance(value, int | float):
+            return int(value)
+        if isinstance(value, str):
+            with suppress(ValueError):
+                return int(datetime.fromisoformat(value).timestamp())
+    return 0
+
+
+def map_errors(scheme: str, error: Exception, path: str) -> GazetteError:
+    """An error of a file system as ours: by its own type, its HTTP status, or those of its cause."""
+    text = f"{scheme}: {type(error).__name__}: {error}"
+    seen: BaseException | None = error
+    while seen is not None:
+        status = _status_of(seen)
+        names = {kind.__name__ for kind in type(seen).__mro__}
+        forbidden = isinstance(seen, OSError) and str(seen).startswith("Forbidden")
+        if isinstance(seen, PermissionError) or forbidden or names & _REFUSALS:
+            return _refused(text, path)
+        if getattr(seen, "error_code", None) in _TRANSIENT:
+            break
+        if status == 404 or isinstance(seen, FileNotFoundError):
+            return NotFound("no such object", file=path)
+        if status is not None and 400 <= status < 500 and status not in (408, 409, 412, 416, 429):
+            return _refused(text, path)
+        seen = seen.__cause__
+    if isinstance(error, NotImplementedError):
+        return Invalid(f"{scheme}: the file system cannot do this: {error}", path="url")
+    return Unavailable(text, file=path)
+
+
+def _refused(text: str, path: str) -> NotAllowed:
+    hint = "Check the broker's credentials for the store, and what they permit."
+    return NotAllowed(text, hint=hint, file=path)
+
+
+def _status_of(error: BaseException) -> int | None:
+    for name in ("status_code", "status", "code"):
+        value = getattr(error, name, None)
+        if isinstance(value, str) and is_digits(value):
+            value = int(value)
+        if isinstance(value, int) and 100 <= value < 600:
+            return value
+    return None
+
+
+def _version_of(info: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(info.get(key)) for key in _VERSION_KEYS)
+
+
+def write_file(
+    files: Any,
+    located: str,
+    source: BinaryIO,
+    options: Mapping[str, Any],
+    *,
+    head: bytes = b"",
+) -> None:
+    """Write ``head`` and then all of ``source`` into a file, with ``options`` for opening it.
+
+    If anything fails it is left unfinished: that is nothing, or a partial file.
+    """
+    file = files.open(located, "wb", block_size=BLOCK_BYTES, **options)
+    try:
+        if head:
+            file.write(head)
+        while content := source.read(_COPY_BYTES):
+            file.write(content)
+        file.close()
+    except BaseException:
+        with suppress(Exception):
+            file.discard()
+        # Else its finalizer would store what there is.
+        if not file.closed:
+            try:
+                file.closed = True
+            except AttributeError:
+                file.close()  # A plain file, which is a partial one by name.
+        raise

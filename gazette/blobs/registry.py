@@ -1,0 +1,442 @@
+"""Stage 8 of the byte path: the stores in use, by URL, with their health."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from gazette.blobs import extras, health, metrics
+from gazette.blobs.azure import AzureStore
+from gazette.blobs.blob_store import BlobStore
+from gazette.blobs.file import FileStore
+from gazette.blobs.fsspec import NamedStore
+from gazette.blobs.gs import GsStore
+from gazette.blobs.s3.store import S3Store
+from gazette.blobs.store_calls import HUNG_AFTER_S, StoreCalls
+from gazette.blobs.thread_call import ended
+from gazette.blobs.wrappers import InstrumentedStore, RetryingStore
+from gazette.errors import GazetteError, Invalid, NotAllowed, Unavailable
+from gazette.protocol.fragment import FragmentStoreUrl
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import BlockingPool, Pool, PoolFactory, TaskScope, sleep_unless
+
+log = logging.getLogger(__name__)
+
+SWEEP_INTERVAL_S: Final = 3600.0
+THREADS: Final = 16
+"""Calls of one store at a time, by default."""
+
+_WATCH_INTERVAL_S: Final = 1.0
+_CHECK_AGAIN_S: Final = 1.0
+"""The least time between a failed health check and one that a sign of recovery asks for."""
+_SIGNING_HUNG_AFTER_S: Final = 15.0
+_SIGNED_AT_ONCE: Final = 16
+"""URLs that are signed in one step of the event loop: some milliseconds."""
+
+StoreConstructor: TypeAlias = Callable[[FragmentStoreUrl], BlobStore]
+"""Makes a store of a URL. Raises ``Invalid`` or ``NotAllowed``; does not reach out for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlobSettings:
+    """``file_root`` is the directory below which ``file://`` stores are; None: there are none.
+
+    With ``file_only`` the stores of every other scheme are directories below it too, one for each
+    bucket and prefix: for development against the specifications of production.
+    ``fsspec_protocols`` are those that ``fsspec+NAME://`` may name: whoever applies a journal chooses
+    its stores, and so what this process opens.
+    """
+
+    file_root: Path | None = None
+    file_only: bool = False
+    fsspec_protocols: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class HealthStatus:
+    """What the latest check said: no error is healthy. ``checks`` counts the checks so far."""
+
+    error: str | None
+    checks: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Threads:
+    """What runs the blocking calls of one store. No part waits for another."""
+
+    calls: StoreCalls
+    signing: StoreCalls
+    """One thread, for signatures that take input and output."""
+    checks: Pool
+    """One thread, for health checks."""
+
+    def close(self) -> None:
+        self.calls.close()
+        self.signing.close()
+        self.checks.close()
+
+
+class ActiveStore:
+    """A store that is in use, with its threads and its health; or the reason why there is none.
+
+    Keep the URL, not this object: ``BlobStores.get`` is cheap, and tells that the store is still
+    in use.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        store: RetryingStore | GazetteError,
+        clock: Clock,
+        threads: _Threads | None = None,
+    ) -> None:
+        self.url = url
+        self._clock = clock
+        self._store = store
+        self._threads = threads
+        self._recheck = asyncio.Event()
+        """Set by a sign that the store has recovered."""
+        self._hung = False
+        broken = isinstance(store, GazetteError)
+        self._health = HealthStatus(
+            error=str(store) if broken else "first health check has not completed", checks=0
+        )
+        self._final = broken
+        self._changed = asyncio.Event()
+        self._marked = True
+        self._checking: concurrent.futures.Future[None] | None = None
+
+    @property
+    def store(self) -> BlobStore:
+        """The store. Its methods block: run them in ``calls``.
+
+        Raises the ``Invalid`` or ``NotAllowed`` with which it could not be made.
+        """
+        return self._made
+
+    @property
+    def calls(self) -> StoreCalls:
+        """The threads for calls of ``store``. Raises as that does."""
+        _ = self._made
+        assert self._threads is not None
+        return self._threads.calls
+
+    @property
+    def _made(self) -> RetryingStore:
+        if isinstance(self._store, GazetteError):
+            raise self._store
+        return self._store
+
+    async def sign(self, paths: Sequence[str], ttl_s: float) -> list[str]:
+        """Return ``BlobStore.sign_get`` of each path.
+
+        Computed on the loop where the store can: then a store that hangs does not matter. Otherwise in a
+        thread that is for this alone; ``Unavailable`` if it has not returned for 15 s.
+        """
+        store, urls = self._made, list[str]()
+        for path in paths:
+            url = store.sign_now(path, ttl_s)
+            if url is None:
+                break
+            urls.append(url)
+            if len(urls) % _SIGNED_AT_ONCE == 0:
+                await self._clock.sleep(0)
+        rest = paths[len(urls) :]
+        if rest:
+            assert self._threads is not None
+            urls += await self._threads.signing.run(
+                lambda: [store.sign_get(path, ttl_s) for path in rest]
+            )
+        return urls
+
+    def worked(self) -> None:
+        """Say that a call has succeeded: a store that is held to be unhealthy is checked soon."""
+        if self._health.error is not None:
+            self._recheck.set()
+
+    @property
+    def health(self) -> HealthStatus:
+        return self._health
+
+    async def wait_health_change(self, seen: HealthStatus | None = None) -> HealthStatus:
+        """Return once a check has completed after ``seen`` (default: the status of now).
+
+        Returns at once for a store that is not checked any more: one that could not be made, or
+        that nobody used for long. Cancellation: no effect.
+        """
+        status = seen or self._health
+        while not self._final and self._health is status:
+            await self._changed.wait()
+        return self._health
+
+    async def wait_healthy(self) -> None:
+        """Return once a check has found the store healthy; never, if it is not checked any more.
+
+        Cancellation: no effect.
+        """
+        while self._health.error is not None:
+            await (asyncio.Event() if self._final else self._changed).wait()
+
+    @property
+    def _is_calling(self) -> bool:
+        threads = self._threads
+        if threads is None:
+            return False
+        checking = self._checking is not None and not self._checking.done()
+        return checking or threads.calls.in_progress > 0 or threads.signing.in_progress > 0
+
+    def _trouble(self) -> Unavailable | None:
+        """Why calls are refused, if they are."""
+        trouble = "" if self._threads is None else self._threads.calls.trouble
+        return Unavailable(trouble) if trouble else None
+
+    def _watch(self) -> bool:
+        """Look after calls that hang; whether there are any calls to watch."""
+        threads = self._threads
+        assert threads is not None
+        threads.signing.watch()
+        trouble = threads.calls.watch()
+        in_progress = threads.calls.in_progress
+        metrics.CALLS.labels(self.url).set(in_progress)
+        metrics.HUNG_CALLS.labels(self.url).set(threads.calls.hung)
+        if trouble and not self._hung:
+            log.error(
+                "blob store %(store)s does not answer: %(error)s; new calls are refused until one does",
+                {"store": self.url, "error": trouble},
+            )
+            self.set_health(trouble)
+        elif self._hung and not trouble:
+            self._recheck.set()
+        self._hung = bool(trouble)
+        return in_progress > 0 or threads.signing.in_progress > 0
+
+    def set_health(self, error: str | None, *, final: bool = False) -> None:
+        """Record a check. ``final``: there will be no other."""
+        self._health = HealthStatus(error, self._health.checks + 1)
+        self._final = final
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+class BlobStores:
+    """The stores of a process. Loop-bound; each store runs in threads of its own, made by ``pools``.
+
+    At most ``threads`` calls of one store run at a time, besides one health check and one signature.
+    A call hangs after ``hung_after_s`` without progress. ``constructors`` maps URL schemes to what makes
+    their stores; see ``default_constructors``.
+    """
+
+    def __init__(
+        self,
+        settings: BlobSettings,
+        clock: Clock,
+        *,
+        threads: int = THREADS,
+        pools: PoolFactory = BlockingPool,
+        hung_after_s: float = HUNG_AFTER_S,
+        rng: random.Random | None = None,
+        constructors: Mapping[str, StoreConstructor] | None = None,
+    ) -> None:
+        self._threads = threads
+        self._pools = pools
+        self._hung_after_s = hung_after_s
+        self._clock = clock
+        self._rng = rng if rng is not None else random.Random()
+        self._constructors = (
+            default_constructors(settings) if constructors is None else dict(constructors)
+        )
+        self._stores: dict[str, ActiveStore] = {}
+        self._unchecked: list[ActiveStore] = []
+        self._news = asyncio.Event()
+        self._busy = asyncio.Event()
+        """Set while calls are in progress that must be watched."""
+        self._closing = threading.Event()
+
+    def get(self, url: str) -> ActiveStore:
+        """The store of ``url``, made on first use. Never raises: see ``ActiveStore.store``.
+
+        A store that could not be made is tried again by the next call.
+        """
+        active = self._stores.get(url)
+        if active is not None:
+            active._marked = True
+            return active
+        try:
+            store = self._make(url)
+        except GazetteError as error:
+            return ActiveStore(url, error, self._clock)
+        active = self._stores[url] = ActiveStore(url, store, self._clock, self._make_threads(url))
+        self._unchecked.append(active)
+        self._news.set()
+        metrics.ACTIVE.set(len(self._stores))
+        return active
+
+    def sweep(self) -> int:
+        """Forget stores that nobody asked for since the last sweep; gives their number.
+
+        One with calls in progress stays: made again, it would get new threads beside those that hang.
+        """
+        unused = [
+            active
+            for active in self._stores.values()
+            if not active._marked and not active._is_calling
+        ]
+        for active in unused:
+            del self._stores[active.url]
+            for gauge in (metrics.CALLS, metrics.HUNG_CALLS):
+                with suppress(KeyError):
+                    gauge.remove(active.url)
+            active.set_health("health checks have stopped", final=True)
+        for active in self._stores.values():
+            active._marked = False
+        metrics.ACTIVE.set(len(self._stores))
+        return len(unused)
+
+    async def run_health(self) -> None:
+        """Check every store from its first use on, watch for calls that hang, and sweep hourly.
+
+        A daemon: never returns.
+        """
+        async with TaskScope("blob-stores") as scope:
+            scope.daemon(self._sweep_hourly(), name="sweep")
+            scope.daemon(self._watch_calls(), name="watch")
+            while True:
+                for active in self._unchecked:
+                    scope.spawn(self._check_until_swept(active), name=active.url)
+                self._unchecked.clear()
+                await self._news.wait()
+                self._news.clear()
+
+    def close(self) -> None:
+        """Refuse new calls, and let those that wait to be repeated go on at once. Does not wait for them."""
+        self._closing.set()
+        for active in self._stores.values():
+            assert active._threads is not None
+            active._threads.close()
+
+    def _make_threads(self, url: str) -> _Threads:
+        monotonic = self._clock.monotonic
+        return _Threads(
+            StoreCalls(
+                url,
+                self._pools(f"store {url}", self._threads),
+                self._threads,
+                monotonic,
+                hung_after_s=self._hung_after_s,
+                on_start=self._busy.set,
+            ),
+            StoreCalls(
+                url,
+                self._pools(f"signing {url}", 1),
+                1,
+                monotonic,
+                hung_after_s=_SIGNING_HUNG_AFTER_S,
+                on_start=self._busy.set,
+            ),
+            self._pools(f"check {url}", 1),
+        )
+
+    def _make(self, url: str) -> RetryingStore:
+        parsed = FragmentStoreUrl.parse(url)
+        constructor = self._constructors.get(extras.kind_of(parsed.scheme))
+        if constructor is None:
+            raise extras.not_installed(parsed.scheme)
+        counted = InstrumentedStore(constructor(parsed), url, self._clock.monotonic)
+        return RetryingStore(counted, self._rng, self._closing.wait)
+
+    async def _sweep_hourly(self) -> None:
+        while True:
+            await self._clock.sleep(SWEEP_INTERVAL_S)
+            self.sweep()
+
+    async def _watch_calls(self) -> None:
+        while True:
+            await self._busy.wait()
+            await self._clock.sleep(_WATCH_INTERVAL_S)
+            watched = [active._watch() for active in self._stores.values()]
+            if not any(watched):
+                self._busy.clear()
+
+    async def _check_until_swept(self, active: ActiveStore) -> None:
+        failures = 0
+        while self._stores.get(active.url) is active:
+            active._recheck.clear()
+            error = active._trouble() or await self._check(active)
+            error = active._trouble() or error
+            if self._stores.get(active.url) is not active:
+                return
+            metrics.HEALTH_CHECKS.labels(active.url, "error" if error else "ok").inc()
+            failures = failures + 1 if error else 0
+            if failures and (failures == 1 or str(error) != active.health.error):
+                log.warning(
+                    "blob store %(store)s is unhealthy: %(error)s",
+                    {"store": active.url, "error": error},
+                )
+            active.set_health(str(error) if error else None)
+            checked, next_s = self._clock.monotonic(), health.next_check_s(failures, self._rng)
+            if await sleep_unless(self._clock, next_s, active._recheck):
+                due = checked + min(next_s, _CHECK_AGAIN_S)
+                await self._clock.sleep(due - self._clock.monotonic())
+
+    async def _check(self, active: ActiveStore) -> BaseException | None:
+        """The error of one check. One that hangs is reported, and waited for before the next."""
+        assert active._threads is not None
+        if active._checking is None:
+            active._checking = active._threads.checks.submit(health.check, active.store)
+        if not await ended(active._checking, health.CHECK_TIMEOUT_S):
+            loop = asyncio.get_running_loop()
+
+            def recheck(_: concurrent.futures.Future[None]) -> None:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(active._recheck.set)
+
+            active._checking.add_done_callback(recheck)
+            return Unavailable("health check did not end in time", timeout_s=health.CHECK_TIMEOUT_S)
+        checked, active._checking = active._checking, None
+        return checked.exception()
+
+
+def default_constructors(settings: BlobSettings) -> dict[str, StoreConstructor]:
+    """What makes stores, by scheme (``fsspec`` for all that begin with ``fsspec+``).
+
+    Those that need an extra are there without it too, and say so when one is made.
+    """
+
+    def file(url: FragmentStoreUrl) -> FileStore:
+        if settings.file_root is None:
+            raise Invalid(
+                "file:// stores need a root directory (--broker.file-root)", path="file-root"
+            )
+        return FileStore(settings.file_root, url)
+
+    def file_instead(url: FragmentStoreUrl) -> BlobStore:
+        # Buckets stay apart: they may hold different histories of the same journal.
+        store = file(FragmentStoreUrl("file", "", f"/{url.scheme}/{url.host}{url.path}"))
+        try:
+            store.directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        except OSError as error:
+            raise NotAllowed(f"cannot make {store.directory}: {error.strerror}") from error
+        return store
+
+    def named(url: FragmentStoreUrl) -> NamedStore:
+        return NamedStore(url, settings.fsspec_protocols)
+
+    constructors: dict[str, StoreConstructor] = {
+        "file": file,
+        "s3": S3Store,
+        "gs": GsStore,
+        "azure": AzureStore,
+        "azure-ad": AzureStore,
+        "fsspec": named,
+    }
+    if settings.file_only:
+        constructors |= dict.fromkeys(extras.EXTRAS, file_instead)
+    return constructors

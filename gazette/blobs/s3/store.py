@@ -1,0 +1,471 @@
+"""Stage 8 of the byte path: fragments as objects of an S3 bucket, or of a store that speaks S3.
+
+``s3://bucket/prefix/?Region=…``. The arguments are those of the protocol: ``find``, ``replace``,
+``Profile``, ``Endpoint``, ``ACL``, ``StorageClass``, ``SSE``, ``SSEKMSKeyId`` and ``Region``.
+
+The SDK is heavy, and looking for credentials may go over the network, so neither happens before the
+first operation, which runs in a thread. Whatever is wrong with them is that operation's error.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from urllib.parse import urlsplit
+
+from gazette.blobs import extras
+from gazette.blobs.blob_store import (
+    BlobInfo,
+    parse_query,
+    parse_rewrite,
+    validate_path,
+    validate_prefix,
+)
+from gazette.errors import GazetteError, Invalid, NotFound, Unavailable
+from gazette.protocol.fragment import FragmentStoreUrl
+from gazette.runtime.numbers import is_digits
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+SIGNATURE_TTL_MAX_S: Final = 7 * 24 * 60 * 60
+"""What the signature's own rules allow."""
+
+RESUMES_MAX: Final = 3
+"""How often in a row a broken connection is replaced without ``_PROGRESS_BYTES`` in between."""
+
+_PROGRESS_BYTES: Final = 1 << 20
+_READ_BYTES: Final = 1 << 18
+
+_ARGUMENTS: Final = (
+    "find",
+    "replace",
+    "profile",
+    "endpoint",
+    "acl",
+    "storageclass",
+    "sse",
+    "ssekmskeyid",
+    "region",
+)
+_PUT_ARGUMENTS: Final = {
+    "acl": "ACL",
+    "storageclass": "StorageClass",
+    "sse": "ServerSideEncryption",
+    "ssekmskeyid": "SSEKMSKeyId",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class S3Settings:
+    """Bounds of one request. A request is tried ``attempts`` times by the SDK: that is for the parts
+    of an upload and the pages of a listing, which the store's own retries would start anew.
+
+    An object of ``part_bytes`` or more is uploaded in such parts, one at a time, so that a ``put``
+    holds at most two of them in memory.
+    """
+
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 30.0
+    attempts: int = 2
+    connections: int = 64
+    part_bytes: int = 16 << 20
+    page_objects: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class S3Access:
+    """Where the bucket is and who asks, as the URL says; empty is what the SDK finds itself."""
+
+    profile: str = ""
+    endpoint: str = ""
+    region: str = ""
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, str], environ: Mapping[str, str]) -> S3Access:
+        """Raises ``Invalid`` for an endpoint that is none."""
+        endpoint = arguments.get("endpoint", "")
+        if endpoint:
+            endpoint = endpoint if "://" in endpoint else f"https://{endpoint}"
+            parts = urlsplit(endpoint)
+            if parts.scheme not in ("http", "https") or not parts.netloc:
+                raise Invalid(f"Endpoint must be a URL of http or https ({endpoint})", path="url")
+        # AWS_REGION is what most SDKs read; Python's reads AWS_DEFAULT_REGION alone.
+        region = arguments.get("region") or environ.get("AWS_REGION", "")
+        return cls(arguments.get("profile", ""), endpoint, region)
+
+
+class S3Store:
+    """Objects ``prefix + path`` of one bucket. Any number of threads may use it."""
+
+    def __init__(
+        self,
+        url: FragmentStoreUrl,
+        settings: S3Settings | None = None,
+        *,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        """Raises ``Invalid`` if the SDK is not installed, or for arguments it does not know.
+
+        Reaches out for nothing.
+        """
+        extras.require("s3", "boto3")
+        arguments = parse_query(url.query, _ARGUMENTS)
+        self.bucket = url.host
+        self.prefix = url.path.removeprefix("/")
+        """Begins every key; ends in ``/`` unless empty."""
+        self._settings = settings if settings is not None else S3Settings()
+        self._access = S3Access.of(arguments, environ)
+        self._rewrite = parse_rewrite(arguments)
+        self._put_arguments = {
+            name: arguments[argument]
+            for argument, name in _PUT_ARGUMENTS.items()
+            if arguments.get(argument)
+        }
+        self._connecting = threading.Lock()
+        self._connected: tuple[Any, Any] | None = None
+        """The SDK's client, and its credentials."""
+
+    def exists(self, path: str) -> bool:
+        """Without permission to list the bucket, S3 refuses to say that there is no object:
+        that raises ``NotAllowed``."""
+        key = self._key(path)
+        try:
+            with self._client(path) as client:
+                client.head_object(Bucket=self.bucket, Key=key)
+        except NotFound:
+            return False
+        return True
+
+    def open(self, path: str) -> BinaryIO:
+        """A connection that breaks is replaced by one for the rest of the same object.
+
+        Seekable: a seek costs a request, and nothing of what is skipped is transferred.
+        """
+        key = self._key(path)
+
+        def get(begin: int, etag: str) -> dict[str, Any]:
+            span = {"Range": f"bytes={begin}-"} if begin else {}
+            match = {"IfMatch": etag} if etag else {}
+            with self._client(path) as client:
+                response: dict[str, Any] = client.get_object(
+                    Bucket=self.bucket, Key=key, **span, **match
+                )
+                return response
+
+        return io.BufferedReader(_ObjectReader(get, self._translated(path)), _READ_BYTES)
+
+    def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
+        """What of a large object was uploaded before a failure is removed again, if S3 can still be
+        reached then: give the bucket a rule that removes incomplete multipart uploads."""
+        key = self._key(path)
+        arguments = dict(self._put_arguments)
+        if content_encoding:
+            arguments["ContentEncoding"] = content_encoding
+        guarded = _Source(source)
+        try:
+            with self._client(path) as client:
+                from gazette.blobs.s3 import client as s3_client
+
+                s3_client.upload(client, guarded, self.bucket, key, arguments, self._settings)
+        except GazetteError:
+            # The SDK takes an error of the source for one of the network.
+            guarded.check()
+            raise
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Make an object unless there is one; whether this made it.
+
+        False may also mean that this has made it by a request whose answer was lost: look what is there.
+        """
+        from gazette.blobs.s3 import client as s3_client
+
+        key = self._key(path)
+        with self._client(path) as client:
+            try:
+                client.put_object(
+                    Bucket=self.bucket,
+                    Key=key,
+                    Body=content,
+                    IfNoneMatch="*",
+                    **self._put_arguments,
+                )
+            except Exception as error:
+                if not s3_client.is_already_exists(error):
+                    raise
+                return False
+        return True
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        """Page by page. Keys that end in ``/`` are what consoles make of
+        directories, and left out."""
+        validate_prefix(prefix)
+        rewritten = self._rewrite.apply(prefix)
+        if rewritten:
+            validate_path(rewritten.removesuffix("/"))
+        begin = f"{self.prefix}{rewritten}"
+        with self._client(prefix) as client:
+            listing = client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.bucket,
+                Prefix=begin,
+                PaginationConfig={"PageSize": self._settings.page_objects},
+            )
+            pages = iter(listing)
+        while True:
+            with self._client(prefix):
+                page = next(pages, None)
+            if page is None:
+                return
+            for entry in page.get("Contents", ()):
+                if not entry["Key"].endswith("/"):
+                    modified = int(entry["LastModified"].timestamp())
+                    yield BlobInfo(entry["Key"][len(begin) :], modified, entry["Size"])
+
+    def remove(self, path: str) -> None:
+        key = self._key(path)
+        try:
+            with self._client(path) as client:
+                client.delete_object(Bucket=self.bucket, Key=key)
+        except NotFound:
+            return  # Not S3 itself, which does not tell.
+
+    def sign_get(self, path: str, ttl_s: float) -> str:
+        """A presigned URL. It ends with the credentials that signed it, if these are temporary ones.
+
+        Raises ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
+        """
+        with self._client(path) as client:
+            return self._signed(client, path, ttl_s)
+
+    def sign_now(self, path: str, ttl_s: float) -> str | None:
+        """None before the first operation, and while temporary credentials are due to be renewed: the SDK
+        then asks where it has them from."""
+        connected = self._connected
+        if connected is None:
+            return None
+        from gazette.blobs.s3 import client as s3_client
+
+        client, credentials = connected
+        if not s3_client.are_at_hand(credentials):
+            return None
+        try:
+            return self._signed(client, path, ttl_s)
+        except GazetteError:
+            raise
+        except Exception as error:
+            raise s3_client.map_errors(error, bucket=self.bucket, file=path) from error
+
+    def _signed(self, client: Any, path: str, ttl_s: float) -> str:
+        key = self._key(path)
+        if ttl_s > SIGNATURE_TTL_MAX_S:
+            raise Invalid(
+                f"invalid signature TTL ({ttl_s:g} s; expected <= {SIGNATURE_TTL_MAX_S} s)",
+                path="signature_ttl",
+            )
+        url: str = client.generate_presigned_url(
+            "get_object",
+            Params={"Bucket": self.bucket, "Key": key},
+            ExpiresIn=max(1, math.ceil(ttl_s)),
+        )
+        return url
+
+    def _key(self, path: str) -> str:
+        validate_path(path)
+        path = self._rewrite.apply(path)
+        validate_path(path)
+        return f"{self.prefix}{path}"
+
+    @contextmanager
+    def _client(self, path: str) -> Iterator[Any]:
+        """The SDK's client, made when it is first needed. Errors in the body become ours."""
+        from gazette.blobs.s3 import client as s3_client
+
+        try:
+            with self._connecting:
+                if self._connected is None:
+                    # Nothing is kept of a failure: credentials may be put right meanwhile.
+                    self._connected = s3_client.connect(self._access, self._settings)
+                client, _ = self._connected
+            yield client
+        except GazetteError:
+            raise
+        except Exception as error:
+            if s3_client.blames_credentials(error):
+                self._connected = None  # Those of a file may have been replaced meanwhile.
+            raise s3_client.map_errors(error, bucket=self.bucket, file=path) from error
+
+    def _translated(self, path: str) -> Callable[[Exception], GazetteError]:
+        def map_errors(error: Exception) -> GazetteError:
+            from gazette.blobs.s3 import client as s3_client
+
+            return s3_client.map_errors(error, bucket=self.bucket, file=path)
+
+        return map_errors
+
+
+class _ObjectReader(io.RawIOBase):
+    """The bytes of one object. ``get(begin, etag)`` asks for those from ``begin`` on."""
+
+    def __init__(
+        self,
+        get: Callable[[int, str], dict[str, Any]],
+        map_errors: Callable[[Exception], GazetteError],
+    ) -> None:
+        super().__init__()
+        self._get = get
+        self._translated = map_errors
+        self._position = 0
+        self._breaks = 0
+        self._last_break = 0
+        self._body: Any = None
+        response = get(0, "")
+        self._body = response["Body"]
+        self._etag: str = response.get("ETag", "")
+        self._length: int | None = response.get("ContentLength")
+        """Unknown of a server that sends chunks, whose end is then the end."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._length is not None
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if self._length is None:
+            raise io.UnsupportedOperation("the length of the object is not known")
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
+        position = max(base + offset, 0)
+        if position != self._position:
+            self._drop()
+            self._position = self._last_break = position
+        return position
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        view = memoryview(buffer).cast("B")
+        if self._length is not None:
+            view = view[: max(0, self._length - self._position)]
+        if not view:
+            self._drop()
+            return 0
+        while True:
+            try:
+                content = self._read(len(view))
+            except GazetteError as error:
+                self._drop()
+                if not isinstance(error, Unavailable) or not self._may_resume():
+                    raise
+                continue
+            view[: len(content)] = content
+            self._position += len(content)
+            return len(content)
+
+    def close(self) -> None:
+        self._drop()
+        super().close()
+
+    def _read(self, length: int) -> bytes:
+        if self._body is None:
+            self._body = self._resumed()
+        try:
+            content: bytes = self._body.read(length)
+        except Exception as error:
+            raise self._translated(error) from error
+        if content or self._length is None:
+            return content
+        raise Unavailable("the object ended early", missing=self._length - self._position)
+
+    def _resumed(self) -> Any:
+        try:
+            response = self._get(self._position, self._etag)
+        except NotFound as error:
+            raise Unavailable("the object was removed while it was read", **error.facts) from error
+        body, at = response["Body"], 0
+        if self._position:
+            at = _range_begin(response.get("ContentRange", ""))
+        try:
+            while at < self._position:  # The server knows nothing of ranges.
+                skipped = body.read(min(_READ_BYTES, self._position - at))
+                if not skipped:
+                    raise Unavailable("the object is shorter than it was", at=at)
+                at += len(skipped)
+        except GazetteError:
+            body.close()
+            raise
+        except Exception as error:
+            body.close()
+            raise self._translated(error) from error
+        return body
+
+    def _may_resume(self) -> bool:
+        if self._position - self._last_break >= _PROGRESS_BYTES:
+            self._breaks = 0
+        self._last_break = self._position
+        self._breaks += 1
+        return self._breaks <= RESUMES_MAX
+
+    def _drop(self) -> None:
+        body, self._body = self._body, None
+        if body is not None:
+            body.close()
+
+
+class _Source:
+    """What is uploaded, as the SDK wants to see it: it may neither close it nor lose its errors."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = source
+        self._error: Exception | None = None
+
+    def read(self, amount: int | None = -1) -> bytes:
+        """As much as was asked for: the SDK takes less for the end."""
+        self.check()
+        try:
+            if amount is None or amount < 0:
+                return self._source.read()
+            content = self._source.read(amount)
+            while content and len(content) < amount:
+                more = self._source.read(amount - len(content))
+                if not more:
+                    break
+                content += more
+            return content
+        except Exception as error:
+            self._error = error
+            raise
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._source.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._source.tell()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._source.seekable()
+
+    def close(self) -> None:
+        """It belongs to whoever opened it."""
+
+    def check(self) -> None:
+        """Raise what reading raised."""
+        if isinstance(self._error, GazetteError):
+            raise self._error
+        if self._error is not None:
+            raise Unavailable(f"cannot read what is stored: {self._error}") from self._error
+
+
+def _range_begin(content_range: str) -> int:
+    """Where ``bytes 5-9/10`` begins; 0 for a response that is not of a range."""
+    begin = content_range.removeprefix("bytes ").partition("-")[0]
+    return int(begin) if is_digits(begin) else 0

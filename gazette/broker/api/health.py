@@ -1,0 +1,75 @@
+"""The FragmentStoreHealth call: can this broker use a blob store?"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from gazette.auth import Capability
+from gazette.blobs import health
+from gazette.blobs.registry import ActiveStore
+from gazette.broker.api.call_guard import authorize, counted, failing
+from gazette.broker.context import BrokerContext
+from gazette.errors import GazetteError
+from gazette.protocol.label_set import EVERYTHING
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.rpc import validate_health_request
+from gazette.protocol.status import Status
+
+
+class HealthApi:
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+
+    async def check(
+        self, request: broker_pb2.FragmentStoreHealthRequest, call: Any
+    ) -> broker_pb2.FragmentStoreHealthResponse:
+        """Wait for the first check of the store, which begins with this call if it is not in use.
+
+        Only for callers whose claims cover everything. With ``check_delete``, an object is also written
+        and removed below ``check_delete_prefix``.
+        """
+        context = self._context
+        with counted("FragmentStoreHealth") as outcome:
+            claims = await authorize(call, context.verifier, Capability.READ)
+            if claims.selector != EVERYTHING:
+                # A store is no journal: who may see some journals only may not have this broker reach
+                # out, with its credentials, to wherever they say.
+                await call.abort(
+                    grpc.StatusCode.UNAUTHENTICATED, "not authorized to all journals of a store"
+                )
+            async with failing(call):
+                validate_health_request(request)
+                error = await self._check(request)
+                outcome.status = Status.FRAGMENT_STORE_UNHEALTHY if error else Status.OK
+                return broker_pb2.FragmentStoreHealthResponse(
+                    status=outcome.status.value,  # type: ignore[arg-type]
+                    header=context.resolver.unrouted_header().to_pb(),
+                    store_health_error=error,
+                )
+        raise AssertionError  # `failing` does not return on an error
+
+    async def _check(self, request: broker_pb2.FragmentStoreHealthRequest) -> str:
+        """What is wrong with the store; empty if nothing is."""
+        active = self._context.blob_stores.get(request.fragment_store)
+        status = active.health
+        if not status.checks:
+            status = await active.wait_health_change(status)
+        if status.error:
+            return status.error
+        return (
+            await self._probe(active, request.check_delete_prefix) if request.check_delete else ""
+        )
+
+    async def _probe(self, active: ActiveStore, prefix: str) -> str:
+        timeout_s = self._context.settings.store_check_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await active.calls.run(health.probe_delete, active.store, prefix)
+        except TimeoutError:
+            return f"delete-probe failed: no outcome within {timeout_s:.0f} s"
+        except GazetteError as error:
+            return str(error)
+        return ""

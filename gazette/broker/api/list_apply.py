@@ -1,0 +1,334 @@
+"""The List and Apply calls: which journals there are, and changes of their specifications."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import grpc
+
+from gazette.allocator.model import ITEMS, DecodedKV, item_key
+from gazette.auth import Capability, Claims
+from gazette.broker.api.call_guard import Expired, Expiry, authorize, counted, failing
+from gazette.broker.context import BrokerContext
+from gazette.broker.key_space import decode_journal, route_of
+from gazette.broker.known_head import head_key
+from gazette.broker.reserved_names import is_reserved
+from gazette.broker.settings import MAX_TXN_OPS
+from gazette.errors import GazetteError, Invalid
+from gazette.etcd.client import Compare, Op, Operation
+from gazette.labels import META_NAME, META_PREFIX
+from gazette.protocol.journal import JournalSpec, Suspend, SuspendLevel
+from gazette.protocol.label_set import Label, LabelSelector, LabelSet
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.route import Header
+from gazette.protocol.rpc import validate_apply_request, validate_list_request
+from gazette.protocol.status import Status
+
+log = logging.getLogger(__name__)
+
+_MATCHES_PER_SLICE: Final = 500
+"""Journals matched before others get the loop: a few milliseconds."""
+
+
+def with_prefix_as_name(selector: LabelSelector) -> LabelSelector:
+    """The selector with its ``prefix`` labels as prefixes of the ``name``, which journals have."""
+
+    def rewritten(labels: LabelSet) -> LabelSet:
+        if not labels.values_of(META_PREFIX):
+            return labels
+        return LabelSet(
+            tuple(
+                sorted(
+                    Label(META_NAME, label.value, prefix=True)
+                    if label.name == META_PREFIX
+                    else label
+                    for label in labels.labels
+                )
+            )
+        )
+
+    return LabelSelector(rewritten(selector.include), rewritten(selector.exclude))
+
+
+@dataclass(frozen=True, slots=True)
+class _Matched:
+    """Journals that match, as of one revision. Equal ``version``: the same journals, unchanged.
+
+    ``items_version`` is the same of all journals there were.
+    """
+
+    journals: list[broker_pb2.ListResponse.Journal]
+    version: tuple[int, int]
+    items_version: tuple[int, int]
+    header: Header
+
+
+class ListApplyApi:
+    """``updated`` must be an observer of the key space, after the resolver's."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._changed = asyncio.Event()
+        self._stopped = False
+        self._version_at = -1
+        self._version = (0, 0)
+
+    def updated(self) -> None:
+        """Wake the watches: the key space has changed."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def stop(self) -> None:
+        """End every watch, cleanly."""
+        self._stopped = True
+        self.updated()
+
+    async def list(self, request: broker_pb2.ListRequest, call: Any) -> None:
+        """One snapshot of the journals that match, or with ``watch`` one after every change.
+
+        A snapshot is pages of journals in order of their names; the first has the header. Those of a
+        watch end with an empty message. Cancellation: the stream ends.
+        """
+        context = self._context
+        with counted("List") as outcome:
+            claims = await authorize(call, context.verifier, Capability.LIST)
+            async with failing(call):
+                validate_list_request(request)
+                with suppress(Expired):
+                    await self._list(request, claims, call)
+            outcome.status = Status.OK
+
+    async def _list(self, request: broker_pb2.ListRequest, claims: Claims, call: Any) -> None:
+        selector = with_prefix_as_name(LabelSelector.from_pb(request.selector))
+        allowed = with_prefix_as_name(claims.selector)
+        expiry = Expiry(claims, self._context.clock)
+        if request.HasField("watch_resume"):
+            await expiry.bound(self._await_revision(Header.from_pb(request.watch_resume)))
+        matched = await self._match(selector, allowed)
+        await self._send(matched, call, watch=request.watch)
+        sent = matched.version
+        while request.watch:
+            await expiry.bound(self._next_item_change(matched))
+            if self._stopped:
+                return
+            matched = await self._match(selector, allowed)
+            if matched.version != sent:
+                await self._send(matched, call, watch=True)
+                sent = matched.version
+
+    async def _await_revision(self, resume: Header) -> None:
+        """Wait until something happened that the holder of ``resume`` has not seen."""
+        ours = self._context.key_space.header.cluster_id
+        if resume.etcd.cluster_id != ours:
+            raise Invalid(
+                "watch_resume is of another etcd cluster "
+                f"({resume.etcd.cluster_id}; ours is {ours})",
+                path="WatchResume",
+            )
+        await self._next_change(resume.etcd.revision)
+
+    async def _next_change(self, seen: int) -> None:
+        while self._context.key_space.header.revision <= seen and not self._stopped:
+            await self._changed.wait()
+
+    async def _next_item_change(self, since: _Matched) -> None:
+        """Wait until some journal was written or deleted: most changes are of assignments."""
+        while self._items_version() == since.items_version and not self._stopped:
+            await self._next_change(self._context.key_space.header.revision)
+
+    def _items_version(self) -> tuple[int, int]:
+        """Differs if any journal was written or deleted. Computed once for all watches."""
+        revision = self._context.key_space.header.revision
+        if self._version_at != revision:
+            items = self._context.state.items
+            self._version_at = revision
+            self._version = (len(items), max((kv.raw.mod_revision for kv in items), default=0))
+        return self._version
+
+    async def _match(self, selector: LabelSelector, allowed: LabelSelector) -> _Matched:
+        """Match the journals as of now. Others get the loop meanwhile; the snapshot stays one."""
+        context = self._context
+        state, resolver = context.state, context.resolver
+        items = self._candidates(selector)
+        assignments = _by_journal(state.assignments) if len(items) >= _MATCHES_PER_SLICE else None
+        header, items_version = resolver.unrouted_header(), self._items_version()
+        journals: list[broker_pb2.ListResponse.Journal] = []
+        newest = 0
+        for index, item in enumerate(items):
+            if index % _MATCHES_PER_SLICE == _MATCHES_PER_SLICE - 1:
+                await context.clock.sleep(0)
+            spec: JournalSpec = item.decoded.value.spec
+            labels = spec.labels_with_name()
+            if not (selector.matches(labels) and allowed.matches(labels)):
+                continue
+            newest = max(newest, item.raw.mod_revision)
+            ours = (
+                state.assignments_of(spec.name)
+                if assignments is None
+                else assignments.get(spec.name, ())
+            )
+            route = resolver.with_endpoints(route_of(ours))
+            journals.append(
+                broker_pb2.ListResponse.Journal(
+                    spec=broker_pb2.JournalSpec.FromString(item.raw.value),
+                    mod_revision=item.raw.mod_revision,
+                    route=route.to_pb(),
+                    create_revision=item.raw.create_revision,
+                )
+            )
+        return _Matched(journals, (len(journals), newest), items_version, header)
+
+    def _candidates(self, selector: LabelSelector) -> Sequence[DecodedKV]:
+        """The journals that a selector's name leaves to be looked at."""
+        names = [label for label in selector.include.labels if label.name == META_NAME]
+        if len(names) != 1 or not names[0].value:
+            return self._context.state.items
+        if not names[0].prefix:
+            item = self._context.state.item(names[0].value)
+            return () if item is None else (item,)
+        root = self._context.settings.root
+        return self._context.key_space.prefixed(f"{root}{ITEMS}{names[0].value}")
+
+    async def _send(self, matched: _Matched, call: Any, *, watch: bool) -> None:
+        size = self._context.settings.list_page_journals
+        pages = [
+            matched.journals[at : at + size] for at in range(0, len(matched.journals), size)
+        ] or [[]]
+        for index, page in enumerate(pages):
+            response = broker_pb2.ListResponse(journals=page)
+            if index == 0:
+                response.header.CopyFrom(matched.header.to_pb())
+            await call.write(response)
+        if watch:
+            await call.write(broker_pb2.ListResponse())
+
+    async def apply(self, request: broker_pb2.ApplyRequest, call: Any) -> broker_pb2.ApplyResponse:
+        """Make all changes, at one revision of etcd, or none.
+
+        Cancellation: the changes may have been made; applying them again fails on their expectations.
+        """
+        context = self._context
+        with counted("Apply") as outcome:
+            claims = await authorize(call, context.verifier, Capability.APPLY)
+            async with failing(call):
+                validate_apply_request(request)
+                for change in request.changes:
+                    if (name := _refused(change, claims)) is not None:
+                        await call.abort(
+                            grpc.StatusCode.UNAUTHENTICATED, f"not authorized to {name}"
+                        )
+                response = await self._apply(request)
+                outcome.status = Status(response.status)
+                return response
+        raise AssertionError  # `failing` does not return on an error
+
+    async def _apply(self, request: broker_pb2.ApplyRequest) -> broker_pb2.ApplyResponse:
+        context, changes = self._context, request.changes
+        if len(changes) > MAX_TXN_OPS:
+            raise Invalid(
+                f"too many changes ({len(changes)}; expected <= {MAX_TXN_OPS}, "
+                "which is what etcd takes in one transaction)",
+                path="Changes",
+                hint="Apply in batches, as `gazctl journals apply --max-txn-size=128` does.",
+            )
+        compares: list[Compare] = []
+        operations: list[Operation] = []
+        for change in changes:
+            name = change.upsert.name if change.HasField("upsert") else change.delete
+            key = item_key(context.settings.root, name)
+            if change.expect_mod_revision != -1:
+                compares.append(Compare.mod_revision(key, "=", change.expect_mod_revision))
+            if change.HasField("upsert"):
+                await self._check_name(key, change)
+                spec = await self._keeping_resume_offset(key, change)
+                operations.append(Op.put(key, spec.SerializeToString()))
+            else:
+                operations.append(Op.delete(key))
+        result = await context.etcd.txn(compares, operations)
+        if result.succeeded:
+            deleted = [change.delete for change in changes if change.delete]
+            await self._forget_heads(deleted)
+        if result.succeeded and changes:
+            await context.key_space.wait_for_revision(result.header.revision)
+        header = context.resolver.unrouted_header()
+        if result.succeeded:
+            header = replace(header, etcd=replace(header.etcd, revision=result.header.revision))
+        # Otherwise nothing was written at the revision of the response: under our prefix it may never
+        # come, and who waited for it would hang.
+        status = Status.OK if result.succeeded else Status.ETCD_TRANSACTION_FAILED
+        return broker_pb2.ApplyResponse(status=status.value, header=header.to_pb())  # type: ignore[arg-type]
+
+    async def _check_name(self, key: str, change: broker_pb2.ApplyRequest.Change) -> None:
+        """Raise ``Invalid`` for a new journal with a reserved name. One that exists may be changed."""
+        name = change.upsert.name
+        if not is_reserved(name) or change.expect_mod_revision > 0:
+            return
+        if change.expect_mod_revision == 0 or await self._context.etcd.get(key) is None:
+            raise Invalid(
+                f"{name} is a route of brokers",
+                path="Upsert.Name",
+                hint="Choose another name: not metrics, and not below debug/ or v1/.",
+            )
+
+    async def _forget_heads(self, journals: Sequence[str]) -> None:
+        """Remove the known heads of journals that were deleted. One that stays has no effect: it names the
+        life of its journal. A journal that was created again meanwhile may have its own by now."""
+        context = self._context
+        for journal in journals:
+            key = head_key(context.settings.root, journal)
+            item = item_key(context.settings.root, journal)
+            try:
+                await context.etcd.txn([Compare.create_revision(item, "=", 0)], [Op.delete(key)])
+            except GazetteError as error:
+                log.warning(
+                    "the known head of %(journal)s, which was deleted, stays in etcd: %(error)s",
+                    {"journal": journal, "error": error},
+                )
+
+    async def _keeping_resume_offset(
+        self, key: str, change: broker_pb2.ApplyRequest.Change
+    ) -> broker_pb2.JournalSpec:
+        """The specification to put, with fields of newer versions: it replaces the former one whole, but
+        for one thing.
+
+        Leaving ``suspend`` out of the specification of a suspended journal resumes it. The offset from
+        which it resumes must survive that: with an empty blob store nothing else knows it, and
+        offsets would be given out a second time.
+        """
+        spec = change.upsert
+        if spec.HasField("suspend") or change.expect_mod_revision == 0:
+            return spec
+        context = self._context
+        former: JournalSpec | None = None
+        item = context.state.item(spec.name)
+        if item is not None and change.expect_mod_revision in (-1, item.raw.mod_revision):
+            former = item.decoded.value.spec
+        elif (raw := await context.etcd.get(key)) is not None:
+            # The mirror is behind what the caller has read. A value that cannot be read may be replaced.
+            with suppress(Invalid):
+                former = decode_journal(spec.name, raw.value)
+        if former is None or former.suspend is None or not former.suspend.offset:
+            return spec
+        spec.suspend.CopyFrom(Suspend(SuspendLevel.NONE, former.suspend.offset).to_pb())
+        return spec
+
+
+def _refused(change: broker_pb2.ApplyRequest.Change, claims: Claims) -> str | None:
+    """The journal of a change that the claims do not cover."""
+    if change.HasField("upsert"):
+        spec = JournalSpec.from_pb(change.upsert)
+        return None if claims.selector.matches(spec.labels_with_name()) else spec.name
+    labels = LabelSet.of((META_NAME, change.delete))
+    return None if claims.selector.matches(labels) else change.delete
+
+
+def _by_journal(assignments: Sequence[DecodedKV]) -> dict[str, list[DecodedKV]]:
+    grouped: dict[str, list[DecodedKV]] = {}
+    for kv in assignments:
+        grouped.setdefault(kv.decoded.item_id, []).append(kv)
+    return grouped

@@ -1,0 +1,358 @@
+"""Stage 9 of the byte path: takes fragments from `index`, gives their content to `reader`.
+
+The Read call: from the spool's own file while content is local, from the blob store once it is not,
+or by way of the broker that has the journal. Memory of one read is a few blocks, whatever the size
+of fragments and however slow the reader.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from gazette.auth import Capability, Claims
+from gazette.blobs.store_calls import StoreCall
+from gazette.broker.api.call_guard import Expired, Expiry, Outcome, authorize, counted, failing
+from gazette.broker.context import BrokerContext
+from gazette.broker.replica import Replica
+from gazette.broker.resolver import Resolution
+from gazette.client.rpc.credentials import journal_claims
+from gazette.client.rpc.errors import open_channel
+from gazette.errors import Closed, Unavailable
+from gazette.fragment.decoder import DecodedFile, FragmentDecoder
+from gazette.fragment.index import AT_WRITE_HEAD, QueryResult
+from gazette.fragment.local_file import LocalFragment
+from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.ids import Offset
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.route import Header
+from gazette.protocol.rpc import validate_read_request
+from gazette.protocol.status import Status
+from gazette.runtime import tracing
+
+METHOD: Final = "/protocol.Journal/Read"
+_OFFSET: Final = b"\x18"  # field 3, varint
+_CONTENT: Final = b"\x3a"  # field 7, length-delimited
+
+
+def encode_response(message: broker_pb2.ReadResponse | bytes) -> bytes:
+    """Serializer of the Read call: bytes are encoded already."""
+    return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+def content_response(offset: Offset, content: bytes | memoryview) -> bytes:
+    """The wire form of a ReadResponse with content, which is copied once and not three times."""
+    length = _varint(len(content))
+    if not offset:
+        return b"".join((_CONTENT, length, content))
+    return b"".join((_OFFSET, _varint(offset), _CONTENT, length, content))
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """The caller's end of a read, for as long as its claims last."""
+
+    call: Any
+    expiry: Expiry
+
+    async def write(self, message: broker_pb2.ReadResponse | bytes) -> None:
+        """Returns when gRPC has taken the message: a slow reader holds us back. Raises ``Expired``."""
+        self.expiry.check()
+        await self.call.write(message)
+
+
+class ReadApi:
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._proxied: dict[Any, None] = {}
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End the reads that are proxied, cleanly. Local ones end with their replicas."""
+        self._stopped = True
+        for upstream in self._proxied:
+            upstream.cancel()
+
+    async def read(self, request: broker_pb2.ReadRequest, call: Any) -> None:
+        """Serve a read until its end, or until the caller, its claims or the replica are gone.
+
+        The stream then ends without an error, and the reader resumes wherever the journal is served.
+        """
+        context = self._context
+        with counted("Read") as outcome:
+            claims = await authorize(call, context.verifier, Capability.READ)
+            async with failing(call):
+                validate_read_request(request)
+                tracing.annotate(journal=request.journal, offset=request.offset)
+                with suppress(Expired):
+                    await self._read(request, claims, call, outcome)
+            outcome.status = outcome.status or Status.OK
+
+    async def _read(
+        self, request: broker_pb2.ReadRequest, claims: Claims, call: Any, outcome: Outcome
+    ) -> None:
+        expiry = Expiry(claims, self._context.clock)
+        resolving = self._context.resolver.resolve(
+            request.journal,
+            claims=claims,
+            may_proxy=not request.do_not_proxy,
+            require_primary=False,
+            min_etcd_revision=request.min_etcd_revision,
+            proxy_header=Header.from_pb(request.header) if request.HasField("header") else None,
+        )
+        resolution = await expiry.bound(resolving)
+        status = resolution.status
+        if status is Status.OK and resolution.spec is not None and not resolution.spec.may_read:
+            status = Status.NOT_ALLOWED
+        outcome.status = status
+        if status is not Status.OK:
+            await call.write(
+                broker_pb2.ReadResponse(
+                    status=status.value,  # type: ignore[arg-type]
+                    header=resolution.header.to_pb(),
+                )
+            )
+        elif resolution.is_local:
+            assert resolution.replica is not None
+            stream = _Stream(call, expiry)
+            outcome.status = await self._serve(
+                request, resolution.replica, resolution.header, stream
+            )
+        else:
+            await self._proxy(request, resolution, call, expiry)
+
+    async def _serve(
+        self,
+        request: broker_pb2.ReadRequest,
+        replica: Replica,
+        header: Header,
+        stream: _Stream,
+    ) -> Status:
+        """Serve from a local replica: for each fragment its metadata, then its content."""
+        index, offset, first = replica.index, request.offset, True
+        if not index.first_refreshed and (offset == AT_WRITE_HEAD or not request.block):
+            # Nobody knows yet where the head is, or that there is nothing at the offset.
+            try:
+                waiting = replica.wait_listed(self._context.settings.listing_timeout_s)
+                await stream.expiry.bound(waiting)
+            except Closed:
+                return Status.OK
+        while True:
+            try:
+                querying = index.query(offset, request.block, request.begin_mod_time)
+                found = await stream.expiry.bound(querying)
+            except Closed:
+                return Status.OK
+            response = await self._metadata(found)
+            if first:
+                response.header.CopyFrom(header.to_pb())
+                first = False
+            await stream.write(response)
+            if found.fragment is None or request.metadata_only:
+                return found.status
+            if found.local is None and request.do_not_proxy:
+                return found.status
+            offset, end = found.offset, found.fragment.end
+            if request.end_offset:
+                end = min(end, request.end_offset)
+            if offset < end:
+                await self._send(found, offset, end, stream)
+            offset = max(offset, end)
+            if request.end_offset and offset >= request.end_offset:
+                return found.status
+
+    async def _metadata(self, found: QueryResult) -> broker_pb2.ReadResponse:
+        response = broker_pb2.ReadResponse(
+            status=found.status.value,  # type: ignore[arg-type]
+            offset=found.offset,
+            write_head=found.write_head,
+        )
+        fragment = found.fragment
+        if fragment is None:
+            return response
+        response.fragment.CopyFrom(fragment.to_pb())
+        if fragment.backing_store and fragment.mod_time:
+            active = self._context.blob_stores.get(fragment.backing_store)
+            ttl_s = self._context.settings.signed_url_ttl_s
+            [response.fragment_url] = await active.sign([fragment.content_path()], ttl_s)
+        return response
+
+    async def _send(self, found: QueryResult, offset: Offset, end: Offset, stream: _Stream) -> None:
+        size = self._context.settings.read_chunk_bytes
+        if found.local is not None:
+            await self._send_local(found.local, offset, end, size, stream)
+            return
+        assert found.fragment is not None
+        async with aclosing(self._stored(found.fragment, offset, end)) as blocks:
+            async for block in blocks:
+                view = memoryview(block)
+                for at in range(0, len(view), size):
+                    chunk = view[at : at + size]
+                    await stream.write(content_response(offset, chunk))
+                    offset += len(chunk)
+
+    async def _send_local(
+        self, local: LocalFragment, offset: Offset, end: Offset, size: int, stream: _Stream
+    ) -> None:
+        context = self._context
+        pace = context.disk_pace.reads
+
+        def read(length: int) -> bytes:
+            began = pace.monotonic()
+            try:
+                return local.pread(offset, length)
+            finally:
+                pace.note(began, length)
+
+        while offset < end:
+            length = min(size, end - offset)
+            content = read(length) if pace.is_fast else await context.pools.reads.run(read, length)
+            await stream.write(content_response(offset, content))
+            offset += len(content)
+
+    async def _stored(
+        self, fragment: Fragment, offset: Offset, end: Offset
+    ) -> AsyncGenerator[bytes, None]:
+        """Blocks of a stored fragment, read and decoded ahead in a thread.
+
+        A block is given only after the one behind it was read: so when the file turns out to be
+        damaged at its end, its last bytes were not served.
+        """
+        active = self._context.blob_stores.get(fragment.backing_store)
+        calls, store = active.calls, active.store
+        block_bytes = self._context.settings.remote_block_bytes
+
+        def start() -> DecodedFile:
+            source = store.open(fragment.content_path())
+            begin = offset if fragment.codec is Codec.NONE and source.seekable() else fragment.begin
+            try:
+                if begin != fragment.begin:
+                    source.seek(begin - fragment.begin)
+                file = DecodedFile(source, FragmentDecoder(fragment, start=begin))
+                file.skip_to(offset)
+            except BaseException:
+                source.close()
+                raise
+            return file
+
+        opening = calls.start(start)
+        try:
+            file = await calls.answer(opening)
+        except BaseException:
+            opening.future.add_done_callback(_close_opened)
+            raise
+
+        def read() -> StoreCall[bytes]:
+            return calls.start(file.read, min(block_bytes, max(1, end - offset)))
+
+        last_call: concurrent.futures.Future[Any] = opening.future
+        held = b""
+        try:
+            ahead = read()
+            while True:
+                last_call = ahead.future
+                block = await calls.answer(ahead)
+                offset += len(block)
+                # The end of the fragment is known by an empty block, after which it is verified.
+                last = not block or (offset >= end and end < fragment.end)
+                if not last:
+                    ahead = read()
+                    last_call = ahead.future
+                if held:
+                    yield held
+                held = block
+                if last:
+                    break
+            if held:
+                yield held
+        finally:
+            # A thread may still be reading.
+            last_call.add_done_callback(lambda _: file.close())
+
+    async def _proxy(
+        self, request: broker_pb2.ReadRequest, resolution: Resolution, call: Any, expiry: Expiry
+    ) -> None:
+        """Pass on what another broker of the journal answers, without looking into it."""
+        timeout_s = expiry.remaining_s
+        upstream = self._open_upstream(request, resolution, timeout_s)
+        self._proxied[upstream] = None
+        try:
+            with open_channel("Read"):
+                async for message in upstream:
+                    await call.write(message)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
+                raise Expired from None
+            await call.abort(error.code(), error.details() or "")
+        except Closed:
+            if not self._stopped:
+                raise
+        finally:
+            self._proxied.pop(upstream, None)
+            upstream.cancel()
+
+    def _open_upstream(
+        self,
+        request: broker_pb2.ReadRequest,
+        resolution: Resolution,
+        timeout_s: float | None,
+    ) -> Any:
+        if self._stopped:
+            raise Closed("the broker is stopping")
+        peers = self._context.peers
+        endpoint, header = reachable(self._context, resolution)
+        forwarded = broker_pb2.ReadRequest()
+        forwarded.CopyFrom(request)
+        forwarded.journal = resolution.journal  # Nobody else needs a metadata segment.
+        forwarded.header.CopyFrom(header.to_pb())
+        method = peers.grpc_channel(endpoint).unary_stream(
+            METHOD,
+            request_serializer=broker_pb2.ReadRequest.SerializeToString,
+            response_deserializer=None,
+        )
+        metadata = peers.credentials.metadata(journal_claims(Capability.READ, resolution.journal))
+        return method(forwarded, metadata=metadata, timeout=timeout_s)
+
+
+def reachable(context: BrokerContext, resolution: Resolution) -> tuple[str, Header]:
+    """Return the endpoint of the broker that a resolution names, or of the best one of its route, and the
+    header by which to ask that broker.
+
+    The header names the broker: where another one, such as this one, has taken its endpoint over, the
+    request is refused. It would be proxied again and again otherwise.
+
+    Raises ``Unavailable`` if no member of the route has an endpoint.
+    """
+    header = resolution.header
+    endpoint = context.peers.pick(header.route, process_id=header.process_id)
+    if endpoint is None and header.process_id is None:
+        # All of them fail: try again rather than give up.
+        endpoint = next((one for one in header.route.endpoints if one), None)
+    if not endpoint:
+        raise Unavailable(
+            "no broker of the journal has an endpoint now",
+            journal=resolution.journal,
+            members=", ".join(str(member) for member in header.route.members),
+        )
+    asked = header.route.members[header.route.endpoints.index(endpoint)]
+    return endpoint, replace(header, process_id=asked)
+
+
+def _close_opened(opening: concurrent.futures.Future[DecodedFile]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

@@ -1,0 +1,262 @@
+"""Stage 5 of the byte path: takes content and proposals from `pipeline` of a journal's primary, gives them
+to the spool of this broker's replica.
+
+The Replicate call. It holds the spool for as long as the primary keeps its stream, which is what makes a
+pipeline an exclusive right to append. A primary that is gone must not keep it for ever: gRPC's keepalive
+ends the streams of peers that are silently dead, and once the route has changed, a stream on which
+nothing happens is cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from gazette.auth import Capability, Claims
+from gazette.broker.api.call_guard import Expired, Expiry, Outcome, authorize, counted, failing
+from gazette.broker.append.invalidation import Superseded, take_unless
+from gazette.broker.append.wire import ReplicateContent, ReplicateMessage
+from gazette.broker.context import BrokerContext
+from gazette.broker.lease_guard import LeaseGuard
+from gazette.broker.replica import Replica
+from gazette.broker.replication.spool_writer import WriteBehind
+from gazette.broker.replication.upload_gate import Agreement
+from gazette.broker.resolver import Resolution
+from gazette.errors import Closed, Invalid, Moved
+from gazette.fragment.spool import Proposal, SpoolResult
+from gazette.fragment.spool_file import Spool
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.route import Header
+from gazette.protocol.rpc import validate_replicate_request
+from gazette.protocol.status import Status
+from gazette.runtime.tasks import TaskScope
+
+_STOPPING_GRACE_S: Final = 1.0
+"""For the append that is under way. Until our lease is released, nobody takes our place."""
+_GRACES_PER_TIMEOUT: Final = 3
+"""A stream of an old route is cut off in this part of a peer's timeout, so that the first proposal of
+its successor, which waits for the spool, is still answered in time."""
+
+_ACCEPTED: Final = broker_pb2.ReplicateResponse()
+
+
+class ReplicateApi:
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+
+    async def replicate(self, requests: AsyncIterator[ReplicateMessage], call: Any) -> None:
+        """Serve a primary until it ends its stream, or is gone. What it did not commit is rolled back.
+
+        A stream does not outlive the token that it was opened with: it is ended as UNAUTHENTICATED.
+        Primaries renew theirs before that (`pipeline`). Cancellation: so it is then; the spool is
+        given back.
+        """
+        with counted("Replicate") as outcome:
+            claims = await authorize(call, self._context.verifier, Capability.REPLICATE)
+            try:
+                async with failing(call):
+                    await self._replicate(requests, claims, call, outcome)
+            except Expired:
+                await call.abort(grpc.StatusCode.UNAUTHENTICATED, "authorization has expired")
+
+    async def _replicate(
+        self,
+        requests: AsyncIterator[ReplicateMessage],
+        claims: Claims,
+        call: Any,
+        outcome: Outcome,
+    ) -> None:
+        opening = await anext(requests, None)
+        if opening is None:
+            outcome.status = Status.OK
+            return
+        header, proposal = _opening_of(opening)
+        expiry = Expiry(claims, self._context.clock)
+        at, held = await expiry.bound(self._join(proposal.fragment.journal, claims, header))
+        if held is None:
+            status = at.status if at.status is not Status.OK else Status.WRONG_ROUTE
+            outcome.status = status
+            await call.write(_response(status, at.header))
+            return
+        replica, spool = held
+        context = self._context
+        local = WriteBehind(spool, context.scope, context.pools.spools, primary=False)
+        stream = _Stream(
+            local,
+            requests,
+            call,
+            at.header,
+            expiry,
+            replica.agreement,
+            context.lease,
+            at,
+        )
+        try:
+            async with TaskScope(f"replicate {at.journal}") as scope:
+                scope.spawn(self._watch(stream, claims, at, header), name="watch")
+                await stream.serve(proposal)
+                scope.cancel()
+        finally:
+            await _give_back(replica, local)
+        outcome.status = Status.OK
+
+    async def _join(
+        self, journal: str, claims: Claims, header: Header
+    ) -> tuple[Resolution, tuple[Replica, Spool] | None]:
+        """Wait for the spool; none if the primary's route is not, or no more, the one that we know."""
+        while True:
+            at = await self._resolve(journal, claims, header)
+            if at.status is not Status.OK or not at.header.route.equivalent(header.route):
+                return at, None
+            if at.item_kv is None or header.etcd.revision < at.item_kv.raw.create_revision:
+                # Its journal was deleted, and created again with the same route: it does not know yet.
+                return at, None
+            replica = at.replica
+            assert replica is not None
+            try:
+                return at, (replica, await take_unless(replica.spool, at.invalidated))
+            except Superseded:
+                continue
+            except Closed:
+                if not at.invalidated.is_set():
+                    raise
+
+    async def _resolve(self, journal: str, claims: Claims, header: Header) -> Resolution:
+        return await self._context.resolver.resolve(
+            journal, claims=claims, may_proxy=False, require_primary=False, proxy_header=header
+        )
+
+    async def _watch(self, stream: _Stream, claims: Claims, at: Resolution, header: Header) -> None:
+        """Raise ``Moved`` when the route is another one, and the primary of this one does nothing; or
+        ``Closed`` when we stop serving, although the route still has us: the primary cannot know.
+
+        The route may stay while the replica is replaced, because this broker was assigned again. Readers
+        would miss what the former replica goes on to get, so its stream is ended at once."""
+        replica, known = at.replica, True
+        while known:
+            await at.invalidated.wait()
+            try:
+                at = await self._resolve(at.journal, claims, header)
+                known = at.status is Status.OK and at.header.route.equivalent(header.route)
+            except Closed:
+                await self._context.clock.sleep(_STOPPING_GRACE_S)
+                raise
+            if known and at.replica is not replica:
+                raise Moved(
+                    "another replica has taken the place of the stream's", journal=at.journal
+                )
+        primary = header.route.primary_id
+        if primary is not None and self._context.state.member(primary.zone, primary.suffix) is None:
+            raise Moved("the primary of the stream has lost its lease", primary=primary)
+        grace_s = self._context.settings.peer_timeout_s / _GRACES_PER_TIMEOUT
+        messages = -1
+        while stream.messages != messages:
+            messages = stream.messages
+            await self._context.clock.sleep(grace_s)
+        raise Moved(
+            "the route has changed, and its primary has not ended its stream",
+            journal=at.journal,
+            revision=at.header.etcd.revision,
+            grace_s=grace_s,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """A primary's messages, applied to the spool that is held for it."""
+
+    local: WriteBehind
+    requests: AsyncIterator[ReplicateMessage]
+    call: Any
+    header: Header | None
+    """Of our resolution; sent with the first answer."""
+    expiry: Expiry
+    agreement: Agreement
+    lease: LeaseGuard
+    at: Resolution
+    messages: int = 0
+
+    async def serve(self, proposal: Proposal) -> None:
+        await self._propose(proposal, acknowledge=True)
+        while (message := await self._next()) is not None:
+            self.messages += 1
+            if isinstance(message, ReplicateContent):
+                await self.local.content(message.content, message.delta)
+                continue
+            validate_replicate_request(message)
+            if message.HasField("proposal"):
+                await self._propose(_proposal_of(message), acknowledge=message.acknowledge)
+            else:
+                await self.local.content(message.content, message.content_delta)
+
+    async def _next(self) -> ReplicateMessage | None:
+        """The next message; None at the end. Raises ``Expired``."""
+        self.expiry.check()
+        if self.expiry.remaining_s is None:
+            return await anext(self.requests, None)
+        return await self.expiry.bound(anext(self.requests, None))
+
+    async def _propose(self, proposal: Proposal, *, acknowledge: bool) -> None:
+        result = await self.local.propose(proposal)
+        if result.status is Status.OK:
+            self.agreement.confirm(result.fragment, self.at.reassigned, self.at.tenure)
+        if acknowledge:
+            self.lease.check()  # Without it, another replica may count for ours.
+            header, self.header = self.header, None
+            await self.call.write(_answer(result, header))
+        elif result.status is not Status.OK:
+            # Nobody would read the answer, and whatever follows is built on the proposal.
+            raise Invalid(
+                f"no ack requested but status != OK (status {result.status.name})",
+                journal=proposal.fragment.journal,
+                proposal=proposal.fragment.content_name(),
+                spool=result.fragment.content_name(),
+            )
+
+
+async def _give_back(replica: Replica, local: WriteBehind) -> None:
+    """Cancellation: the spool is given back."""
+    try:
+        await local.settle()
+    finally:
+        await replica.give_back_spool(local.spool, primary=False)
+
+
+def _opening_of(message: ReplicateMessage) -> tuple[Header, Proposal]:
+    if isinstance(message, ReplicateContent):
+        raise Invalid("expected first ReplicateRequest to have Header")
+    validate_replicate_request(message)
+    if not message.HasField("header"):
+        raise Invalid("expected first ReplicateRequest to have Header")
+    if not message.HasField("proposal"):
+        raise Invalid("expected first ReplicateRequest to have Proposal")
+    return Header.from_pb(message.header), _proposal_of(message)
+
+
+def _proposal_of(message: broker_pb2.ReplicateRequest) -> Proposal:
+    return Proposal(Fragment.from_pb(message.proposal), LabelSet.from_pb(message.registers))
+
+
+def _answer(result: SpoolResult, header: Header | None) -> broker_pb2.ReplicateResponse:
+    if result.status is Status.OK:
+        return _ACCEPTED if header is None else _response(Status.OK, header)
+    answer = broker_pb2.ReplicateResponse(
+        status=result.status.value,  # type: ignore[arg-type]
+        fragment=result.fragment.to_pb(),
+        registers=result.registers.to_pb(),
+    )
+    if header is not None:
+        answer.header.CopyFrom(header.to_pb())
+    return answer
+
+
+def _response(status: Status, header: Header) -> broker_pb2.ReplicateResponse:
+    return broker_pb2.ReplicateResponse(
+        status=status.value,  # type: ignore[arg-type]
+        header=header.to_pb(),
+    )

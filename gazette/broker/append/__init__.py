@@ -1,0 +1,1 @@
+"""One append: decided by a state machine, performed by a driver."""

@@ -1,0 +1,583 @@
+"""Stage 4 of the byte path: takes content from `broker/api/append`, performs what `broker/append/fsm`
+decides, and
+gives content to `pipeline`.
+
+One driver is one append, run in a task of its own: a caller who goes away does not cancel it but
+interrupts it, so that every append ends in good order: rolled back on all replicas or committed on all
+of them, with the pipeline given back or torn down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
+
+from gazette.auth import Claims
+from gazette.blobs.registry import HealthStatus
+from gazette.broker.append import events as ev
+from gazette.broker.append.events import PeerAnswer
+from gazette.broker.append.flow_control import TICKS_PER_S, AppendFlow, effective_rate_max
+from gazette.broker.append.fsm import AppendFSM
+from gazette.broker.append.idle_timeout import Patience
+from gazette.broker.append.invalidation import Superseded, changed, take_unless
+from gazette.broker.append.line import ContentAhead, ContentSource, too_slow
+from gazette.broker.append.sessions import ADMITTED, Admission, SessionLedger
+from gazette.broker.journal_updates import put_assignments, put_suspend
+from gazette.broker.replication.pipeline import Pipeline, Turn, open_pipeline, roll_back
+from gazette.errors import Broken, Bug, Closed, Conflict, GazetteError
+from gazette.fragment.local_file import LocalFragment
+from gazette.protocol.append_session import SessionAppend
+from gazette.protocol.ids import JournalName, Offset, Revision
+from gazette.protocol.route import Header
+from gazette.protocol.status import Status
+from gazette.runtime import tracing
+
+if TYPE_CHECKING:
+    from gazette.broker.context import BrokerContext
+    from gazette.broker.replica import Replica
+    from gazette.broker.resolver import Resolution
+
+T = TypeVar("T")
+
+CATCH_UP_BYTES: Final = 1 << 19
+"""Bytes that are read at a time of what a peer misses."""
+_QUANTUM_S: Final = 0.05
+"""How long a throttled append sleeps before it looks around again."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendCall:
+    """An append as it was asked for. ``min_revision`` is of etcd; ``proxy_header`` is the one that the
+    broker which proxied it resolved."""
+
+    terms: ev.AppendTerms
+    claims: Claims
+    may_proxy: bool = True
+    min_revision: Revision = 0
+    proxy_header: Header | None = None
+    session: SessionAppend | None = None
+    in_line: bool = True
+    """Whether it waits with other appends, and may be refused if these are too many. Pulses do not."""
+
+
+class _Interrupted(Exception):
+    """The wait was cut short by ``AppendDriver.interrupt``, for ``reason``."""
+
+    def __init__(self, reason: GazetteError) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class AppendDriver:
+    """Performs one append. ``run`` once; everything else may be called at any time, on the loop."""
+
+    def __init__(self, context: BrokerContext, call: AppendCall, source: ContentSource) -> None:
+        self._context = context
+        self._call = call
+        self.content = ContentAhead(source)
+        """What the append has not taken of the caller's stream: if it ends as PROXY, that is all of it."""
+        self._fsm = AppendFSM(call.terms, read_through=call.min_revision)
+        self._resolution: Resolution | None = None
+        self._replica: Replica | None = None
+        """The one whose pipeline, or lack of one, we hold, or whose answers we wait for."""
+        self._pipeline: Pipeline | None = None
+        self._answering: Pipeline | None = None
+        """The one that we have handed over, and whose answers we wait for in our turn."""
+        self._turn: Turn | None = None
+        self._sessions: SessionLedger | None = None
+        """The ledger that has admitted the append, if it is of a session."""
+        self._flow: AppendFlow | None = None
+        self._sum = hashlib.sha1(usedforsecurity=False)
+        self._store_seen: HealthStatus | None = None
+        self._store_deadline: float | None = None
+        self._committing = (0, 0)
+        """The offsets of what was proposed last to be committed, or rolled back."""
+        self._task: asyncio.Task[Any] | None = None
+        self._interruptible = False
+        self._interruption: GazetteError | None = None
+
+    @property
+    def journal(self) -> JournalName:
+        return self._call.terms.journal
+
+    @property
+    def resolution(self) -> Resolution | None:
+        """The last one; None if there was none."""
+        return self._resolution
+
+    @property
+    def invalidated(self) -> asyncio.Event | None:
+        """Set when the last resolution is superseded."""
+        return None if self._resolution is None else self._resolution.invalidated
+
+    @property
+    def flow(self) -> AppendFlow | None:
+        """Set once content is being read."""
+        return self._flow
+
+    async def run(self) -> ev.Outcome:
+        """Run the append to its end. Errors of the append are in its outcome.
+
+        Cancellation is for when the broker is torn down: the pipeline is broken and given up, and
+        content that was not proposed for commit is in no replica's journal.
+        """
+        self._task = asyncio.current_task()
+        fsm = self._fsm
+        try:
+            effects = fsm.start()
+            while effects:
+                event: ev.Event | None = None
+                for effect in effects:
+                    event = await self._perform(effect)
+                    if event is not None:
+                        break
+                effects = () if event is None else fsm.step(event)
+        finally:
+            if fsm.outcome is None:
+                self._drop()
+        assert fsm.outcome is not None
+        self._note_commit(fsm.outcome)
+        return fsm.outcome
+
+    def interrupt(self, reason: GazetteError) -> None:
+        """Nobody waits for this append any more, or it must not go on: wind it up.
+
+        A wait for anybody but a replica ends now. What is proposed already runs its course.
+        """
+        if self._interruption is None:
+            self._interruption = reason
+            if self._interruptible and self._task is not None:
+                self._task.cancel()
+
+    async def _perform(self, effect: ev.Effect) -> ev.Event | None:
+        match effect:
+            case ev.ReadContent():
+                return await self._read_content()
+            case ev.SendContent(content, delta):
+                return await self._send_content(content, delta)
+            case ev.Resolve(min_revision):
+                return await self._resolve(min_revision)
+            case ev.TakePipeline():
+                return await self._take_pipeline()
+            case ev.BuildPipeline():
+                return await self._build_pipeline()
+            case ev.GiveBackPipeline():
+                self._give_back()
+            case ev.TearDownPipeline():
+                await self._tear_down()
+            case ev.BreakPipeline(error):
+                self._break(error)
+            case ev.SendSync(proposal, registers, opening):
+                await self._held.sync(proposal, registers, opening=opening)
+                return ev.SyncSent(self._held.view())
+            case ev.GatherSync():
+                return await self._gather_sync()
+            case ev.PutAssignments(route):
+                return await self._write(put_assignments(self._context, self._at, route))
+            case ev.PutSuspend(level, offset):
+                return await self._write(put_suspend(self._context, self._at, level, offset))
+            case ev.CheckReadiness(wait):
+                return await self._check_readiness(wait=wait)
+            case ev.SendRoll() | ev.SendFinal():
+                return await self._propose(effect)
+            case ev.HandOver():
+                self._hand_over()
+            case ev.GatherAcks():
+                return await self._gather_acks()
+            case _:
+                assert_never(effect)
+        return None
+
+    # Waits that the caller's leaving, or a change of the route, ends.
+
+    async def _wait(self, wait: Coroutine[Any, Any, T]) -> T:
+        """Await something that ``interrupt`` may cut short, by ``_Interrupted``."""
+        if self._interruption is not None:
+            wait.close()
+            raise _Interrupted(self._interruption)
+        self._interruptible = True
+        try:
+            return await wait
+        except asyncio.CancelledError:
+            raise _Interrupted(self._uncancel()) from None
+        finally:
+            self._interruptible = False
+
+    def _uncancel(self) -> GazetteError:
+        """Take back the cancellation that ``interrupt`` made; raise one that somebody else made."""
+        assert self._task is not None
+        if self._interruption is None or self._task.uncancel() > 0:
+            raise asyncio.CancelledError
+        return self._interruption
+
+    def _unfinished(self, error: BaseException) -> ev.Event:
+        """The event of a wait that ended otherwise than by what was waited for."""
+        match error:
+            case Superseded():
+                return ev.Invalidated()
+            case _Interrupted():
+                return ev.Abandoned(error.reason)
+            case Closed() if self._at.invalidated.is_set():
+                return ev.Invalidated()
+            case GazetteError():
+                return ev.Failed(error)
+        raise error
+
+    async def _resolve(self, min_revision: Revision) -> ev.Event:
+        call = self._call
+        try:
+            at = await self._wait(
+                self._context.resolver.resolve(
+                    call.terms.journal,
+                    claims=call.claims,
+                    may_proxy=call.may_proxy,
+                    require_primary=True,
+                    min_etcd_revision=min_revision,
+                    proxy_header=call.proxy_header,
+                )
+            )
+        except _Interrupted as interrupted:
+            return ev.Abandoned(interrupted.reason)
+        except GazetteError as error:
+            return ev.Failed(error)
+        self._resolution = at
+        return ev.Resolved(
+            status=at.status,
+            route=at.header.route,
+            revision=at.header.etcd.revision,
+            is_primary=at.is_local,
+            same_replica=self._replica is None or at.replica is self._replica,
+            same_members=self._pipeline is None or not self._pipeline.reassigned.is_set(),
+            spec=at.spec,
+            stored_routes=tuple(kv.decoded.value for kv in at.assignments),
+            desired_replication=at.desired_replication,
+        )
+
+    async def _take_pipeline(self) -> ev.Event:
+        replica = self._at.replica
+        assert replica is not None
+        try:
+            pipeline = await self._wait(self._take_turn(replica))
+        except (Superseded, _Interrupted, GazetteError) as error:
+            return self._unfinished(error)
+        self._replica, self._pipeline = replica, pipeline
+        if (
+            pipeline is None
+            or pipeline.reassigned.is_set()
+            or not pipeline.usable(self._context.clock.monotonic())
+        ):
+            return ev.PipelineTaken(None, None)
+        return ev.PipelineTaken(pipeline.route, pipeline.view())
+
+    async def _take_turn(self, replica: Replica) -> Pipeline | None:
+        """Wait for the pipeline with content at hand: who holds it keeps all others waiting."""
+        if not self._call.in_line:
+            return await take_unless(replica.pipeline, self._at.invalidated)
+        with replica.line.wait(self.content):
+            await self.content.read_ahead(self._context.settings.min_append_rate)
+            return await take_unless(replica.pipeline, self._at.invalidated)
+
+    async def _build_pipeline(self) -> ev.Event:
+        replica, at = self._replica, self._at
+        assert replica is not None
+        old, self._pipeline = self._pipeline, None
+        if old is not None:
+            await replica.tear_down(old)
+        try:
+            spool = await self._wait(take_unless(replica.spool, at.invalidated))
+        except (Superseded, _Interrupted, GazetteError) as error:
+            return self._unfinished(error)
+        pipeline: Pipeline | None = None
+        try:
+            await roll_back(spool, primary=True)  # Its last holder may have been cut short.
+            if replica.agreement.end is None:
+                replica.head.loaded = False  # It may have grown since this replica began to follow.
+            pipeline = open_pipeline(
+                self._context, at.header, at.journal, spool, agree=replica.agree
+            )
+            pipeline.reassigned = at.reassigned
+        except GazetteError as error:
+            return ev.Failed(error)
+        finally:
+            if pipeline is None:
+                replica.spool.give(spool)
+        self._pipeline = pipeline
+        if replica.has_unagreed(spool.fragment):
+            failed = await self._catch_up(replica, pipeline)
+            if failed is not None:
+                return failed
+        replica.agreement.lead(spool.fragment.end, at.tenure)
+        return ev.PipelineBuilt(pipeline.view(), self._context.clock.now())
+
+    async def _catch_up(self, replica: Replica, pipeline: Pipeline) -> ev.Event | None:
+        """Send peers what they miss of our spool; None if all of them have it, or were ahead."""
+
+        async def read(local: LocalFragment, at: Offset) -> bytes:
+            return await self._context.pools.reads.run(local.pread, at, CATCH_UP_BYTES)
+
+        error: GazetteError | None = None
+        answers: tuple[PeerAnswer, ...] = ()
+        try:
+            answers = await pipeline.catch_up(read)
+        except Conflict as conflict:
+            replica.refused_to, error = pipeline.spool.fragment.end, conflict
+        except GazetteError as failure:
+            if self._at.reassigned.is_set():
+                return ev.Invalidated()
+            error = failure
+        if error is None and not answers:
+            return None
+        return ev.SyncAnswered(answers, self._context.clock.now(), error)
+
+    async def _write(self, writing: Awaitable[Revision]) -> ev.Event:
+        try:
+            return ev.EtcdWritten(await writing)
+        except GazetteError as error:
+            return ev.Failed(error)
+
+    async def _check_readiness(self, *, wait: bool) -> ev.Event:
+        context, at, replica = self._context, self._at, self._replica
+        assert replica is not None
+        assert at.spec is not None
+        if not replica.head.loaded:
+            try:
+                await self._wait(replica.load_head())
+            except (_Interrupted, GazetteError) as error:
+                return self._unfinished(error)
+        stores = at.spec.fragment.stores
+        store = context.blob_stores.get(stores[0]) if stores else None
+        now = context.clock.monotonic()
+        if self._store_deadline is None:
+            self._store_deadline = now + context.settings.store_check_timeout_s
+        if wait:
+            changes: list[Awaitable[object]] = [context.clock.sleep(self._store_deadline - now)]
+            if not replica.index.first_refreshed:
+                changes.append(replica.index.wait_first_refresh())
+            if store is not None:
+                changes.append(store.wait_health_change(self._store_seen))
+            try:
+                await self._wait(changed(at.invalidated, *changes))
+            except (Superseded, _Interrupted, GazetteError) as error:
+                return self._unfinished(error)
+        if replica.index.first_refreshed:
+            end = self._held.spool.fragment.end
+            if end < max(replica.index.end_offset, replica.head.offset):
+                replica.jumps = replica.head.closed is None
+            elif replica.jumps:
+                try:
+                    await self._wait(replica.begin(at.tenure, end))
+                except (_Interrupted, GazetteError) as error:
+                    return self._unfinished(error)
+        self._store_seen = None if store is None else store.health
+        store_error = None if self._store_seen is None else self._store_seen.error
+        expired = context.clock.monotonic() >= self._store_deadline
+        if expired and not replica.index.first_refreshed:
+            store_error = store_error or replica.unlisted_reason
+        return ev.ReadinessSeen(
+            refreshed=replica.index.first_refreshed,
+            store_error=store_error,
+            index=ev.IndexView(
+                replica.index.begin_offset,
+                replica.index.end_offset,
+                replica.index.last_mod_time,
+            ),
+            now=context.clock.now(),
+            expired=expired,
+            known_head=replica.head.offset,
+            admission=self._admission(replica.sessions),
+            closed=replica.head.closed,
+        )
+
+    def _admission(self, sessions: SessionLedger) -> Admission:
+        if self._call.session is None:
+            return ADMITTED
+        self._sessions = sessions
+        return sessions.admit(self._call.session, self._at.tenure)
+
+    def _note_commit(self, outcome: ev.Outcome) -> None:
+        """Have the ledger of sessions know that this append has committed."""
+        if outcome.ending is ev.Ending.COMMITTED and self._sessions is not None:
+            assert self._call.session is not None
+            assert outcome.commit is not None
+            self._sessions.committed(self._call.session, self._at.tenure, outcome.commit)
+
+    # Content.
+
+    async def _read_content(self) -> ev.Event:
+        flow = self._flow or self._begin_flow()
+        if self._interruption is not None:
+            return ev.StreamFailed(self._interruption)
+        clock, patience = self._context.clock, flow.patience()
+        began = clock.monotonic()
+        self._interruptible = True
+        try:
+            async with Patience(None if patience is None else patience / TICKS_PER_S) as waiting:
+                content = await self.content.next()
+        except TimeoutError:
+            return ev.StreamFailed(too_slow(flow.rate_min))
+        except GazetteError as error:
+            return ev.StreamFailed(error)
+        except asyncio.CancelledError:
+            return ev.StreamFailed(self._uncancel())
+        finally:
+            self._interruptible = False
+        if not waiting.stalled and not flow.waited(_ticks(clock.monotonic()) - _ticks(began)):
+            return ev.StreamFailed(too_slow(flow.rate_min))
+        if content is None:
+            return await self._stream_ended()
+        flow.received(len(content))
+        delayed = flow.delay(_ticks(clock.monotonic())) > 0
+        if delayed:
+            try:
+                await self._throttle(flow)
+            except _Interrupted as interrupted:
+                return ev.StreamFailed(interrupted.reason)
+        flow.take(len(content), delayed=delayed)
+        return ev.ContentRead(content)
+
+    def _begin_flow(self) -> AppendFlow:
+        assert self._replica is not None
+        spec, settings = self._at.spec, self._context.settings
+        assert spec is not None
+        self._flow = AppendFlow(
+            self._replica.rate,
+            rate_min=settings.min_append_rate,
+            rate_max=effective_rate_max(spec.max_append_rate, settings.max_append_rate),
+        )
+        return self._flow
+
+    async def _throttle(self, flow: AppendFlow) -> None:
+        """Hold content back for as long as the journal's rate demands."""
+        clock = self._context.clock
+        while ticks := flow.delay(_ticks(clock.monotonic())):
+            if self._at.invalidated.is_set():
+                flow.unlimit()  # Others wait for us, to change the pipeline.
+                break
+            await self._wait(clock.sleep(min(ticks / TICKS_PER_S, _QUANTUM_S)))
+
+    async def _stream_ended(self) -> ev.Event:
+        try:
+            proposal = await self._held.next()
+        except Bug:
+            raise
+        except GazetteError as error:
+            return ev.SendFailed(error)
+        alone = not self._held.spool.fragment.length
+        return ev.StreamEnded(proposal, proposal.sum if alone else self._sum.digest())
+
+    async def _send_content(self, content: bytes, delta: int) -> ev.Event | None:
+        pipeline = self._held
+        if not delta:
+            # An append that begins its fragment has the fragment's sum.
+            pipeline.local.begin(self._sum.update if pipeline.spool.fragment.length else None)
+        try:
+            await pipeline.content(content, delta)
+        except Bug:
+            raise
+        except GazetteError as error:
+            return ev.SendFailed(error)
+        return None
+
+    async def _propose(self, effect: ev.SendRoll | ev.SendFinal) -> ev.Event | None:
+        final = isinstance(effect, ev.SendFinal)
+        if final:
+            self._committing = (self._held.spool.fragment.end, effect.proposal.end)
+        try:
+            if final:
+                # Our own readers see a commit at once. Another broker may lead the journal by now.
+                self._context.lease.check()
+            await self._held.propose(effect.proposal, effect.registers, acknowledge=final)
+        except Bug:
+            raise
+        except GazetteError as error:
+            return ev.SendFailed(error)
+        return None if final else ev.RollSent(self._held.view())
+
+    # Answers.
+
+    async def _gather_sync(self) -> ev.Event:
+        pipeline = self._held
+        with tracing.span("replicate", journal=self.journal, sync=1):
+            async with pipeline.take_turn():
+                answers, error = await pipeline.gather_sync()
+        if error is not None and self._at.reassigned.is_set():
+            return ev.Invalidated()
+        return ev.SyncAnswered(answers, self._context.clock.now(), error)
+
+    def _hand_over(self) -> None:
+        self._answering, self._turn = self._held, self._held.take_turn()
+        self._give_back()
+
+    async def _gather_acks(self) -> ev.Event:
+        assert self._answering is not None
+        assert self._turn is not None
+        try:
+            with tracing.span("replicate", journal=self.journal):
+                async with self._turn:
+                    answers = await self._answering.gather_acks()
+                    if all(answer.status is Status.OK for answer in answers):
+                        await self._know_head()
+                    return ev.AcksGathered(answers)
+        except GazetteError as error:
+            return ev.GatherFailed(error)
+
+    async def _know_head(self) -> None:
+        """Have etcd know that the journal has content, before a primary's first append is answered."""
+        begin, end = self._committing
+        if end <= begin:
+            return
+        assert self._replica is not None
+        await self._replica.head.acknowledge(self._at.tenure, begin, end)
+
+    # The pipeline's ways back.
+
+    def _give_back(self) -> None:
+        assert self._replica is not None
+        self._replica.pipeline.give(self._pipeline)
+        self._pipeline = None
+        if self._answering is None:
+            self._replica = None
+
+    async def _tear_down(self) -> None:
+        assert self._replica is not None
+        replica, pipeline = self._replica, self._held
+        self._replica = self._pipeline = None
+        try:
+            await replica.tear_down(pipeline)
+        finally:
+            replica.pipeline.give(None)
+
+    def _break(self, error: GazetteError) -> None:
+        assert self._answering is not None
+        assert self._replica is not None
+        self._answering.fail(error)
+        self._context.scope.spawn(
+            self._replica.reap(self._answering), name=f"reap pipeline {self.journal}"
+        )
+
+    def _drop(self) -> None:
+        """We were cut short. A broken pipeline is torn down by whoever takes it next."""
+        cut_short = Broken("an append was cut short", journal=self.journal)
+        if self._turn is not None:
+            self._turn.skip(cut_short)
+        if self._replica is not None and self._answering is None:
+            if self._pipeline is not None:
+                self._pipeline.fail(cut_short)
+            self._give_back()
+
+    @property
+    def _at(self) -> Resolution:
+        assert self._resolution is not None
+        return self._resolution
+
+    @property
+    def _held(self) -> Pipeline:
+        assert self._pipeline is not None
+        return self._pipeline
+
+
+def _ticks(seconds: float) -> int:
+    return int(seconds * TICKS_PER_S)

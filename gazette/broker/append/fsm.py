@@ -1,0 +1,549 @@
+"""Stage 4 of the byte path: takes an append from `broker/api/append` and decides, step by step, what is to be
+done; `broker/append/driver` does it, and content goes on to `pipeline` and `fragment/spool`.
+
+A pure state machine. Every append goes through it, including the zero-byte ones by which a primary
+keeps its replicas in step (`pulse`). In the common case it passes from RESOLVE to STREAM_CONTENT
+without waiting for anybody, and its only round trip to the replicas is that of its commit.
+
+Holding the pipeline, synchronized under a route, is the exclusive right to append to the journal. The
+machine gives it up in exactly one of three ways: intact (``GiveBackPipeline``, ``HandOver``), or broken
+(``TearDownPipeline``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+from gazette.broker.append import events as ev
+from gazette.broker.append.events import (
+    AppendTerms,
+    Effect,
+    Ending,
+    Event,
+    Outcome,
+    PeerAnswer,
+    SpoolView,
+    SuspendControl,
+)
+from gazette.broker.append.rules import (
+    check_terms,
+    is_dirty,
+    judge_sync,
+    registers_after,
+    resume_offset,
+    unexpected_answer,
+)
+from gazette.errors import Broken, Bug, Conflict, GazetteError, Invalid, TooLarge
+from gazette.fragment.spool import proposal_of
+from gazette.protocol.fragment import ZERO_SUM, Fragment
+from gazette.protocol.ids import JournalName, Offset, Revision
+from gazette.protocol.journal import JournalSpec, SuspendLevel
+from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
+from gazette.protocol.route import Route
+from gazette.protocol.status import Status
+
+STORE_CHECKS_MAX: Final = 5
+"""Changes of an unhealthy store's state that an append waits for before it is refused."""
+SYNC_ROUNDS_MAX: Final = 6
+"""Proposals of one synchronization. Three are enough for replicas that can agree at all."""
+
+_READ: Final[tuple[Effect, ...]] = (ev.ReadContent(),)
+_DONE: Final[tuple[Effect, ...]] = ()
+_SUSPENDS: Final = frozenset({SuspendControl.IF_FLUSHED, SuspendControl.NOW})
+_WITHOUT_CONTENT: Final = frozenset({*_SUSPENDS, SuspendControl.KEEP})
+
+
+class State(Enum):
+    RESOLVE = auto()
+    ACQUIRE_PIPELINE = auto()
+    START_PIPELINE = auto()
+    SEND_PIPELINE_SYNC = auto()
+    RECV_PIPELINE_SYNC = auto()
+    UPDATE_ASSIGNMENTS = auto()
+    AWAIT_DESIRED_REPLICAS = auto()
+    VALIDATE_PRECONDITIONS = auto()
+    UPDATE_SUSPEND = auto()
+    STREAM_CONTENT = auto()
+    READ_ACKNOWLEDGEMENTS = auto()
+    ERROR = auto()
+    PROXY = auto()
+    FINISHED = auto()
+
+    @property
+    def terminal(self) -> bool:
+        return self in (State.ERROR, State.PROXY, State.FINISHED)
+
+
+_WAITING_FOR: Final = {
+    State.RESOLVE: "resolve",
+    State.ACQUIRE_PIPELINE: "waiting for pipeline",
+    State.START_PIPELINE: "waiting for spool",
+    State.SEND_PIPELINE_SYNC: "sendSync",
+    State.RECV_PIPELINE_SYNC: "gatherSync",
+    State.UPDATE_ASSIGNMENTS: "updateAssignments",
+    State.VALIDATE_PRECONDITIONS: "waiting for fragment index",
+    State.UPDATE_SUSPEND: "updateSuspend",
+    State.STREAM_CONTENT: "append stream",
+    State.READ_ACKNOWLEDGEMENTS: "recv",
+}
+
+
+@dataclass(slots=True)
+class AppendFSM:
+    """One append. ``start`` once, then ``step`` with what each effect reported, until ``outcome``.
+
+    Invariants: see ``_check``.
+    """
+
+    terms: AppendTerms
+    state: State = State.RESOLVE
+    holds: bool = False
+    """We hold the sending half of the pipeline, or the lack of one."""
+    outcome: Outcome | None = None
+    at: ev.Resolved | None = None
+    """The last resolution."""
+    read_through: Revision = 0
+    roll_to: Offset = 0
+    """Where the next proposal must roll the spool to; 0 where it need not."""
+
+    _spool: SpoolView | None = None
+    _pipeline_route: Route | None = None
+    _opening: bool = False
+    _rounds: int = 0
+    _registers: LabelSet = EMPTY_LABELS
+    """Of the next synchronization; while content comes in, of the commit."""
+    _store_checks: int = 0
+    _final_status: Status = Status.OK
+    _begin: Offset = 0
+    _length: int = 0
+    _intent: bool = False
+    _pending: Outcome | None = field(default=None)
+    """What this append ends as, once its roll-back or commit is acknowledged."""
+
+    def start(self) -> tuple[Effect, ...]:
+        try:
+            check_terms(self.terms)
+        except TooLarge as error:
+            return self._fail(error)
+        return self._resolve()
+
+    def step(self, event: Event) -> tuple[Effect, ...]:
+        """What to do next. Empty: the append has ended, see ``outcome``."""
+        if self.state is State.STREAM_CONTENT:
+            return self._on_stream(event)
+        match event:
+            case ev.Failed(error) | ev.Abandoned(error):
+                return self._fail(error)
+            case ev.SendFailed(error) if self.state is State.READ_ACKNOWLEDGEMENTS:
+                return self._on_final_unsent(error)
+            case ev.SendFailed(error):
+                return self._fail(error, broken=True)
+            case ev.Invalidated() if self.state is State.RECV_PIPELINE_SYNC:
+                # A peer that we were waiting for has lost its lease. Nothing was proposed for commit.
+                self._let_go()
+                return (ev.TearDownPipeline(), *self._resolve())
+            case ev.Invalidated():
+                return self._resolve()
+        match self.state, event:
+            case State.RESOLVE, ev.Resolved():
+                return self._on_resolved(event)
+            case State.ACQUIRE_PIPELINE, ev.PipelineTaken(route, spool):
+                self.holds, self._pipeline_route, self._spool = True, route, spool
+                return self._start_pipeline()
+            case State.START_PIPELINE, ev.PipelineBuilt(spool, now):
+                self._pipeline_route, self._opening, self._rounds = self._where.route, True, 0
+                self._spool, self._registers = spool, spool.registers
+                return self._send_sync(now)
+            case State.START_PIPELINE, ev.SyncAnswered():
+                return self._on_catch_up_failed(event)
+            case State.SEND_PIPELINE_SYNC, ev.SyncSent(spool):
+                self._spool, self._opening = spool, False
+                self.state = State.RECV_PIPELINE_SYNC
+                return (ev.GatherSync(),)
+            case State.RECV_PIPELINE_SYNC, ev.SyncAnswered():
+                return self._on_sync_answered(event)
+            case ((State.UPDATE_ASSIGNMENTS | State.UPDATE_SUSPEND), ev.EtcdWritten(revision)):
+                self.read_through = max(self.read_through, revision)
+                return self._resolve()
+            case State.VALIDATE_PRECONDITIONS, ev.ReadinessSeen():
+                return self._on_readiness(event)
+            case State.READ_ACKNOWLEDGEMENTS, ev.AcksGathered(answers):
+                return self._on_acks(answers)
+            case State.READ_ACKNOWLEDGEMENTS, ev.GatherFailed(error):
+                return self._on_acks_missing(error)
+        raise Bug("append FSM got an unexpected event", state=self.state.name, event=repr(event))
+
+    # From resolution to a pipeline that is in step.
+
+    def _resolve(self) -> tuple[Effect, ...]:
+        self.state = State.RESOLVE
+        return (ev.Resolve(self.read_through),)
+
+    def _on_resolved(self, at: ev.Resolved) -> tuple[Effect, ...]:
+        self.at = at
+        if (
+            at.status is Status.SUSPENDED
+            and self.terms.suspend is SuspendControl.RESUME
+            and at.spec is not None
+        ):
+            return self._put_suspend(SuspendLevel.NONE, resume_offset(at.spec))
+        if at.status is not Status.OK:
+            return self._refuse(at.status)
+        returned: tuple[Effect, ...] = ()
+        if self.holds and not (at.is_primary and at.same_replica):
+            returned = (ev.GiveBackPipeline(),)
+            self._let_go()
+        if not at.is_primary:
+            return (*returned, *self._await_desired_replicas())
+        if self.holds:
+            if not at.same_members:
+                self._pipeline_route = None
+            return self._start_pipeline()
+        self.state = State.ACQUIRE_PIPELINE
+        return (*returned, ev.TakePipeline())
+
+    def _start_pipeline(self) -> tuple[Effect, ...]:
+        route = self._pipeline_route
+        if route is not None and route.equivalent(self._where.route):
+            self._registers = self._held.registers
+            return self._update_assignments()
+        self._pipeline_route = None
+        self.state = State.START_PIPELINE
+        return (ev.BuildPipeline(),)
+
+    def _send_sync(self, now: float) -> tuple[Effect, ...]:
+        self._rounds += 1
+        self.state = State.SEND_PIPELINE_SYNC
+        return (ev.SendSync(self._rolled(now), self._registers, self._opening),)
+
+    def _on_sync_answered(self, event: ev.SyncAnswered) -> tuple[Effect, ...]:
+        try:
+            verdict = judge_sync(event.answers, self._where, self._held.fragment, event.error)
+        except GazetteError as error:
+            return self._fail(error, broken=True)
+        if verdict.read_through:
+            # The peer that knows better has closed its stream, so that this comes before a roll.
+            self.read_through = max(self.read_through, verdict.read_through)
+            self._let_go()
+            return (ev.TearDownPipeline(), *self._resolve())
+        self.roll_to = verdict.roll_to or 0
+        if verdict.roll_to is None:
+            return self._update_assignments()
+        if self._rounds >= SYNC_ROUNDS_MAX:
+            return self._fail(_disagreement(self.terms.journal, verdict.roll_to), broken=True)
+        if verdict.registers is not None:
+            self._registers = verdict.registers
+        return self._send_sync(event.now)
+
+    def _on_catch_up_failed(self, event: ev.SyncAnswered) -> tuple[Effect, ...]:
+        """Go on by a route that a peer knows better, or fail. Our spool is as it was."""
+        ours = Fragment(journal=self.terms.journal, begin=0, end=0)
+        try:
+            verdict = judge_sync(event.answers, self._where, ours, event.error)
+        except GazetteError as error:
+            return self._fail(error, broken=True)
+        self.read_through = max(self.read_through, verdict.read_through)
+        self._let_go()
+        return (ev.TearDownPipeline(), *self._resolve())
+
+    def _update_assignments(self) -> tuple[Effect, ...]:
+        at = self._where
+        if len(at.stored_routes) == len(at.route.members) and all(
+            stored.equivalent(at.route) for stored in at.stored_routes
+        ):
+            return self._await_desired_replicas()
+        self.state = State.UPDATE_ASSIGNMENTS
+        return (ev.PutAssignments(at.route.without_endpoints()),)
+
+    def _await_desired_replicas(self) -> tuple[Effect, ...]:
+        at = self._where
+        self.state = State.AWAIT_DESIRED_REPLICAS
+        if len(at.route.members) > at.desired_replication:
+            # The allocator is about to remove somebody, possibly the primary: wait for that.
+            self.read_through = at.revision + 1
+            return self._resolve()
+        if len(at.route.members) < at.desired_replication:
+            if self.holds and self._held.fragment.length:
+                # Too few brokers hold these bytes: complete the fragment, so that it is uploaded now.
+                self.roll_to = self._held.fragment.end
+                return self._resync(now=0.0)  # It rolls whatever the time.
+            return self._refuse(Status.INSUFFICIENT_JOURNAL_BROKERS)
+        if not at.is_primary:
+            self.state = State.PROXY
+            self.outcome = Outcome(Ending.PROXY)
+            return _DONE
+        self.state = State.VALIDATE_PRECONDITIONS
+        return (ev.CheckReadiness(wait=False),)
+
+    # Preconditions.
+
+    def _on_readiness(self, seen: ev.ReadinessSeen) -> tuple[Effect, ...]:
+        if seen.admission.refusal is not None:
+            return self._end(
+                Outcome(Ending.FAILED, error=seen.admission.refusal, context="append session")
+            )
+        if seen.admission.commit is not None:
+            return self._end_as_before(seen.admission.commit)
+        if not seen.refreshed or seen.store_error is not None:
+            if seen.store_error is not None:
+                self._store_checks += 1
+            if self._store_checks > STORE_CHECKS_MAX or seen.expired:
+                error = seen.store_error or "fragments have not been listed yet"
+                return self._refuse(Status.FRAGMENT_STORE_UNHEALTHY, store_error=error)
+            return (ev.CheckReadiness(wait=True),)
+
+        terms, spec, spool, index = self.terms, self._spec, self._held, seen.index
+        end = spool.fragment.end
+        resume_at = resume_offset(spec)
+        head = max(end, index.end, seen.known_head)
+        if (
+            terms.check_registers is not None
+            and spool.registers
+            and not terms.check_registers.matches(spool.registers)
+        ):
+            return self._refuse(Status.REGISTER_MISMATCH)
+        if end < resume_at:
+            self.roll_to = resume_at
+            return self._resync(seen.now)
+        if head > max(end, index.end) and not spec.fragment.stores:
+            # No store could ever have them: what is lost is known to be, and offsets are not used again.
+            self.roll_to = head
+            return self._resync(seen.now)
+        if end != head and terms.offset is None and spec.may_write:
+            if seen.closed is not None and index.end >= seen.known_head:
+                # Its last primary left in good order, and stores have all that was acknowledged.
+                self.roll_to = head
+                return self._resync(seen.now, seen.closed)
+            reason = ""
+            if seen.known_head > index.end:
+                reason = f"known head {head}, stores end at {index.end}, spools at {end}"
+            return self._refuse(Status.INDEX_HAS_GREATER_OFFSET, store_error=reason)
+        if terms.offset is not None and terms.offset != head:
+            return self._refuse(Status.WRONG_APPEND_OFFSET)
+        if terms.offset is not None and end != head:
+            self.roll_to = head
+            return self._resync(seen.now)
+        return self._check_suspension(seen)
+
+    def _resync(self, now: float, registers: LabelSet | None = None) -> tuple[Effect, ...]:
+        """Synchronize again, with these registers (default: those of the spool)."""
+        self._rounds = 0
+        self._registers = self._held.registers if registers is None else registers
+        return self._send_sync(now)
+
+    def _check_suspension(self, seen: ev.ReadinessSeen) -> tuple[Effect, ...]:
+        control, spec, index = self.terms.suspend, self._spec, seen.index
+        end = self._held.fragment.end
+        if spec.suspend_level is SuspendLevel.NONE:
+            if control in _SUSPENDS and index.empty:
+                return self._put_suspend(SuspendLevel.FULL, end)
+            if control is SuspendControl.NOW:
+                self.roll_to = end
+                return self._put_suspend(SuspendLevel.PARTIAL, end)
+            if control is SuspendControl.IF_FLUSHED and not is_dirty(index, spec, seen.now):
+                return self._put_suspend(SuspendLevel.PARTIAL, end)
+        elif control is SuspendControl.RESUME:
+            return self._put_suspend(SuspendLevel.NONE, end)
+        elif control is SuspendControl.NO_RESUME:
+            return self._refuse(Status.SUSPENDED)
+        elif control in _SUSPENDS:
+            if index.empty:
+                return self._put_suspend(SuspendLevel.FULL, end)
+            self._final_status = Status.SUSPENDED
+        if self._held.fragment.begin == index.begin:
+            # The journal's very first append becomes a fragment by itself, which later tells a journal
+            # that lost its fragments from one that never had any.
+            self.roll_to = end
+        return self._begin_stream(seen.now)
+
+    def _put_suspend(self, level: SuspendLevel, offset: Offset) -> tuple[Effect, ...]:
+        self.state = State.UPDATE_SUSPEND
+        return (ev.PutSuspend(level, offset),)
+
+    # Content.
+
+    def _begin_stream(self, now: float) -> tuple[Effect, ...]:
+        spool = self._held
+        try:
+            self._registers = registers_after(spool.registers, self.terms)
+        except TooLarge as error:
+            return self._fail(error)
+        self.state = State.STREAM_CONTENT
+        self._begin = spool.fragment.end
+        proposal = self._rolled(now)
+        if proposal == spool.fragment:
+            return _READ
+        return (ev.SendRoll(proposal, spool.registers),)
+
+    def _on_stream(self, event: Event) -> tuple[Effect, ...]:
+        match event:
+            case ev.ContentRead(content):
+                return self._on_content(content)
+            case ev.StreamEnded():
+                return self._on_stream_end(event)
+            case ev.RollSent(spool):
+                self._spool = spool
+                return _READ
+            case ev.SendFailed(error):
+                return self._fail(error, broken=True)
+            case ev.StreamFailed(error) | ev.Failed(error) | ev.Abandoned(error):
+                return self._roll_back(self._failure(error))
+        raise Bug("append FSM got an unexpected event", state=self.state.name, event=repr(event))
+
+    def _on_content(self, content: bytes) -> tuple[Effect, ...]:
+        if self._intent:
+            return self._roll_back(self._failure(Invalid("expected EOF after empty Content chunk")))
+        if not content:
+            self._intent = True
+            return _READ
+        if not self._spec.may_write or self.terms.suspend in _WITHOUT_CONTENT:
+            return self._roll_back(Outcome(Ending.REFUSED, Status.NOT_ALLOWED))
+        delta = self._length
+        self._length += len(content)
+        return (ev.SendContent(content, delta), *_READ)
+
+    def _on_stream_end(self, event: ev.StreamEnded) -> tuple[Effect, ...]:
+        if not self._intent:
+            return self._roll_back(self._failure(Broken("unexpected EOF")))
+        if not self._length and self.terms.changes_registers:
+            return self._roll_back(
+                self._failure(Invalid("register modification requires non-empty Append"))
+            )
+        registers = self._registers if self._length else self._held.registers
+        commit = Fragment(
+            journal=event.next.journal,
+            begin=self._begin,
+            end=self._begin + self._length,
+            sum=event.sum if self._length else ZERO_SUM,
+            codec=event.next.codec,
+        )
+        ending = Ending.COMMITTED if self._final_status is Status.OK else Ending.REFUSED
+        self._pending = Outcome(ending, self._final_status, commit, registers)
+        return self._finish_stream(event.next, registers)
+
+    def _roll_back(self, outcome: Outcome) -> tuple[Effect, ...]:
+        self._pending = outcome
+        return self._finish_stream(self._held.fragment, self._held.registers)
+
+    def _finish_stream(self, proposal: Fragment, registers: LabelSet) -> tuple[Effect, ...]:
+        self.state = State.READ_ACKNOWLEDGEMENTS
+        self._let_go()  # By the time of the next event, unless that is of SendFinal.
+        return (ev.SendFinal(proposal, registers), ev.HandOver(), ev.GatherAcks())
+
+    # Acknowledgements, and endings.
+
+    def _on_final_unsent(self, error: GazetteError) -> tuple[Effect, ...]:
+        self._end_unacknowledged(error)
+        return (ev.TearDownPipeline(),)
+
+    def _on_acks(self, answers: tuple[PeerAnswer, ...]) -> tuple[Effect, ...]:
+        for answer in answers:
+            if answer.status is not Status.OK:
+                return self._on_acks_missing(unexpected_answer(answer))
+        self.outcome = self._pending
+        failed = self.outcome is not None and self.outcome.ending is Ending.FAILED
+        self.state = State.ERROR if failed else State.FINISHED
+        return _DONE
+
+    def _on_acks_missing(self, error: GazetteError) -> tuple[Effect, ...]:
+        self._end_unacknowledged(error)
+        return (ev.BreakPipeline(error),)
+
+    def _end_unacknowledged(self, error: GazetteError) -> None:
+        """The commit may be durable somewhere; of a roll-back, its own reason is what to tell."""
+        pending = self._pending
+        self.state = State.ERROR
+        if pending is None or pending.commit is not None:
+            pending = Outcome(
+                Ending.FAILED,
+                error=error,
+                context=_WAITING_FOR[State.READ_ACKNOWLEDGEMENTS],
+                uncertain=self._length > 0,
+            )
+        self.outcome = pending
+
+    def _failure(self, error: GazetteError) -> Outcome:
+        return Outcome(Ending.FAILED, error=error, context=_WAITING_FOR.get(self.state, ""))
+
+    def _fail(self, error: GazetteError, *, broken: bool = False) -> tuple[Effect, ...]:
+        return self._end(self._failure(error), broken=broken)
+
+    def _refuse(self, status: Status, *, store_error: str = "") -> tuple[Effect, ...]:
+        registers = EMPTY_LABELS if self._spool is None else self._spool.registers
+        return self._end(
+            Outcome(Ending.REFUSED, status, registers=registers, store_error=store_error)
+        )
+
+    def _end(self, outcome: Outcome, *, broken: bool = False) -> tuple[Effect, ...]:
+        self.state = State.ERROR
+        self.outcome = outcome
+        if not self.holds:
+            return _DONE
+        self.holds = False
+        return (ev.TearDownPipeline() if broken else ev.GiveBackPipeline(),)
+
+    def _end_as_before(self, commit: Fragment) -> tuple[Effect, ...]:
+        """End as the earlier attempt of this append has, which committed."""
+        outcome = Outcome(Ending.COMMITTED, Status.OK, commit, self._held.registers, repeated=True)
+        effects = self._end(outcome)
+        self.state = State.FINISHED
+        return effects
+
+    def _let_go(self) -> None:
+        """The pipeline is no longer ours, and what we knew of its spool may change at once."""
+        self.holds, self._pipeline_route, self._spool, self.roll_to = False, None, None, 0
+
+    # What must be there in the states that use it.
+
+    @property
+    def _where(self) -> ev.Resolved:
+        assert self.at is not None
+        return self.at
+
+    @property
+    def _spec(self) -> JournalSpec:
+        assert self.at is not None
+        assert self.at.spec is not None
+        return self.at.spec
+
+    @property
+    def _held(self) -> SpoolView:
+        assert self._spool is not None
+        return self._spool
+
+    def _rolled(self, now: float) -> Fragment:
+        spool, spec = self._held, self._spec.fragment
+        return proposal_of(
+            spool.fragment,
+            spool.first_append_time,
+            roll_to=self.roll_to,
+            fragment_length=spec.length,
+            codec=spec.codec,
+            flush_interval_ns=spec.flush_interval_ns,
+            now=now,
+        )
+
+    def _check(self) -> None:
+        """Raise ``AssertionError`` if an invariant is broken."""
+        assert self.state.terminal == (self.outcome is not None)
+        assert not (self.state.terminal and self.holds)
+        assert self.holds or self.state not in (
+            State.START_PIPELINE,
+            State.SEND_PIPELINE_SYNC,
+            State.RECV_PIPELINE_SYNC,
+            State.VALIDATE_PRECONDITIONS,
+            State.STREAM_CONTENT,
+        )
+        assert self._length >= 0
+        assert self.holds or self._pipeline_route is None or self.state.terminal
+
+
+def _disagreement(journal: JournalName, offset: Offset) -> Conflict:
+    return Conflict(
+        "replicas cannot agree on a fragment and registers to append to",
+        hint="Restart the broker of one replica, so that it adopts the registers of another.",
+        journal=journal,
+        offset=offset,
+    )

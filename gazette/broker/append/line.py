@@ -1,0 +1,111 @@
+"""What an append has to have before it may wait for its journal's pipeline, and how many may wait.
+
+A journal has one appender at a time. An append that took its turn and then waited for its client would
+delay all behind it. So its content is read ahead first: to its end, or `AHEAD_BYTES` of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Protocol
+
+from gazette.broker.append.idle_timeout import Patience
+from gazette.client.rpc.errors import TOO_SLOW
+from gazette.errors import Broken, GazetteError, Unavailable
+
+AHEAD_BYTES: Final = 1 << 18
+"""Whoever wants to hold up a journal for a second has to send as much."""
+AHEAD_S: Final = 10.0
+"""Time to send it; more if the minimum rate of appends asks for less."""
+_AHEAD_CHUNKS: Final = 4_096
+WAITING_MAX: Final = 512
+WAITING_BYTES_MAX: Final = 64 << 20
+
+
+class ContentSource(Protocol):
+    """The caller's stream, after its opening message."""
+
+    async def next(self) -> bytes | None:
+        """The next chunk: empty for the intent to commit, None at the end.
+
+        Raises ``Invalid`` for a message that is no chunk. Cancellation: the stream is not used again.
+        """
+        ...
+
+
+class ContentAhead:
+    """A caller's stream, of which a part may have been read before it is asked for."""
+
+    def __init__(self, source: ContentSource) -> None:
+        self._source = source
+        self._ahead: deque[bytes | None] = deque()
+        self._error: GazetteError | None = None
+        self.held = 0
+        """Bytes that were read ahead."""
+
+    async def read_ahead(self, rate_min: int) -> None:
+        """Read to the end of the stream, or `AHEAD_BYTES` of it. May be repeated.
+
+        What is wrong with the stream is raised by ``next`` in its place. Raises ``Broken`` if the caller
+        takes longer than `AHEAD_S`, or than ``rate_min`` bytes/s (0: no limit). Cancellation: as ``next``.
+        """
+        try:
+            async with Patience(max(AHEAD_S, AHEAD_BYTES / rate_min) if rate_min else None):
+                while not self._enough():
+                    chunk = await self._source.next()
+                    self._ahead.append(chunk)
+                    self.held += len(chunk or b"")
+        except TimeoutError:
+            raise too_slow(rate_min) from None
+        except GazetteError as error:
+            self._error = error
+
+    async def next(self) -> bytes | None:
+        """See ``ContentSource``."""
+        if self._ahead:
+            chunk = self._ahead.popleft()
+            self.held -= len(chunk or b"")
+            return chunk
+        if self._error is not None:
+            raise self._error
+        return await self._source.next()
+
+    def _enough(self) -> bool:
+        ended = bool(self._ahead) and self._ahead[-1] is None
+        full = self.held >= AHEAD_BYTES or len(self._ahead) >= _AHEAD_CHUNKS
+        return ended or full or self._error is not None
+
+
+class Line:
+    """The appends of one journal that wait here, or for the pipeline. Pulses are not among them."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[ContentAhead, None] = {}
+
+    @contextmanager
+    def wait(self, content: ContentAhead) -> Iterator[None]:
+        """Be counted while an append waits. Raises ``Unavailable`` if as many wait as may."""
+        held = sum(one.held for one in self._waiting)
+        if len(self._waiting) >= WAITING_MAX or held >= WAITING_BYTES_MAX:
+            raise Unavailable(
+                "too many appends to the journal wait",
+                hint="The append is retried. Send fewer appends at a time.",
+                waiting=len(self._waiting),
+                waiting_bytes=held,
+            )
+        self._waiting[content] = None
+        try:
+            yield
+        finally:
+            del self._waiting[content]
+
+
+def too_slow(rate_min: int) -> Broken:
+    """Return the error of an append whose client sends too little."""
+    return Broken(
+        TOO_SLOW,
+        hint="Buffer the content before the append begins, or append smaller batches.",
+        rate_min=rate_min,
+    )

@@ -1,0 +1,131 @@
+"""Rules by which an append judges what it is told: answers of peers, the index, the specification."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from gazette.broker.append.events import AppendTerms, IndexView, PeerAnswer, Resolved
+from gazette.errors import Broken, GazetteError, TooLarge
+from gazette.protocol import label_set
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import Offset, Revision
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.status import Status
+
+_SECOND_NS: Final = 1_000_000_000
+_DIRTY_FOR_DEFAULT_S: Final = 24 * 3600
+"""How long new content keeps a journal without a flush interval from being suspended."""
+REGISTERS_BYTES_MAX: Final = 1 << 16
+"""Limit of a journal's registers, encoded. Each proposal to a replica carries all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncVerdict:
+    """What the answers to a synchronizing proposal ask for; nothing, if all peers agree.
+
+    ``read_through`` (0: none) is a revision at which another route is in force. ``roll_to`` (None: no
+    need) is where the spool must go on, with ``registers`` if a peer's are newer than ours.
+    """
+
+    read_through: Revision = 0
+    roll_to: Offset | None = None
+    registers: LabelSet | None = None
+
+
+def judge_sync(
+    answers: Iterable[PeerAnswer], at: Resolved, ours: Fragment, error: GazetteError | None
+) -> SyncVerdict:
+    """Judge the answers to the proposal of ``ours``; ``error`` is of a peer that did not answer.
+
+    A route that we do not know yet comes before everything: under it, other peers will be asked.
+    Raises ``error``, or ``Broken`` for an answer that no replica in its right mind gives.
+    """
+    read_through: Revision = 0
+    roll_to: Offset | None = None
+    registers: LabelSet | None = None
+    for answer in answers:
+        if answer.status is Status.OK:
+            continue
+        if answer.status is Status.PROPOSAL_MISMATCH and answer.fragment is not None:
+            theirs = answer.fragment
+            if theirs.end > ours.end:
+                if roll_to is None or theirs.end > roll_to:
+                    roll_to, registers = theirs.end, answer.registers
+                continue
+            if theirs.end == ours.end and not theirs.length:
+                # It missed the beginning of our fragment: complete it, and go on from its end.
+                roll_to = theirs.end if roll_to is None else roll_to
+                continue
+        elif answer.revision > at.revision and not _same_route(answer, at):
+            read_through = max(read_through, answer.revision)
+            continue
+        error = error or unexpected_answer(answer)
+    if read_through:
+        return SyncVerdict(read_through=read_through)
+    if error is not None:
+        raise error
+    return SyncVerdict(roll_to=roll_to, registers=registers)
+
+
+def _same_route(answer: PeerAnswer, at: Resolved) -> bool:
+    return answer.route is None or answer.route.equivalent(at.route)
+
+
+def unexpected_answer(answer: PeerAnswer) -> GazetteError:
+    """The error of an answer that leaves nothing to be done with this pipeline."""
+    facts = {} if answer.fragment is None else {"fragment": answer.fragment.content_name()}
+    return Broken(f"recv from {answer.peer}: unexpected {answer.status.name}", **facts)
+
+
+def is_dirty(index: IndexView, spec: JournalSpec, now: float) -> bool:
+    """Whether the journal's newest content is held by brokers only, or was until lately."""
+    settled_s = spec.fragment.flush_interval_ns // _SECOND_NS or _DIRTY_FOR_DEFAULT_S
+    return index.newest_mod_time == 0 or index.newest_mod_time > now - settled_s
+
+
+def resume_offset(spec: JournalSpec) -> Offset:
+    """Where a journal that was suspended goes on; 0 if it never was."""
+    return 0 if spec.suspend is None else spec.suspend.offset
+
+
+def check_terms(terms: AppendTerms) -> None:
+    """Raise ``TooLarge`` if the registers that a request names exceed the limit of a journal's."""
+    check = terms.check_registers
+    named = {
+        "CheckRegisters": () if check is None else (check.include, check.exclude),
+        "UnionRegisters": (terms.union_registers,),
+        "SubtractRegisters": (terms.subtract_registers,),
+    }
+    for field, sets in named.items():
+        size = sum(labels.encoded_bytes for labels in sets if labels)
+        if size > REGISTERS_BYTES_MAX:
+            raise _too_large("the request names too many registers", field, size)
+
+
+def registers_after(registers: LabelSet, terms: AppendTerms) -> LabelSet:
+    """Return the registers that ``terms`` make of ``registers``: subtract first, then unite.
+
+    Raises ``TooLarge`` if the result exceeds the limit, unless it is no larger than ``registers``.
+    Brokers of older versions had no limit, and what they let grow must be able to shrink.
+    """
+    if not terms.changes_registers:
+        return registers
+    kept = label_set.subtract(registers, terms.subtract_registers)
+    result = label_set.union(terms.union_registers, kept)
+    size = result.encoded_bytes
+    if size > REGISTERS_BYTES_MAX and size > registers.encoded_bytes:
+        raise _too_large("the journal's registers would be too large", "UnionRegisters", size)
+    return result
+
+
+def _too_large(message: str, field: str, size: int) -> TooLarge:
+    return TooLarge(
+        message,
+        path=field,
+        hint="Subtract registers that are not needed, or keep the values in a journal.",
+        bytes=size,
+        limit_bytes=REGISTERS_BYTES_MAX,
+    )

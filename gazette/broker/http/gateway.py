@@ -1,0 +1,420 @@
+"""Journals over HTTP: GET and HEAD read, PUT appends.
+
+Every request becomes a call of the broker's own gRPC service, with the ``Authorization`` header of the
+request: so it is authenticated, routed and proxied exactly as a gRPC client's is.
+
+A GET without a ``Range`` is answered as the original does: 206, with a range that has no known end.
+With one it is what HTTP calls a part of the whole, of as many bytes as its ``Content-Length`` says. A
+body that ends in good order is whole: what fails on its way is cut off without its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+import grpc
+import grpc.aio
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+
+from gazette.broker.http.headers import EXPOSED, append_headers, read_headers, route_headers
+from gazette.broker.http.ranges import (
+    MAX_OFFSET,
+    ByteRange,
+    EntityTag,
+    Unsatisfiable,
+    parse_range,
+    parse_tags,
+)
+from gazette.client.rpc.errors import rpc_error, was_too_slow
+from gazette.client.rpc.wire import CHUNK_BYTES, COMMIT, Content, append_content
+from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
+from gazette.net.json_gateway import CHALLENGE, Cors, Handler
+from gazette.net.streaming_body import StreamedBody
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import split_journal_meta
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.route import Route
+from gazette.protocol.rpc import validate_append_request_opening, validate_read_request
+from gazette.protocol.status import Status
+from gazette.runtime.numbers import parse_integer
+from gazette.runtime.tasks import TaskScope
+
+_READ_CODES: Final = {
+    Status.OK: 206,
+    Status.JOURNAL_NOT_FOUND: 404,
+    Status.INSUFFICIENT_JOURNAL_BROKERS: 503,
+    Status.OFFSET_NOT_YET_AVAILABLE: 416,
+    Status.NOT_ALLOWED: 403,
+}
+_APPEND_CODES: Final = {
+    Status.OK: 204,
+    Status.JOURNAL_NOT_FOUND: 404,
+    Status.NO_JOURNAL_PRIMARY_BROKER: 503,
+    Status.INSUFFICIENT_JOURNAL_BROKERS: 503,
+    Status.FRAGMENT_STORE_UNHEALTHY: 503,
+    Status.NOT_ALLOWED: 403,
+    Status.WRONG_APPEND_OFFSET: 412,
+}
+_ASSIGNED_SOON: Final = (Status.NO_JOURNAL_PRIMARY_BROKER, Status.INSUFFICIENT_JOURNAL_BROKERS)
+_GRPC_CODES: Final = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.CANCELLED: 408,
+}
+_HEADERS_OF: Final[Mapping[int, Mapping[str, str]]] = {401: CHALLENGE, 503: {"Retry-After": "1"}}
+"""Of refusals by an error. Those by a status may last."""
+_AUTHORIZATION_MAX: Final = 7_168
+"""Bytes. gRPC refuses metadata above 8 KiB at random, and some are its own."""
+_CONDITIONS: Final = ("if-match", "if-none-match", "if-range")
+_NOT_FOR_APPENDS: Final = ("content-range", "if-none-match", "if-unmodified-since")
+
+
+@dataclass(frozen=True, slots=True)
+class Loopback:
+    """The broker's own gRPC service: ``read`` and ``append`` as of ``client.channel.BytePath``.
+
+    ``http_endpoints`` are of the members of a route, by the endpoints that the route has.
+    ``created`` gives the revision at which a journal was created; 0: it is not known here.
+    """
+
+    read: Callable[..., Any]
+    append: Callable[..., Any]
+    http_endpoints: Callable[[Route], Mapping[str, str]]
+    created: Callable[[str], int]
+
+
+class HttpGateway:
+    """The handler of every path that is a journal's name. ``loopback`` is asked for each request."""
+
+    def __init__(self, loopback: Callable[[], Loopback], allow_origins: Sequence[str] = ()) -> None:
+        self._loopback = loopback
+        cors = Cors(
+            allow_origins,
+            methods="GET, HEAD, PUT, OPTIONS",
+            headers="Authorization, Content-Type, If-Match, If-None-Match, If-Range, Range",
+            expose=EXPOSED,
+        )
+        self.handle: Handler = cors.wrap(self._handle) if cors else self._handle
+
+    async def _handle(self, request: Request) -> Response:
+        try:
+            if request.method in ("GET", "HEAD"):
+                return await _Read(request, self._loopback()).respond()
+            if request.method == "PUT":
+                return await self._append(request)
+            return _text(f"unknown method: {request.method}", 400)
+        except NotAllowed as error:
+            return _text(str(error), 401, CHALLENGE)
+        except Invalid as error:
+            return _text(str(error), 400)
+        except ClientDisconnect:
+            return Response(status_code=408)
+        except grpc.aio.AioRpcError as error:
+            code = _GRPC_CODES.get(error.code(), 500)
+            if was_too_slow(rpc_error(error, "append")):
+                code = 408
+            return _text(error.details() or "", code, _HEADERS_OF.get(code))
+        except GazetteError as error:
+            return _text(str(error), 503)
+
+    async def _append(self, request: Request) -> Response:
+        if request.url.query:
+            raise Invalid(f"unexpected query of an append ({request.url.query})")
+        for name in _NOT_FOR_APPENDS:
+            if name in request.headers:
+                raise Invalid(f"header {name} has no meaning for an append")
+        opening = broker_pb2.AppendRequest(journal=journal_of(request))
+        validate_append_request_opening(opening)
+        loopback = self._loopback()
+        condition = request.headers.get("if-match", "*").strip()
+        if condition != "*":
+            tag = _one_tag(condition)
+            if tag.created != loopback.created(split_journal_meta(opening.journal)[0]):
+                return _text("the journal is not the one that If-Match names", 412)
+            opening.offset = tag.head
+        call = loopback.append(metadata=authorization(request))
+        try:
+            async with TaskScope("put") as scope:
+                # The call may end before the body does, which may never end.
+                writing = scope.spawn(_write_body(call, opening, request), name="body")
+                ending = scope.spawn(_ended(call), name="answer")
+                await asyncio.wait({writing, ending}, return_when=asyncio.FIRST_COMPLETED)
+                scope.cancel()
+            response = await call
+        except BaseException:
+            # Without the message that commits, the broker rolls back what it has.
+            call.cancel()
+            raise
+        status = Status.from_pb(response.status)
+        headers = _route_of(response.header, loopback, request)
+        if status is not Status.OK:
+            text = f"{status.name}: {response.store_health_error}".rstrip(": ")
+            if status in _ASSIGNED_SOON:
+                headers["Retry-After"] = "1"
+            return _text(text, _APPEND_CODES.get(status, 500), headers)
+        headers |= append_headers(Fragment.from_pb(response.commit))
+        return Response(status_code=204, headers=headers)
+
+
+class _Read:
+    """One GET or HEAD."""
+
+    def __init__(self, request: Request, loopback: Loopback) -> None:
+        self._request = request
+        self._loopback = loopback
+        self._metadata = authorization(request)
+        self._asked = parse_read(request)
+
+    async def respond(self) -> Response:
+        request, asked = self._request, self._asked
+        try:
+            # Ranges have a meaning for GET only.
+            wanted = parse_range(request.headers.get("range")) if request.method == "GET" else None
+        except Unsatisfiable as error:
+            return _text(str(error), 416)
+        if wanted is not None and "offset" in request.query_params:
+            raise Invalid("an offset and a Range ask for two things: give one of them")
+        conditional = any(name in request.headers for name in _CONDITIONS)
+        if conditional or (wanted is not None and wanted.suffix is not None):
+            answer = await self._settle(wanted)
+            if isinstance(answer, Response):
+                return answer
+            wanted = answer
+        if wanted is not None:
+            asked.offset, asked.end_offset = wanted.first, wanted.end or 0
+        call, messages, first = await self._start(asked)
+        status, headers = self._describe(first)
+        if request.method == "HEAD":
+            call.cancel()
+            return _head_only(_READ_CODES.get(status, 500), headers)
+        if status is not Status.OK:
+            call.cancel()
+            return _text(status.name, _READ_CODES.get(status, 500), headers)
+        end = None
+        if wanted is not None and (wanted.end is not None or not asked.block):
+            end = _end_of(wanted, first.write_head, block=asked.block)
+            if first.offset >= end:  # The bytes asked for are gone; later ones are there.
+                call.cancel()
+                headers["Content-Range"] = f"bytes */{first.write_head}"
+                return _text("no byte of the range is there any more", 416, headers)
+            total = first.write_head if end <= first.write_head else "*"
+            headers["Content-Range"] = f"bytes {first.offset}-{end - 1}/{total}"
+            headers["Content-Length"] = str(end - first.offset)
+        headers["Content-Type"] = "application/octet-stream"
+        body_parts = _body(call, messages, first.offset, end, endless=asked.block)
+        return StreamedBody(body_parts, 206, headers)
+
+    async def _settle(self, wanted: ByteRange | None) -> ByteRange | Response | None:
+        """Check the conditions against the journal as it is now, and place a suffix."""
+        request = self._request
+        peek = broker_pb2.ReadRequest(journal=self._asked.journal, offset=-1, metadata_only=True)
+        call, _, first = await self._start(peek)
+        call.cancel()
+        status, headers = self._describe(first)
+        if status not in (Status.OK, Status.OFFSET_NOT_YET_AVAILABLE):
+            return _text(status.name, _READ_CODES.get(status, 500), headers)
+        now = self._tag(first.write_head)
+
+        def holds(header: str) -> bool:
+            tags = parse_tags(header)
+            return header.strip() == "*" or any(tag.is_prefix_of(now) for tag in tags)
+
+        condition = request.headers.get("if-match")
+        if condition is not None and not holds(condition):
+            return _text("the journal is not the one that If-Match names", 412, headers)
+        condition = request.headers.get("if-none-match")
+        if (
+            condition is not None
+            and not self._asked.block
+            and (condition.strip() == "*" or now in parse_tags(condition))
+        ):
+            headers.pop("Content-Range", None)
+            return Response(status_code=304, headers=headers)
+        condition = request.headers.get("if-range")
+        if condition is not None and not holds(condition):
+            return None
+        if wanted is None or wanted.suffix is None:
+            return wanted
+        if not wanted.suffix or not now.head:
+            headers["Content-Range"] = f"bytes */{now.head}"
+            return _text("there is no last byte", 416, headers)
+        begin = max(0, now.head - wanted.suffix)
+        return ByteRange(begin, None if self._asked.block else now.head - 1)
+
+    async def _start(
+        self, asked: broker_pb2.ReadRequest
+    ) -> tuple[Any, Any, broker_pb2.ReadResponse]:
+        """Call Read, and wait for its first response. Raises ``Invalid``, ``AioRpcError``."""
+        validate_read_request(asked)
+        call = self._loopback.read(asked, metadata=self._metadata)
+        messages = aiter(call)
+        try:
+            first = await anext(messages, None)
+        except BaseException:
+            call.cancel()
+            raise
+        if first is None:
+            call.cancel()
+            raise Unavailable("the broker ended the read before its first response")
+        assert isinstance(first, broker_pb2.ReadResponse)
+        return call, messages, first
+
+    def _describe(self, first: broker_pb2.ReadResponse) -> tuple[Status, dict[str, str]]:
+        status = Status.from_pb(first.status)
+        headers = _route_of(first.header, self._loopback, self._request) | read_headers(first)
+        if status in (Status.OK, Status.OFFSET_NOT_YET_AVAILABLE) and not self._asked.block:
+            tag = self._tag(first.write_head)
+            if tag.created:
+                headers["ETag"] = str(tag)
+        return status, headers
+
+    def _tag(self, head: int) -> EntityTag:
+        journal = split_journal_meta(self._asked.journal)[0]
+        return EntityTag(self._loopback.created(journal), head)
+
+
+def _end_of(wanted: ByteRange, head: int, *, block: bool) -> int:
+    """Where the body ends: at the head as it was when the body began, unless we are to wait."""
+    if wanted.end is None:
+        return head
+    return wanted.end if block else min(wanted.end, head)
+
+
+async def _body(
+    call: Any, messages: Any, offset: int, end: int | None, *, endless: bool
+) -> AsyncIterator[bytes]:
+    """The content, up to ``end`` or the head. Raises ``Broken`` if the read ends before that.
+
+    A read that waits at the head (``endless``) ends whenever the broker ends it.
+    """
+    try:
+        async for message in messages:
+            if isinstance(message, Content) or message.content:
+                content = message.content
+                if end is not None:
+                    content = content[: end - message.offset]
+                offset = message.offset + len(content)
+                yield content
+                if offset == end:
+                    return
+            elif message.status == Status.OFFSET_NOT_YET_AVAILABLE and end is None:
+                return
+            elif message.status != Status.OK:
+                raise Broken("the read ended early", status=Status.from_pb(message.status).name)
+            elif message.offset != offset:
+                raise Broken("bytes are missing", offset=offset, next=message.offset)
+        if end is not None or not endless:
+            raise Broken("the broker ended the read", offset=offset)
+    finally:
+        call.cancel()
+
+
+async def _ended(call: Any) -> None:
+    ended = asyncio.Event()
+    call.add_done_callback(lambda _: ended.set())
+    await ended.wait()
+
+
+async def _write_body(call: Any, opening: broker_pb2.AppendRequest, request: Request) -> None:
+    """Stream the request's body into an append, and commit it.
+
+    When the broker has answered already, there is nobody to write to: its answer is the outcome.
+    """
+    try:
+        await call.write(opening)
+        async with aclosing(request.stream()) as body:
+            async for part in body:
+                view = memoryview(part)
+                for at in range(0, len(view), CHUNK_BYTES):
+                    await call.write(append_content(view[at : at + CHUNK_BYTES]))
+        await call.write(COMMIT)
+        await call.done_writing()
+    # The last is what gRPC raises for a write to a call that has ended meanwhile.
+    except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+        if not call.done():
+            raise
+
+
+def parse_read(request: Request) -> broker_pb2.ReadRequest:
+    """The read that a GET or HEAD asks for. Raises ``Invalid``."""
+    arguments: dict[str, str] = {}
+    for name, value in parse_qsl(request.url.query, keep_blank_values=True):
+        if name not in ("offset", "block"):
+            raise Invalid(f"unknown query argument {name} (expected offset or block)")
+        arguments[name] = value
+    try:
+        offset = parse_integer(arguments.get("offset", "0"))
+    except ValueError:
+        raise Invalid(f"invalid offset ({arguments['offset'][:50]}; expected an integer)") from None
+    block = arguments.get("block", "false").lower()
+    if block not in ("true", "false", "1", "0"):
+        raise Invalid(f"invalid block ({block}; expected true or false)")
+    if not -1 <= offset <= MAX_OFFSET:  # The request could not hold it.
+        given = arguments["offset"][:50]
+        raise Invalid(f"invalid Offset ({given}; expected -1 <= Offset <= MaxInt64)")
+    parsed = broker_pb2.ReadRequest(
+        journal=journal_of(request),
+        offset=offset,
+        block=block in ("true", "1"),
+        metadata_only=request.method == "HEAD",
+    )
+    validate_read_request(parsed)
+    return parsed
+
+
+def journal_of(request: Request) -> str:
+    path: str = request.scope["path"]
+    return path.removeprefix("/")
+
+
+def authorization(request: Request) -> tuple[tuple[str, str], ...]:
+    """Call metadata with the credentials of the request, whatever they are worth.
+
+    Raises ``NotAllowed`` for what call metadata cannot carry.
+    """
+    value = request.headers.get("authorization")
+    if not value:
+        return ()
+    if len(value) > _AUTHORIZATION_MAX:
+        raise NotAllowed(f"the Authorization header is too long (expected <= {_AUTHORIZATION_MAX})")
+    if not (value.isascii() and value.isprintable()):
+        raise NotAllowed("invalid or unsupported Authorization header (expected 'Bearer')")
+    return (("authorization", value),)
+
+
+def _one_tag(condition: str) -> EntityTag:
+    """The tag of a conditional append. Raises ``Invalid``."""
+    tags = parse_tags(condition)
+    if len(tags) != 1 or str(tags[0]) != condition:
+        raise Invalid(f"invalid If-Match ({condition}; expected one ETag of this journal, or *)")
+    if not tags[0].head:
+        raise Invalid(
+            "an append to an empty journal cannot be conditional on its ETag",
+            hint="Offset 0 means none was given: condition the append on a register instead.",
+        )
+    return tags[0]
+
+
+def _route_of(header: broker_pb2.Header, loopback: Loopback, request: Request) -> dict[str, str]:
+    route = Route.from_pb(header.route)
+    path = request.scope.get("raw_path", b"").decode("ascii", "replace") or request.url.path
+    return route_headers(route, loopback.http_endpoints(route), path)
+
+
+def _head_only(code: int, headers: dict[str, str]) -> Response:
+    """The headers of a GET, which does not know its length either: zero would be a wrong one."""
+    response = Response(status_code=code, headers=headers, media_type="application/octet-stream")
+    del response.headers["content-length"]
+    return response
+
+
+def _text(text: str, code: int, headers: Mapping[str, str] | None = None) -> Response:
+    return PlainTextResponse(f"{text}\n" if text else "", code, headers=headers)

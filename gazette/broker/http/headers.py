@@ -1,0 +1,99 @@
+"""The headers by which a journal's place, fragments and offsets are told over HTTP."""
+
+from __future__ import annotations
+
+import email.utils
+from collections.abc import Mapping
+from typing import Final
+
+from gazette.broker.http.ranges import MAX_OFFSET
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.route import Route
+from gazette.protocol.status import Status
+
+EXPOSED: Final = (
+    "Accept-Ranges, Content-Range, ETag, Location, X-Commit-Begin, X-Commit-End, "
+    "X-Commit-SHA1-Sum, X-Fragment-Last-Modified, X-Fragment-Location, X-Fragment-Name, "
+    "X-Route-Token, X-Write-Head"
+)
+"""What pages of other origins may see of a response."""
+
+
+def read_headers(response: broker_pb2.ReadResponse) -> dict[str, str]:
+    """Return those of the first response to a read.
+
+    The range of content is the original's: it has no end that is known. Where there is nothing at the
+    offset, it says how far the journal reaches. A journal that is not served has no head either.
+    """
+    status = Status.from_pb(response.status)
+    if status is Status.OK:
+        content_range = f"bytes {response.offset}-{MAX_OFFSET}/{MAX_OFFSET}"
+    elif status is Status.OFFSET_NOT_YET_AVAILABLE:
+        content_range = f"bytes */{response.write_head}"
+    else:
+        return {}
+    headers = {
+        "X-Write-Head": str(response.write_head),
+        "Content-Range": content_range,
+        "Accept-Ranges": "bytes",
+    }
+    if response.HasField("fragment"):
+        fragment = Fragment.from_pb(response.fragment)
+        headers["X-Fragment-Name"] = fragment.content_name()
+        if fragment.mod_time:
+            headers["X-Fragment-Last-Modified"] = email.utils.formatdate(
+                fragment.mod_time, usegmt=True
+            )
+        if response.fragment_url:
+            headers["X-Fragment-Location"] = response.fragment_url
+    return headers
+
+
+def append_headers(commit: Fragment) -> dict[str, str]:
+    return {
+        "X-Commit-Begin": str(commit.begin),
+        "X-Commit-End": str(commit.end),
+        "X-Commit-SHA1-Sum": commit.sum.hex(),
+        "X-Write-Head": str(commit.end),
+    }
+
+
+def route_headers(route: Route, http_endpoints: Mapping[str, str], path: str) -> dict[str, str]:
+    """``X-Route-Token``, and as ``Location`` where the journal's primary has it.
+
+    ``http_endpoints`` gives the HTTP endpoints of brokers that serve HTTP elsewhere than where they
+    are known by. One that listens on a unix socket has no location that a client could follow.
+    """
+    headers = {"X-Route-Token": route_token(route)}
+    if endpoint := route.primary_endpoint:
+        endpoint = http_endpoints.get(endpoint, endpoint)
+        if endpoint.startswith(("http://", "https://")):
+            headers["Location"] = f"{endpoint}{path}"
+    return headers
+
+
+def route_token(route: Route) -> str:
+    """A route in the compact text form of protobuf."""
+    parts = [
+        f"members:<zone:{_quoted(member.zone)} suffix:{_quoted(member.suffix)} >"
+        for member in route.members
+    ]
+    if route.primary != 0:
+        parts.append(f"primary:{-1 if route.primary is None else route.primary}")
+    parts += [f"endpoints:{_quoted(endpoint)}" for endpoint in route.endpoints]
+    return " ".join(parts)
+
+
+def _quoted(text: str) -> str:
+    """A string of the text form: octal escapes for what is not ASCII, which headers cannot have."""
+    out: list[str] = []
+    for byte in text.encode():
+        char = chr(byte)
+        if char in '"\\':
+            out.append(f"\\{char}")
+        elif 0x20 <= byte < 0x7F:
+            out.append(char)
+        else:
+            out.append(f"\\{byte:03o}")
+    return f'"{"".join(out)}"'

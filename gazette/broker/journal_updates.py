@@ -1,0 +1,66 @@
+"""What the primary of a journal writes to etcd: that its replicas are in step, and its suspension."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gazette.errors import Bug
+from gazette.etcd.values import Compare, Op, Operation
+from gazette.protocol.ids import Offset, Revision
+from gazette.protocol.journal import Suspend, SuspendLevel
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.route import Route
+
+if TYPE_CHECKING:
+    from gazette.broker.context import BrokerContext
+    from gazette.broker.resolver import Resolution
+
+
+async def put_assignments(context: BrokerContext, at: Resolution, route: Route) -> Revision:
+    """Store ``route`` in all of the journal's assignments, by which the allocator knows that they are
+    consistent; nothing is changed if any of them was changed since ``at``.
+
+    Returns the revision to resolve at next. Raises as ``Etcd.txn``.
+    """
+    value = route.without_endpoints().to_pb().SerializeToString()
+    puts: list[Operation] = [
+        Op.put(kv.key, value, ignore_lease=True)
+        for kv in at.assignments
+        if not kv.decoded.value.equivalent(route)
+    ]
+    return await _put_if_unchanged(context, at, _unchanged_assignments(at), puts)
+
+
+async def put_suspend(
+    context: BrokerContext, at: Resolution, level: SuspendLevel, offset: Offset
+) -> Revision:
+    """Change the suspension in the journal's specification; nothing is changed if the journal or any of
+    its assignments was changed since ``at``.
+
+    Returns the revision to resolve at next. Raises as ``Etcd.txn``.
+    """
+    if at.item_kv is None:
+        raise Bug("suspension of a journal that does not exist", journal=at.journal)
+    raw = at.item_kv.raw
+    # Not by way of JournalSpec: fields that a newer version wrote are kept.
+    spec = broker_pb2.JournalSpec.FromString(raw.value)
+    spec.suspend.CopyFrom(Suspend(level, offset).to_pb())
+    compares = [Compare.mod_revision(raw.key, "=", raw.mod_revision), *_unchanged_assignments(at)]
+    return await _put_if_unchanged(
+        context, at, compares, [Op.put(raw.key, spec.SerializeToString())]
+    )
+
+
+def _unchanged_assignments(at: Resolution) -> list[Compare]:
+    return [Compare.mod_revision(kv.key, "=", kv.raw.mod_revision) for kv in at.assignments]
+
+
+async def _put_if_unchanged(
+    context: BrokerContext, at: Resolution, compares: list[Compare], puts: list[Operation]
+) -> Revision:
+    result = await context.etcd.txn(compares, puts)
+    if result.succeeded:
+        return result.header.revision
+    # Some key is newer than our mirror had it, so that the mirror's next revision will come. That of
+    # the response may not: it counts changes outside of our prefix, too.
+    return at.header.etcd.revision + 1

@@ -1,0 +1,1 @@
+"""Pipelines from a primary to its peers."""

@@ -1,0 +1,189 @@
+"""Stage 5 of the byte path: takes messages from `pipeline`, gives them to `broker/api/replicate` of one peer.
+
+One Replicate call, in full duplex. Sending never waits for answers, and answers are taken as they
+come, so that a peer which goes away is noticed even while nothing is asked of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, Final
+
+import grpc.aio
+
+from gazette.client.rpc.errors import END_OF_STREAM, rpc_error
+from gazette.errors import Broken, Closed, GazetteError, Unavailable
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.pb import broker_pb2
+from gazette.runtime.tasks import TaskScope
+
+OUTBOX_BYTES_MAX: Final = 1 << 20
+"""How much may wait to be sent to one peer; one message may exceed it."""
+_INBOX_MAX: Final = 1024
+"""Answers that may wait to be gathered: of more appends than can be in flight."""
+
+
+class PeerStream:
+    """Our end of a Replicate call to ``peer``. Loop-bound.
+
+    ``call`` takes encoded requests. Two tasks of ``scope`` do the talking; they end with the call and
+    never raise. ``failure`` is set once the call is of no further use; answers which came before
+    remain to be received.
+    """
+
+    def __init__(self, peer: ProcessId, call: Any, scope: TaskScope, *, timeout_s: float) -> None:
+        self.peer = peer
+        self.failure: GazetteError | None = None
+        self._call = call
+        self._timeout_s = timeout_s
+        self._outbox: deque[bytes] = deque()
+        self._outbox_bytes = 0
+        self._closing = False
+        self._ended = False
+        self._inbox: deque[broker_pb2.ReplicateResponse] = deque()
+        self._to_send: asyncio.Future[None] | None = None
+        self._progress: dict[asyncio.Future[None], None] = {}
+        self._sender = scope.spawn(self._send_all(), name=f"send to {peer}")
+        self._receiver = scope.spawn(self._receive_all(), name=f"receive from {peer}")
+
+    @property
+    def crowded(self) -> bool:
+        """Whether ``room`` must be awaited before more content is sent."""
+        return self._outbox_bytes >= OUTBOX_BYTES_MAX and self.failure is None
+
+    def send(self, message: bytes) -> None:
+        """Queue an encoded ReplicateRequest. Of no effect once the call has failed."""
+        if self.failure is not None:
+            return
+        self._outbox.append(message)
+        self._outbox_bytes += len(message)
+        self._wake_sender()
+
+    async def room(self) -> None:
+        """Return once there is room for more content.
+
+        Raises ``Unavailable`` if the peer takes nothing for ``timeout_s``, or the call's failure.
+        Cancellation: no effect.
+        """
+        while self.crowded:
+            await self._progressed("takes no content")
+        if self.failure is not None:
+            raise self.failure
+
+    async def receive(self) -> broker_pb2.ReplicateResponse:
+        """The next answer, in order.
+
+        Raises ``Unavailable`` if it does not come within ``timeout_s``, or the call's failure.
+        Cancellation: no answer was taken.
+        """
+        while not self._inbox:
+            if self.failure is not None:
+                raise self.failure
+            await self._progressed("does not answer")
+        return self._inbox.popleft()
+
+    def close_send(self) -> None:
+        """No more requests, once those that are queued are sent."""
+        self._closing = True
+        self._wake_sender()
+
+    async def wait_end(self) -> None:
+        """Return when the call has ended. Raises ``Unavailable`` after ``timeout_s``."""
+        while not self._ended:
+            await self._progressed("does not end its stream")
+
+    def cancel(self, failure: GazetteError) -> None:
+        """End the call at once. The peer gives up what was not committed."""
+        self._fail(failure)
+        self._sender.cancel()
+        self._receiver.cancel()
+        self._call.cancel()
+
+    async def _progressed(self, lack: str) -> None:
+        """Wait for anything to happen with the call; ``timeout_s`` without is a failure."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._progress[waiter] = None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await waiter
+        except TimeoutError:
+            error = Unavailable(
+                f"peer {self.peer} {lack}",
+                hint="Check that broker, and the network to it; the route changes once it is gone.",
+                timeout_s=self._timeout_s,
+            )
+            self.cancel(error)
+            raise error from None
+        finally:
+            self._progress.pop(waiter, None)
+
+    def _wake_sender(self) -> None:
+        if self._to_send is not None and not self._to_send.done():
+            self._to_send.set_result(None)
+
+    def _wake(self) -> None:
+        for waiter in self._progress:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _fail(self, failure: GazetteError) -> None:
+        if self.failure is None:
+            self.failure = failure
+        self._outbox.clear()
+        self._outbox_bytes = 0
+        self._wake_sender()
+        self._wake()
+
+    async def _send_all(self) -> None:
+        while self.failure is None:
+            if self._outbox:
+                message = self._outbox.popleft()
+                if not await self._talk(self._call.write(message)):
+                    return
+                self._outbox_bytes = max(self._outbox_bytes - len(message), 0)
+                self._wake()
+            elif self._closing:
+                await self._talk(self._call.done_writing())
+                return
+            else:
+                self._to_send = asyncio.get_running_loop().create_future()
+                await self._to_send
+
+    async def _receive_all(self) -> None:
+        try:
+            while await self._talk(self._receive()):
+                if len(self._inbox) > _INBOX_MAX:
+                    self.cancel(Broken(f"peer {self.peer} answers what was not asked"))
+        finally:
+            self._ended = True
+            self._fail(Closed(f"the stream to {self.peer} has ended"))
+
+    async def _receive(self) -> None:
+        response = await self._call.read()
+        if response is END_OF_STREAM:
+            raise Broken(f"recv from {self.peer}: unexpected EOF")
+        self._inbox.append(response)
+        self._wake()
+
+    async def _talk(self, talking: Any) -> bool:
+        """Await one operation of the call; false if that failed, which says why in ``failure``."""
+        try:
+            await talking
+        except grpc.aio.AioRpcError as error:
+            self._fail(rpc_error(error, f"Replicate to {self.peer}"))
+        except GazetteError as error:
+            self._fail(error)
+        except (asyncio.InvalidStateError, grpc.aio.UsageError):
+            # The call is over. Its reason comes, or came, with the answers.
+            self._outbox.clear()
+            self._outbox_bytes = 0
+            self._wake()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            self._fail(Closed(f"the channel to {self.peer} was closed"))
+        else:
+            return True
+        return False

@@ -1,0 +1,513 @@
+"""Stage 5 of the byte path: takes proposals and content from `broker/append/driver`, gives them to the
+replicas of
+peers (`peer_stream`) and, last, to the spool of our own.
+
+A pipeline is what a primary replicates through for as long as the journal's route stays: one stream to
+each peer, and our own spool, which nobody else touches meanwhile. Whoever holds it, a `Mutex` of the
+replica, may send. Answers come in the order of what was sent: a ``Turn``, taken while holding, is the
+right to gather those of one append, after all earlier appends have gathered theirs. So the next append
+streams while this one waits for its acknowledgements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+
+from gazette.auth import Capability, Claims
+from gazette.broker.append.events import PeerAnswer, SpoolView
+from gazette.broker.append.rules import unexpected_answer
+from gazette.broker.append.wire import replicate_content
+from gazette.broker.replication.peer_stream import PeerStream
+from gazette.broker.replication.spool_writer import WriteBehind
+from gazette.errors import Broken, Bug, Closed, Conflict, GazetteError, Invalid, Unavailable
+from gazette.fragment.local_file import LocalFragment
+from gazette.fragment.spool import Proposal
+from gazette.fragment.spool_file import INLINE_BYTES, Spool
+from gazette.protocol.fragment import ZERO_SUM, Fragment
+from gazette.protocol.ids import Offset, ProcessId
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.route import Header, Route
+from gazette.protocol.rpc import validate_replicate_response
+from gazette.protocol.status import Status
+
+if TYPE_CHECKING:
+    from gazette.broker.context import BrokerContext
+
+log = logging.getLogger(__name__)
+
+_TOKEN_LIFETIME_S: Final = 24 * 3600.0
+_AGE_MAX_S: Final = 11 * 3600.0
+"""A peer may end a stream whose token has expired; tokens are used until they are half as old."""
+_MESSAGE_BYTES_MAX: Final = 1 << 20
+"""Content of one ReplicateRequest; brokers may be set to refuse messages of more than 4 MiB.
+Large ones cost gRPC in Python half as much per byte as those of 128 KiB."""
+_SYNC_ANSWERS: Final = frozenset({Status.OK.value, Status.PROPOSAL_MISMATCH.value})
+_METHOD: Final = "/protocol.Journal/Replicate"
+
+
+ReadSpool: TypeAlias = Callable[[LocalFragment, Offset], Awaitable[bytes]]
+"""Reads bytes of a spool from an offset on: at least one, at most what one message may have."""
+
+
+class Turn:
+    """The right to gather the answers to what was sent before it was taken, and after the last one.
+
+    ``async with turn`` waits until it comes, and passes it on. A turn that is not entered, or left by
+    an exception, breaks the pipeline: its answers would be taken for those of the next.
+    """
+
+    def __init__(self, pipeline: Pipeline, prior: asyncio.Future[None] | None, end: Offset) -> None:
+        self._pipeline = pipeline
+        self._prior = prior
+        self._end = end
+        """Of what was proposed last, when the turn was taken."""
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def __aenter__(self) -> Self:
+        try:
+            if self._prior is not None and not self._prior.done():
+                await asyncio.shield(self._prior)
+        except asyncio.CancelledError as cancelled:
+            self.skip(cancelled)
+            raise
+        self._pipeline.gathering_to = self._end
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        if exc is not None:
+            self._pipeline.fail(_failure_of(exc))
+        self._pass_on()
+
+    def skip(self, reason: BaseException) -> None:
+        """Give the turn up without gathering."""
+        self._pipeline.fail(_failure_of(reason))
+        if self._prior is None or self._prior.done():
+            self._pass_on()
+        else:
+            self._prior.add_done_callback(lambda _: self._pass_on())
+
+    def _pass_on(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+class Pipeline:
+    """Replication streams of one journal under one route. Loop-bound; made by ``open_pipeline``.
+
+    ``header`` is of the resolution it was built for; after ``expires_at`` (of the monotonic clock) it
+    should be replaced at the next occasion. ``agree`` is told the end of what all replicas have
+    acknowledged, before whoever gathered their answers is. Sending belongs to the holder, gathering to
+    turns, closing to whoever took it from its baton for that.
+    """
+
+    def __init__(
+        self,
+        header: Header,
+        local: WriteBehind,
+        peers: Sequence[PeerStream],
+        *,
+        expires_at: float,
+        agree: Callable[[Offset], None],
+    ) -> None:
+        self.header = header
+        self._agree = agree
+        self.gathering_to: Offset = 0
+        """Where the append ends, or the synchronization, whose answers are being gathered."""
+        self._expires_at = expires_at
+        self._local: WriteBehind | None = local
+        self._peers = tuple(peers)
+        self._gathered: list[bytes] = []
+        """Content that was not sent yet, from delta ``_begin`` on, ``_length`` bytes."""
+        self._begin = 0
+        self._length = 0
+        self._failure: GazetteError | None = None
+        self.reassigned = asyncio.Event()
+        """Set once an assignment of the journal is made again: another replica may be behind it."""
+        self._opened = False
+        """Whether peers have got the route."""
+        self.last_turn: asyncio.Future[None] | None = None
+        """Done once the last turn has passed: then nobody waits for answers any more."""
+
+    @property
+    def route(self) -> Route:
+        return self.header.route
+
+    @property
+    def failure(self) -> GazetteError | None:
+        """Why it is of no further use; None while it is."""
+        if self._failure is None:
+            for peer in self._peers:
+                if peer.failure is not None:
+                    return peer.failure
+        return self._failure
+
+    def usable(self, now: float) -> bool:
+        """Whether to go on with it at reading ``now`` of the monotonic clock, if the route is right."""
+        return self.failure is None and now < self._expires_at
+
+    @property
+    def local(self) -> WriteBehind:
+        """Our own spool, and what is written to it."""
+        if self._local is None:
+            raise Bug("pipeline was used after its spool was released")
+        return self._local
+
+    @property
+    def spool(self) -> Spool:
+        return self.local.spool
+
+    @property
+    def delta(self) -> int:
+        """Bytes of the present append so far, sent or not."""
+        return self._begin + self._length if self._gathered else self.local.delta
+
+    def view(self) -> SpoolView:
+        """Our own spool as it is."""
+        spool = self.spool
+        return SpoolView(spool.fragment, spool.registers, spool.first_append_time)
+
+    # Sending.
+
+    async def sync(self, proposal: Fragment, registers: LabelSet, *, opening: bool) -> None:
+        """Propose to all replicas, which answer whether they can go on from there.
+
+        The ``opening`` proposal of the pipeline carries the route, addressed to each peer. Peers that
+        cannot be reached are found out as their answers are gathered. Raises as ``propose``.
+        """
+        request = _proposal(proposal, registers, acknowledge=True)
+        if not opening or self._opened:
+            self._send(request.SerializeToString())
+        else:
+            self._open(request)
+        await self._apply(Proposal(proposal, registers))
+
+    def _open(self, request: broker_pb2.ReplicateRequest) -> None:
+        """Send the first request of each stream, which carries the route."""
+        request.deprecated_journal = request.proposal.journal
+        for peer in self._peers:
+            header = Header(peer.peer, self.header.route, self.header.etcd)
+            request.header.CopyFrom(header.to_pb())
+            peer.send(request.SerializeToString())
+        self._opened = True
+
+    async def catch_up(self, read: ReadSpool) -> tuple[PeerAnswer, ...]:
+        """Send committed bytes of our spool to peers that have its beginning only.
+
+        A peer that is proposed what it does not have goes on behind it. Bytes which were never
+        acknowledged would then be held by some replicas only, and readers would wait for them if these
+        were lost. So this comes before the first ``sync``.
+
+        Returns answers of peers that do not know the route; then nothing was sent. Raises ``Conflict`` if a
+        peer has other bytes than this broker, or the failure of the first peer that failed. Then, and when
+        cancelled, the pipeline must be torn down.
+        """
+        ours = self.spool.fragment
+        # An empty proposal at our beginning changes nothing in a peer that has the beginning, or more.
+        beginning = replace(ours, end=ours.begin, sum=ZERO_SUM)
+        self._open(_proposal(beginning, self.spool.registers, acknowledge=True))
+        async with self.take_turn():
+            answers = [(peer, _answer(peer, await peer.receive())) for peer in self._peers]
+            unwilling = tuple(
+                answer for _, answer in answers if answer.status.value not in _SYNC_ANSWERS
+            )
+            if not unwilling:
+                for peer, answer in answers:
+                    end = _behind(answer, ours)
+                    if end is not None:
+                        await self._send_missing(peer, end, read)
+            return unwilling
+
+    async def _send_missing(self, peer: PeerStream, begin: Offset, read: ReadSpool) -> None:
+        local, at = self.spool.committed(), begin
+        log.info(
+            "%(journal)s: sending [%(begin)d, %(end)d) to %(peer)s, which does not have it",
+            {
+                "journal": local.fragment.journal,
+                "begin": begin,
+                "end": local.end,
+                "peer": peer.peer,
+            },
+        )
+        while at < local.end:
+            content = await read(local, at)
+            peer.send(replicate_content(content, at - begin))
+            at += len(content)
+            if peer.crowded:
+                await peer.room()
+        request = _proposal(local.fragment, self.spool.registers, acknowledge=True)
+        peer.send(request.SerializeToString())
+        answer = _answer(peer, await peer.receive())
+        if answer.status is not Status.OK:
+            raise Conflict(
+                "a replica has other bytes than its primary",
+                hint="Look for fragments in conflict: `gazctl journals fragments`.",
+                journal=local.fragment.journal,
+                peer=peer.peer,
+                fragment=local.fragment.content_name(),
+            )
+
+    async def propose(self, proposal: Fragment, registers: LabelSet, *, acknowledge: bool) -> None:
+        """Propose to all replicas. Raises the failure of a broken pipeline, and ``Bug`` if our own spool
+        disagrees. Cancellation: some replicas may have got it; the pipeline must be torn down."""
+        self._raise_failure()
+        self._forget_gathered()  # What is proposed does not have it, or it was sent by ``next``.
+        self._send(_proposal(proposal, registers, acknowledge=acknowledge).SerializeToString())
+        await self._apply(Proposal(proposal, registers))
+
+    async def content(self, content: bytes, delta: int) -> None:
+        """Send a chunk to all replicas, ``delta`` bytes into the append.
+
+        Behind the first, chunks travel in batches, and the last of them once ``next`` is asked for.
+        Returns when every peer and our own spool have room for more. Raises the failure of a broken
+        pipeline, or ``Unavailable`` if a peer, or our disk, takes nothing any more; then, and when
+        cancelled, the pipeline must be torn down.
+        """
+        self._raise_failure()
+        length = len(content)
+        if self._gathered and self._length + length > _MESSAGE_BYTES_MAX:
+            await self._send_gathered()
+        if not self._gathered:
+            self._begin = delta
+        self._gathered.append(content)
+        self._length += length
+        if not delta or self._length > INLINE_BYTES:
+            # The first one at once: it is all of a short append, and travels while its end comes in.
+            await self._send_gathered()
+
+    async def next(self) -> Fragment:
+        """What a commit of the content so far would make of the spool. Raises and cancels as ``content``."""
+        self._raise_failure()
+        if self._gathered:
+            await self._send_gathered()
+        await self.local.flush()
+        return self.spool.next()
+
+    async def _send_gathered(self) -> None:
+        batch = self._gathered[0] if len(self._gathered) == 1 else b"".join(self._gathered)
+        self._forget_gathered()
+        for at in range(0, len(batch), _MESSAGE_BYTES_MAX):
+            part = (
+                batch if len(batch) <= _MESSAGE_BYTES_MAX else batch[at : at + _MESSAGE_BYTES_MAX]
+            )
+            if self._peers:
+                message = replicate_content(part, self._begin + at)
+                for peer in self._peers:
+                    peer.send(message)
+                for peer in self._peers:
+                    if peer.crowded:
+                        await peer.room()
+            await self.local.content(part, self._begin + at)
+
+    def _forget_gathered(self) -> None:
+        self._gathered, self._length = [], 0
+
+    def _send(self, message: bytes) -> None:
+        for peer in self._peers:
+            peer.send(message)
+
+    async def _apply(self, proposal: Proposal) -> None:
+        result = await self.local.propose(proposal)
+        if result.status is not Status.OK:
+            raise Bug(
+                "the primary's own spool refused its proposal",
+                journal=proposal.fragment.journal,
+                proposal=proposal.fragment.content_name(),
+                spool=result.fragment.content_name(),
+            )
+
+    def _raise_failure(self) -> None:
+        failure = self.failure
+        if failure is not None:
+            raise failure
+
+    # Gathering.
+
+    def take_turn(self) -> Turn:
+        """Queue for the answers to what was sent since the last turn was taken. While holding."""
+        end = self.gathering_to if self._local is None else self.spool.fragment.end
+        turn = Turn(self, self.last_turn, end)
+        self.last_turn = turn.done
+        return turn
+
+    async def gather_sync(self) -> tuple[tuple[PeerAnswer, ...], GazetteError | None]:
+        """One answer of each peer to a ``sync``, and the first failure of those that gave none. In turn.
+
+        Cancellation: the pipeline is broken.
+        """
+        answers: list[PeerAnswer] = []
+        first: GazetteError | None = self._failure
+        for peer in self._peers:
+            try:
+                answers.append(_answer(peer, await peer.receive()))
+            except GazetteError as error:
+                first = first or error
+        if first is None and all(answer.status is Status.OK for answer in answers):
+            try:
+                self._agree(self.gathering_to)
+            except GazetteError as error:
+                first = error
+        return tuple(answers), first
+
+    async def gather_acks(self) -> tuple[PeerAnswer, ...]:
+        """The answer of each peer to a proposal, up to the first that is a refusal. In turn.
+
+        Raises the failure of the first that gave none, and what ``agree`` raises. Unless all agree the
+        pipeline is broken, because whatever was sent after that proposal was built on it.
+        """
+        self._raise_own_failure()
+        answers = []
+        for peer in self._peers:
+            answers.append(_answer(peer, await peer.receive()))
+            if answers[-1].status is not Status.OK:
+                self.fail(unexpected_answer(answers[-1]))
+                break
+        else:
+            self._agree(self.gathering_to)
+        return tuple(answers)
+
+    def _raise_own_failure(self) -> None:
+        # Not that of a peer: the answers which we are owed may have come before it.
+        if self._failure is not None:
+            raise self._failure
+
+    # Ending.
+
+    def fail(self, failure: GazetteError) -> None:
+        """Break the pipeline: peers give up what was not committed, all pending turns fail."""
+        if self._failure is None:
+            self._failure = failure
+            for peer in self._peers:
+                peer.cancel(failure)
+
+    async def release_spool(self) -> Spool:
+        """Let go of our own spool, in which content may be pending. The pipeline can only be closed
+        after that. Cancellation: the spool is let go of, and nothing writes to it any more."""
+        local, self._local = self.local, None
+        await local.settle()
+        return local.spool
+
+    async def close(self) -> None:
+        """End the streams once all turns have passed, and cut off peers that do not end theirs.
+
+        Cancellation: streams are cut off at once.
+        """
+        assert self._local is None, "the spool is released before the pipeline is closed"
+        turn = self.take_turn()
+        for peer in self._peers:
+            peer.close_send()
+        closed = Closed("the pipeline was closed")
+        try:
+            async with turn:
+                for peer in self._peers:
+                    await _ended(peer)
+        finally:
+            for peer in self._peers:
+                peer.cancel(closed)
+
+
+def _behind(answer: PeerAnswer, ours: Fragment) -> Offset | None:
+    """Return where a peer ends that has only the beginning of our fragment; None for any other."""
+    if answer.status is Status.OK:
+        return ours.begin
+    theirs = answer.fragment
+    if answer.status is not Status.PROPOSAL_MISMATCH or theirs is None:
+        return None
+    return theirs.end if theirs.begin == ours.begin and theirs.end < ours.end else None
+
+
+async def roll_back(spool: Spool, *, primary: bool) -> None:
+    """Give up what is pending in a spool, if anything is."""
+    if spool.delta:
+        await spool.apply(Proposal(spool.fragment, spool.registers), primary=primary)
+
+
+def open_pipeline(
+    context: BrokerContext,
+    header: Header,
+    journal: str,
+    spool: Spool,
+    *,
+    agree: Callable[[Offset], None],
+) -> Pipeline:
+    """Start a stream to each peer of the route, of which we are the primary. Does not wait for any.
+
+    A peer that cannot be reached is found out when answers are gathered. ``spool`` must have nothing
+    pending, and belongs to the pipeline if this does not raise: ``Unavailable`` if etcd has no endpoint
+    of some peer, ``Closed`` if the broker's channels are.
+    """
+    others = [member for member in header.route.members if member != header.process_id]
+    endpoints = [_endpoint(context, header, member) for member in others]
+    claims = Claims.of_journal(Capability.REPLICATE, journal)
+    metadata = context.peers.credentials.metadata(claims, _TOKEN_LIFETIME_S)
+    peers = []
+    for member, endpoint in zip(others, endpoints, strict=True):
+        method: Callable[..., Any] = context.peers.grpc_channel(endpoint).stream_stream(
+            _METHOD,
+            request_serializer=None,
+            response_deserializer=broker_pb2.ReplicateResponse.FromString,
+        )
+        call = method(metadata=metadata)
+        peers.append(
+            PeerStream(member, call, context.scope, timeout_s=context.settings.peer_timeout_s)
+        )
+    local = WriteBehind(spool, context.scope, context.pools.spools, primary=True)
+    expires_at = context.clock.monotonic() + _AGE_MAX_S
+    return Pipeline(header, local, peers, expires_at=expires_at, agree=agree)
+
+
+def _endpoint(context: BrokerContext, header: Header, member: ProcessId) -> str:
+    endpoint = context.peers.pick(header.route, process_id=member)
+    if endpoint is None:
+        raise Unavailable("no endpoint is known of a peer", peer=member)
+    return endpoint
+
+
+async def _ended(peer: PeerStream) -> None:
+    with suppress(Unavailable):  # Cut off, which is all that can be done about it.
+        await peer.wait_end()
+
+
+def _proposal(
+    proposal: Fragment, registers: LabelSet, *, acknowledge: bool
+) -> broker_pb2.ReplicateRequest:
+    return broker_pb2.ReplicateRequest(
+        proposal=proposal.to_pb(), registers=registers.to_pb(), acknowledge=acknowledge
+    )
+
+
+def _answer(peer: PeerStream, response: broker_pb2.ReplicateResponse) -> PeerAnswer:
+    if not response.status:
+        return PeerAnswer(peer.peer, Status.OK)
+    try:
+        validate_replicate_response(response)
+        status = Status.from_pb(response.status)
+        header = Header.from_pb(response.header) if response.HasField("header") else None
+        fragment = Fragment.from_pb(response.fragment) if response.HasField("fragment") else None
+    except Invalid as error:
+        raise Broken(f"recv from {peer.peer}: invalid answer: {error}") from error
+    return PeerAnswer(
+        peer=peer.peer,
+        status=status,
+        route=None if header is None else header.route,
+        revision=0 if header is None else header.etcd.revision,
+        fragment=fragment,
+        registers=LabelSet.from_pb(response.registers),
+    )
+
+
+def _failure_of(error: BaseException) -> GazetteError:
+    if isinstance(error, GazetteError):
+        return error
+    return Broken("an append which uses this pipeline was cut short")

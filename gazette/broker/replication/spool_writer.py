@@ -1,0 +1,137 @@
+"""Stage 5 of the byte path: takes content from `pipeline` (primary) or `broker/api/replicate` (replica),
+gives
+it to `fragment/spool_file` in batches.
+
+Writing and hashing a chunk takes as long as receiving the next one. So a batch is written in a thread
+while the next chunks come in; a short append, which never makes a batch, is written on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable
+from typing import TypeAlias
+
+from gazette.errors import GazetteError
+from gazette.fragment.spool import Content, Proposal, SpoolResult
+from gazette.fragment.spool_file import INLINE_BYTES, Spool
+from gazette.runtime.tasks import Pool, TaskScope, settled
+
+Digest: TypeAlias = Callable[[bytes], None]
+"""Takes the same content as the spool, in the same order; called in threads, one at a time."""
+
+
+class WriteBehind:
+    """A spool, as its holder writes to it. Loop-bound.
+
+    At most two batches of somewhat more than ``INLINE_BYTES`` are in memory: one that is being written,
+    and one that is being gathered. Nothing else may use the spool before ``settle``.
+    """
+
+    def __init__(self, spool: Spool, scope: TaskScope, pool: Pool, *, primary: bool) -> None:
+        self.spool = spool
+        self._scope = scope
+        self._pool = pool
+        self._primary = primary
+        self._digest: Digest | None = None
+        self._gathered: list[bytes] = []
+        self._length = 0
+        """Of what is gathered."""
+        self._end = spool.delta
+        self._writing: asyncio.Task[None] | None = None
+        self._failure: GazetteError | None = None
+
+    @property
+    def delta(self) -> int:
+        """Bytes that are pending: in the spool, being written, or gathered."""
+        return self._end
+
+    def begin(self, digest: Digest | None) -> None:
+        """An append begins: nothing is pending. ``digest`` is to have its content, too."""
+        self._digest = digest
+        self._end = self.spool.delta
+
+    async def content(self, content: bytes, delta: int) -> None:
+        """Take a chunk. Returns when there is room for another, which may be before it is written.
+
+        Raises ``Invalid`` unless it follows what came before, and whatever an earlier chunk could not be
+        written for; all that was pending is rolled back then. Cancellation: it may be written.
+        """
+        if delta != self._end:
+            await self.flush()
+            await self._apply(content, delta)  # It is the spool that says what is wrong.
+        self._gathered.append(content)
+        self._length += len(content)
+        self._end += len(content)
+        if self._length > INLINE_BYTES:
+            await self._written()
+            batch, begin = self._take_batch()
+            self._writing = self._scope.spawn(self._write(batch, begin), name="write behind")
+
+    async def flush(self) -> None:
+        """Return when everything is written. Raises as ``content``. Cancellation: it may not be."""
+        await self._written()
+        if self._gathered:
+            batch, begin = self._take_batch()
+            await self._apply(batch, begin)
+
+    async def propose(self, proposal: Proposal) -> SpoolResult:
+        """Apply a proposal behind all content. Raises as ``content``. Cancellation: it may be applied."""
+        await self.flush()
+        result = await self.spool.apply(proposal, primary=self._primary)
+        self._end = self.spool.delta
+        return result
+
+    async def settle(self) -> None:
+        """Return when the spool is not being written to; what is not written yet is given up.
+
+        Never raises but for cancellation, and then, too, it returns only when that is so.
+        """
+        self._gathered, self._length = [], 0
+        cancelled = False
+        while self._writing is not None and not self._writing.done():
+            try:
+                await asyncio.wait({self._writing})
+            except asyncio.CancelledError:
+                cancelled = True
+        self._writing = None
+        if cancelled:
+            raise asyncio.CancelledError
+
+    def _take_batch(self) -> tuple[bytes, int]:
+        batch = self._gathered[0] if len(self._gathered) == 1 else b"".join(self._gathered)
+        begin = self._end - self._length
+        self._gathered, self._length = [], 0
+        return batch, begin
+
+    async def _written(self) -> None:
+        """Return when the batch that is being written is; raise what it failed for."""
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
+            self._writing = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    async def _write(self, batch: bytes, begin: int) -> None:
+        try:
+            await self._apply(batch, begin)
+        except GazetteError as error:
+            self._failure = error
+
+    async def _apply(self, batch: bytes, begin: int) -> None:
+        hashing: concurrent.futures.Future[None] | None = None
+        if self._digest is not None:
+            if len(batch) > INLINE_BYTES:
+                hashing = self._pool.submit(self._digest, batch)
+            else:
+                self._digest(batch)
+        try:
+            await self.spool.apply(Content(batch, begin), primary=self._primary)
+        except GazetteError:
+            self._gathered, self._length, self._end = [], 0, self.spool.delta
+            raise
+        finally:
+            if hashing is not None:
+                await settled(hashing)

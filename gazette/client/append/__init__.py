@@ -1,0 +1,1 @@
+"""Appends: batches of an append service, and the call."""

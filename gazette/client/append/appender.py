@@ -1,0 +1,320 @@
+"""Stage 2 of the byte path: takes content from `client/append/service`, gives one call to
+`broker/api/append`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+
+import grpc.aio
+
+from gazette.auth import Capability
+from gazette.client.rpc.credentials import journal_claims
+from gazette.client.rpc.errors import answered, map_errors, status_error, status_of, was_too_slow
+from gazette.client.rpc.wire import CHUNK_BYTES, COMMIT, BytesLike, append_content
+from gazette.errors import Broken, GazetteError, Invalid, Unavailable
+from gazette.protocol.append_session import SessionAppend
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import split_journal_meta, validate_journal_name
+from gazette.protocol.label_set import LabelSelector, LabelSet
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.route import Header
+from gazette.protocol.rpc import validate_append_response
+from gazette.protocol.status import Status
+from gazette.protocol.text.validation import within
+from gazette.runtime.failpoints import reach
+from gazette.runtime.metrics import APPEND_BYTES
+
+if TYPE_CHECKING:
+    from gazette.client.client import Client
+
+Content: TypeAlias = BytesLike | Iterable[BytesLike] | AsyncIterator[BytesLike]
+
+_CORE_ERROR: Final = "Internal error from Core"
+
+RETRIED_STATUSES: Final = frozenset(
+    {
+        Status.NOT_JOURNAL_PRIMARY_BROKER.name,
+        Status.NO_JOURNAL_PRIMARY_BROKER.name,
+        Status.INSUFFICIENT_JOURNAL_BROKERS.name,
+    }
+)
+"""What a plain append is repeated for, beside the gRPC code UNAVAILABLE: the journal is being handed over."""
+
+
+class SuspendControl(IntEnum):
+    """What an append does about the suspension of its journal.
+
+    Every append without content that says RESUME, probes included, resumes a suspended journal: use
+    NO_RESUME or KEEP to look without touching.
+    """
+
+    RESUME = 0
+    NO_RESUME = 1
+    IF_FLUSHED = 2
+    NOW = 3
+    KEEP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AppendParams:
+    """What an append asks for, beside its content.
+
+    ``journal`` may have a metadata segment, which does not matter to an append.
+    ``offset`` zero: wherever the head is; else the append is refused unless it is there. Registers
+    change only with content, are subtracted before they are united, and are checked only if the
+    journal has any.
+    """
+
+    journal: str
+    offset: int = 0
+    check_registers: LabelSelector | None = None
+    union_registers: LabelSet | None = None
+    subtract_registers: LabelSet | None = None
+    suspend: SuspendControl = SuspendControl.RESUME
+    min_etcd_revision: int = 0
+
+    def validate(self) -> None:
+        with within("Journal"):
+            validate_journal_name(self.journal)
+        if self.offset < 0:
+            raise Invalid(f"invalid Offset ({self.offset}; expected >= 0)")
+        if self.check_registers is not None:
+            with within("CheckRegisters"):
+                self.check_registers.validate()
+        if self.union_registers is not None:
+            with within("UnionRegisters"):
+                self.union_registers.validate()
+        if self.subtract_registers is not None:
+            with within("SubtractRegisters"):
+                self.subtract_registers.validate()
+
+    def to_pb(self) -> broker_pb2.AppendRequest:
+        check, union, subtract = (
+            self.check_registers,
+            self.union_registers,
+            self.subtract_registers,
+        )
+        # Without the metadata segment: a Go broker that has to proxy such a name crashes.
+        return broker_pb2.AppendRequest(
+            journal=split_journal_meta(self.journal)[0],
+            offset=self.offset,
+            check_registers=None if check is None else check.to_pb(),
+            union_registers=None if union is None else union.to_pb(),
+            subtract_registers=None if subtract is None else subtract.to_pb(),
+            suspend=self.suspend.value,  # type: ignore[arg-type]
+            min_etcd_revision=self.min_etcd_revision,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """Where an append went.
+
+    ``commit`` is the span, with its SHA-1, of the whole RPC: appends that shared one share its result.
+    ``registers`` are those after it. The chunk counts tell how often the broker held us back.
+    """
+
+    commit: Fragment
+    registers: LabelSet
+    header: Header
+    total_chunks: int = 0
+    delayed_chunks: int = 0
+
+
+class Appender:
+    """One Append RPC: nothing of it is in the journal unless ``commit`` returned.
+
+    ::
+
+        async with Appender(client, AppendParams("a/journal")) as appender:
+            await appender.write(b"…")
+            result = await appender.commit()
+
+    Leaving the block without ``commit`` aborts. Cancellation of ``write``: nothing was appended; of
+    ``commit``: it may have been appended.
+    """
+
+    def __init__(
+        self, client: Client, params: AppendParams, session: SessionAppend | None = None
+    ) -> None:
+        """``session`` says which append this is an attempt of, so that a late copy of it is refused."""
+        params.validate()
+        self._client = client
+        self._params = params
+        self._session = session
+        self._call: Any = None
+        self._endpoint = ""
+        self._bytes = 0
+        self._answered = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.abort()
+
+    async def write(self, content: BytesLike) -> None:
+        """Send content; returns when gRPC took it. Empty content is not sent: it would commit.
+
+        Raises ``Unavailable`` and its kin when the broker ended the call; ``commit`` then tells why.
+        """
+        view = memoryview(content).cast("B")
+        await self._open()
+        begin, end = 0, view.nbytes
+        while begin < end and not self._answered:
+            # The last piece may be twice as long, so that what is slightly too long is not two.
+            length = CHUNK_BYTES if end - begin > 2 * CHUNK_BYTES else end - begin
+            await self._send(append_content(view[begin : begin + length]))
+            self._bytes += length
+            begin += length
+
+    async def commit(self) -> AppendResult:
+        """Ask for the commit and wait for it.
+
+        Raises ``Fenced`` if registers were not as required, ``NotFound``, ``NotAllowed``,
+        ``Conflict`` (wrong offset), ``Corrupt`` (index has a greater offset), ``Moved``,
+        ``Unavailable`` or ``Broken``; the status is in ``facts["status"]``.
+        """
+        await self._open()
+        if not self._answered:
+            await self._send(COMMIT)
+        try:
+            with self._translated():
+                if not self._answered:
+                    await self._call.done_writing()
+                response = await self._call
+        except GazetteError as error:
+            if self._answered and _CORE_ERROR in str(error):
+                # gRPC replaces how a call ended by this, if it ended just as something was written.
+                # What was not taken cannot have been committed.
+                raise Unavailable(
+                    "the broker ended the append before it took all of it",
+                    journal=self._params.journal,
+                    endpoint=self._endpoint,
+                ) from error
+            raise
+        self._answered = True
+        return self._checked(response)
+
+    def abort(self) -> None:
+        """End the call without a commit. Harmless after one."""
+        if self._call is not None and not self._call.done():
+            self._call.cancel()
+
+    async def _open(self) -> None:
+        if self._call is not None:
+            return
+        client, params = self._client, self._params
+        self._endpoint, path = client.byte_path(params.journal, primary=True)
+        claims = journal_claims(Capability.APPEND, params.journal)
+        with self._translated():
+            metadata = client.credentials.metadata(claims)
+            if self._session is not None:
+                metadata += self._session.metadata()
+            self._call = path.append(metadata=metadata)
+        await self._send(params.to_pb().SerializeToString())
+
+    async def _send(self, message: bytes) -> None:
+        """Send; a broker that has answered already has its reasons, which are in the response."""
+        try:
+            await self._call.write(message)
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            # Whatever gRPC makes of a write to a call that ended meanwhile (an internal error, too):
+            # how the call ended is for `commit` to say.
+            self._answered = True
+
+    def _translated(self) -> Any:
+        return map_errors(
+            "Append", self._client.channels, journal=self._params.journal, endpoint=self._endpoint
+        )
+
+    def _checked(self, response: broker_pb2.AppendResponse) -> AppendResult:
+        journal = self._params.journal
+        with answered("Append"):
+            validate_append_response(response)
+            status = Status.from_pb(response.status)
+        header = Header.from_pb(response.header)
+        self._client.observe_route(journal, header.route)
+        if status is not Status.OK:
+            raise status_error(
+                status, response.store_health_error, journal=journal, endpoint=self._endpoint
+            )
+        APPEND_BYTES.labels(split_journal_meta(journal)[0]).inc(self._bytes)
+        return AppendResult(
+            commit=Fragment.from_pb(response.commit),
+            registers=LabelSet.from_pb(response.registers),
+            header=header,
+            total_chunks=response.total_chunks,
+            delayed_chunks=response.delayed_chunks,
+        )
+
+
+async def append_once(
+    client: Client, params: AppendParams, content: Content, session: SessionAppend | None = None
+) -> AppendResult:
+    """Make one Append RPC of all the content. Errors and cancellation are those of `Appender.commit`.
+
+    When the call itself fails, the journal's route is forgotten: the next goes to the default address.
+    """
+    journal, clock = params.journal, client.clock
+    try:
+        await reach("append.begin", journal, clock)
+        async with Appender(client, params, session) as appender:
+            if isinstance(content, bytes | bytearray | memoryview):
+                await appender.write(content)
+            elif isinstance(content, AsyncIterator):
+                async for chunk in content:
+                    await appender.write(chunk)
+            else:
+                for chunk in content:
+                    await appender.write(chunk)
+            await reach("append.sent", journal, clock)
+            result = await appender.commit()
+        await reach("append.applied", journal, clock)
+        return result
+    except (Unavailable, Broken) as error:
+        if not status_of(error):
+            client.forget_route(params.journal)
+        raise
+
+
+async def append(
+    client: Client, params: AppendParams, content: Content | Callable[[], Content]
+) -> AppendResult:
+    """Append, and again while the journal's brokers are unreachable or being replaced.
+
+    Content that can be read only once (an iterator) is not retried; pass a function that returns a
+    new one. A retry follows an attempt whose outcome is unknown: the content may be in the journal
+    twice. Suspended journals and unhealthy stores are not retried. An append that came too slowly for
+    its broker is, if its content is bytes: then it was this process that was held up, not their source.
+    Cancellation: may have been appended.
+    """
+    params.validate()
+    attempt = 0
+    once = isinstance(content, AsyncIterator | Iterator)
+    while True:
+        try:
+            return await append_once(client, params, content() if callable(content) else content)
+        except GazetteError as error:
+            held_up = was_too_slow(error) and isinstance(content, bytes | bytearray | memoryview)
+            if once or not (held_up or _is_retried(error)):
+                raise
+        await client.clock.sleep(backoff_s(attempt))
+        attempt += 1
+
+
+def _is_retried(error: GazetteError) -> bool:
+    status = status_of(error)
+    return status in RETRIED_STATUSES or (isinstance(error, Unavailable) and not status)
+
+
+def backoff_s(attempt: int) -> float:
+    """How long to wait after a failed attempt, counted from zero; -1 is "at once"."""
+    if attempt < 0:
+        return 0.0
+    return (0.05, 0.05, 0.1, 0.1, 1.0, 1.0)[attempt] if attempt < 6 else 5.0

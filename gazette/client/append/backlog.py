@@ -1,0 +1,278 @@
+"""Stage 1 of the byte path: what was released and is not appended yet, within bounds.
+
+Threads put content in, the event loop takes batches out. The mutex here is all that they share; it is
+held for microseconds, and never while anything waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gazette.client.append.content import SEGMENT_BYTES, MemoryBudget, Segment
+from gazette.client.append.queue import Batch, JournalQueue
+from gazette.client.rpc.wire import BytesLike
+from gazette.errors import Closed, GazetteError
+from gazette.runtime.tasks import OpFuture
+
+if TYPE_CHECKING:
+    from gazette.client.append.appender import AppendParams, AppendResult
+
+log = logging.getLogger(__name__)
+
+_POLL_S: Final = 1.0
+"""How often a thread that waits for others' memory looks again: nobody tells it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendServiceSettings:
+    """Bounds of one service, in bytes.
+
+    Content beyond ``journal_memory_max`` of one journal, or beyond the memory budget, goes to an
+    unlinked file in ``spill_directory`` (None: where temporary files go), after its producer was made
+    to wait for the broker as long as that makes headway. Producers wait without end while
+    ``backlog_max`` bytes are waiting.
+    """
+
+    journal_memory_max: int = 8 << 20
+    memory_max: int = 128 << 20
+    """Of the service's own memory budget, if it was not given one to share."""
+    backlog_max: int = 4 << 30
+    headway_s: float = 0.25
+    """How long a producer waits for a batch to succeed before it writes to the file."""
+    spill_directory: Path | None = None
+    spill_threads: int = 2
+
+
+class Backlog:
+    """The queues of one append service. Thread-safe; made on the event loop's thread.
+
+    ``on_work`` is called, under the mutex and from any thread, when a queue that nobody serves got a
+    batch: that is the one time at which a batch crosses to the loop. ``wake`` is called when a journal's
+    lock was released that tasks wait for.
+    """
+
+    def __init__(
+        self,
+        settings: AppendServiceSettings,
+        budget: MemoryBudget,
+        on_work: Callable[[JournalQueue], None],
+        wake: Callable[[JournalQueue], None],
+    ) -> None:
+        self.settings = settings
+        self.budget = budget
+        self.bytes = 0
+        self.wake = wake
+        self.queues: dict[str, JournalQueue] = {}
+        """Read by any thread, changed under the mutex."""
+        self._on_work = on_work
+        self._loop_thread = threading.get_ident()
+        self._mutex = threading.Lock()
+        self._room = threading.Condition(self._mutex)
+        self._closed = False
+
+    @property
+    def on_loop(self) -> bool:
+        """Whether the caller runs on the event loop, which must not be made to wait."""
+        return threading.get_ident() == self._loop_thread
+
+    def queue(self, params: AppendParams) -> JournalQueue:
+        """The journal's queue. Raises ``Invalid`` for wrong parameters, ``Closed``."""
+        queue = self.queues.get(params.journal)
+        if queue is not None and params == queue.validated:
+            return queue
+        params.validate()
+        if queue is None:
+            queue = self._new_queue(params.journal)
+        queue.validated = params
+        return queue
+
+    def _new_queue(self, journal: str) -> JournalQueue:
+        with self._mutex:
+            if self._closed:
+                raise Closed("the append service was closed", journal=journal)
+            return self.queues.setdefault(journal, JournalQueue(journal, self.budget))
+
+    def enqueue(
+        self,
+        queue: JournalQueue,
+        params: AppendParams,
+        dependencies: AbstractSet[OpFuture[Any]],
+        content: BytesLike,
+        segments: Collection[Segment] | None,
+    ) -> OpFuture[AppendResult]:
+        """Add an append behind all others of its journal; the future of the batch it is part of.
+
+        Afterwards it waits for room, unless on the loop. The memory of ``segments`` was accounted for
+        by ``hold``.
+        """
+        with self._mutex:
+            batch = queue.tail
+            if batch is None or not batch.accepts(params, dependencies):
+                if queue.failed is not None:
+                    queue.drop(segments or ())
+                    return queue.failed
+                batch = queue.chain(params, dependencies)
+                if not queue.serving:
+                    queue.serving = True
+                    self._on_work(queue)
+            if segments:
+                self.bytes += queue.put_segments(batch, segments)
+            length = len(content)
+            batch.buffer += content
+            batch.size += length
+            self.bytes += length
+            filled = queue.cut(batch) if len(batch.buffer) >= SEGMENT_BYTES else None
+        if filled is not None:
+            self._make_room(queue, filled)
+        return batch.future
+
+    def hold(self, queue: JournalQueue, segment: Segment) -> None:
+        """Account for a segment that is not enqueued yet; waits for room, unless on the loop."""
+        with self._mutex:
+            queue.hold(segment.length)
+        self._make_room(queue, segment)
+
+    def discard(self, queue: JournalQueue, segments: Collection[Segment]) -> None:
+        """Forget segments that are not enqueued."""
+        with self._mutex:
+            queue.drop(segments)
+            self._room.notify_all()
+
+    def pending_except(self, journal: str) -> AbstractSet[OpFuture[Any]]:
+        """See `AppendService.pending_except`."""
+        with self._mutex:
+            futures: list[OpFuture[Any]] = []
+            for queue in self.queues.values():
+                if queue.journal == journal:
+                    continue
+                if queue.failed is not None:
+                    futures.append(queue.failed)
+                elif queue.batches:
+                    futures.append(queue.batches[-1].future)
+            return dict.fromkeys(futures).keys()  # In their order: what waits does so in it.
+
+    # Taking out: the loop's side.
+
+    def first(self, queue: JournalQueue) -> Batch | None:
+        """The oldest batch. None ends the serving of the queue: ``on_work`` will call again."""
+        with self._mutex:
+            if queue.batches:
+                return queue.batches[0]
+            queue.serving = False
+            queue.close_spill()
+            return None
+
+    def seal(self, queue: JournalQueue, batch: Batch) -> list[Segment]:
+        """Take no more into a batch; its content."""
+        with self._mutex:
+            queue.flowing = True
+            return queue.seal(batch)
+
+    def succeed(self, queue: JournalQueue, batch: Batch, result: AppendResult) -> None:
+        """The oldest batch is in the journal."""
+        with self._mutex:
+            if not queue.batches or queue.batches[0] is not batch:
+                return  # Closed meanwhile: its future has failed.
+            queue.batches.popleft()
+            self.bytes -= batch.size
+            queue.drop(batch.segments)
+            self._room.notify_all()
+        batch.future.set_result(result)
+
+    def fail(self, queue: JournalQueue, error: GazetteError) -> None:
+        """The journal takes no append any more. The first such error stays."""
+        with self._mutex:
+            batches = queue.fail(error)
+            queue.serving = False
+            self.bytes -= sum(batch.size for batch in batches)
+            self._room.notify_all()
+        for batch in batches:
+            batch.future.set_exception(error)
+
+    def close(self, error: GazetteError) -> None:
+        """Fail every queue, and refuse new ones."""
+        with self._mutex:
+            self._closed = True
+            queues = list(self.queues.values())
+        for queue in queues:
+            self.fail(queue, error)
+
+    # Back-pressure: the threads' side.
+
+    def await_room(self, queue: JournalQueue) -> None:
+        """Return when the backlog is within its bound, or at once on the loop."""
+        if self.bytes <= self.settings.backlog_max or self.on_loop:
+            return
+        with self._room:
+            while self.bytes > self.settings.backlog_max and queue.failure is None:
+                self._room.wait(_POLL_S)
+
+    def _over(self, queue: JournalQueue) -> bool:
+        return (
+            queue.memory > self.settings.journal_memory_max
+            or self.budget.used > self.budget.bytes_max
+        )
+
+    def _worth_waiting(self, queue: JournalQueue) -> bool:
+        """Whether batches of this very journal, about to succeed, will free enough memory."""
+        return (
+            queue.flowing
+            and self._over(queue)
+            and queue.memory > self.settings.journal_memory_max // 8
+        )
+
+    def _make_room(self, queue: JournalQueue, segment: Segment) -> None:
+        """Return when memory is within bounds, or ``segment`` is not in it any more."""
+        if not self._over(queue):
+            return
+        if self.on_loop:
+            self.spill(queue, segment)
+            return
+        while True:
+            with self._room:
+                while self._worth_waiting(queue):
+                    if not self._room.wait(self.settings.headway_s):
+                        queue.flowing = False
+                if not self._over(queue) or queue.failure is not None:
+                    return
+            if self.spill(queue, segment):
+                return
+            with self._room:
+                # Neither memory nor disk: brokers must catch up, or somebody must free space. But if
+                # nothing is enqueued, it is this open append that fills the memory: let it.
+                if not queue.batches:
+                    return
+                self._room.wait(_POLL_S)
+
+    def spill(self, queue: JournalQueue, segment: Segment) -> bool:
+        """Move a segment to the journal's file; False, and a warning, if the disk does not take it."""
+        try:
+            with self._mutex:
+                data = segment.data
+                if data is None:
+                    return True
+                file = queue.spill_file(self.settings.spill_directory)
+                offset = file.reserve(segment.length)
+        except OSError as error:
+            log.warning("cannot make a file for waiting appends: %(error)s", {"error": error})
+            return False
+        written = False
+        try:
+            file.write(offset, data)
+            written = True
+        except OSError as error:
+            log.warning("cannot write waiting appends to a file: %(error)s", {"error": error})
+        with self._mutex:
+            if written and not segment.dropped:
+                segment.move(file, offset)
+                queue.hold(-segment.length)
+                self._room.notify_all()
+            else:
+                file.give_back()
+        return written

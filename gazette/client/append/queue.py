@@ -1,0 +1,181 @@
+"""Stage 1 of the byte path: the batches of one journal, in the order in which they were released.
+
+Everything here is guarded by the mutex of the service that owns it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from asyncio import Future as LoopFuture
+from collections import deque
+from collections.abc import Collection
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gazette.client.append.content import MemoryBudget, Segment, SpillFile
+from gazette.protocol.append_session import SessionAppend
+from gazette.runtime.tasks import OpFuture, failed
+
+if TYPE_CHECKING:
+    from gazette.client.append.appender import AppendParams, AppendResult
+
+BATCH_BYTES_MAX: Final = 64 << 20
+"""A batch that grew beyond this is not joined any more."""
+
+
+class Batch:
+    """Appends that become one RPC. Its future is that of each of them.
+
+    Invariant: every append in it depends on nothing outside ``dependencies``, and these were known
+    when the batch was made. So dependencies point to older batches only, and never in a circle.
+    """
+
+    __slots__ = ("buffer", "dependencies", "future", "params", "segments", "size")
+
+    def __init__(self, params: AppendParams, dependencies: AbstractSet[OpFuture[Any]]) -> None:
+        self.params = params
+        self.dependencies = dependencies
+        self.future: OpFuture[AppendResult] = OpFuture()
+        self.segments: list[Segment] = []
+        self.buffer = bytearray()
+        """Content behind the last segment."""
+        self.size = 0
+
+    def accepts(self, params: AppendParams, dependencies: AbstractSet[OpFuture[Any]]) -> bool:
+        """Whether an append may join: it may not make those before it wait for more."""
+        return (
+            (params is self.params or params == self.params)
+            and (not dependencies or dependencies <= self.dependencies)
+            and self.size <= BATCH_BYTES_MAX
+        )
+
+
+class JournalQueue:
+    """One journal's batches, and who may add to them.
+
+    ``lock`` is held by the one open transaction. ``tail`` is the batch that may still be joined: the
+    last of ``batches``, until its RPC begins. ``failure`` is for good.
+    """
+
+    __slots__ = (
+        "_budget",
+        "batches",
+        "failed",
+        "failure",
+        "flowing",
+        "journal",
+        "ledger",
+        "lock",
+        "memory",
+        "sequence",
+        "serving",
+        "session",
+        "spill",
+        "staging",
+        "tail",
+        "trouble",
+        "validated",
+        "waiters",
+    )
+
+    def __init__(self, journal: str, budget: MemoryBudget) -> None:
+        self.journal = journal
+        self._budget = budget
+        self.session = secrets.token_hex(16)
+        self.sequence = 0
+        """Of the batch that was begun last: see ``protocol/append_session``."""
+        self.ledger = ""
+        """What the journal's primary has told of its ledger of sessions."""
+        self.lock = threading.Lock()
+        self.waiters: deque[LoopFuture[None]] = deque()
+        """Tasks of the loop that wait for ``lock``."""
+        self.staging = bytearray()
+        """Content of the open transaction; reused by the next."""
+        self.batches: deque[Batch] = deque()
+        self.tail: Batch | None = None
+        self.serving = False
+        self.flowing = False
+        """Whether the first batch is being sent, and not waited for or retried: then a producer that
+        is ahead does well to wait a little, instead of writing to a disk."""
+        self.memory = 0
+        """Bytes of segments in memory."""
+        self.spill: SpillFile | None = None
+        self.validated: AppendParams | None = None
+        self.trouble = ""
+        """Why the first batch was tried in vain, until it is tried again."""
+        self.failure: BaseException | None = None
+        self.failed: OpFuture[AppendResult] | None = None
+
+    def chain(self, params: AppendParams, dependencies: AbstractSet[OpFuture[Any]]) -> Batch:
+        batch = Batch(params, dependencies)
+        self.batches.append(batch)
+        self.tail = batch
+        return batch
+
+    def put_segments(self, batch: Batch, segments: Collection[Segment]) -> int:
+        """Append segments, whose memory is accounted already, to a batch; how many bytes that were."""
+        if batch.buffer:
+            self.cut(batch)
+        batch.segments.extend(segments)
+        length = sum(segment.length for segment in segments)
+        batch.size += length
+        return length
+
+    def cut(self, batch: Batch) -> Segment:
+        """Turn a batch's buffer into a segment; returns it."""
+        segment = Segment(batch.buffer)
+        batch.segments.append(segment)
+        batch.buffer = bytearray()
+        self.hold(segment.length)
+        return segment
+
+    def seal(self, batch: Batch) -> list[Segment]:
+        """The content of a batch, which can be joined no more."""
+        if self.tail is batch:
+            self.tail = None
+        if batch.buffer:
+            self.cut(batch)
+        return batch.segments
+
+    def drop(self, segments: Collection[Segment]) -> None:
+        """Forget content."""
+        self.hold(-sum(segment.drop() for segment in segments))
+
+    def hold(self, length: int) -> None:
+        """Account for segments that are in memory now, or (negative) not any more."""
+        self.memory += length
+        self._budget.add(length)
+
+    def attempt(self) -> SessionAppend:
+        """Return what an attempt of the batch that was begun last tells the broker."""
+        return SessionAppend(self.session, self.sequence, self.ledger)
+
+    def close_spill(self) -> None:
+        """The spill file goes once nothing lives in it."""
+        if self.spill is not None:
+            self.spill.retire()
+            self.spill = None
+
+    def fail(self, error: BaseException) -> list[Batch]:
+        """Refuse everything from now on; returns what was waiting, oldest first."""
+        if self.failure is None:
+            self.failure = error
+            self.failed = failed(error)
+        batches = list(self.batches)
+        self.batches.clear()
+        self.tail = None
+        self.flowing = False
+        for batch in batches:
+            self.drop(batch.segments)
+        self.close_spill()
+        return batches
+
+    def spill_file(self, directory: Path | None) -> SpillFile:
+        """The file to move segments to; a new one when the last is full. Raises ``OSError``."""
+        if self.spill is None or self.spill.full:
+            fresh = SpillFile(directory)
+            self.close_spill()
+            self.spill = fresh
+        return self.spill

@@ -1,0 +1,361 @@
+"""Stage 1 of the byte path: takes content from publishers and recorders, gives batches to
+`client/append/appender`.
+
+Appends to one journal are released in some order, share RPCs where they may, and reach the broker in
+that order. What the transaction machinery builds on:
+
+- **Order.** Within a journal, content arrives in the order of ``release``. One RPC runs at a time, and
+  the next begins when it succeeded. ``release`` has enqueued the append when it returns: an append
+  that is released later, by whomever, is behind it or in the same RPC behind it.
+- **Dependencies.** An RPC begins only after every dependency of each append in it succeeded. An append
+  joins a waiting batch only if its own dependencies are among the batch's, so that it makes nothing
+  before it wait for more. An append *without* dependencies behind one that waits, waits too: a barrier
+  (an empty append with dependencies) holds back whatever the journal is sent later.
+- **No circles.** A batch's dependencies exist before it does. Journals may depend on each other back
+  and forth, as long as a dependency is a future that was given out by ``release``.
+- **Failure is for good.** When an append or a dependency fails for a reason that time does not cure,
+  the journal accepts nothing more from this service: what was behind, and what is released later,
+  fails with it. ``pending_except`` goes on to contain that failure, which is how a failed publish
+  keeps the commit that depends on it from happening.
+- **At least once.** A batch is retried *whole* when its outcome is not known, so a journal may hold it
+  twice, in one piece each time and before everything behind it. Readers drop the copy by the clocks
+  of its messages; for that it is essential that the order within the batch is kept. A copy that is
+  late, behind what was appended next, is refused by the journal's primary: see
+  ``protocol/append_session``.
+
+A thread that is ahead of the brokers is made to wait; the event loop never is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any, Final
+
+from gazette.client.append.appender import AppendParams, AppendResult, append_once, backoff_s
+from gazette.client.append.backlog import AppendServiceSettings, Backlog
+from gazette.client.append.content import SEGMENT_BYTES, MemoryBudget, Segment, segments_of
+from gazette.client.append.queue import Batch, JournalQueue
+from gazette.client.append.txn import AppendTxn
+from gazette.client.rpc.errors import status_of
+from gazette.client.rpc.wire import BytesLike
+from gazette.errors import Broken, Bug, Closed, Fenced, GazetteError, Invalid
+from gazette.protocol.status import Status
+from gazette.runtime.tasks import BlockingPool, OpFuture, Pool, TaskScope, settled
+
+if TYPE_CHECKING:
+    from gazette.client.client import Client
+
+__all__ = ["AppendService", "AppendServiceSettings", "AppendTxn", "MemoryBudget"]
+
+log = logging.getLogger(__name__)
+
+_NOTHING: Final[AbstractSet[OpFuture[Any]]] = frozenset()
+
+_TERMINAL: Final = frozenset(
+    {
+        Status.FRAGMENT_STORE_UNHEALTHY.name,
+        Status.INDEX_HAS_GREATER_OFFSET.name,
+        Status.JOURNAL_NOT_FOUND.name,
+        Status.NOT_ALLOWED.name,
+        Status.REGISTER_MISMATCH.name,
+        Status.WRONG_APPEND_OFFSET.name,
+    }
+)
+_TERMINAL_WHEN_CHECKED: Final = frozenset(
+    {Status.JOURNAL_NOT_FOUND.name, Status.REGISTER_MISMATCH.name}
+)
+"""With ``check_registers`` somebody owns the journal, and nobody else can go on in his place: only
+what says that he does not own it any more, or that it is gone, ends his appends."""
+
+_QUIET_ATTEMPTS: Final = 4
+"""Failures up to here are part of every hand-over of a journal."""
+
+
+def is_terminal(error: Exception, *, checked: bool) -> bool:
+    """Whether retrying cannot help. ``checked``: the append has ``check_registers``.
+
+    Unreachable brokers, a journal between owners, too few brokers and suspension are retried, and so
+    is every failure of gRPC: a broker that stops may refuse with any of them.
+    """
+    if isinstance(error, Closed | Bug | Invalid):
+        return True
+    return status_of(error) in (_TERMINAL_WHEN_CHECKED if checked else _TERMINAL)
+
+
+class AppendService:
+    """Appends of threads and of the loop, batched per journal; see the module for what it guarantees.
+
+    Made on the event loop that ``client`` belongs to. ``start_append``, ``append`` and
+    ``pending_except`` may be called from any thread; the rest belongs to the loop.
+
+    A thread may be made to wait until the brokers catch up. So it must not be the one on which the
+    success of a dependency hangs while it has gigabytes waiting behind that dependency.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        settings: AppendServiceSettings | None = None,
+        budget: MemoryBudget | None = None,
+        pool: Pool | None = None,
+    ) -> None:
+        settings = AppendServiceSettings() if settings is None else settings
+        budget = MemoryBudget(settings.memory_max) if budget is None else budget
+        self._client = client
+        self._own_pool = pool is None
+        self._pool: Pool = (
+            BlockingPool("append-spill", settings.spill_threads) if pool is None else pool
+        )
+        self._loop = asyncio.get_running_loop()
+        self._backlog = Backlog(settings, budget, self._on_work, self._wake)
+        self._scope = TaskScope("append service", on_failure=self._on_failure)
+        self._defect: asyncio.Future[None] = self._loop.create_future()
+        self._closed = False
+
+    # From any thread.
+
+    def start_append(
+        self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
+    ) -> AppendTxn:
+        """Begin an append that takes place after every one of ``dependencies`` succeeded.
+
+        Waits while another thread has an append to the same journal open, and while too much is
+        waiting to be sent. On the event loop it waits for neither: it raises ``Bug`` when the journal
+        is taken (``begin_append`` can wait, ``append`` need not).
+        Raises ``Invalid`` for wrong parameters, ``Closed``.
+        """
+        backlog = self._backlog
+        queue = backlog.queues.get(params.journal)
+        if queue is None or params is not queue.validated:
+            queue = backlog.queue(params)
+        if backlog.bytes > backlog.settings.backlog_max:
+            backlog.await_room(queue)
+        if not queue.lock.acquire(False):
+            self._take_turn(queue)
+        unmet = _unmet(dependencies) if dependencies else _NOTHING
+        return AppendTxn(backlog, queue, params, unmet)
+
+    def append(
+        self,
+        params: AppendParams,
+        content: BytesLike = b"",
+        dependencies: Collection[OpFuture[Any]] = (),
+    ) -> OpFuture[AppendResult]:
+        """Enqueue an append at once, beside whatever transaction is open, and without taking a turn.
+
+        No substitute for ``start_append`` where content has to be made in the order in which it is
+        enqueued. Raises ``Invalid``, ``Closed``.
+        """
+        backlog = self._backlog
+        queue = backlog.queue(params)
+        segments: list[Segment] = []
+        if len(content) >= SEGMENT_BYTES:
+            segments, content = segments_of(content), b""
+            for segment in segments:
+                backlog.hold(queue, segment)
+        return backlog.enqueue(queue, params, _unmet(dependencies), content, segments)
+
+    def pending_except(self, journal: str) -> AbstractSet[OpFuture[Any]]:
+        """Futures of everything that was released to other journals and has not succeeded.
+
+        A journal's last future stands for those before it. A journal that failed contributes its
+        failure, for ever. One snapshot: no append is missed that was released before the call.
+        """
+        return self._backlog.pending_except(journal)
+
+    @property
+    def backlog_bytes(self) -> int:
+        """How much was released and not yet appended."""
+        return self._backlog.bytes
+
+    def waiting(self) -> dict[str, str]:
+        """Return journals, by name, to which something was released and not yet appended, each with why
+        the last attempt failed, or empty if none has. On the loop."""
+        return {
+            name: queue.trouble for name, queue in self._backlog.queues.items() if queue.batches
+        }
+
+    def _take_turn(self, queue: JournalQueue) -> None:
+        """Wait for the journal's lock, which somebody holds."""
+        if self._backlog.on_loop:
+            raise Bug(
+                "an append to the journal is open already, and the event loop cannot wait for it",
+                journal=queue.journal,
+                hint="Use begin_append() or append() on the loop, and hold no append over an await.",
+            )
+        queue.lock.acquire()
+
+    def _on_work(self, queue: JournalQueue) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._serve_soon, queue)
+        except RuntimeError as error:
+            raise Closed("the event loop of the append service has ended") from error
+
+    def _wake(self, queue: JournalQueue) -> None:
+        self._loop.call_soon_threadsafe(_wake_one, queue)
+
+    # On the loop.
+
+    async def begin_append(
+        self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
+    ) -> AppendTxn:
+        """``start_append`` for tasks: waits for the journal without blocking the loop.
+
+        Release it before the next ``await``. Cancellation: nothing was begun.
+        """
+        queue = self._backlog.queue(params)
+        while not queue.lock.acquire(blocking=False):
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            queue.waiters.append(waiter)
+            try:
+                # Its holder looks for waiters after letting go: look once more, now that we are one.
+                if queue.lock.acquire(blocking=False):
+                    break
+                await waiter
+            finally:
+                queue.waiters.remove(waiter)
+        return AppendTxn(self._backlog, queue, params, _unmet(dependencies))
+
+    async def run(self) -> None:
+        """Watch over the service: never returns, and raises what no task of it should have raised.
+
+        Appends are served whether or not anybody runs this. Cancellation: nothing changes.
+        """
+        await asyncio.shield(self._defect)
+
+    async def flush(self) -> None:
+        """Wait until everything released so far succeeded; raises the first failure.
+
+        Cancellation: the appends go on.
+        """
+        for future in self.pending_except(""):
+            await settled(future)
+
+    async def close(self, timeout_s: float = 10.0) -> None:
+        """Refuse new appends and give up what waits: its futures fail with ``Closed``, and whoever
+        waits for room goes on. What is being sent may or may not take place; ``flush`` first.
+        """
+        self._closed = True
+        self._backlog.close(Closed("the append service was closed"))
+        try:
+            await self._scope.stop(timeout_s)
+        finally:
+            if self._own_pool:
+                self._pool.close()
+
+    def _on_failure(self, error: BaseException) -> None:
+        if not self._defect.done():
+            self._defect.set_exception(error)
+            # Whether or not somebody runs us: the futures have failed as well.
+            self._defect.exception()
+
+    def _serve_soon(self, queue: JournalQueue) -> None:
+        if not self._closed:
+            self._scope.spawn(self._serve(queue), name=f"append {queue.journal}")
+
+    async def _serve(self, queue: JournalQueue) -> None:
+        """Append the journal's batches until there is none."""
+        backlog = self._backlog
+        try:
+            while (batch := backlog.first(queue)) is not None:
+                await self._await_dependencies(queue, batch)
+                backlog.succeed(queue, batch, await self._append(queue, batch))
+        except GazetteError as error:
+            level = logging.INFO if isinstance(error, Fenced | Closed) else logging.WARNING
+            log.log(
+                level,
+                "appends to %(journal)s have failed for good: %(error)s",
+                {"journal": queue.journal, "error": error},
+            )
+            backlog.fail(queue, error)
+        except asyncio.CancelledError:
+            backlog.fail(queue, Closed("the append service was closed", journal=queue.journal))
+            raise
+        except Exception as error:
+            backlog.fail(queue, Bug(f"append service: {error!r}", journal=queue.journal))
+            raise
+
+    async def _await_dependencies(self, queue: JournalQueue, batch: Batch) -> None:
+        for dependency in batch.dependencies:
+            if not dependency.done():
+                # Its success may hang on the thread that fills this queue: do not make it wait.
+                queue.flowing = False
+                await _done(dependency)
+            if dependency.cancelled():
+                raise Broken("a dependency of the append was cancelled", journal=queue.journal)
+            if (error := dependency.exception()) is not None:
+                raise Broken(
+                    f"a dependency of the append failed: {error}", journal=queue.journal
+                ) from error
+
+    async def _append(self, queue: JournalQueue, batch: Batch) -> AppendResult:
+        """Append one batch, however often it takes."""
+        segments = self._backlog.seal(queue, batch)
+        queue.sequence += 1
+        attempt = 0
+        queue.trouble = ""
+        while True:
+            try:
+                return await append_once(
+                    self._client, batch.params, self._content(segments), queue.attempt()
+                )
+            except (GazetteError, OSError) as error:
+                if is_terminal(error, checked=batch.params.check_registers is not None):
+                    raise
+                queue.flowing = False
+                queue.trouble = str(error)
+                # At once when all that failed is the introduction to a new primary of the journal.
+                delay_s = backoff_s(attempt - 1 if _is_introduced(queue, error) else attempt)
+                log.log(
+                    logging.DEBUG if attempt < _QUIET_ATTEMPTS else logging.WARNING,
+                    "append to %(journal)s failed and is retried in %(seconds)s s: %(error)s",
+                    {"journal": queue.journal, "seconds": delay_s, "error": error},
+                )
+            await self._client.clock.sleep(delay_s)
+            attempt += 1
+
+    def _content(self, segments: list[Segment]) -> Iterable[BytesLike] | AsyncIterator[BytesLike]:
+        if all(segment.file is None for segment in segments):
+            return [segment.load() for segment in segments]
+        return self._loaded(segments)
+
+    async def _loaded(self, segments: list[Segment]) -> AsyncIterator[BytesLike]:
+        for segment in segments:
+            yield await self._pool.run(segment.load) if segment.file else segment.load()
+
+
+def _is_introduced(queue: JournalQueue, error: Exception) -> bool:
+    """Whether the journal's primary did not know the session, and has told of another ledger."""
+    ledger = error.facts.get("ledger", "") if isinstance(error, GazetteError) else ""
+    told = bool(ledger) and ledger != queue.ledger
+    if told:
+        queue.ledger = ledger
+    return told
+
+
+async def _done(future: OpFuture[Any]) -> None:
+    """Wait until a future is done, however. Cancellation: its operation goes on."""
+    waiter = asyncio.wrap_future(future)
+    # An error is looked at, whenever it comes: else the loop would report that nobody did.
+    waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.wait([waiter])
+
+
+def _unmet(dependencies: Collection[OpFuture[Any]]) -> AbstractSet[OpFuture[Any]]:
+    """Those that have not succeeded yet, in their order."""
+    return dict.fromkeys(
+        future
+        for future in dependencies
+        if not future.done() or future.cancelled() or future.exception() is not None
+    ).keys()
+
+
+def _wake_one(queue: JournalQueue) -> None:
+    for waiter in queue.waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+            return

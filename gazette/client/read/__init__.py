@@ -1,0 +1,1 @@
+"""Reads: of brokers and of stored fragments, across failures."""

@@ -1,0 +1,345 @@
+"""Stage 10 of the byte path: takes bytes from `broker/api/read` or blob stores, gives them to
+`message/framing/framing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from gazette.auth import Capability
+from gazette.client.read.fragment_reader import FragmentStream
+from gazette.client.rpc.credentials import journal_claims
+from gazette.client.rpc.errors import END_OF_STREAM, map_errors, status_error
+from gazette.client.rpc.wire import Content
+from gazette.errors import Broken, GazetteError, Invalid, Retryable, Unavailable
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import split_journal_meta, validate_journal_name
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.route import Header
+from gazette.protocol.rpc import validate_read_response
+from gazette.protocol.status import Status
+from gazette.protocol.text.validation import within
+from gazette.runtime.metrics import READ_BYTES
+
+if TYPE_CHECKING:
+    from gazette.client.client import Client
+
+WRITE_HEAD: Final = -1
+"""As an offset of `ReadParams`: wherever the journal ends when the read begins."""
+
+
+class OffsetJump(Retryable):
+    """The journal has no byte at the offset, and goes on at a greater one.
+
+    Reading again goes on there: at ``offset``, instead of ``expected``.
+    """
+
+    default_hint = (
+        "Read on, unless the missing bytes matter: they were pruned, or lost with all brokers."
+    )
+
+    def __init__(self, journal: str, expected: int, offset: int) -> None:
+        super().__init__(
+            "the journal has no content at the offset",
+            journal=journal,
+            expected=expected,
+            offset=offset,
+        )
+        self.expected = expected
+        self.offset = offset
+
+
+@dataclass(frozen=True, slots=True)
+class ReadParams:
+    """What to read.
+
+    ``offset`` may be `WRITE_HEAD`. ``end_offset`` zero: without end. ``block``: at the head wait for
+    more, instead of raising ``NotYet``. ``begin_mod_time`` (Unix seconds) skips stored fragments that
+    are older. ``do_not_proxy`` asks to be refused, rather than served through another broker or from a
+    store through the broker.
+    """
+
+    journal: str
+    offset: int = 0
+    block: bool = False
+    end_offset: int = 0
+    begin_mod_time: int = 0
+    metadata_only: bool = False
+    do_not_proxy: bool = False
+    min_etcd_revision: int = 0
+
+    def validate(self) -> None:
+        with within("Journal"):
+            validate_journal_name(self.journal)
+        if self.offset < WRITE_HEAD:
+            raise Invalid(f"invalid Offset ({self.offset}; expected -1 <= Offset <= MaxInt64)")
+        if self.end_offset < 0 or 0 < self.end_offset < self.offset:
+            raise Invalid(
+                f"invalid EndOffset ({self.end_offset}; expected 0 or Offset <= EndOffset)"
+            )
+
+    def to_pb(self) -> broker_pb2.ReadRequest:
+        return broker_pb2.ReadRequest(
+            journal=self.journal,
+            offset=self.offset,
+            block=self.block,
+            end_offset=self.end_offset,
+            begin_mod_time=self.begin_mod_time,
+            metadata_only=self.metadata_only,
+            do_not_proxy=self.do_not_proxy,
+            min_etcd_revision=self.min_etcd_revision,
+        )
+
+
+class Reader:
+    """One Read RPC, or the rest of one stored fragment, as a stream of bytes. Loop-bound.
+
+    ``direct`` off: never open fragments at their store, even if that is possible. Use `RetryReader`
+    for a stream that survives the end of brokers, fragments and tokens.
+    """
+
+    def __init__(self, client: Client, params: ReadParams, *, direct: bool = True) -> None:
+        params.validate()
+        self.params = params
+        self.offset = params.offset
+        """Of the next byte. Stays `WRITE_HEAD` until the head is known."""
+        self.write_head = 0
+        """End of the journal when the broker last said."""
+        self.fragment: Fragment | None = None
+        """The fragment that is being read."""
+        self.fragment_url = ""
+        """Where its store has it, signed and good for a minute; empty if it is not stored yet."""
+        self.header: Header | None = None
+        """Who served the read."""
+        self.direct: FragmentStream | None = None
+        """Set while the fragment is read at its store."""
+        self.direct_failed = False
+        """Whether that is what failed, and not the broker."""
+        self._client = client
+        self._may_open = direct
+        self._endpoint = ""
+        self._call: Any = None
+        self._opening = asyncio.Lock()
+        self._opened = False
+        self._ended = False
+        self._jump: OffsetJump | None = None
+        self._held = memoryview(b"")
+        self._counter = READ_BYTES.labels(split_journal_meta(params.journal)[0])
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def closed(self) -> bool:
+        """Return whether the reader or its client was closed."""
+        return self._ended or self._client.channels.closed
+
+    async def open(self) -> None:
+        """Make the call and wait for what comes before content: offset, head, fragment, header.
+
+        With ``block`` this waits for the offset to exist. Raises ``NotYet``, ``NotFound``, ``Moved``,
+        ``NotAllowed``, ``Unavailable`` or ``Broken``. May be repeated.
+        Cancellation: the reader has ended; make a new one.
+        """
+        async with self._opening:
+            await self._open()
+
+    async def _open(self) -> None:
+        if self._opened:
+            return
+        params = self.params
+        self._endpoint, path = self._client.byte_path(params.journal)
+        claims = journal_claims(Capability.READ, params.journal)
+        with self._translated():
+            self._call = path.read(
+                params.to_pb(), metadata=self._client.credentials.metadata(claims)
+            )
+        message = await self._receive()
+        if message is None or isinstance(message, Content):
+            raise self._misbehaved("it sent no metadata")
+        self._on_metadata(message)
+        self._opened = True
+
+    async def open_ahead(self) -> None:
+        """As ``open``, and open the fragment at its store if it will be read from there. ``read`` may
+        be called meanwhile: it waits, and after a failure of this tries by itself."""
+        async with self._opening:
+            await self._open()
+            if self._should_open():
+                try:
+                    await self._open_direct()
+                finally:
+                    self.direct_failed = False
+
+    async def read(self, max_bytes: int = 0) -> bytes:
+        """The next bytes: as many as came in one piece, but at most ``max_bytes`` unless that is zero.
+
+        Empty at the end: of ``end_offset``, of a fragment that is read at its store, or when the
+        broker ended the stream (it stops, or the token expired). Raises what ``open`` does, and
+        ``OffsetJump`` once where bytes are missing.
+        Cancellation: the reader has ended at ``offset``; make a new one from there.
+        """
+        held = self._held
+        if not held:
+            chunk = await self._next()
+            if not max_bytes or len(chunk) <= max_bytes:
+                self._advance(len(chunk))
+                return chunk
+            held = memoryview(chunk)
+        taken = held[: max_bytes or len(held)]
+        self._held = held[len(taken) :]
+        self._advance(len(taken))
+        return bytes(taken)
+
+    def close(self) -> None:
+        """Cancel the call. A ``read`` that waits raises ``Closed``. May be repeated."""
+        self._ended = True
+        self._held = memoryview(b"")
+        if self._call is not None and not self._call.done():
+            self._call.cancel()
+        if self.direct is not None:
+            self.direct.close()
+            self.direct = None
+
+    def _advance(self, length: int) -> None:
+        self.offset += length
+        self._counter.inc(length)
+
+    async def _next(self) -> bytes:
+        """The next piece, within ``end_offset``; empty at the end."""
+        if not self._opened or self._opening.locked():
+            await self.open()
+        while True:
+            if (jump := self._jump) is not None:
+                self._jump = None
+                raise jump
+            end = self.params.end_offset
+            if self._ended or (end and self.offset >= end):
+                self.close()
+                return b""
+            piece = await (self._next_direct() if self.direct else self._next_received())
+            if piece is not None:
+                excess = self.offset + len(piece) - end if end else 0
+                return piece[:-excess] if excess > 0 else piece
+
+    async def _next_direct(self) -> bytes | None:
+        assert self.direct is not None
+        try:
+            piece = await self.direct.next()
+        except GazetteError:
+            self.direct_failed = True
+            raise
+        if not piece:
+            self._ended = True
+            return None
+        return piece
+
+    async def _next_received(self) -> bytes | None:
+        """A piece from the broker; None if something else came."""
+        if self._should_open():
+            await self._open_direct()
+            return None
+        message = await self._receive()
+        if message is None:
+            self._ended = True
+            return None
+        if isinstance(message, broker_pb2.ReadResponse):
+            if not message.content:
+                self._on_metadata(message)
+                return None
+            self._checked(message)
+            message = Content(message.offset, message.content)
+        if message.offset != self.offset:
+            raise self._misbehaved(f"content of offset {message.offset} came at {self.offset}")
+        return message.content
+
+    def _should_open(self) -> bool:
+        """Whether to read the fragment at its store: all of what is left of it is there."""
+        return (
+            self._may_open
+            and self.direct is None
+            and self.fragment is not None
+            and self.fragment_url != ""
+            and not self.params.metadata_only
+            and self._client.fragments.can_open(self.fragment_url)
+        )
+
+    async def _open_direct(self) -> None:
+        assert self.fragment is not None
+        if not self._call.done():
+            self._call.cancel()
+        try:
+            self.direct = await self._client.fragments.open(
+                self.fragment, self.fragment_url, self.offset
+            )
+        except GazetteError:
+            self.direct_failed = True
+            raise
+
+    async def _receive(self) -> Content | broker_pb2.ReadResponse | None:
+        """The next message; None at the end of the stream."""
+        try:
+            with self._translated():
+                message: Any = await self._call.read()
+        except (Unavailable, Broken):
+            self._client.forget_route(self.params.journal)
+            raise
+        return None if message is END_OF_STREAM else message
+
+    def _on_metadata(self, message: Content | broker_pb2.ReadResponse) -> None:
+        assert isinstance(message, broker_pb2.ReadResponse)
+        self._checked(message)
+        params = self.params
+        if message.HasField("header"):
+            self.header = Header.from_pb(message.header)
+            self._client.observe_route(params.journal, self.header.route)
+        self.write_head = message.write_head
+        status = Status.from_pb(message.status)
+        if status is not Status.OK:
+            if self.offset == WRITE_HEAD and status is Status.OFFSET_NOT_YET_AVAILABLE:
+                self.offset = message.offset  # The head, resolved: later content comes after it.
+            raise status_error(
+                status,
+                journal=params.journal,
+                offset=self.offset,
+                write_head=message.write_head,
+                endpoint=self._endpoint,
+            )
+        if message.offset < self.offset:
+            raise self._misbehaved(f"offset {message.offset} came for {self.offset}")
+        if self.offset != WRITE_HEAD and message.offset > self.offset:
+            self._jump = OffsetJump(params.journal, self.offset, message.offset)
+        self.offset = message.offset
+        if message.HasField("fragment"):
+            self.fragment = Fragment.from_pb(message.fragment)
+            self.fragment_url = message.fragment_url
+
+    def _checked(self, message: broker_pb2.ReadResponse) -> None:
+        try:
+            validate_read_response(message)
+        except Invalid as error:
+            raise self._misbehaved(str(error)) from error
+
+    def _misbehaved(self, what: str) -> Broken:
+        return Broken(
+            f"the broker answered a read wrongly: {what}",
+            journal=self.params.journal,
+            endpoint=self._endpoint,
+        )
+
+    def _translated(self) -> Any:
+        return map_errors("Read", self, journal=self.params.journal, endpoint=self._endpoint)
+
+
+async def read_all(reader: Reader) -> bytes:
+    """Everything until the reader's end, for small spans. Raises what ``read`` does."""
+    pieces: list[bytes] = []
+    async with reader:
+        while piece := await reader.read():
+            pieces.append(piece)
+    return b"".join(pieces)

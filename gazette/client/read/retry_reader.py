@@ -1,0 +1,288 @@
+"""Stage 10 of the byte path: the bytes of a journal from `client/read/reader`, across failures and
+fragments."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Self
+
+from gazette.client.append.appender import backoff_s
+from gazette.client.read.reader import OffsetJump, Reader, ReadParams
+from gazette.client.rpc.errors import status_of
+from gazette.errors import (
+    Bug,
+    Closed,
+    Corrupt,
+    GazetteError,
+    Invalid,
+    NotAllowed,
+    NotFound,
+    NotYet,
+)
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.route import Header
+from gazette.protocol.status import Status
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import TaskScope
+
+if TYPE_CHECKING:
+    from gazette.client.client import Client
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS_MAX: Final = 3
+"""How often a journal may be missing, or refused to us, before that is believed: routes and tokens lag."""
+_DIRECT_FAILURES_MAX: Final = 3
+"""How often fragments cannot be opened at their store before they are only read through brokers."""
+_AHEAD_BYTES: Final = 16 << 20
+"""How near the end of a stored fragment the next one is opened."""
+
+
+class RetryReader:
+    """The bytes of a journal in order, whatever becomes of brokers meanwhile. Loop-bound.
+
+    It ends at ``end_offset`` only. It retries everything, but for what it surfaces: ``OffsetJump``;
+    ``NotYet`` unless it blocks; suspension; ``Corrupt``; and, after some attempts, that the journal is
+    not there or not allowed. Fragments that can be opened at their store are read from there, the next
+    one opened before the present one ends.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        params: ReadParams,
+        *,
+        clock: Clock | None = None,
+        on_interrupted: Callable[[], None] | None = None,
+    ) -> None:
+        """``on_interrupted`` is called when a broker's stream broke or ended: another may serve the journal,
+        or it may have been deleted and created again meanwhile."""
+        params.validate()
+        self.params = params
+        """As given, with the present ``block``; where the reader is now is ``offset``."""
+        self.offset = params.offset
+        """Of the next byte."""
+        self.write_head = 0
+        """End of the journal when a broker last said."""
+        self.fragment: Fragment | None = None
+        """The fragment of the last byte, as a broker last described it."""
+        self.header: Header | None = None
+        self._client = client
+        self._clock = client.clock if clock is None else clock
+        self._reader: Reader | None = None
+        self._next: Reader | None = None
+        self._scope = TaskScope(f"read {params.journal}")
+        self._attempt = -1
+        self._direct_failures = 0
+        self._proxied = False
+        """Whether the present fragment is asked of a broker, since it could not be opened."""
+        self._looked_at = -1
+        """Where the last fragment began that was opened ahead."""
+        self._closed = False
+        self._on_interrupted = on_interrupted or _unheard
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def block(self) -> bool:
+        return self.params.block
+
+    def set_block(self, block: bool) -> None:
+        """Wait at the head, or raise ``NotYet`` there. Holds for a ``read`` that waits already."""
+        self.params = replace(self.params, block=block)
+        if not block and self._reader is not None and self._reader.params.block:
+            self._drop()
+
+    def seek(self, offset: int) -> None:
+        """Go on at another offset. No ``read`` may be waiting."""
+        if offset == self.offset:
+            return
+        if offset < 0:
+            raise Invalid(f"invalid offset ({offset}; expected >= 0)", path="Offset")
+        self._drop()
+        self.offset = offset
+
+    def close(self) -> None:
+        """Stop reading; a ``read`` that waits raises ``Closed``. May be repeated."""
+        self._closed = True
+        self._drop()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Pieces until ``end_offset``; after each, ``offset`` is its end. Raises what ``read`` does."""
+        while piece := await self.read():
+            yield piece
+
+    async def read(self, max_bytes: int = 0) -> bytes:
+        """The next bytes: as many as came in one piece, but at most ``max_bytes`` unless that is zero.
+
+        Empty only at ``end_offset`` (and for ``metadata_only``). Raises ``OffsetJump`` (once; the next
+        ``read`` goes on behind the gap), ``NotYet`` unless blocking, ``Corrupt``, ``NotFound``,
+        ``NotAllowed`` (also: suspended), ``Closed``.
+        Cancellation: nothing is lost; the next ``read`` makes a new call.
+        """
+        while True:
+            if self._closed:
+                raise Closed("the reader was closed", journal=self.params.journal)
+            if self._scope.failure is not None:
+                raise self._scope.failure
+            if self.params.end_offset and self.offset >= self.params.end_offset:
+                self._drop()
+                return b""
+            reader = self._current()
+            try:
+                piece = await reader.read(max_bytes)
+            except OffsetJump as jump:
+                self._note(reader)
+                self.offset = jump.offset
+                raise
+            except GazetteError as error:
+                await self._on_error(reader, error)
+                continue
+            except asyncio.CancelledError:
+                self._forget(reader)
+                raise
+            self._note(reader)
+            if piece:
+                self._attempt = -1
+                if reader.direct is not None:
+                    self._direct_failures = 0
+                    self._look_ahead(reader)
+                return piece
+            if self.params.metadata_only:
+                self._drop()
+                return b""
+            await self._on_end(reader)
+
+    def _current(self) -> Reader:
+        if self._reader is None:
+            following, self._next = self._next, None
+            if following is not None and following.params.offset == self.offset:
+                self._reader = following
+            else:
+                if following is not None:
+                    following.close()
+                self._reader = self._new_reader(self.offset)
+        return self._reader
+
+    def _new_reader(self, offset: int) -> Reader:
+        params = replace(self.params, offset=offset)
+        direct = not self._proxied and self._direct_failures < _DIRECT_FAILURES_MAX
+        if not direct:
+            params = replace(params, do_not_proxy=False)
+        if self._proxied and self.fragment is not None and offset < self.fragment.end:
+            # Only this fragment: the next may be open to us again.
+            end = min(self.params.end_offset or self.fragment.end, self.fragment.end)
+            params = replace(params, end_offset=end)
+        return Reader(self._client, params, direct=direct)
+
+    def _note(self, reader: Reader) -> None:
+        """Take over what a reader knows."""
+        if reader.offset >= 0:
+            self.offset = reader.offset
+        self.write_head = max(reader.write_head, self.write_head)
+        if reader.fragment is not None:
+            self.fragment = reader.fragment
+        if reader.header is not None:
+            self.header = reader.header
+
+    def _forget(self, reader: Reader) -> None:
+        reader.close()
+        if self._reader is reader:
+            self._reader = None
+
+    def _drop(self) -> None:
+        self._scope.cancel()
+        for reader in (self._reader, self._next):
+            if reader is not None:
+                reader.close()
+        self._reader = self._next = None
+
+    async def _on_end(self, reader: Reader) -> None:
+        """A broker ended the stream, or a fragment at its store ended."""
+        if reader.direct is None and not reader.fragment_url:
+            self._on_interrupted()
+        progress = reader.offset != reader.params.offset
+        stuck = not progress and reader.params.do_not_proxy and reader.fragment_url != ""
+        # It was left to us to open the fragment, and we cannot: ask for its bytes.
+        self._proxied = stuck
+        self._forget(reader)
+        if progress or stuck:
+            self._attempt = -1
+            return
+        self._attempt += 1
+        await self._clock.sleep(backoff_s(self._attempt))
+
+    async def _on_error(self, reader: Reader, error: GazetteError) -> None:
+        """Return to try again, or raise."""
+        interrupted = self._reader is not reader
+        self._note(reader)
+        self._forget(reader)
+        if interrupted:
+            return  # By set_block or close.
+        self._attempt += 1
+        if isinstance(error, NotYet) and not reader.params.block:
+            self._attempt = -1
+            if self.params.block:
+                return  # It was changed meanwhile: ask again, and wait.
+            raise error
+        if isinstance(error, Corrupt | Invalid | Bug | Closed):
+            raise error
+        if reader.direct_failed:
+            self._direct_failures += 1
+            self._proxied = True
+            log.info(
+                "a fragment of %(journal)s is read through brokers: %(error)s",
+                {"journal": self.params.journal, "error": error},
+            )
+            return
+        self._proxied = False
+        self._on_interrupted()
+        if status_of(error) == Status.SUSPENDED.name:
+            raise error
+        if isinstance(error, NotFound | NotAllowed) and self._attempt >= _ATTEMPTS_MAX:
+            self._attempt = -1
+            raise error
+        log.debug(
+            "read of %(journal)s failed and is retried: %(error)s",
+            {"journal": self.params.journal, "error": error},
+        )
+        await self._clock.sleep(backoff_s(self._attempt))
+
+    def _look_ahead(self, reader: Reader) -> None:
+        """Open what follows the fragment that is read at its store, shortly before it ends."""
+        fragment = reader.fragment
+        assert fragment is not None
+        end = self.params.end_offset
+        if (
+            self._next is None
+            and fragment.end != self._looked_at
+            and fragment.end - reader.offset <= _AHEAD_BYTES
+            and fragment.end < self.write_head
+            and not (end and fragment.end >= end)
+        ):
+            self._looked_at = fragment.end
+            self._next = self._new_reader(fragment.end)
+            self._scope.spawn(self._open_ahead(self._next), name=f"open {fragment.end}")
+
+    async def _open_ahead(self, reader: Reader) -> None:
+        try:
+            await reader.open_ahead()
+        except GazetteError as error:
+            log.debug(
+                "look-ahead of %(journal)s failed: %(error)s",
+                {"journal": self.params.journal, "error": error},
+            )
+            if self._next is reader:
+                self._next = None
+                reader.close()
+
+
+def _unheard() -> None:
+    """Ignore an interruption."""

@@ -1,0 +1,1 @@
+"""Calls: channels, routes, credentials, errors."""

@@ -1,0 +1,60 @@
+"""The addresses that a client was given: which of them to call."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gazette.client.rpc.channel import Channels
+from gazette.client.rpc.dispatch import Health
+from gazette.errors import Invalid
+from gazette.protocol.route import validate_endpoint
+
+_PAUSE_S: Final = 0.1
+
+
+class Addresses:
+    """Endpoints separated by commas, of one cluster. Their channels are never closed for being unused.
+
+    Calls stay with one endpoint until its connection fails, then move to the next that is not failing;
+    when all are, each call tries another one.
+    """
+
+    def __init__(self, text: str, channels: Channels) -> None:
+        """Raises ``Invalid`` for what is no endpoint."""
+        self._endpoints = tuple(one.strip() for one in text.split(",") if one.strip())
+        if not self._endpoints:
+            raise Invalid("an address is needed", path="address")
+        for endpoint in self._endpoints:
+            validate_endpoint(endpoint)
+            channels.pin(endpoint)
+        self._channels = channels
+        self._current = 0
+
+    async def connected(self) -> str:
+        """Return the endpoint to call now, for a call that waits for a connection.
+
+        Of several, it is one that is connected: a call that waits would wait for ever for one whose
+        process has gone. Waits while none can be reached. Cancellation: no effect.
+        """
+        tried = 0
+        while len(self._endpoints) > 1:
+            endpoint = self.pick()
+            if await self._channels.connect(endpoint):
+                return endpoint
+            tried += 1
+            if tried % len(self._endpoints) == 0:
+                await self._channels.clock.sleep(_PAUSE_S)
+        return self._endpoints[0]
+
+    def pick(self) -> str:
+        """Return the endpoint to call now."""
+        count = len(self._endpoints)
+        if count == 1:
+            return self._endpoints[0]
+        for step in range(count):
+            index = (self._current + step) % count
+            if self._channels.health(self._endpoints[index]) is not Health.FAILING:
+                self._current = index
+                return self._endpoints[index]
+        self._current = (self._current + 1) % count
+        return self._endpoints[self._current]

@@ -1,0 +1,421 @@
+"""Connections to the processes of a cluster: one gRPC channel per endpoint, closed when unused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+import grpc
+import grpc.aio
+
+from gazette.auth import Signer
+from gazette.client.rpc.credentials import Credentials
+from gazette.client.rpc.dispatch import Health, pick
+from gazette.client.rpc.errors import map_errors
+from gazette.client.rpc.metrics import measure_of, of_ended
+from gazette.client.rpc.wire import decode_read, encode_append
+from gazette.errors import Closed, Invalid, Unavailable
+from gazette.net.transport import NETWORK, Transport
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.pb.broker_pb2_grpc import JournalStub
+from gazette.protocol.pb.consumer_pb2_grpc import ShardStub
+from gazette.protocol.route import Route, grpc_target
+from gazette.runtime.clock import Clock, SystemClock
+from gazette.runtime.tasks import TaskScope
+
+log = logging.getLogger(__name__)
+
+_GRACE_S: Final = 5.0
+_PROBE: Final = "/grpc.health.v1.Health/Check"
+_TOO_MANY_PINGS: Final = "too many pings"
+_KEEPALIVE_MAX_S: Final = 7200.0
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """Files in PEM form, used for ``https`` endpoints. Without ``ca_file`` the roots that gRPC brings
+    are trusted; ``cert_file`` and ``key_file`` identify us to peers that ask for it."""
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Read the files. Raises ``Invalid`` for one that cannot be read."""
+        if (self.cert_file is None) != (self.key_file is None):
+            raise Invalid("a certificate and its key must be given together", path="cert-file")
+        return grpc.ssl_channel_credentials(
+            root_certificates=_contents(self.ca_file, "trusted-ca-file"),
+            private_key=_contents(self.key_file, "cert-key-file"),
+            certificate_chain=_contents(self.cert_file, "cert-file"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSettings:
+    """Limits of every channel.
+
+    A Go server permits one ping in five minutes. It closes a connection that sends more, with all its
+    calls. So pings only keep connections through firewalls, and ``silence_s`` finds silent peers.
+    """
+
+    keepalive_s: float = 360.0
+    """Interval of pings while calls run. It is doubled if a server says that these are too many."""
+    keepalive_timeout_s: float = 10.0
+    """How long a ping may go without an answer, and content without an acknowledgement by the
+    peer's machine. Then the connection is closed."""
+    silence_s: float = 20.0
+    """If no call of a channel ends for this long, the peer is asked whether it answers. 0: never."""
+    silence_timeout_s: float = 20.0
+    """A peer that does not answer that for this long has fallen silent: its calls end."""
+    backoff_min_s: float = 0.05
+    backoff_max_s: float = 5.0
+    connect_timeout_s: float = 5.0
+    receive_bytes_max: int = 16 << 20
+    idle_s: float = 30.0
+    """A channel that was not used for this long, and has no call in flight, is closed."""
+
+    def options(self) -> list[tuple[str, int]]:
+        return [
+            ("grpc.max_receive_message_length", self.receive_bytes_max),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.keepalive_time_ms", int(self.keepalive_s * 1e3)),
+            ("grpc.keepalive_timeout_ms", int(self.keepalive_timeout_s * 1e3)),
+            # Without this one a peer that is stopped is noticed after a minute, whatever the other says.
+            ("grpc.http2.ping_timeout_ms", int(self.keepalive_timeout_s * 1e3)),
+            ("grpc.keepalive_permit_without_calls", 0),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.initial_reconnect_backoff_ms", int(self.backoff_min_s * 1e3)),
+            ("grpc.min_reconnect_backoff_ms", int(self.connect_timeout_s * 1e3)),
+            ("grpc.max_reconnect_backoff_ms", int(self.backoff_max_s * 1e3)),
+            # Retries are ours: those of gRPC would keep a copy of what is streamed.
+            ("grpc.enable_retries", 0),
+            # Connections of one object are its own, so that closing it closes them.
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+
+
+class Channels:
+    """Channels by endpoint (``http://host:port``, ``https://…``, ``unix://host/path``). Loop-bound.
+
+    Stubs count the calls made through them, so that a channel is closed under no call. Every use of
+    ``journal`` or ``shard`` must ask for the stub anew rather than keep it.
+    """
+
+    def __init__(
+        self,
+        zone: str = "",
+        tls: TlsSettings | None = None,
+        signer: Signer | None = None,
+        *,
+        clock: Clock | None = None,
+        settings: ChannelSettings | None = None,
+        transport: Transport = NETWORK,
+    ) -> None:
+        self.zone = zone
+        self._transport = transport
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self.credentials = Credentials(signer, self.clock)
+        self._tls = TlsSettings() if tls is None else tls
+        self._settings = ChannelSettings() if settings is None else settings
+        self._channels: dict[str, _Channel] = {}
+        self._scope = TaskScope("channels")
+        self._swept = self.clock.monotonic()
+        self._pinned: set[str] = set()
+        self._members: dict[str, int] = {}
+        self._watching = False
+        self.closed = False
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    def pin(self, endpoint: str) -> None:
+        """Never close the channel of this endpoint for being unused (the default address)."""
+        self._pinned.add(endpoint)
+
+    def journal(self, endpoint: str) -> JournalStub:
+        """The Journal service at an endpoint. Raises ``Invalid`` for what is no endpoint, ``Closed``."""
+        return self._channel(endpoint).journal
+
+    def shard(self, endpoint: str) -> ShardStub:
+        """The Shard service at an endpoint. Raises ``Invalid`` for what is no endpoint, ``Closed``."""
+        return self._channel(endpoint).shard
+
+    def byte_path(self, endpoint: str) -> BytePath:
+        """Append and Read at an endpoint, by their fast encodings. Raises as ``journal``."""
+        return self._channel(endpoint).byte_path
+
+    def grpc_channel(self, endpoint: str) -> grpc.aio.Channel:
+        """The channel of an endpoint, for services of applications. Its calls are counted too."""
+        return cast("grpc.aio.Channel", self._channel(endpoint))
+
+    async def connect(self, endpoint: str) -> bool:
+        """Return whether an endpoint is connected, after an attempt to connect if it is not.
+
+        Raises ``Invalid`` for what is no endpoint, ``Closed``. Cancellation: the attempt goes on.
+        """
+        channel = self._channel(endpoint)
+        with map_errors("connect", self, endpoint=endpoint):
+            return await channel.connect()
+
+    def health(self, endpoint: str) -> Health:
+        """What is known of the connection to an endpoint; does not connect."""
+        channel = self._channels.get(endpoint)
+        return Health.IDLE if channel is None else channel.health()
+
+    def pick(
+        self, route: Route, *, process_id: ProcessId | None = None, primary: bool = False
+    ) -> str | None:
+        """``dispatch.pick`` by the state of our channels and our zone."""
+        return pick(route, self.zone, self.health, process_id=process_id, primary=primary)
+
+    def member(self, route: Route, process_id: ProcessId) -> JournalStub:
+        """The Journal service of exactly that member. Raises ``Unavailable`` if it has no endpoint."""
+        endpoint = self.pick(route, process_id=process_id)
+        if endpoint is None:
+            raise Unavailable("the route has no endpoint of this member", member=process_id)
+        return self.journal(endpoint)
+
+    def follow(self, members: Mapping[str, int]) -> None:
+        """Learn which processes are members now: the CreateRevision of each one's key, by endpoint.
+
+        A process whose key is gone, or was created again, has lost its lease: calls to it end with
+        ``Closed`` at once. The next call connects without the back-off of the old connection.
+        """
+        before, self._members = self._members, dict(members)
+        for endpoint, created in before.items():
+            if members.get(endpoint) == created:
+                continue
+            channel = self._channels.pop(endpoint, None)
+            if channel is not None and not self.closed:
+                self._scope.spawn(channel.close(None), name=f"close {endpoint}")
+
+    def _channel(self, endpoint: str) -> _Channel:
+        if self.closed:
+            raise Closed("the client's channels were closed")
+        now = self.clock.monotonic()
+        if now - self._swept >= self._settings.idle_s:
+            self._sweep(now)
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            keepalive_s = self._settings.keepalive_s
+            channel = self._channels[endpoint] = _Channel(
+                self._open(endpoint),
+                self.clock,
+                self._on_start,
+                lambda: self._on_refused_pings(keepalive_s),
+            )
+        channel.used_at = now
+        return channel
+
+    def _open(self, endpoint: str) -> grpc.aio.Channel:
+        target, tls = grpc_target(endpoint)
+        options = self._settings.options()
+        credentials = self._tls.credentials() if tls else None
+        return self._transport.channel(target, credentials, options)
+
+    def _on_start(self) -> None:
+        if self._watching or self._transport.ends_silent_calls or not self._settings.silence_s:
+            return
+        self._watching = True
+        self._scope.spawn(self._watch(), name="watch for silence")
+
+    def _on_refused_pings(self, keepalive_s: float) -> None:
+        """Raise the interval of pings of later channels. gRPC raises that of the refused one."""
+        raised_s = min(2 * keepalive_s, _KEEPALIVE_MAX_S)
+        if raised_s > self._settings.keepalive_s:
+            self._settings = replace(self._settings, keepalive_s=raised_s)
+            log.warning(
+                "a server refuses our pings as too many: new connections send one in %(seconds)g s",
+                {"seconds": raised_s},
+            )
+
+    async def _watch(self) -> None:
+        """Ask peers whose calls have not ended for long whether they answer. End with the calls."""
+        silence_s = self._settings.silence_s
+        try:
+            while True:
+                await self.clock.sleep(silence_s / 2)
+                busy = [one for one in self._channels.items() if one[1].calls]
+                if not busy:
+                    return
+                since = self.clock.monotonic() - silence_s
+                async with TaskScope("silent peers") as scope:
+                    for endpoint, channel in busy:
+                        if channel.heard_at <= since:
+                            scope.spawn(self._ask(endpoint, channel), name=f"ask {endpoint}")
+        finally:
+            self._watching = False
+
+    async def _ask(self, endpoint: str, channel: _Channel) -> None:
+        """End the calls of a channel if its peer does not answer."""
+        timeout_s = self._settings.silence_timeout_s
+        if await channel.answers(timeout_s) or self._channels.get(endpoint) is not channel:
+            return
+        log.warning(
+            "%(endpoint)s has not answered for %(seconds)g s: its connection is closed, its calls end",
+            {"endpoint": endpoint, "seconds": timeout_s},
+        )
+        del self._channels[endpoint]
+        await channel.close(None)
+
+    def _sweep(self, now: float) -> None:
+        self._swept = now
+        for endpoint, channel in list(self._channels.items()):
+            unused = channel.calls == 0 and now - channel.used_at >= self._settings.idle_s
+            if unused and endpoint not in self._pinned:
+                del self._channels[endpoint]
+                self._scope.spawn(channel.close(None), name=f"close {endpoint}")
+
+    async def close(self, grace_s: float | None = None) -> None:
+        """Close every channel; calls in flight get ``grace_s`` seconds to end, then are cancelled.
+
+        Cancellation: the object is closed; sockets close when the loop next runs. May be repeated.
+        """
+        self.closed = True
+        while self._channels:
+            _, channel = self._channels.popitem()
+            await channel.close(grace_s)
+        await self._scope.stop(_GRACE_S)
+
+
+class BytePath:
+    """The calls that carry journal bytes. Requests of ``append`` are messages or their encoding,
+    responses of ``read`` are `wire.Content` where possible."""
+
+    __slots__ = ("append", "read")
+
+    def __init__(self, channel: _Channel) -> None:
+        self.append: Callable[..., Any] = channel.stream_unary(
+            "/protocol.Journal/Append",
+            request_serializer=encode_append,
+            response_deserializer=broker_pb2.AppendResponse.FromString,
+        )
+        self.read: Callable[..., Any] = channel.unary_stream(
+            "/protocol.Journal/Read",
+            request_serializer=broker_pb2.ReadRequest.SerializeToString,
+            response_deserializer=decode_read,
+        )
+
+
+class _Channel:
+    """A gRPC channel that counts its calls and remembers whether its connection fails.
+
+    Generated stubs take it for a channel: it has the four methods that they call.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        clock: Clock,
+        on_start: Callable[[], None],
+        on_refused_pings: Callable[[], None],
+    ) -> None:
+        self._grpc = channel
+        self._clock = clock
+        self._on_start = on_start
+        self._on_refused_pings = on_refused_pings
+        self._failing = False
+        self.calls = 0
+        self.used_at = 0.0
+        self.heard_at = 0.0
+        """When the first of the present calls began, a call last ended, or the peer last answered."""
+        self.journal = JournalStub(cast("grpc.aio.Channel", self))  # type: ignore[no-untyped-call]
+        self.shard = ShardStub(cast("grpc.aio.Channel", self))  # type: ignore[no-untyped-call]
+        self.byte_path = BytePath(self)
+
+    def health(self) -> Health:
+        """The connection's state. A failure stands until the connection is ready again, because a
+        channel that fails goes through CONNECTING again and again."""
+        match self._grpc.get_state():
+            case grpc.ChannelConnectivity.READY:
+                self._failing = False
+                return Health.READY
+            case grpc.ChannelConnectivity.TRANSIENT_FAILURE | grpc.ChannelConnectivity.SHUTDOWN:
+                self._failing = True
+            case grpc.ChannelConnectivity.CONNECTING if not self._failing:
+                return Health.CONNECTING
+            case _:
+                pass
+        return Health.FAILING if self._failing else Health.IDLE
+
+    async def connect(self) -> bool:
+        """Return whether there is a connection, after an attempt to make one."""
+        waiting = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+        while (state := self._grpc.get_state(try_to_connect=True)) in waiting:
+            await self._grpc.wait_for_state_change(state)
+        return self.health() is Health.READY
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return self._counted("unary", self._grpc.unary_unary, *args, **kwargs)
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return self._counted("server_stream", self._grpc.unary_stream, *args, **kwargs)
+
+    def stream_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return self._counted("client_stream", self._grpc.stream_unary, *args, **kwargs)
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return self._counted("bidi_stream", self._grpc.stream_stream, *args, **kwargs)
+
+    def _counted(
+        self, kind: str, make: Callable[..., Any], path: str, *args: Any, **kwargs: Any
+    ) -> Callable[..., Any]:
+        """A method that counts its calls, here and for metrics."""
+        measure = measure_of(kind, path)
+        method = make(path, *measure.serializers(args, kwargs))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            started = measure.start(self._clock, method, args, kwargs, self._ended)
+            if not self.calls:
+                self.heard_at = self._clock.monotonic()
+            self.calls += 1
+            self._on_start()
+            return started
+
+        return call
+
+    def _ended(self, call: Any, code: grpc.StatusCode) -> None:
+        self.calls -= 1
+        self.heard_at = self._clock.monotonic()
+        if code is grpc.StatusCode.UNAVAILABLE:
+            details = of_ended(call.details()) or ""
+            if _TOO_MANY_PINGS in details.lower():
+                self._on_refused_pings()
+
+    async def answers(self, timeout_s: float) -> bool:
+        """Ask the peer anything. Return False if it is connected and says nothing for ``timeout_s``.
+
+        Every gRPC server answers a call, if only that it does not know its method.
+        """
+        if self._grpc.get_state() is not grpc.ChannelConnectivity.READY:
+            return True
+        try:
+            await self._grpc.unary_unary(_PROBE, bytes, bytes)(b"", timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return self._grpc.get_state() is not grpc.ChannelConnectivity.READY
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return True  # The channel was closed meanwhile.
+        self.heard_at = self._clock.monotonic()
+        return True
+
+    async def close(self, grace_s: float | None) -> None:
+        await self._grpc.close(grace_s)
+
+
+def _contents(path: Path | None, flag: str) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Invalid(f"cannot read {path}: {error.strerror}", path=flag) from error

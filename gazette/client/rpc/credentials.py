@@ -1,0 +1,65 @@
+"""What a call proves about its caller: tokens for claims, signed once and used until they age."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Final
+
+from gazette.auth import Capability, Claims, NoAuth, Signer, bearer
+from gazette.protocol.ids import split_journal_meta
+from gazette.protocol.label_set import EVERYTHING, LabelSelector
+from gazette.runtime.clock import Clock
+
+Metadata = tuple[tuple[str, str], ...]
+
+LONG_LIFETIME_S: Final = 3600.0
+"""Of tokens for reads, appends and lists: a stream ends when its token does."""
+SHORT_LIFETIME_S: Final = 60.0
+"""Of tokens that change something at once (Apply), and of all calls to consumers."""
+
+_TOKENS_MAX: Final = 4096
+
+
+class Credentials:
+    """Call metadata by claims. A token is reused for the first half of its lifetime. Loop-bound."""
+
+    def __init__(self, signer: Signer | None, clock: Clock) -> None:
+        self._signer: Signer = NoAuth() if signer is None else signer
+        self._clock = clock
+        self._tokens: OrderedDict[tuple[Claims, float], tuple[float, Metadata]] = OrderedDict()
+
+    def metadata(self, claims: Claims, lifetime_s: float = LONG_LIFETIME_S) -> Metadata:
+        """Metadata for a call that needs ``claims`` (their own expiry is not looked at)."""
+        key = (replace(claims, expires_at=None), lifetime_s)
+        now = self._clock.now()
+        found = self._tokens.get(key)
+        if found is not None and abs(now - found[0]) < lifetime_s / 2:
+            self._tokens.move_to_end(key)
+            return found[1]
+        metadata = bearer(self._signer.sign(key[0], lifetime_s))
+        self._tokens[key] = (now, metadata)
+        self._tokens.move_to_end(key)
+        while len(self._tokens) > _TOKENS_MAX:
+            self._tokens.popitem(last=False)
+        return metadata
+
+
+def journal_claims(capability: int, journal: str) -> Claims:
+    """Claims to one journal; its metadata segment, which no label can hold, is left off."""
+    return Claims.of_journal(capability, split_journal_meta(journal)[0])
+
+
+def shard_claims(capability: int, *shard_ids: str) -> Claims:
+    """Claims to some shards."""
+    return Claims(capability, LabelSelector.of(*(("id", shard_id) for shard_id in shard_ids)))
+
+
+def list_claims(selector: LabelSelector) -> Claims:
+    """Claims to list what a selector matches."""
+    return Claims(Capability.LIST, selector)
+
+
+def apply_claims() -> Claims:
+    """Claims to change any specification."""
+    return Claims(Capability.APPLY, EVERYTHING)

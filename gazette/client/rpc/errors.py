@@ -1,0 +1,192 @@
+"""From the ways in which a call can fail to the error that tells the caller what to do next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+import grpc
+import grpc.aio
+
+from gazette.errors import (
+    Broken,
+    Closed,
+    Conflict,
+    Corrupt,
+    Fenced,
+    GazetteError,
+    Invalid,
+    Moved,
+    NotAllowed,
+    NotFound,
+    NotYet,
+    Unavailable,
+)
+from gazette.protocol.append_session import ledger_of
+from gazette.protocol.status import ShardStatus, Status
+
+END_OF_STREAM: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
+"""What reading from a call gives when it has ended well."""
+
+TOO_SLOW: Final = "client stream didn't sustain the minimum append data rate"
+"""What a broker says of an append whose content came too slowly. Nothing of it is in the journal."""
+
+_BY_STATUS: Final[dict[Status, tuple[type[GazetteError], str, str | None]]] = {
+    Status.JOURNAL_NOT_FOUND: (NotFound, "journal not found", None),
+    Status.NO_JOURNAL_PRIMARY_BROKER: (Unavailable, "the journal has no primary broker now", None),
+    Status.NOT_JOURNAL_PRIMARY_BROKER: (Moved, "the broker is not primary of the journal", None),
+    Status.INSUFFICIENT_JOURNAL_BROKERS: (
+        Unavailable,
+        "the journal has fewer brokers than its replication asks for",
+        "Start more brokers, or lower the journal's replication; the call is retried.",
+    ),
+    Status.NOT_JOURNAL_BROKER: (Moved, "the broker does not serve the journal", None),
+    Status.OFFSET_NOT_YET_AVAILABLE: (NotYet, "the offset is not available yet", None),
+    Status.WRONG_ROUTE: (Moved, "the broker knows another route", None),
+    Status.PROPOSAL_MISMATCH: (Conflict, "the replica is at another fragment", None),
+    Status.ETCD_TRANSACTION_FAILED: (
+        Conflict,
+        "a specification was changed by somebody else meanwhile",
+        None,
+    ),
+    Status.NOT_ALLOWED: (
+        NotAllowed,
+        "the journal's flags, or its suspension, do not allow it",
+        "Check the flags of the journal's specification.",
+    ),
+    Status.WRONG_APPEND_OFFSET: (
+        Conflict,
+        "the journal's head is not at the offset of the append",
+        "Read the write head, and append there if that is still right.",
+    ),
+    Status.INDEX_HAS_GREATER_OFFSET: (
+        Corrupt,
+        "fragments of the journal reach beyond what its brokers know: all of them were replaced",
+        "Check the newest fragments, then move the head with `gazctl journals reset-head`.",
+    ),
+    Status.REGISTER_MISMATCH: (Fenced, "the journal's registers are not as required", None),
+    Status.SUSPENDED: (NotAllowed, "the journal is suspended", "Any append resumes it."),
+    Status.FRAGMENT_STORE_UNHEALTHY: (
+        Unavailable,
+        "the journal's fragment store is unhealthy",
+        "Check the store with `gazctl journals store-health`, and its credentials.",
+    ),
+}
+
+_BY_SHARD_STATUS: Final[dict[ShardStatus, tuple[type[GazetteError], str]]] = {
+    ShardStatus.SHARD_NOT_FOUND: (NotFound, "shard not found"),
+    ShardStatus.NO_SHARD_PRIMARY: (Unavailable, "the shard has no primary now"),
+    ShardStatus.NOT_SHARD_PRIMARY: (Moved, "the process is not primary of the shard"),
+    ShardStatus.ETCD_TRANSACTION_FAILED: (
+        Conflict,
+        "a specification was changed by somebody else meanwhile",
+    ),
+    ShardStatus.SHARD_STOPPED: (Unavailable, "the shard has stopped there"),
+}
+
+_BY_CODE: Final[dict[grpc.StatusCode, type[GazetteError]]] = {
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Unavailable,
+    # What a server that stops says of calls that had reached it, and that nobody had begun to serve.
+    grpc.StatusCode.CANCELLED: Unavailable,
+    grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
+    grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
+    grpc.StatusCode.INVALID_ARGUMENT: Invalid,
+    grpc.StatusCode.UNIMPLEMENTED: Invalid,
+}
+
+
+class _Caller(Protocol):
+    @property
+    def closed(self) -> bool: ...
+
+
+def status_error(status: Status, detail: str = "", **facts: Any) -> GazetteError:
+    """The error of a status other than OK. Its name is in ``facts["status"]``."""
+    kind, message, hint = _BY_STATUS[status]
+    if detail:
+        message = f"{message}: {detail}"
+    return kind(message, hint=hint, status=status.name, **facts)
+
+
+def shard_status_error(status: ShardStatus, **facts: Any) -> GazetteError:
+    """The error of a consumer's status other than OK. Its name is in ``facts["status"]``."""
+    kind, message = _BY_SHARD_STATUS[status]
+    return kind(message, status=status.name, **facts)
+
+
+def status_of(error: BaseException | None) -> str:
+    """The name of the status an error was made of; empty if it was made of none."""
+    return str(error.facts.get("status", "")) if isinstance(error, GazetteError) else ""
+
+
+def was_too_slow(error: GazetteError) -> bool:
+    """Whether a broker gave up an append because its content did not come fast enough."""
+    return error.facts.get("code") == grpc.StatusCode.UNKNOWN.name and TOO_SLOW in error.message
+
+
+def rpc_error(error: grpc.aio.AioRpcError, method: str, **facts: Any) -> GazetteError:
+    """The error of a call that ended with a gRPC code other than OK.
+
+    Servers answer what is wrong about a request with UNKNOWN and a text; so that, and every other
+    code without a meaning to the caller, is ``Broken``.
+    """
+    code = error.code()
+    kind = _BY_CODE.get(code, Broken)
+    detail = error.details() or code.name
+    if code is grpc.StatusCode.ABORTED and (ledger := ledger_of(error.trailing_metadata())):
+        facts["ledger"] = ledger
+    return kind(f"{method}: {detail}", code=code.name, **facts)
+
+
+@contextmanager
+def map_errors(method: str, caller: _Caller, **facts: Any) -> Iterator[None]:
+    """Wrap the awaits of one call. Raise what gRPC raises as an error of ours.
+
+    A call whose channel was closed is ``Closed`` if ``caller`` is, such as the channels of a client. It
+    is ``Unavailable`` if the channel was closed because the peer fell silent, or lost its lease.
+    """
+    try:
+        with open_channel(method, **facts):
+            yield
+    except Closed as error:
+        if caller.closed:
+            raise
+        raise Unavailable(f"{method}: the peer fell silent, or lost its lease", **facts) from error
+    except grpc.aio.AioRpcError as error:
+        raise rpc_error(error, method, **facts) from error
+    except grpc.aio.UsageError as error:
+        raise Closed(f"{method}: {error}", **facts) from error
+
+
+@contextmanager
+def open_channel(method: str, **facts: Any) -> Iterator[None]:
+    """Wrap the awaits of one call. Raise ``Closed`` if the channel of the call is closed meanwhile.
+
+    A channel is closed with its client, or when the process behind it loses its lease or falls silent.
+    gRPC cancels its calls then. This task is not cancelled: a cancellation that went on from here would
+    leave its own caller without any answer.
+    """
+    try:
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise Closed(
+            f"{method}: the channel was closed, as its process has lost its lease or fell silent, or as"
+            " this one ends",
+            hint="No action: what is asked again goes to another process.",
+            **facts,
+        ) from None
+
+
+@contextmanager
+def answered(method: str) -> Iterator[None]:
+    """Around the check of an answer: what is invalid in it is the peer's doing, ``Broken``."""
+    try:
+        yield
+    except Invalid as error:
+        raise Broken(f"{method}: the answer is invalid: {error}") from error

@@ -1,0 +1,214 @@
+"""One setting of a program: its names, its kind, and its texts.
+
+Programs import what they need of this from `gazette.config.schema`, which settles the values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, get_type_hints
+
+from gazette.errors import Bug, Invalid
+from gazette.protocol.text.duration import SECOND, format_go_duration, parse_go_duration
+from gazette.runtime.numbers import parse_integer, parse_number
+
+_META: Final = "gazette.setting"
+TRUE_WORDS: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
+FALSE_WORDS: Final = frozenset({"0", "false", "f", "no", "n", "off"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Meta:
+    help: str
+    name: str
+    env: str
+    choices: tuple[str, ...]
+    secret: bool
+    is_duration: bool
+    short: str
+    flag_only: bool
+    ini: str
+
+
+def setting(
+    default: Any,
+    help_text: str,
+    *,
+    name: str = "",
+    env: str = "",
+    choices: Sequence[str] = (),
+    secret: bool = False,
+    short: str = "",
+    flag_only: bool = False,
+    ini: str = "",
+) -> Any:
+    """Describe a field of a group: str, int, float, bool, ``bool | None``, ``Path | None`` or
+    ``tuple[str, ...]``.
+
+    ``name``, ``env`` and ``ini`` replace the names that follow from the field's name. A ``secret`` is
+    never printed. ``short`` is a letter for ``-x``; ``flag_only`` keeps it out of the environment, and
+    of all sections of files but that of its own command.
+    """
+    meta = _Meta(
+        help_text,
+        name,
+        env,
+        tuple(choices),
+        secret,
+        is_duration=False,
+        short=short,
+        flag_only=flag_only,
+        ini=ini,
+    )
+    return dataclasses.field(default=default, metadata={_META: meta})
+
+
+def duration(
+    default: str,
+    help_text: str,
+    *,
+    name: str = "",
+    env: str = "",
+    flag_only: bool = False,
+    ini: str = "",
+) -> Any:
+    """Describe a field of a group that holds seconds and is written as ``20s``, ``1m30s`` or ``0``."""
+    meta = _Meta(
+        help_text,
+        name,
+        env,
+        (),
+        secret=False,
+        is_duration=True,
+        short="",
+        flag_only=flag_only,
+        ini=ini,
+    )
+    return dataclasses.field(default=_parse_duration(default), metadata={_META: meta})
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting, by all its names."""
+
+    group: str
+    field: str
+    name: str
+    """Without its group: ``max-append-rate``."""
+    env: str
+    help: str
+    default: Any
+    kind: str
+    choices: tuple[str, ...]
+    secret: bool
+    short: str = ""
+    """A letter: the flag has a second form, ``-x``."""
+    flag_only: bool = False
+    ini: str = ""
+    """Its key in an INI file, without the section: ``MaxAppendRate``."""
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.group}.{self.name}" if self.group else f"--{self.name}"
+
+    @property
+    def key(self) -> str:
+        """How files and errors call it."""
+        return f"{self.group}.{self.name}" if self.group else self.name
+
+    def parse(self, text: str, source: str) -> Any:
+        """The value of a text. Raises ``Invalid`` that names the source."""
+        try:
+            value = _PARSERS[self.kind](text)
+        except (ValueError, Invalid) as error:
+            reason = error.message if isinstance(error, Invalid) else f"expected {_NOUN[self.kind]}"
+            hint = error.hint if isinstance(error, Invalid) else None
+            raise Invalid(f'invalid value "{text}": {reason}', path=source, hint=hint) from error
+        if self.choices and value not in self.choices:
+            expected = ", ".join(self.choices)
+            raise Invalid(f'invalid value "{text}": expected one of {expected}', path=source)
+        return value
+
+    def render(self, value: Any) -> str:
+        """The text whose ``parse`` is ``value``."""
+        if value is None:
+            return ""
+        if self.kind == "duration":
+            return format_go_duration(round(value * SECOND))
+        if self.kind == "list":
+            return ",".join(value)
+        return str(value).lower() if self.kind == "bool" else str(value)
+
+
+def _parse_duration(text: str) -> float:
+    return parse_go_duration(text.strip()) / SECOND
+
+
+def _parse_bool(text: str) -> bool:
+    word = text.strip().lower()
+    if word in TRUE_WORDS or word in FALSE_WORDS:
+        return word in TRUE_WORDS
+    raise ValueError(text)
+
+
+_PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "str": str,
+    "int": lambda text: parse_integer(text.strip()),
+    "float": lambda text: parse_number(text.strip()),
+    "bool": _parse_bool,
+    "path": lambda text: Path(text).expanduser() if text.strip() else None,
+    "list": lambda text: tuple(word.strip() for word in text.split(",") if word.strip()),
+    "duration": _parse_duration,
+}
+_NOUN: Final = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "duration": "a duration such as 20s or 1m30s",
+}
+_KINDS: Final[Mapping[Any, str]] = {
+    str: "str",
+    int: "int",
+    float: "float",
+    bool: "bool",
+    bool | None: "bool",
+    Path | None: "path",
+    tuple[str, ...]: "list",
+}
+
+
+def options_of(group: str, cls: type) -> Iterator[Option]:
+    """The options of a group, in the order of its fields."""
+    hints = get_type_hints(cls)
+    for one in dataclasses.fields(cls):
+        meta = one.metadata.get(_META)
+        if meta is None:
+            raise Bug("a field of a settings group was not made by setting()", field=one.name)
+        name = meta.name or one.name.replace("_", "-")
+        words = f"{group}.{name}" if group else name
+        yield Option(
+            group=group,
+            field=one.name,
+            name=name,
+            env=meta.env or words.upper().replace(".", "_").replace("-", "_"),
+            help=meta.help,
+            default=one.default,
+            kind="duration" if meta.is_duration else _KINDS[hints[one.name]],
+            choices=meta.choices,
+            secret=meta.secret,
+            short=meta.short,
+            flag_only=meta.flag_only,
+            ini=meta.ini or _camel(name),
+        )
+
+
+_UPPER_WORDS: Final = frozenset({"ca", "grpc", "http", "id", "rf", "ttl", "url"})
+
+
+def _camel(name: str) -> str:
+    """Return a name as the original writes it in INI files: ``server-ca-file`` is ``ServerCAFile``."""
+    words = name.replace(".", "-").split("-")
+    return "".join(word.upper() if word in _UPPER_WORDS else word.capitalize() for word in words)

@@ -1,0 +1,431 @@
+"""Settings of a program, from flags, the environment, a file and defaults, in this order.
+
+A group is a frozen dataclass whose fields are made by ``setting`` or ``duration``::
+
+    @dataclass(frozen=True, slots=True)
+    class EtcdFlags:
+        address: str = setting("http://localhost:2379", "etcd service address")
+        lease: float = duration("20s", "time to live of the lease", env="ETCD_LEASE_TTL")
+
+    schema = Schema("gazette serve", {"etcd": EtcdFlags}, file_stem="gazette")
+    etcd = schema.load(argv, os.environ).group(EtcdFlags)
+
+Its flags are ``--etcd.address`` and ``--etcd.lease``, its environment names ``ETCD_ADDRESS`` and
+``ETCD_LEASE_TTL``, and a file says ``[Etcd] Address = …`` (INI) or ``etcd: {address: …}`` (YAML).
+Nothing that is given may be unknown: a typing error is an error, with the nearest name. In an INI file
+it is a warning, because the original shares these files among programs and skips what it does not know.
+
+A setting may have a one-letter ``short`` flag, and may be ``flag_only``: the environment does not say
+it. A program of several commands has a schema for each, and one file for all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+from gazette.config.files import ini_entries, ini_value, yaml_entries
+from gazette.config.option import FALSE_WORDS, TRUE_WORDS, Option, duration, options_of, setting
+from gazette.errors import Bug, Invalid
+from gazette.runtime.redaction import redact_setting
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SECTIONS: Final = {"": "options", "log": "Logging"}
+"""Sections of INI files that are not named after their group."""
+_ALIASES: Final = {"options": "", "logging": "log"}
+
+_PLACES: Final = frozenset(
+    {
+        *("address", "trusted_ca_file", "cert_file", "cert_key_file"),
+        *("peer_ca_file", "peer_cert_file", "peer_cert_key_file"),
+    }
+)
+"""Fields that decide which servers are called, and how they prove who they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a program was configured with, and from where."""
+
+    groups: Mapping[str, Any]
+    sources: Mapping[str, str]
+    """Option key → "flag", "env NAME", "file PATH" or "default"."""
+    file: Path | None
+    arguments: tuple[str, ...] = ()
+    """Words that are no flags, where the program takes such."""
+    warnings: tuple[str, ...] = ()
+    """Keys of the file that no program knows, each in a sentence."""
+    argv: tuple[str, ...] = ()
+
+    def group(self, cls: type[T]) -> T:
+        for value in self.groups.values():
+            if isinstance(value, cls):
+                return value
+        raise Bug("not a group of this schema", group=cls.__name__)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that raises instead of leaving the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Invalid(message, path=self.prog, hint=f"See `{self.prog} --help`.")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """``-s, --selector STR``, and switches without the value that they may have."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = ", ".join(action.option_strings)
+        if action.nargs in (0, "?") or not action.metavar:
+            return names
+        return f"{names} {action.metavar}"
+
+
+class Schema:
+    """The groups of one program. ``file_stem`` names its configuration file, None: it has none.
+
+    ``arguments`` says what words without dashes are, as in ``[FILE...]``; by default there must be
+    none. ``description`` and ``examples`` are for ``--help``. ``also_in_file`` are sections that other
+    programs read from the same file. ``scopes`` are sections of a file, the general one first, whose
+    keys and sub-sections (``[scope.Group]``) count for this program, before those of all programs.
+    Only in the last one are settings that are ``flag_only``. ``defaults`` replaces those of some option
+    keys.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        groups: Mapping[str, type],
+        *,
+        file_stem: str | None = None,
+        arguments: str = "",
+        description: str = "",
+        examples: str = "",
+        also_in_file: Mapping[str, type] | None = None,
+        scopes: Sequence[str] = (),
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.program = program
+        self.groups = dict(groups)
+        self.file_stem = file_stem
+        self.arguments = arguments
+        self.description = description
+        self.examples = examples
+        replaced = defaults or {}
+        self.options = tuple(
+            replace(option, default=replaced.get(option.key, option.default))
+            for group, cls in self.groups.items()
+            for option in options_of(group, cls)
+        )
+        self._others = dict(also_in_file or {})
+        self.scopes = tuple(scopes)
+
+    def load(
+        self, argv: Sequence[str], environ: Mapping[str, str], *, directory: Path | None = None
+    ) -> Loaded:
+        """Settle every option. Raises ``Invalid`` (exit code 2), or ``SystemExit`` for ``--help``.
+
+        ``directory`` stands for the working directory, where a file is searched first.
+        """
+        given, arguments = self._parse_flags(argv)
+        named = given.pop("config", None)
+        path = self._find_file(named, environ, directory)
+        from_file, warnings = self._read_file(path) if path is not None else ({}, ())
+        values: dict[str, dict[str, Any]] = {group: {} for group in self.groups}
+        sources: dict[str, str] = {}
+        for option in self.options:
+            sources[option.key], value = self._settle(option, given, environ, from_file, path)
+            values[option.group][option.field] = value
+        if path is not None and not named and path.parent == (directory or Path()):
+            self._check_trust(path, sources)
+        built = {group: cls(**values[group]) for group, cls in self.groups.items()}
+        return Loaded(built, sources, path, arguments, tuple(warnings), tuple(argv))
+
+    def _settle(
+        self,
+        option: Option,
+        given: Mapping[str, list[str]],
+        environ: Mapping[str, str],
+        from_file: Mapping[str, str],
+        path: Path | None,
+    ) -> tuple[str, Any]:
+        if (texts := given.get(option.key)) is not None:
+            text = ",".join(texts) if option.kind == "list" else texts[-1]
+            return "flag", option.parse(text, option.flag)
+        # Set but empty is as good as not set.
+        if not option.flag_only and (text_or_none := environ.get(option.env)):
+            return f"env {option.env}", option.parse(text_or_none, option.env)
+        if (text_or_none := from_file.get(option.key)) is not None:
+            return f"file {path}", option.parse(text_or_none, f"{path}: {option.key}")
+        return "default", option.default
+
+    def _check_trust(self, path: Path, sources: Mapping[str, str]) -> None:
+        """Raise ``Invalid`` if a file that was found by chance says where a secret is sent.
+
+        The working directory may be anyone's, and the secret is the user's.
+        """
+        file = f"file {path}"
+        foreign = [
+            one for one in self.options if one.secret and sources[one.key] not in (file, "default")
+        ]
+        places = [one for one in self.options if one.field in _PLACES and sources[one.key] == file]
+        if foreign and places:
+            raise Invalid(
+                f"{places[0].key} of a file in the working directory would decide where {foreign[0].key}"
+                f" is used, which comes from {sources[foreign[0].key].replace('env ', 'environment ')}",
+                path=str(path),
+                hint=f"If you trust the file, name it: --config={path}. Else give {places[0].flag}.",
+            )
+
+    def parser(self) -> argparse.ArgumentParser:
+        """The flags, for ``--help`` and for generated reference pages."""
+        usage = f"{self.program} [FLAGS] {self.arguments}".rstrip()
+        parser = _Parser(
+            prog=self.program,
+            usage=usage,
+            description=self.description or None,
+            epilog=self.examples or None,
+            formatter_class=_Help,
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+        )
+        if self.file_stem is not None:
+            where = f"./{self.file_stem}.ini or .yaml, then the same in ~/.config/gazette"
+            parser.add_argument("--config", metavar="FILE", help=f"INI or YAML file [{where}]")
+        sections: dict[str, Any] = {"": parser}
+        # What a command has of its own is what people look for.
+        for option in sorted(self.options, key=lambda one: not one.flag_only):
+            section = sections.get(option.group)
+            if section is None:
+                section = sections[option.group] = parser.add_argument_group(option.group)
+            kwargs: dict[str, Any] = (
+                {"nargs": "?", "const": "true"} if option.kind == "bool" else {}
+            )
+            section.add_argument(
+                *([f"-{option.short}"] if option.short else []),
+                option.flag,
+                dest=option.key,
+                action="append",
+                metavar=option.kind.upper(),
+                help=_help_text(option),
+                **kwargs,
+            )
+        return parser
+
+    def _parse_flags(self, argv: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """What was given for each option, and the words that are no flags."""
+        words = self._spelled_out(argv)
+        end = words.index("--") if "--" in words else len(words)
+        namespace, rest = self.parser().parse_known_args(words[:end])
+        flags = [word for word in rest if word.startswith("-") and word != "-"]
+        if flags:
+            flag = flags[0].partition("=")[0]
+            names = [option.flag for option in self.options]
+            raise self._unknown(f"unknown flag {flag}", self.program, flag, names)
+        arguments = (*rest, *words[end + 1 :])
+        if arguments and not self.arguments:
+            raise Invalid(
+                f'unexpected argument "{arguments[0]}"',
+                path=self.program,
+                hint="Flags start with --.",
+            )
+        return dict(vars(namespace)), arguments
+
+    def _spelled_out(self, argv: Sequence[str]) -> list[str]:
+        """The words with every switch as ``--switch=true``, so that it does not take what follows it
+        for its value; unless that is one, as in ``--switch false``."""
+        switches = {one.flag: one.flag for one in self.options if one.kind == "bool"}
+        switches |= {
+            f"-{one.short}": one.flag for one in self.options if one.kind == "bool" and one.short
+        }
+        words: list[str] = []
+        for at, word in enumerate(argv):
+            if word == "--":
+                words.extend(argv[at:])
+                break
+            value = argv[at + 1].lower() if at + 1 < len(argv) else ""
+            if word in switches and (self.arguments or value not in TRUE_WORDS | FALSE_WORDS):
+                words.append(f"{switches[word]}=true")
+            elif re.match("-[A-Za-z]=", word):
+                words.extend((word[:2], word[3:]))
+            elif _is_cluster(word) and all(f"-{letter}" in switches for letter in word[1:]):
+                words.extend(f"{switches[f'-{letter}']}=true" for letter in word[1:])
+            else:
+                words.append(word)
+        return words
+
+    def _unknown(self, message: str, path: str, word: str, names: Sequence[str]) -> Invalid:
+        folded = {_folded(name): name for name in names}
+        near = difflib.get_close_matches(_folded(word), folded, n=1, cutoff=0.65)
+        hint = f"See `{self.program} --help`."
+        if near:
+            name = folded[near[0]]
+            message, hint = f"{message} (did you mean {name}?)", f"Write {name}."
+        return Invalid(message, path=path, hint=hint)
+
+    def _find_file(
+        self, given: str | None, environ: Mapping[str, str], directory: Path | None
+    ) -> Path | None:
+        if given is not None:
+            path = Path(given).expanduser()
+            if not path.is_file():
+                raise Invalid("configuration file does not exist", path="--config", file=str(path))
+            return path
+        if self.file_stem is None:
+            return None
+        homes = [environ[name] for name in ("HOME", "UserProfile") if environ.get(name)]
+        for parent in (directory or Path(), *(Path(home, ".config", "gazette") for home in homes)):
+            for suffix in (".ini", ".yaml", ".yml"):
+                if (path := parent / f"{self.file_stem}{suffix}").is_file():
+                    return path
+        return None
+
+    def _read_file(self, path: Path) -> tuple[dict[str, str], list[str]]:
+        """Return option key → text of everything a file says, and a warning for each unknown key.
+
+        Raises ``Invalid``, in YAML for an unknown key as well: the original has no such files.
+        """
+        is_ini = path.suffix == ".ini"
+        try:
+            text = path.read_text()
+            entries = list(ini_entries(text) if is_ini else yaml_entries(text))
+        except (OSError, UnicodeDecodeError, Invalid) as error:
+            raise Invalid(f"configuration file cannot be read: {error}", path=str(path)) from error
+        known = self._file_keys()
+        found: dict[str, tuple[int, str]] = {}
+        warnings: list[str] = []
+        for key, value in entries:
+            match = known.get(_folded(key))
+            if match is None:
+                names = [name for _, _, name in known.values()]
+                unknown = self._unknown(f"unknown key {key}", str(path), key, names)
+                if not is_ini:
+                    raise unknown
+                warnings.append(f"{unknown}; it is ignored")
+            elif (option := match[1]) is not None:
+                rank, earlier = found.get(option.key, (-1, ""))
+                if option.kind == "list" and rank == match[0]:
+                    value = f"{earlier},{value}"
+                if rank <= match[0]:
+                    found[option.key] = match[0], value
+        return {key: value for key, (_, value) in found.items()}, warnings
+
+    def _file_keys(self) -> dict[str, tuple[int, Option | None, str]]:
+        """Return, by each key that a file may have: its rank, its option, and its usual name.
+
+        What a key of a greater rank says counts. The option is None if it is another program's.
+        """
+        known: dict[str, tuple[int, Option | None, str]] = {}
+        for section, cls in self._others.items():
+            for option in options_of(section.rpartition(".")[2], cls):
+                name = _joined(section, option.name)
+                known |= dict.fromkeys(_spellings(section, option), (0, None, name))
+        for rank, scope in enumerate(("", *self.scopes)):
+            for option in self.options:
+                if not option.flag_only or (scope and rank == len(self.scopes)):
+                    section = _joined(scope, option.group)
+                    name = _joined(section, option.name)
+                    known |= dict.fromkeys(_spellings(section, option), (rank, option, name))
+        return known
+
+    def render_ini(self, loaded: Loaded, groups: Sequence[str] | None = None) -> str:
+        """Return the effective configuration as an INI file, without secrets.
+
+        Sections and keys are those of the original. Defaults are comments, as there. ``groups`` are
+        those to render (None: all).
+        """
+        lines: list[str] = []
+        scope = self.scopes[0] if self.scopes else ""
+        for group in self.groups if groups is None else groups:
+            name = _SECTIONS.get(group, group[:1].upper() + group[1:])
+            section = _joined(scope, name if group or not scope else "")
+            lines.append(f"[{section}]")
+            for option in self.options:
+                if option.group != group or option.flag_only:
+                    continue
+                value = getattr(loaded.groups[group], option.field)
+                lines.append(f"; {option.help} [{option.env}, {loaded.sources[option.key]}]")
+                shown = _shown(option, value)
+                if option.secret:
+                    lines.append(f"; {option.name} is {'set' if value else 'not set'}; not shown")
+                elif shown != option.render(value):
+                    # Read back it would be another value.
+                    one_line = " ".join(shown.splitlines())
+                    lines.append(f"; {option.name} is set to {one_line}; not shown in full")
+                else:
+                    mark = "; " if loaded.sources[option.key] == "default" else ""
+                    texts = value if option.kind == "list" and value else [option.render(value)]
+                    lines += [f"{mark}{option.ini} = {ini_value(text)}" for text in texts]
+                lines.append("")
+        return "\n".join(lines)
+
+
+def _shown(option: Option, value: Any) -> str:
+    """Return the text of a value, without secrets that it may hold."""
+    text = option.render(value)
+    return redact_setting(option.name, text) if option.kind in ("str", "list") else text
+
+
+def _help_text(option: Option) -> str:
+    default = _shown(option, option.default)
+    facts = [] if option.flag_only else [f"env {option.env}"]
+    if default and not option.secret and not (option.flag_only and option.default is False):
+        facts.append(f"default {default}")
+    choices = f" One of {', '.join(option.choices)}." if option.choices else ""
+    about = f" [{', '.join(facts)}]" if facts else ""
+    return f"{option.help}.{choices}{about}".replace("%", "%%")
+
+
+def _is_cluster(word: str) -> bool:
+    return len(word) > 2 and word[0] == "-" and word[1:].isalpha()
+
+
+def _spellings(section: str, option: Option) -> set[str]:
+    """Return the folded keys of an option in a section: our names, and those of the original."""
+    keys = (option.name, option.field, option.ini, option.flag[2:])
+    return {_folded(_joined(section, key)) for key in keys}
+
+
+def _joined(*parts: str) -> str:
+    return ".".join(filter(None, parts))
+
+
+def _folded(key: str) -> str:
+    """Return a key as it is compared: without case and separators, by our name of its group."""
+    *sections, name = (re.sub("[-_]", "", part) for part in key.lower().split("."))
+    return _joined(*(_ALIASES.get(one, one) for one in sections), name)
+
+
+def exit_with(error: Invalid, stderr: Any) -> int:
+    """Say what is wrong with the configuration; the exit code is 2."""
+    print(f"{error}", file=stderr)
+    if error.hint and error.hint != Invalid.default_hint:
+        print(error.hint, file=stderr)
+    return 2
+
+
+def log_warnings(loaded: Loaded) -> None:
+    """Log the keys of the file that no program knows."""
+    for warning in loaded.warnings:
+        log.warning("%(warning)s", {"warning": warning})
+
+
+__all__ = [
+    "Loaded",
+    "Option",
+    "Schema",
+    "duration",
+    "exit_with",
+    "log_warnings",
+    "options_of",
+    "setting",
+]

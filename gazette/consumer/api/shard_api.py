@@ -1,0 +1,321 @@
+"""The Shard service: Stat, List, Apply, GetHints, Unassign."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import grpc
+
+from gazette.allocator.model import DecodedKV, item_key
+from gazette.allocator.state import State
+from gazette.auth import Capability, Claims, Verifier, authorization_of
+from gazette.client.rpc.channel import Channels
+from gazette.client.rpc.errors import open_channel
+from gazette.consumer.hint_keys import HintKeys
+from gazette.consumer.key_space import route_of
+from gazette.consumer.resolver import Resolver
+from gazette.consumer.shard.hints_store import read_hints
+from gazette.errors import Closed, Corrupt, GazetteError, Invalid, NotAllowed, Unavailable
+from gazette.etcd.client import Etcd
+from gazette.etcd.values import Compare, Op, Operation
+from gazette.keyspace.key_space import KeySpace
+from gazette.labels import META_SHARD_ID
+from gazette.protocol.hints import FSMHints, encode_hints
+from gazette.protocol.label_set import LabelSelector, LabelSet
+from gazette.protocol.pb import consumer_pb2 as pb
+from gazette.protocol.route import Header
+from gazette.protocol.rpc import (
+    validate_get_hints_request,
+    validate_shard_apply_request,
+    validate_shard_list_request,
+    validate_stat_request,
+    validate_unassign_request,
+)
+from gazette.protocol.shard import ReplicaCode, ShardSpec
+from gazette.protocol.status import ShardStatus
+
+MAX_TXN_OPS: Final = 128
+
+
+class ShardApi:
+    """Serves the RPCs of ``consumer.Shard`` from this member's view of its cluster.
+
+    Applications wrap ``stat``, ``list``, ``apply``, ``get_hints`` and ``unassign`` by replacing these
+    attributes before the server starts: ``extension`` bytes of requests are theirs.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        etcd: Etcd,
+        key_space: KeySpace,
+        state: State,
+        resolver: Resolver,
+        peers: Channels,
+        verifier: Verifier,
+        hint_keys: HintKeys,
+    ) -> None:
+        self._root = root
+        self._etcd = etcd
+        self._ks = key_space
+        self._state = state
+        self._resolver = resolver
+        self._peers = peers
+        self._verifier = verifier
+        self._hint_keys = hint_keys
+        self.stat: Callable[[pb.StatRequest, Claims], Awaitable[pb.StatResponse]] = self._stat
+        self.list: Callable[[pb.ListRequest, Claims], Awaitable[pb.ListResponse]] = self._list
+        self.apply: Callable[[pb.ApplyRequest, Claims], Awaitable[pb.ApplyResponse]] = self._apply
+        self.get_hints: Callable[[pb.GetHintsRequest, Claims], Awaitable[pb.GetHintsResponse]]
+        self.get_hints = self._get_hints
+        self.unassign: Callable[[pb.UnassignRequest, Claims], Awaitable[pb.UnassignResponse]]
+        self.unassign = self._unassign
+
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """The handler to add to a gRPC server."""
+
+        def unary(name: str, capability: int, request: Any, response: Any) -> Any:
+            async def call(message: Any, context: Any) -> Any:
+                return await self._guarded(name, capability, message, context)
+
+            return grpc.unary_unary_rpc_method_handler(
+                call, request.FromString, response.SerializeToString
+            )
+
+        return grpc.method_handlers_generic_handler(
+            "consumer.Shard",
+            {
+                "Stat": unary("stat", Capability.READ, pb.StatRequest, pb.StatResponse),
+                "List": unary("list", Capability.LIST, pb.ListRequest, pb.ListResponse),
+                "Apply": unary("apply", Capability.APPLY, pb.ApplyRequest, pb.ApplyResponse),
+                "GetHints": unary(
+                    "get_hints", Capability.READ, pb.GetHintsRequest, pb.GetHintsResponse
+                ),
+                "Unassign": unary(
+                    "unassign", Capability.APPLY, pb.UnassignRequest, pb.UnassignResponse
+                ),
+            },
+        )
+
+    async def _guarded(self, name: str, capability: int, message: Any, context: Any) -> Any:
+        """Authorize and perform one call; errors of our tree end it with their text."""
+        try:
+            claims = self._verifier.verify(
+                authorization_of(context.invocation_metadata()), capability
+            )
+        except NotAllowed as error:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+        try:
+            return await getattr(self, name)(message, claims)
+        except NotAllowed as error:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+        except (Unavailable, Closed) as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except GazetteError as error:
+            await context.abort(grpc.StatusCode.UNKNOWN, str(error))
+
+    # -- Stat
+
+    async def _stat(self, request: pb.StatRequest, claims: Claims) -> pb.StatResponse:
+        """The progress of a shard, once it has read through the offsets that the request names.
+
+        Served by the primary; another member passes the request on. The caller's deadline bounds it.
+        """
+        validate_stat_request(request)
+        header = Header.from_pb(request.header) if request.HasField("header") else None
+        resolution = await self._resolver.resolve(
+            request.shard,
+            claims=claims,
+            may_proxy=header is None,
+            proxy_header=header,
+            read_through=dict(request.read_through),
+        )
+        response = pb.StatResponse(status=resolution.status.value)  # type: ignore[arg-type]
+        if resolution.status is ShardStatus.OK and resolution.shard is None:
+            return await self._proxy_stat(request, resolution.header)
+        response.header.CopyFrom(resolution.header.to_pb())
+        if resolution.shard is not None:
+            response.read_through.update(resolution.shard.progress.read_through)
+            response.publish_at.update(resolution.shard.progress.publish_at)
+        return response
+
+    async def _proxy_stat(self, request: pb.StatRequest, header: Header) -> pb.StatResponse:
+        forwarded = pb.StatRequest()
+        forwarded.CopyFrom(request)
+        forwarded.header.CopyFrom(header.to_pb())
+        endpoint = self._peers.pick(header.route, process_id=header.process_id)
+        if endpoint is None:
+            raise Unavailable("the shard's primary has no endpoint", shard=request.shard)
+        # With authentication on, the peer wants a token of ours: the caller's may not be passed on.
+        own = Claims(Capability.READ, LabelSelector.of(id=request.shard))
+        metadata = self._peers.credentials.metadata(own)
+        try:
+            with open_channel("Stat", shard=request.shard):
+                response: pb.StatResponse = await self._peers.shard(endpoint).Stat(
+                    forwarded, metadata=metadata
+                )
+        except grpc.aio.AioRpcError as error:
+            raise Unavailable(
+                f"the shard's primary did not answer: {error.details()}",
+                shard=request.shard,
+                endpoint=endpoint,
+            ) from error
+        return response
+
+    # -- List
+
+    async def _list(self, request: pb.ListRequest, claims: Claims) -> pb.ListResponse:
+        validate_shard_list_request(request)
+        selector = LabelSelector.from_pb(request.selector)
+        response = pb.ListResponse()
+        response.header.CopyFrom(self._resolver.unrouted_header().to_pb())
+        for item in self._state.items:
+            spec: ShardSpec = item.decoded.value.spec
+            labels = spec.labels_with_id()
+            if not (selector.matches(labels) and claims.selector.matches(labels)):
+                continue
+            assignments = self._state.assignments_of(spec.id)
+            route = self._resolver.with_endpoints(route_of(assignments))
+            shard = response.shards.add(
+                spec=pb.ShardSpec.FromString(item.raw.value),
+                mod_revision=item.raw.mod_revision,
+                create_revision=item.raw.create_revision,
+                route=route.to_pb(),
+            )
+            shard.status.extend(kv.decoded.value.to_pb() for kv in assignments)
+        return response
+
+    # -- Apply
+
+    async def _apply(self, request: pb.ApplyRequest, claims: Claims) -> pb.ApplyResponse:
+        """Make all changes, at one revision of etcd, or none.
+
+        Cancellation: the changes may have been made; applying them again fails on their expectations.
+        """
+        validate_shard_apply_request(request)
+        compares: list[Compare] = []
+        operations: list[Operation] = []
+        for change in request.changes:
+            shard_id = change.upsert.id if change.HasField("upsert") else change.delete
+            self._check_authorized(change, claims, shard_id)
+            self._check_hint_prefix(change)
+            key = item_key(self._root, shard_id)
+            if change.expect_mod_revision != -1:
+                compares.append(Compare.mod_revision(key, "=", change.expect_mod_revision))
+            operations += _operations(key, change)
+        if max(len(operations), len(compares)) > MAX_TXN_OPS:
+            raise Invalid(
+                f"too many changes ({len(request.changes)}; etcd takes {MAX_TXN_OPS} operations"
+                " in one transaction)",
+                path="Changes",
+                hint="Apply in batches, as `gazctl shards apply --max-txn-size=64` does.",
+            )
+        result = await self._etcd.txn(tuple(compares), tuple(operations))
+        if result.succeeded and operations:
+            await self._ks.wait_for_revision(result.header.revision)
+        status = ShardStatus.OK if result.succeeded else ShardStatus.ETCD_TRANSACTION_FAILED
+        header = self._resolver.unrouted_header()
+        header = replace(header, etcd=replace(header.etcd, revision=result.header.revision))
+        return pb.ApplyResponse(status=status.value, header=header.to_pb())  # type: ignore[arg-type]
+
+    def _check_authorized(
+        self, change: pb.ApplyRequest.Change, claims: Claims, shard_id: str
+    ) -> None:
+        labels = LabelSet.of((META_SHARD_ID, shard_id))
+        if change.HasField("upsert"):
+            labels = ShardSpec.from_pb(change.upsert).labels_with_id()
+        if not claims.selector.matches(labels):
+            raise NotAllowed(f"not authorized to {shard_id}")
+
+    def _check_hint_prefix(self, change: pb.ApplyRequest.Change) -> None:
+        """Require that hints are written where they may be. Raises ``Invalid``.
+
+        A shard whose hints are elsewhere already may be changed otherwise: as to disable it.
+        """
+        if not change.HasField("upsert"):
+            return
+        spec = ShardSpec.from_pb(change.upsert)
+        item = self._state.item(spec.id)
+        known = "" if item is None else item.decoded.value.spec.hint_prefix
+        if change.HasField("primary_hints") or spec.hint_prefix != known:
+            self._hint_keys.require(spec)
+
+    # -- GetHints
+
+    async def _get_hints(self, request: pb.GetHintsRequest, claims: Claims) -> pb.GetHintsResponse:
+        """The stored hints. Raises ``Corrupt`` when a slot is damaged, naming its key."""
+        validate_get_hints_request(request)
+        response = pb.GetHintsResponse(header=self._resolver.unrouted_header().to_pb())
+        item = self._state.item(request.shard)
+        spec: ShardSpec | None = None if item is None else item.decoded.value.spec
+        if spec is None or not claims.selector.matches(spec.labels_with_id()):
+            response.status = pb.SHARD_NOT_FOUND
+            return response
+        stored = await read_hints(self._etcd, spec)
+        for slot in stored:
+            if slot.error:
+                raise Corrupt(f"hints are damaged: {slot.error}", key=slot.key)
+        response.primary_hints.SetInParent()
+        if stored[0].hints is not None:
+            response.primary_hints.hints.CopyFrom(stored[0].hints.to_pb())
+        for slot in stored[1:]:
+            added = response.backup_hints.add()
+            if slot.hints is not None:
+                added.hints.CopyFrom(slot.hints.to_pb())
+        return response
+
+    # -- Unassign
+
+    async def _unassign(self, request: pb.UnassignRequest, claims: Claims) -> pb.UnassignResponse:
+        """Delete assignments, so that the allocator makes them anew: failed ones, and unless
+        ``only_failed`` the primary's. Healthy standbys stay."""
+        validate_unassign_request(request)
+        response = pb.UnassignResponse()
+        compares: list[Compare] = []
+        operations: list[Operation] = []
+        for shard_id in request.shards:
+            if not claims.selector.matches(LabelSet.of((META_SHARD_ID, shard_id))):
+                raise NotAllowed(f"not authorized to {shard_id}")
+            removed = [
+                kv
+                for kv in self._state.assignments_of(shard_id)
+                if _is_unassigned(kv, only_failed=request.only_failed)
+            ]
+            if removed:
+                response.shards.append(shard_id)
+            for kv in removed:
+                compares.append(Compare.mod_revision(kv.key, "=", kv.raw.mod_revision))
+                operations.append(Op.delete(kv.key))
+        if request.dry_run or not operations:
+            return response
+        if len(operations) > MAX_TXN_OPS:
+            raise Invalid(
+                f"too many assignments ({len(operations)}; expected <= {MAX_TXN_OPS})",
+                path="Shards",
+                hint="Name fewer shards per call.",
+            )
+        result = await self._etcd.txn(tuple(compares), tuple(operations))
+        if not result.succeeded:
+            return pb.UnassignResponse(status=pb.ETCD_TRANSACTION_FAILED)
+        await self._ks.wait_for_revision(result.header.revision)
+        return response
+
+
+def _operations(key: str, change: pb.ApplyRequest.Change) -> list[Operation]:
+    if not change.HasField("upsert"):
+        return [Op.delete(key)]
+    spec = ShardSpec.from_pb(change.upsert)
+    # As it came: with fields of newer versions.
+    operations: list[Operation] = [Op.put(key, change.upsert.SerializeToString())]
+    if change.HasField("primary_hints"):
+        hints = FSMHints.from_pb(change.primary_hints)
+        operations.append(Op.put(spec.hint_primary_key, encode_hints(hints)[1]))
+    return operations
+
+
+def _is_unassigned(kv: DecodedKV, *, only_failed: bool) -> bool:
+    if kv.decoded.value.code is ReplicaCode.FAILED:
+        return True
+    return not only_failed and kv.decoded.slot == 0

@@ -1,0 +1,126 @@
+"""A `Question` as headers of HTTP requests and metadata of gRPC calls, and an `Answer` as theirs.
+
+==========================  ==========================================================================
+``gazette-max-staleness``   ``2.5`` or ``2.5s``: a hot standby may answer from a state that old
+``gazette-read-through``    ``journal=offset``, comma separated: what the answer must reflect
+``gazette-header-bin``      between members: the `Header` of a question that was passed on (gRPC)
+``gazette-staleness``       of an answer: seconds
+``gazette-served-by``       of an answer: ``zone#member``
+==========================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from gazette.auth import Claims
+from gazette.consumer.query.query import Answer, Question
+from gazette.errors import Invalid
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.route import Header
+from gazette.runtime.numbers import is_digits, parse_number
+
+MAX_STALENESS: Final = "gazette-max-staleness"
+READ_THROUGH: Final = "gazette-read-through"
+HEADER: Final = "gazette-header-bin"
+STALENESS: Final = "gazette-staleness"
+SERVED_BY: Final = "gazette-served-by"
+
+Values = Mapping[str, str | bytes]
+
+
+def values_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> Values:
+    """The metadata of a call, by lower-case name."""
+    return {name.lower(): value for name, value in metadata or ()}
+
+
+def question_of(shard: Any, values: Values, claims: Claims) -> Question:
+    """Raises ``Invalid`` for values that are not as they should be."""
+    if not (isinstance(shard, str) and shard):
+        raise Invalid(
+            "the request names no shard",
+            path="shard",
+            hint="See `gazctl shards list` for the ids of shards.",
+        )
+    return Question(
+        shard,
+        read_through_of(_text(values.get(READ_THROUGH, ""))),
+        _max_staleness(_text(values.get(MAX_STALENESS, ""))),
+        _header(values.get(HEADER)),
+        claims,
+    )
+
+
+def read_through_of(text: str) -> dict[str, int]:
+    """``journal=offset,…``. Raises ``Invalid``."""
+    offsets: dict[str, int] = {}
+    for part in filter(None, (one.strip() for one in text.split(","))):
+        journal, _, offset = part.rpartition("=")
+        if not journal or not is_digits(offset):
+            raise Invalid(
+                f"invalid read-through ({part[:200]!r}; expected journal=offset)", path=READ_THROUGH
+            )
+        offsets[journal] = max(int(offset), offsets.get(journal, 0))
+    return offsets
+
+
+def _max_staleness(text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        seconds = parse_number(text.removesuffix("s"))
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise Invalid(f"invalid staleness ({text[:50]!r}; expected seconds)", path=MAX_STALENESS)
+    return seconds
+
+
+def _header(value: str | bytes | None) -> Header | None:
+    if value is None:
+        return None
+    data = value if isinstance(value, bytes) else value.encode("latin-1")
+    try:
+        return Header.from_pb(broker_pb2.Header.FromString(data))
+    except DecodeError as error:
+        raise Invalid(f"not a Header: {error}", path=HEADER) from error
+
+
+def metadata_of(question: Question) -> tuple[tuple[str, Any], ...]:
+    """What passes a question on."""
+    metadata: list[tuple[str, Any]] = []
+    if question.max_staleness_s is not None:
+        metadata.append((MAX_STALENESS, repr(question.max_staleness_s)))
+    if question.read_through:
+        pairs = (f"{journal}={offset}" for journal, offset in question.read_through.items())
+        metadata.append((READ_THROUGH, ",".join(pairs)))
+    if question.header is not None:
+        metadata.append((HEADER, question.header.to_pb().SerializeToString()))
+    return tuple(metadata)
+
+
+def told(answer: Answer[Any]) -> dict[str, str]:
+    """What is said of an answer."""
+    values = {STALENESS: f"{answer.staleness_s:.3f}"}
+    if answer.member is not None:
+        values[SERVED_BY] = str(answer.member)
+    return values
+
+
+def answer_of(value: Any, values: Values) -> Answer[Any]:
+    """A peer's answer. What it does not tell, an older or a foreign peer, is that of a primary."""
+    try:
+        staleness_s = float(_text(values.get(STALENESS, "0")))
+    except ValueError:
+        staleness_s = 0.0
+    zone, _, suffix = _text(values.get(SERVED_BY, "")).partition("#")
+    return Answer(value, ProcessId(zone, suffix) if suffix else None, staleness_s)
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("latin-1")

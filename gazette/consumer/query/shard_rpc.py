@@ -1,0 +1,196 @@
+"""``@shard_rpc``: a gRPC method of an application that shards answer.
+
+::
+
+    class Counts(CountsServicer):
+        def __init__(self, service: ConsumerService) -> None:
+            self.service = service
+
+        @shard_rpc(CountsStub)
+        def Count(self, store: CountStore, request: CountRequest) -> CountResponse:
+            return CountResponse(n=store.count(request.word))
+
+The function is called on a thread of the member that answers, with that shard's store. Any member takes
+the call: it finds the shard, serves it or passes it on, waits through a fail-over, and checks who calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
+
+import grpc.aio
+
+from gazette.auth import Capability, Claims, authorization_of
+from gazette.client.rpc.credentials import shard_claims
+from gazette.consumer.query.query import EVERYTHING, Answer, Question, rpc_errors
+from gazette.consumer.query.query_codec import answer_of, metadata_of, question_of, told, values_of
+from gazette.errors import Invalid
+from gazette.protocol.route import Header
+
+if TYPE_CHECKING:
+    from gazette.consumer.service import ConsumerService
+
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+
+_HEADER_FIELD: Final = "header"
+_HEADER_TYPE: Final = "protocol.Header"
+
+
+def shard_rpc(
+    stub: Callable[[Any], Any],
+    *,
+    shard: Callable[[Any], str] = attrgetter("shard"),
+    capability: int = Capability.READ,
+    timeout_s: float | None = None,
+) -> Callable[[Callable[[Any, Any, RequestT], ResponseT]], ShardRpc[RequestT, ResponseT]]:
+    """Decorate a unary method of a servicer; ``stub`` is the generated class of its service's clients.
+
+    ``shard(request)`` says which shard is asked: by default the request's field ``shard``. A caller needs
+    ``capability`` for that shard, where the cluster has authentication. ``timeout_s`` bounds how long a
+    shard is waited for (default: ``--consumer.query-timeout``).
+
+    The decorated function gets ``(self, store, request)``, must only read, and may be called again.
+    ``self`` must have an attribute ``service``. Metadata of a call say what it allows and asks for:
+    see `consumer/query/query_codec`. A request with a field ``header`` of type ``protocol.Header`` is
+    passed on with
+    it, as members of other implementations expect.
+
+    Its ``ask`` is for calling it in this process: ``await api.Count.ask(request)``.
+    """
+
+    def decorate(method: Callable[[Any, Any, RequestT], ResponseT]) -> ShardRpc[Any, Any]:
+        return ShardRpc(method, stub, shard, capability, timeout_s)
+
+    return decorate
+
+
+class ShardRpc(Generic[RequestT, ResponseT]):
+    """What ``@shard_rpc`` makes of a function: a descriptor, for one method of a class."""
+
+    def __init__(
+        self,
+        method: Callable[[Any, Any, RequestT], ResponseT],
+        stub: Callable[[Any], Any],
+        shard: Callable[[Any], str],
+        capability: int,
+        timeout_s: float | None,
+    ) -> None:
+        self.method = method
+        self.stub = stub
+        self.shard = shard
+        self.capability = capability
+        self.timeout_s = timeout_s
+        self.name = method.__name__
+        self.__doc__ = method.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> ShardRpc[RequestT, ResponseT]: ...
+    @overload
+    def __get__(self, instance: Any, owner: type) -> BoundShardRpc[RequestT, ResponseT]: ...
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else BoundShardRpc(self, instance)
+
+
+class BoundShardRpc(Generic[RequestT, ResponseT]):
+    """The method of one servicer."""
+
+    def __init__(self, rpc: ShardRpc[RequestT, ResponseT], instance: Any) -> None:
+        self._rpc = rpc
+        self._instance = instance
+
+    async def __call__(self, request: RequestT, context: Any) -> ResponseT:
+        """Answer a call."""
+        async with rpc_errors(context):
+            values = values_of(context.invocation_metadata())
+            service = service_of(self._instance)
+            claims = service.verifier.verify(
+                authorization_of(context.invocation_metadata()), self._rpc.capability
+            )
+            question = question_of(self._rpc.shard(request), values, claims)
+            answer = await self._answer(service, request, _with_field(question, request))
+            context.set_trailing_metadata(tuple(told(answer).items()))
+            return answer.value
+        raise AssertionError("unreachable: the context was aborted")
+
+    async def ask(
+        self,
+        request: RequestT,
+        *,
+        shard: str | None = None,
+        read_through: dict[str, int] | None = None,
+        max_staleness_s: float | None = None,
+        claims: Claims = EVERYTHING,
+    ) -> Answer[ResponseT]:
+        """Have a shard answer a request of this process. Raises as `query.Asking.ask`."""
+        chosen = self._rpc.shard(request) if shard is None else shard
+        question = Question(chosen, read_through or {}, max_staleness_s, None, claims)
+        return await self._answer(service_of(self._instance), request, question)
+
+    async def _answer(
+        self, service: ConsumerService, request: RequestT, question: Question
+    ) -> Answer[ResponseT]:
+        rpc = self._rpc
+
+        async def passed_on(channel: grpc.aio.Channel, asked: Question) -> Answer[ResponseT]:
+            own = shard_claims(rpc.capability, asked.shard)
+            metadata = (*(service.peers.credentials.metadata(own) or ()), *metadata_of(asked))
+            method: Callable[..., Awaitable[Any]] = getattr(rpc.stub(channel), rpc.name)
+            call: Any = method(_with_header(request, asked.header), metadata=metadata)
+            response = await call
+            return answer_of(response, values_of(await call.trailing_metadata()))
+
+        return await service.ask_shard(
+            question,
+            lambda store: rpc.method(self._instance, store, request),
+            passed_on,
+            timeout_s=rpc.timeout_s,
+        )
+
+
+def service_of(instance: Any) -> ConsumerService:
+    """The service whose shards are asked. Raises ``Invalid`` if there is none."""
+    service: ConsumerService | None = getattr(instance, "service", None)
+    if service is None:
+        raise Invalid(
+            f"{type(instance).__name__} has no attribute service",
+            hint="Set self.service to the ConsumerService that Application.initialize gets.",
+        )
+    return service
+
+
+def _has_header(message: Any) -> bool:
+    descriptor = getattr(message, "DESCRIPTOR", None)
+    found = None if descriptor is None else descriptor.fields_by_name.get(_HEADER_FIELD)
+    return (
+        found is not None
+        and found.message_type is not None
+        and found.message_type.full_name == _HEADER_TYPE
+    )
+
+
+def _with_field(question: Question, request: Any) -> Question:
+    """The question with the header that the request carries itself."""
+    if question.header is not None or not _has_header(request) or not request.HasField("header"):
+        return question
+    return Question(
+        question.shard,
+        question.read_through,
+        question.max_staleness_s,
+        Header.from_pb(request.header),
+        question.claims,
+    )
+
+
+def _with_header(request: Any, header: Header | None) -> Any:
+    if header is None or not _has_header(request):
+        return request
+    copy = type(request)()
+    copy.CopyFrom(request)
+    copy.header.CopyFrom(header.to_pb())
+    return copy

@@ -1,0 +1,100 @@
+"""How far a standby is behind its primary: in bytes, and in seconds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from gazette.client.client import Client
+from gazette.client.read.reader import ReadParams
+from gazette.consumer import metrics
+from gazette.errors import NotAllowed, NotFound, NotYet, Retryable
+from gazette.recoverylog.playback.player import Player
+from gazette.runtime.clock import Clock
+
+SAMPLES_MAX: Final = 4096
+
+
+class StandbyLag:
+    """Follows the heads of a log and what was played of it. Pure: moments are passed in.
+
+    A standby is as many seconds behind as have passed since the oldest head that it has not reached was
+    seen. Heads are seen now and then only, so this is exact to that interval.
+    """
+
+    def __init__(self) -> None:
+        self._heads: deque[tuple[float, int]] = deque(maxlen=SAMPLES_MAX)
+        self._head = 0
+
+    def note_head(self, head: int, now: float) -> None:
+        """The log reached to ``head`` at a moment."""
+        if head > self._head:
+            self._head = head
+            self._heads.append((now, head))
+
+    def at(self, offset: int, now: float) -> tuple[int, float]:
+        """(bytes, seconds) that one is behind who has played up to ``offset``."""
+        while self._heads and self._heads[0][1] <= offset:
+            self._heads.popleft()
+        seconds = now - self._heads[0][0] if self._heads else 0.0
+        return max(0, self._head - offset), seconds
+
+
+_GAUGES: Final = (
+    metrics.STANDBY_LAG_BYTES,
+    metrics.STANDBY_LAG_SECONDS,
+    metrics.PLAYBACK_RATE,
+)
+
+
+async def watch_lag(
+    fqn: str,
+    player: Player,
+    client: Client,
+    clock: Clock,
+    interval_s: float,
+    is_standby: Callable[[], bool],
+    note: Callable[[tuple[int, float] | None], None],
+) -> None:
+    """Look now and then how far the log of a standby goes, until it is one no more.
+
+    The player is told, so that one that gets no bytes fails before it is needed; ``note`` gets the lag in
+    (bytes, seconds), and None at the end.
+    """
+    lag, before = StandbyLag(), (clock.monotonic(), player.progress.bytes_read)
+    known = False
+    try:
+        while is_standby():
+            head = await journal_head(client, player.progress.log)
+            now, progress = clock.monotonic(), player.progress
+            if head is not None:
+                player.note_head(head)
+                lag.note_head(head, now)
+                behind = lag.at(progress.offset, now)
+                note(behind)
+                rate = (progress.bytes_read - before[1]) / max(now - before[0], 1e-3)
+                known = True
+                for gauge, value in zip(_GAUGES, (*behind, rate), strict=True):
+                    gauge.labels(fqn).set(value)
+            before = now, progress.bytes_read
+            await clock.sleep(interval_s)
+    finally:
+        note(None)
+        if known:
+            for gauge in _GAUGES:
+                gauge.remove(fqn)
+
+
+async def journal_head(client: Client, journal: str) -> int | None:
+    """Where a journal ends, as any of its brokers knows it; None if that cannot be told now."""
+    reader = client.reader(ReadParams(journal, offset=-1, block=False, metadata_only=True))
+    try:
+        await reader.read()
+    except NotYet:
+        pass  # There is nothing behind the head, of course.
+    except (Retryable, NotFound, NotAllowed):
+        return None  # Play-back has its own opinion of these.
+    finally:
+        reader.close()
+    return reader.write_head

@@ -1,0 +1,192 @@
+"""Queries on a hot standby: an edition of the shard's state, and how old it is.
+
+A query says how stale its answer may be. An edition is as of the end of the recovery log at some
+moment, which was asked of the log's primary; it is made when a query needs a newer one, once for all
+that wait, and ahead of time when half of what a query allowed for has passed. A standby that nobody
+queries does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from gazette.consumer.application import StateView
+from gazette.errors import Closed, GazetteError, Moved, NotAllowed
+from gazette.recoverylog.playback.staged_files import PlayedFiles
+from gazette.recoverylog.private_files import make_private
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import Pool, TaskScope
+
+log = logging.getLogger(__name__)
+
+
+class Player(Protocol):
+    """What is used of ``recoverylog.player.Player``."""
+
+    def view(self, call: Callable[[PlayedFiles], Any]) -> Awaitable[Any]: ...
+
+
+class ReadSnapshot:
+    """The state as of one moment. Loop-bound; ``uses`` of it end before it is released."""
+
+    def __init__(self, reader: Any, as_of: float) -> None:
+        self.reader = reader
+        self.as_of = as_of
+        """Of the monotonic clock: everything that was committed before is in it."""
+        self.uses = 0
+        self.replaced = False
+
+
+class StandbyReads:
+    """The editions of one standby. Loop-bound."""
+
+    def __init__(
+        self,
+        new_view: Callable[[Path], StateView | None],
+        directory: Path,
+        player: Player,
+        clock: Clock,
+        pool: Pool,
+    ) -> None:
+        self._new_view = new_view
+        self._directory = directory
+        self._player = player
+        self._clock = clock
+        self._pool = pool
+        self._scope = TaskScope("standby reads")
+        self._view: StateView | None = None
+        self._current: ReadSnapshot | None = None
+        self._older: ReadSnapshot | None = None
+        """Replaced, and still in use: there is no third, so until it is released, none is made."""
+        self._refreshing: asyncio.Task[None] | None = None
+        self._released = asyncio.Event()
+        self._closed = False
+
+    @property
+    def staleness_s(self) -> float | None:
+        """How old the present edition is; None if there is none."""
+        return None if self._current is None else self.age_s(self._current)
+
+    async def begin(self, max_staleness_s: float) -> ReadSnapshot:
+        """An edition that is at most that old, to be given back by ``end``.
+
+        Raises ``NotAllowed`` if the application has no view, and the error that keeps it from being made.
+        Raises ``Moved`` when the standby ended, or takes longer than that to make one.
+        The caller bounds the wait.
+        """
+        asked_at = self._clock.monotonic()
+        while True:
+            if self._closed:
+                raise Moved("the standby has ended")
+            edition = self._current
+            if edition is not None and self.age_s(edition) <= max_staleness_s:
+                if 2 * self.age_s(edition) > max_staleness_s:
+                    self._refresh()
+                edition.uses += 1
+                return edition
+            if edition is not None and edition.as_of >= asked_at:
+                # Made for us, and too old by now. The next one would be so, too.
+                raise Moved(
+                    "the standby's state cannot be so fresh", staleness_s=self.age_s(edition)
+                )
+            refresh = self._refresh()
+            await asyncio.wait({refresh})  # It goes on if we are cancelled: others wait for it.
+            if refresh.cancelled():
+                raise Moved("the standby has ended")
+            refresh.result()
+
+    def age_s(self, edition: ReadSnapshot) -> float:
+        """How long ago something may have been committed that is not in it."""
+        return self._clock.monotonic() - edition.as_of
+
+    def end(self, edition: ReadSnapshot) -> None:
+        edition.uses -= 1
+        if edition.uses == 0:
+            self._released.set()
+            if edition.replaced and not self._closed:
+                self._drop(edition)
+
+    def _refresh(self) -> asyncio.Task[None]:
+        """The making of the next edition, begun now if it has not."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = self._scope.spawn(self._make(), name="edition")
+            self._refreshing.add_done_callback(_noted)
+        return self._refreshing
+
+    async def _make(self) -> None:
+        while self._older is not None:  # A long query reads it.
+            self._released.clear()
+            await self._released.wait()
+        as_of = self._clock.monotonic()
+        try:
+            reader = await self._player.view(self._made)
+        except Closed as error:
+            raise Moved("the standby has ended") from error
+        before, self._current = self._current, ReadSnapshot(reader, as_of)
+        if self._closed:
+            self._release(self._current)
+        if before is not None:
+            before.replaced = True
+            if before.uses:
+                self._older = before
+            else:
+                self._drop(before)
+
+    def _made(self, files: PlayedFiles) -> Any:
+        """On a thread."""
+        if self._view is None:
+            make_private(self._directory)
+            self._view = self._new_view(self._directory)
+        if self._view is None:
+            raise NotAllowed(
+                "the application answers no queries from hot standbys",
+                hint="Override Application.new_view(), or ask without max_staleness.",
+            )
+        return self._view.refresh(files)
+
+    def _drop(self, edition: ReadSnapshot) -> None:
+        if self._older is edition:
+            self._older = None
+        self._released.set()
+        self._release(edition)
+
+    def _release(self, edition: ReadSnapshot) -> None:
+        if self._view is not None:
+            # Before anything else may be refreshed; it closes connections, which does not block.
+            self._view.release(edition.reader)
+
+    async def close(self, patience_s: float) -> None:
+        """Take no more queries, let those that run end for so many seconds, and release everything:
+        what still runs gets `Closed` from what it reads. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._scope.stop()
+            async with asyncio.timeout(patience_s):
+                while any(one is not None and one.uses for one in (self._current, self._older)):
+                    self._released.clear()
+                    await self._released.wait()
+        except TimeoutError:
+            log.warning("a standby's state is released although a query reads it")
+        finally:
+            try:
+                await self._pool.run(self._close)
+            except GazetteError as error:
+                log.warning("a standby's view did not close: %(error)s", {"error": error})
+
+    def _close(self) -> None:
+        if self._view is not None:
+            self._view.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _noted(task: asyncio.Task[None]) -> None:
+    """Whoever waits has the error; there may be nobody."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,1 @@
+"""A shard, from play-back to promotion to the end."""

@@ -1,0 +1,54 @@
+"""Metrics that are looked up when they are asked for: the state of this member's shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from gazette.client.append.service import AppendService, MemoryBudget
+from gazette.consumer.resolver import Resolver
+
+
+class ShardCollector(Collector):
+    """``gazette_shard_up`` (1 for each shard that this member holds, by its status), and how much waits
+    to be appended by all of them."""
+
+    def __init__(self, resolver: Resolver, appends: AppendService, budget: MemoryBudget) -> None:
+        self._resolver = resolver
+        self._appends = appends
+        self._budget = budget
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        # By the thread of whoever asks: each of these is one look at something that others replace.
+        shards = list(self._resolver.local_shards.items())
+        up = GaugeMetricFamily(
+            "gazette_shard_up", "Shards of this member.", labels=["shard", "status"]
+        )
+        horizon = GaugeMetricFamily(
+            "gazette_shard_recovery_horizon_bytes",
+            "How much of its log a recovery of the shard reads.",
+            labels=["shard"],
+        )
+        backlog = self._appends.backlog_bytes
+        for shard_id, shard in shards:
+            up.add_metric([shard_id, shard.assignment.decoded.value.code.name], 1.0)
+            backlog += shard.append_backlog_bytes
+            if (reads := shard.horizon_bytes) is not None:
+                horizon.add_metric([shard.fqn], float(reads))
+        yield up
+        yield horizon
+        yield GaugeMetricFamily(
+            "gazette_consumer_append_backlog_bytes",
+            "What shards and APIs have released and brokers have not taken yet.",
+            value=float(backlog),
+        )
+        yield GaugeMetricFamily(
+            "gazette_consumer_append_memory_bytes",
+            "How much of that is in memory: the rest is in files.",
+            value=float(self._budget.used),
+        )

@@ -1,0 +1,48 @@
+"""What all shards of a member share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gazette.client.append.service import AppendService, MemoryBudget
+from gazette.client.client import Client
+from gazette.consumer.application import Application
+from gazette.consumer.application_name import Owner
+from gazette.consumer.hint_keys import HintKeys
+from gazette.consumer.shard.restarts import Restarts
+from gazette.consumer.shard.thread import ShardThread, WorkerFactory
+from gazette.etcd.client import Etcd
+from gazette.keyspace.key_space import KeySpace
+from gazette.message.publisher import Publisher
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class ShardContext:
+    """What all shards of a member share."""
+
+    application: Application[Any]
+    etcd: Etcd
+    key_space: KeySpace
+    client: Client
+    clock: Clock
+    rng: random.Random
+    player_pool: Pool
+    new_publisher: Callable[[AppendService], Publisher]
+    owner: Owner
+    """To which application the shards belong."""
+    hint_keys: HintKeys
+    """Where hints may be written."""
+    scratch_directory: Path | None = None
+    hints_interval_s: float = 300.0
+    stall_timeout_s: float = 60.0
+    lag_interval_s: float = 5.0
+    append_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(128 << 20))
+    """Memory of what waits to be appended, by all shards."""
+    restarts: Restarts = field(default_factory=lambda: Restarts(0))
+    new_worker: WorkerFactory = ShardThread

@@ -1,0 +1,273 @@
+"""The hints of a shard in etcd: read for a recovery, written by its primary, kept as backups.
+
+::
+
+    {hint_prefix}/{shard}.primary      written by the primary from time to time
+    {hint_prefix}/{shard}.backup.0     what the last promotion recovered from
+    {hint_prefix}/{shard}.backup.N     … and those before it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, ParamSpec, TypeVar
+
+from gazette.errors import Corrupt, GazetteError, Invalid
+from gazette.etcd.client import Etcd
+from gazette.etcd.values import Compare, Op, RangeResult
+from gazette.protocol.hints import (
+    FEWER_FILES,
+    HINTS_BYTES_MAX,
+    FSMHints,
+    HintsForm,
+    decode_hints,
+    encode_hints,
+)
+from gazette.protocol.shard import ShardSpec
+from gazette.recoverylog.log.fsm import RecoveryFSM
+from gazette.runtime.clock import Clock
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_ON_LOOP_BYTES: Final = 128 << 10
+_FILE_BYTES: Final = 153
+"""About what a file takes in JSON."""
+_SHORT_BYTES: Final = 4096
+"""More than hints without files take."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredHints:
+    """The hints at one key. ``error`` says why there are none although the key has a value."""
+
+    key: str
+    hints: FSMHints | None
+    mod_revision: int
+    value: bytes = b""
+    error: str = ""
+    unchecked: bool = False
+    """Whether the value was not decoded: it is too long for hints without files."""
+
+
+def checked_hints(value: bytes, recovery_log: str) -> FSMHints:
+    """Decode hints and make sure that a log can be played by them. Raises ``Invalid``, ``Corrupt``."""
+    hints = decode_hints(value)
+    if hints.log != recovery_log:
+        raise Invalid(
+            f"hints are of another recovery log ({hints.log}; expected {recovery_log})",
+            hint="A shard's recovery_log_prefix must not change while it has hints.",
+        )
+    RecoveryFSM(hints)
+    return hints
+
+
+async def read_hints(etcd: Etcd, spec: ShardSpec, check: bool = True, /) -> tuple[StoredHints, ...]:
+    """Read all slots of a shard, at one revision: the primary's, then the backups.
+
+    Without ``check``, only short values are decoded: for those that move values on. Raises ``Unavailable``.
+    """
+    keys = (spec.hint_primary_key, *spec.hint_backup_keys)
+    result = await etcd.txn((), tuple(Op.get(key) for key in keys))
+    stored: list[StoredHints] = []
+    for key, read in zip(keys, result.results, strict=True):
+        assert isinstance(read, RangeResult)
+        if not read.kvs:
+            stored.append(StoredHints(key, None, 0))
+            continue
+        kv = read.kvs[0]
+        if not check and len(kv.value) > _SHORT_BYTES:
+            stored.append(StoredHints(key, None, kv.mod_revision, kv.value, unchecked=True))
+            continue
+        try:
+            hints = await _computed(len(kv.value), checked_hints, kv.value, spec.recovery_log)
+        except (Invalid, Corrupt) as error:
+            stored.append(StoredHints(key, None, kv.mod_revision, kv.value, str(error)))
+        else:
+            stored.append(StoredHints(key, hints, kv.mod_revision, kv.value))
+    return tuple(stored)
+
+
+async def _computed(size: int, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function, on a thread if what it works on is large: 100 GiB of state take a second."""
+    if size <= _ON_LOOP_BYTES:
+        return fn(*args, **kwargs)
+    return await asyncio.to_thread(fn, *args, **kwargs)
+
+
+def usable_hints(stored: tuple[StoredHints, ...], spec: ShardSpec) -> tuple[FSMHints, ...]:
+    """The hints to recover from, the first being the best; for a new shard, hints of nothing.
+
+    Those that follow are for the case that the log has lost what the ones before them need. Damaged ones
+    are passed over with a warning. If *all* that exist are damaged this raises ``Corrupt``: starting from
+    nothing would drop the shard's state.
+    """
+    usable = list(dict.fromkeys(one.hints for one in stored if one.hints is not None))
+    damaged = [one for one in stored if one.error]
+    for bad in damaged:
+        log.warning(
+            "hints %(key)s of shard %(shard)s are damaged: %(error)s",
+            {"key": bad.key, "shard": spec.id, "error": bad.error},
+        )
+    if usable:
+        # Hints without files say to read the log from its first byte: whatever has files is better.
+        return tuple(sorted(usable, key=lambda hints: not hints.live_nodes))
+    if damaged:
+        raise Corrupt(
+            f"no hints of the shard can be used: {damaged[0].error}",
+            shard=spec.id,
+            keys=", ".join(one.key for one in damaged),
+            hint="Restore one of these keys. Delete them all only to start the shard from nothing.",
+        )
+    return (FSMHints(log=spec.recovery_log),)
+
+
+async def store_recorded_hints(
+    etcd: Etcd,
+    spec: ShardSpec,
+    hints: FSMHints,
+    assignment_key: str,
+    create_revision: int,
+    size: HintsSize | None = None,
+) -> bool:
+    """Write the primary's hints, if we still are the primary; whether that was so.
+
+    They also go into backups that have none yet, or some without files: as long as there is such a one a
+    log cannot be pruned, and it took as many promotions as there are backups to fill them. A zombie's
+    hints are dropped by the comparison. ``size`` warns of large ones. Raises ``Unavailable``, and
+    ``Invalid`` for hints that are larger than etcd accepts.
+    """
+    ours = Compare.create_revision(assignment_key, "=", create_revision)
+    form, value = await _encoded(hints)
+    if size is not None:
+        size.note(spec, hints, form, len(value))
+    result = await etcd.txn((ours,), (Op.put(spec.hint_primary_key, value),))
+    if not result.succeeded or not hints.live_nodes or not spec.hint_backup_keys:
+        return result.succeeded
+    for slot in (await read_hints(etcd, spec, False))[1:]:
+        if _is_empty(slot):
+            # Each by itself: together they may be more than etcd takes. One that was written meanwhile
+            # is left as it is.
+            await etcd.txn((ours, _unchanged(slot)), (Op.put(slot.key, value),))
+    return True
+
+
+def _is_empty(slot: StoredHints) -> bool:
+    if slot.error or slot.unchecked:
+        return False
+    return slot.hints is None or not slot.hints.live_nodes
+
+
+async def store_recovered_hints(
+    etcd: Etcd,
+    clock: Clock,
+    spec: ShardSpec,
+    hints: FSMHints,
+    assignment_key: str,
+    create_revision: int,
+) -> None:
+    """Put what was recovered from into the first backup, and move the others on.
+
+    Hints without files, those of a shard's first owner, are not worth a backup: they say to read the
+    log from its first byte, and would keep it from ever being pruned. Retried until it is done or the
+    assignment is gone, whatever etcd answers: pruning relies on it, and the shard serves meanwhile.
+    Raises ``Invalid`` for hints that are larger than etcd accepts.
+    Cancellation: it may have been written.
+    """
+    if not spec.hint_backup_keys or not hints.live_nodes:
+        return
+    _, value = await _encoded(hints)
+    attempt = 0
+    while True:
+        try:
+            if await _rotate(etcd, spec, value, assignment_key, create_revision):
+                return
+        except GazetteError as error:
+            log.warning(
+                "recovered hints of shard %(shard)s are stored again: %(error)s",
+                {"shard": spec.id, "error": error},
+            )
+        attempt += 1
+        await clock.sleep(min(5.0, 0.05 * 2 ** min(attempt, 10)))
+        if await _moved(etcd, assignment_key, create_revision):
+            raise GazetteError(
+                "the shard was assigned to somebody else during its recovery", shard=spec.id
+            )
+
+
+async def _moved(etcd: Etcd, assignment_key: str, create_revision: int) -> bool:
+    try:
+        kv = await etcd.get(assignment_key)
+    except GazetteError:
+        return False  # Not known: the lease ends all this if it lasts.
+    return kv is None or kv.create_revision != create_revision
+
+
+async def _rotate(
+    etcd: Etcd, spec: ShardSpec, value: bytes, assignment_key: str, create_revision: int
+) -> bool:
+    """Move backups on and write the first one. Return False if one of them was changed meanwhile.
+
+    Each slot is written by a transaction of its own, since all together may be more than etcd accepts.
+    From the last slot that moves to the first, so that at each moment every value is in some slot. Two
+    neighbours that are equal are a rotation that was interrupted there, and it goes on from them.
+    """
+    backups = (await read_hints(etcd, spec, False))[1:]
+    if backups[0].value == value:
+        return True
+    last = 0
+    while not _is_empty(backups[last]) and last + 1 < len(backups):
+        last += 1
+        if backups[last].value == backups[last - 1].value:
+            break
+    ours = Compare.create_revision(assignment_key, "=", create_revision)
+    values = [value, *(slot.value for slot in backups[:last])]
+    for slot, moved in reversed(list(zip(backups[: last + 1], values, strict=True))):
+        result = await etcd.txn((ours, _unchanged(slot)), (Op.put(slot.key, moved),))
+        if not result.succeeded:
+            return False
+    return True
+
+
+def _unchanged(slot: StoredHints) -> Compare:
+    return Compare.mod_revision(slot.key, "=", slot.mod_revision)
+
+
+async def _encoded(hints: FSMHints) -> tuple[HintsForm, bytes]:
+    return await _computed(_FILE_BYTES * len(hints.live_nodes), encode_hints, hints)
+
+
+class HintsSize:
+    """Warns of hints that outgrow etcd: once for each form that they take. Belongs to one shard."""
+
+    def __init__(self) -> None:
+        self._warned: HintsForm | None = None
+
+    def note(self, spec: ShardSpec, hints: FSMHints, form: HintsForm, size: int) -> None:
+        """Log a warning if JSON takes more than half of what etcd accepts."""
+        if form is HintsForm.JSON and 2 * size <= HINTS_BYTES_MAX:
+            self._warned = None
+            return
+        if form is self._warned:
+            return
+        self._warned = form
+        log.warning(
+            "hints of shard %(shard)s name %(files)d files and take %(size)d of %(max)d bytes that etcd"
+            " accepts, as %(form)s%(readers)s. %(hint)s",
+            {
+                "shard": spec.id,
+                "files": len(hints.live_nodes),
+                "size": size,
+                "max": HINTS_BYTES_MAX,
+                "form": form.value,
+                "readers": ", which the original cannot read"
+                if form is HintsForm.COMPRESSED
+                else "",
+                "hint": FEWER_FILES,
+            },
+        )

@@ -1,0 +1,97 @@
+"""The journals that a shard needs: looked up, and checked to be what they have to be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from gazette.client.client import Client
+from gazette.consumer.broker_watch import RetryLog
+from gazette.errors import Invalid, NotFound, Retryable
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
+from gazette.protocol.ids import split_journal_meta
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.shard import ShardSource
+from gazette.runtime.clock import Clock
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_NOT_FOUND_MAX: Final = 5
+"""How often a journal may be unknown before it is taken not to exist: the broker that was asked may
+not have heard of it yet."""
+
+
+async def retried(call: Callable[[], Awaitable[T]], what: str, shard_id: str, clock: Clock) -> T:
+    """Call until it succeeds; the member's lease ends the process if etcd does not answer for long.
+
+    Raises what is not ``Retryable``. Logs one line for each cause and minute.
+    """
+    attempt, retries = 0, RetryLog()
+    while True:
+        try:
+            return await call()
+        except Retryable as error:
+            if (failures := retries.due(str(error), clock.monotonic())) is not None:
+                log.warning(
+                    "%(what)s, for shard %(shard)s, is tried again (%(failures)d attempts): %(error)s",
+                    {"what": what, "shard": shard_id, "failures": failures, "error": error},
+                )
+        attempt += 1
+        await clock.sleep(min(5.0, 0.05 * 2 ** min(attempt, 10)))
+
+
+class ShardJournals:
+    """Looks up the journals of one shard."""
+
+    def __init__(self, client: Client, clock: Clock, shard_id: str) -> None:
+        self._client = client
+        self._clock = clock
+        self._shard_id = shard_id
+
+    async def source(self, source: ShardSource) -> JournalSpec:
+        """The journal of a source. Raises ``NotFound``."""
+        hint = "Create the journal, or remove it from the shard's sources."
+        return await self._found(split_journal_meta(source.journal)[0], "source journal", hint)
+
+    async def check_recovery_log(self, name: str) -> None:
+        """Raises ``NotFound``, and ``Invalid`` for a journal that is labelled as something else."""
+        await self._check(name, "recovery log", CONTENT_RECOVERY_LOG)
+
+    async def check_dead_letters(self, name: str) -> None:
+        """Raises ``NotFound``, and ``Invalid`` for a journal that cannot hold dead letters."""
+        await self._check(name, "dead-letter journal", CONTENT_JSON_LINES)
+
+    async def _check(self, name: str, what: str, content_type: str) -> None:
+        hint = f"Create the journal, with the label {CONTENT_TYPE}={content_type}."
+        journal = await self._found(name, what, hint)
+        actual = journal.labels.value_of(CONTENT_TYPE)
+        if actual != content_type:
+            raise Invalid(
+                f"expected label {CONTENT_TYPE} value {content_type} (got {actual})",
+                journal=name,
+                hint=f"A {what} has this label. Name another journal, or correct its label.",
+            )
+
+    async def _found(self, name: str, what: str, hint: str) -> JournalSpec:
+        unknown = 0
+        client = self._client
+        while True:
+            try:
+                found = await retried(
+                    lambda: client.get_journal(name),
+                    f"looking up {name}",
+                    self._shard_id,
+                    self._clock,
+                )
+                return found.spec
+            except NotFound as error:
+                unknown += 1
+                if unknown == _NOT_FOUND_MAX:
+                    raise NotFound(
+                        f"{what} {name} does not exist",
+                        hint=f"{hint} Then: gazctl shards unassign --failed.",
+                    ) from error
+            await self._clock.sleep(0.025 * 2**unknown)

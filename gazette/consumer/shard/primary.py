@@ -1,0 +1,355 @@
+"""A shard as the primary: its store and what is around it, from the hand-off of its log to the end.
+
+::
+
+    Primary.open ──► store opened, checkpoint restored ──► start ──► sources are read
+                                                            └──► run: transactions, on the shard's thread
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from gazette.allocator.model import DecodedKV
+from gazette.client.append.service import AppendService
+from gazette.consumer.application import MessageProducer, Shard, Store, checked_store
+from gazette.consumer.application_name import require_own_state
+from gazette.consumer.callbacks import require_instance
+from gazette.consumer.shard.context import ShardContext
+from gazette.consumer.shard.hints_store import (
+    HintsSize,
+    store_recorded_hints,
+    store_recovered_hints,
+)
+from gazette.consumer.shard.journals import ShardJournals
+from gazette.consumer.shard.ownership import Ownership
+from gazette.consumer.shard.progress import Progress
+from gazette.consumer.transaction.dispatch import application_code
+from gazette.consumer.transaction.inbox import Call, Inbox
+from gazette.consumer.transaction.loop_shard_io import LoopShardIO
+from gazette.consumer.transaction.poison import PoisonPolicy
+from gazette.consumer.transaction.poison_handler import checked_policy
+from gazette.consumer.transaction.source_reader import read_source
+from gazette.consumer.transaction.transactor import Transactor
+from gazette.errors import Closed, GazetteError, Invalid
+from gazette.labels import CONTENT_TYPE
+from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.framing.framing import framing_of
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.protocol.hints import FSMHints
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.shard import ShardSource, ShardSpec
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.recoverylog.playback.player import RecoveredState
+from gazette.runtime.failpoints import hit, reach
+from gazette.runtime.tasks import OpFuture, TaskScope, settled
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+INBOX_BYTES: Final = 4 << 20
+
+
+class Primary:
+    """What a shard has while it is the primary. Loop-bound; made once its log, if any, is its own.
+
+    ``spec`` is the shard's as of its creation, ``scope`` is that of its tasks, and ``ended`` is set when it
+    ended. ``assignment_of`` gives its assignment.
+    """
+
+    def __init__(
+        self,
+        context: ShardContext,
+        shard: Shard,
+        spec: ShardSpec,
+        progress: Progress,
+        scope: TaskScope,
+        ended: asyncio.Event,
+        assignment_of: Callable[[], DecodedKV],
+        ownership: Ownership,
+    ) -> None:
+        self.store: Store | None = None
+        """Set, on the shard's thread, when it was made."""
+        self.appends = AppendService(context.client, budget=context.append_budget)
+        self.thread = context.new_worker(f"shard {shard.id}")
+        self._context = context
+        self._shard = shard
+        self._spec = spec
+        self._progress = progress
+        self._scope = scope
+        self._ended = ended
+        self._assignment_of = assignment_of
+        self._ownership = ownership
+        brings = isinstance(context.application, MessageProducer)
+        self._sources: tuple[ShardSource, ...] = () if brings else shard.spec.sources
+        self._specs: dict[str, JournalSpec] = {}
+        self._recorder: Recorder | None = None
+        self._recovered_hints: FSMHints | None = None
+        self._poison_policy: PoisonPolicy | None = None
+        self._inbox: Inbox | None = None
+        self._transactor: Transactor | None = None
+        self._decoders: dict[str, EnvelopeDecoder[Any]] = {}
+        scope.daemon(self.appends.run(), name="appends")
+
+    # -- opening
+
+    async def open(self, recovered: RecoveredState | None) -> Checkpoint:
+        """Open the store over the recovered files, and all that transactions need.
+
+        Raises what the application raises, ``NotFound`` and ``Invalid`` for a journal that the shard
+        needs, ``Closed`` when it has ended or is somebody else's. Cancellation: the store may be in the
+        making; `destroy_store` comes after it.
+        """
+        context, shard = self._context, self._shard
+        journals = ShardJournals(context.client, context.clock, shard.id)
+        if recovered is not None:
+            self._recovered_hints = recovered.fsm.build_hints(recovered.log)
+        async with TaskScope(f"open shard {shard.id}") as scope:
+            # While the store opens: queries wait for all of this.
+            scope.spawn(self._find_sources(journals), name="sources")
+            if recovered is not None and recovered.fsm.last_log != self._spec.recovery_log:
+                await self._ownership.require()  # The recorder is about to fence the log's fork.
+            store = await self.thread.run(lambda: self._open_store(recovered))
+            # After `new_store`, which may have taken any time, and not before it.
+            await self._ownership.require()
+            checkpoint = await self.thread.run(lambda: self._restore(store))
+            if self._poison_policy is not None:
+                await journals.check_dead_letters(self._poison_policy.dead_letters)
+        read_through = {name: source.read_through for name, source in checkpoint.sources.items()}
+        self._progress.update(read_through, {})
+        loop = asyncio.get_running_loop()
+        self._inbox = Inbox(INBOX_BYTES, loop, self.thread.condition())
+        for source in self._sources:
+            offset = max(source.min_offset, read_through.get(source.journal, 0))
+            self._decoders[source.journal] = self._new_decoder(source.journal, offset)
+        # Of a source that has a minimum, nothing before it is going to be read.
+        self._progress.update({one.journal: one.begin for one in self._decoders.values()}, {})
+        self._transactor = self._new_transactor(self._inbox)
+        return checkpoint
+
+    async def _find_sources(self, journals: ShardJournals) -> None:
+        for source in self._sources:
+            self._specs[source.journal] = await journals.source(source)
+
+    def _open_store(self, recovered: RecoveredState | None) -> Store:
+        """On the shard's thread: what may block, and sets no fence."""
+        self._ownership.require_running()
+        shard, application = self._shard, self._context.application
+        if recovered is not None:
+            assert recovered.author is not None
+            self._recorder = Recorder.open(
+                self._spec.recovery_log,
+                recovered.fsm,
+                recovered.author,
+                recovered.directory,
+                self.appends,
+                clock=self._context.clock,
+                write_head=recovered.write_head,
+                wait=self.thread.wait,
+            )
+        with application_code("new_store"):
+            store = application.new_store(shard, self._recorder)
+        self.store = checked_store(store)
+        return self.store
+
+    def _restore(self, store: Store) -> Checkpoint:
+        """On the shard's thread: restore the checkpoint, by which the store may set a fence."""
+        shard, application = self._shard, self._context.application
+        hit("promotion.fencing", shard.id)
+        # It may have waited behind a callback, and a fence stops whoever has the shard by now.
+        self._ownership.require_running()
+        with application_code("Store.restore_checkpoint"):
+            checkpoint = store.restore_checkpoint(shard)
+        require_instance("Store.restore_checkpoint", checkpoint, Checkpoint)
+        require_own_state(checkpoint, self._context.owner, shard.id)
+        with application_code("poison_policy"):
+            self._poison_policy = checked_policy(application.poison_policy(shard), store)
+        hit("promotion.opened", shard.id)
+        return checkpoint
+
+    def _new_decoder(self, journal: str, offset: int) -> EnvelopeDecoder[Any]:
+        spec = self._specs[journal]
+        message_type = self._context.application.message_type_of(spec)
+        content_type = spec.labels.value_of(CONTENT_TYPE) or ""
+        return EnvelopeDecoder(journal, framing_of(content_type, message_type), offset)
+
+    def _new_transactor(self, inbox: Inbox) -> Transactor:
+        context, shard = self._context, self._shard
+        assert self.store is not None
+        outside = LoopShardIO(
+            shard,
+            inbox,
+            self._progress,
+            self._new_decoder,
+            self._scope,
+            self._ended,
+            context.client,
+            context.clock,
+            self._poison_policy,
+            self._ownership,
+            self.thread.wait,
+        )
+        return Transactor(
+            context.application,
+            shard,
+            self.store,
+            context.new_publisher(self.appends),
+            self.appends,
+            inbox,
+            outside,
+            context.clock,
+            self._decoders,
+            spec_of=lambda: shard.spec,
+            recovery_log=self._spec.recovery_log,
+            poison_policy=self._poison_policy,
+            application_name=context.owner.name,
+        )
+
+    # -- serving
+
+    def start(self) -> None:
+        """Begin to read sources. After `open`."""
+        context, inbox = self._context, self._inbox
+        assert inbox is not None
+        client, clock = context.client, context.clock
+        for decoder in self._decoders.values():
+            journal, begin = decoder.journal, decoder.begin
+            reading = read_source(journal, begin, inbox, client, clock, self._shard.id)
+            self._scope.spawn(reading, name=f"read {journal}")
+
+    async def run(self, checkpoint: Checkpoint) -> None:
+        """Transactions until the shard ends, on its thread. Raises what makes the shard fail."""
+        transactor = self._transactor
+        assert transactor is not None
+
+        def run() -> None:
+            try:
+                transactor.run(checkpoint)
+            except Closed:
+                if not self._ended.is_set():
+                    raise
+
+        await self.thread.run(run)
+
+    @property
+    def horizon_bytes(self) -> int | None:
+        """How much of its log a recovery of the shard reads, from hints that are taken now; None without a
+        log. Any thread."""
+        recorder = self._recorder
+        return None if recorder is None else recorder.known_horizon_bytes
+
+    def add_wait(self, future: OpFuture[Any]) -> None:
+        """Have the commit of the running transaction wait for one more future."""
+        if self._transactor is not None:
+            self._transactor.add_wait(future)
+
+    async def call(self, fn: Callable[[], T]) -> T:
+        """Run a function on the shard's thread, between two steps of its transaction.
+
+        Raises ``Closed`` when the shard ended, and what ``fn`` raises. Cancellation: it may still run.
+        """
+        if self._inbox is None:
+            raise Closed("the shard is not primary", shard=self._shard.id)
+        future: OpFuture[T] = OpFuture()
+        self._inbox.put(Call(fn, future))
+        return await settled(future)
+
+    async def keep_backup_hints(self) -> None:
+        """Store the hints that were recovered from. Returns at once for a shard without a log.
+
+        Beside serving, not before it: until they are stored, the hints are those that were there, which
+        recover the same state from a longer log.
+        """
+        context = self._context
+        if self._recovered_hints is None or not context.hint_keys.allows(self._spec.hint_prefix):
+            return
+        assignment = self._assignment_of()
+        try:
+            await store_recovered_hints(
+                context.etcd,
+                context.clock,
+                self._spec,
+                self._recovered_hints,
+                assignment.key,
+                assignment.raw.create_revision,
+            )
+        except Invalid as error:
+            log.warning(
+                "recovered hints of shard %(shard)s are not stored, and its log cannot be pruned: %(error)s."
+                " %(hint)s",
+                {"shard": self._shard.id, "error": error, "hint": error.hint},
+            )
+        await reach("promotion.hinted", self._shard.id, context.clock)
+
+    async def keep_hints(self) -> None:
+        """Store new hints from time to time, so that a recovery need not read more than it must.
+
+        Returns at once for a shard without a log. Does not wait for `keep_backup_hints`.
+        """
+        context, recorder = self._context, self._recorder
+        if recorder is None:
+            return
+        try:
+            context.hint_keys.require(self._spec)
+        except Invalid as error:
+            log.warning(
+                "hints of shard %(shard)s are not stored: recoveries read ever more of its log, and it cannot"
+                " be pruned. %(error)s. %(hint)s",
+                {"shard": self._shard.id, "error": error, "hint": error.hint},
+            )
+            return
+        size = HintsSize()
+        stored: FSMHints | None = None
+        while True:
+            await context.clock.sleep(context.hints_interval_s)
+            hints, flushed = await self.call(recorder.snapshot_hints)
+            if hints == stored:
+                continue  # An idle shard writes nothing to etcd.
+            await settled(flushed)
+            await reach("hints.storing", self._shard.id, context.clock)
+            assignment = self._assignment_of()
+            try:
+                if await store_recorded_hints(
+                    context.etcd,
+                    self._spec,
+                    hints,
+                    assignment.key,
+                    assignment.raw.create_revision,
+                    size,
+                ):
+                    stored = hints
+            except GazetteError as error:
+                # Whatever etcd has against them: the shard goes on, and its recovery reads more.
+                log.warning(
+                    "hints of shard %(shard)s are stored next time: %(error)s. %(hint)s",
+                    {"shard": self._shard.id, "error": error, "hint": error.hint},
+                )
+
+    # -- ending
+
+    def stop(self) -> None:
+        """Begin no step of a transaction any more. May be repeated."""
+        if self._inbox is not None:
+            self._inbox.stop()
+
+    def destroy_store(self, afterwards: Callable[[], None]) -> OpFuture[None]:
+        """Let go of the store, on its thread and behind the callback that may run; then the thread ends.
+
+        ``afterwards`` is called there, also if the store raises.
+        """
+
+        def destroy() -> None:
+            # Looked up only now: the store may have been in the making when this was asked for.
+            try:
+                if self.store is not None:
+                    self.store.destroy()
+            finally:
+                afterwards()
+
+        done = self.thread.submit(destroy)
+        self.thread.close()
+        return done

@@ -1,0 +1,452 @@
+"""One shard that is assigned to this member: from play-back to promotion to the end.
+
+::
+
+    start ──► BACKFILL ──head──► STANDBY ──slot 0──► (hand-off, store opened) ──► PRIMARY
+                 └──────────────────┴──── any error ────────────────────────────► FAILED
+
+The loop side owns the life cycle, reads sources and talks to etcd. Everything of the application and
+of the store runs on the shard's own thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from gazette.allocator.model import DecodedKV
+from gazette.consumer import metrics
+from gazette.consumer.application import (
+    MessageProducer,
+    Store,
+    checked_view,
+)
+from gazette.consumer.callbacks import require_instance
+from gazette.consumer.query.standby_lag import watch_lag
+from gazette.consumer.query.standby_reads import StandbyReads
+from gazette.consumer.shard.context import ShardContext
+from gazette.consumer.shard.hints_store import (
+    read_hints,
+    usable_hints,
+)
+from gazette.consumer.shard.journals import ShardJournals, retried
+from gazette.consumer.shard.ownership import Ownership
+from gazette.consumer.shard.primary import Primary
+from gazette.consumer.shard.progress import Progress
+from gazette.consumer.shard.restarts import RestartDecision, is_fenced
+from gazette.consumer.shard.status import update_status
+from gazette.consumer.transaction.dispatch import application_code
+from gazette.consumer.transaction.error_cause import error_text
+from gazette.errors import (
+    Broken,
+    Closed,
+)
+from gazette.etcd.values import Compare, Op
+from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSpec
+from gazette.recoverylog.playback.player import Player, PlayProgress, RecoveredState
+from gazette.recoverylog.scratch import Scratch, shard_prefix
+from gazette.runtime.tasks import OpFuture, TaskScope, settled
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+STOP_TIMEOUT_S: Final = 10.0
+"""How long a shard that is stopped waits for a callback that runs; after that it ends by itself."""
+
+_RESTART_POLL_S: Final = 0.25
+READS_PATIENCE_S: Final = 60.0
+"""How long queries of a standby may go on when it was promoted: they read what is their own."""
+
+
+class Shard:
+    """A shard of this member. Made by the resolver, for one assignment; loop-bound.
+
+    Callbacks see it as `application.Shard`.
+    """
+
+    def __init__(self, context: ShardContext, item: DecodedKV, assignment: DecodedKV) -> None:
+        self._context = context
+        self._item = item
+        self.assignment = assignment
+        self.progress = Progress()
+        self.store_ready = asyncio.Event()
+        """Set once the store was opened, in which case ``store`` is there, or the primary has ended."""
+        self.ended = asyncio.Event()
+        """Set when the shard failed, or was stopped."""
+        self.failure: BaseException | None = None
+        self.verdict: RestartDecision | None = None
+        """What becomes of it, once it failed."""
+        self.lag: tuple[int, float] | None = None
+        """(bytes, seconds) that a standby was behind when it last looked."""
+        self._spec: ShardSpec = item.decoded.value.spec
+        """As of the creation: the log and its hints stay what they are until the shard is made anew."""
+        self._scope = TaskScope(f"shard {self.id}", on_failure=self._fail)
+        self._reports = TaskScope(f"status of shard {self.id}")
+        self._ownership = Ownership(
+            context.etcd, context.clock, self.id, lambda: self.assignment, self.ended
+        )
+        self._primary: Primary | None = None
+        self._player: Player | None = None
+        self._reads: StandbyReads | None = None
+        self._recovered: asyncio.Future[RecoveredState]
+        self._recovered = asyncio.get_running_loop().create_future()
+        self._scratch: Scratch | None = None
+        self._playing = asyncio.Event()
+        self._started_primary = False
+        self._stopping = False
+        self._uses = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
+
+    # -- what callbacks see
+
+    @property
+    def id(self) -> str:
+        return str(self._item.decoded.id)
+
+    @property
+    def fqn(self) -> str:
+        return self._item.key
+
+    @property
+    def spec(self) -> ShardSpec:
+        """As it is in etcd now; once it was deleted, as it was last."""
+        item = self._context.key_space.get(self._item.key)
+        if item is not None:
+            self._item = item
+        spec: ShardSpec = self._item.decoded.value.spec
+        return spec
+
+    def publish_future(self, future: OpFuture[Any]) -> None:
+        if self._primary is not None:
+            self._primary.add_wait(future)
+
+    @property
+    def store(self) -> Store | None:
+        """The store, from when it was made to the end; to be used once ``store_ready`` is set."""
+        return None if self._primary is None else self._primary.store
+
+    # -- life cycle
+
+    def start(self, *, primary: bool) -> None:
+        """Begin to recover, and to serve if ``primary``. Does not block."""
+        self._scope.spawn(self._guard(self._standby()), name="standby")
+        if primary:
+            self.promote(self.assignment)
+
+    def promote(self, assignment: DecodedKV) -> None:
+        """The shard's assignment is now that of the primary."""
+        self.assignment = assignment
+        if self.failure is None and not self._started_primary:
+            self._started_primary = True
+            self._scope.spawn(self._guard(self._serve()), name="primary")
+
+    @property
+    def reads(self) -> StandbyReads | None:
+        """What answers queries while this is a standby; None for one that does not tail its log."""
+        player = self._player
+        if self._started_primary or self.ended.is_set() or player is None:
+            return None
+        return self._reads if player.tailing.is_set() else None
+
+    @property
+    def is_primary(self) -> bool:
+        return self._started_primary
+
+    async def stop(self) -> None:
+        """End everything: nothing is committed after this began. Never raises.
+
+        A callback that still runs after `STOP_TIMEOUT_S` is left to its thread, which releases the
+        store when the callback returns; nothing that it does takes effect any more.
+        """
+        self._stopping = True
+        self.ended.set()
+        self.store_ready.set()
+        if self._primary is not None:
+            self._primary.stop()
+        if self._reads is not None:
+            await self._quietly(self._reads.close(STOP_TIMEOUT_S), "closing its view")
+        await self._quietly(self._reports.stop(STOP_TIMEOUT_S), "stopping its reports")
+        if self._primary is not None:
+            await self._quietly(self._primary.appends.close(), "closing its appends")
+        await self._quietly(self._scope.stop(STOP_TIMEOUT_S), "stopping its tasks")
+        await self._quietly(self._release(), "releasing its store")
+
+    async def _release(self) -> None:
+        primary, scratch = self._primary, self._scratch
+
+        def remove() -> None:
+            if scratch is not None:
+                scratch.remove()
+
+        if primary is None:
+            await self._context.player_pool.run(remove)
+            return
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._unused.wait()
+        except TimeoutError:
+            log.warning(
+                "the store of shard %(shard)s is released although a query uses it",
+                {"shard": self.id},
+            )
+        done = primary.destroy_store(remove)
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await settled(done)
+        except TimeoutError:
+            log.warning(
+                "a callback of shard %(shard)s still runs; its store is released later",
+                {"shard": self.id},
+            )
+
+    def awaited(self, read_through: Mapping[str, int]) -> dict[str, int]:
+        """Of offsets that a query asks for, those that this shard reads at all: to be waited for.
+
+        Of an application that brings its messages itself, what that says. Needs the open store.
+        """
+        application = self._context.application
+        if isinstance(application, MessageProducer):
+            with application_code("read_through"):
+                read_through = application.read_through(self, self.store, read_through)
+            require_instance("read_through", read_through, Mapping)
+            sources = set(read_through)
+        else:
+            sources = {source.journal for source in self.spec.sources}
+        return {name: at for name, at in read_through.items() if at and name in sources}
+
+    def begin_use(self) -> None:
+        """Keep the store from being released; pair it with ``end_use``."""
+        self._uses += 1
+        self._unused.clear()
+
+    def end_use(self) -> None:
+        self._uses -= 1
+        if self._uses == 0:
+            self._unused.set()
+
+    async def _quietly(self, work: Awaitable[None], what: str) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - what follows releases more
+            log.warning(
+                "%(what)s, of shard %(shard)s: %(error)s",
+                {"what": what, "shard": self.id, "error": error},
+            )
+
+    async def _guard(self, work: Awaitable[None]) -> None:
+        """Run a part of the life cycle; its error makes the shard FAILED, whatever it is."""
+        task = asyncio.current_task()
+        try:
+            await work
+        except GeneratorExit:
+            raise
+        except asyncio.CancelledError as error:
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled us: something that we waited for was cancelled, and must not pass for it.
+            self._fail(Broken(f"something was cancelled unasked: {error!r}"))
+        except BaseException as error:  # noqa: BLE001 - a silent shard would be worse
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """The shard is FAILED, for the first reason that there is."""
+        if self.failure is not None or self._stopping:
+            return
+        self.failure = error
+        self._playing.set()
+        if not self._recovered.done():
+            self._recovered.cancel()
+        log.error(
+            "shard %(shard)s failed: %(error)s",
+            {"shard": self.id, "error": error_text(error)},
+            exc_info=error,
+        )
+        self.ended.set()
+        self.store_ready.set()
+        if self._primary is not None:
+            self._primary.stop()
+        # Appends go on: a transaction that is committed is acknowledged, too.
+        self._scope.cancel()
+        context = self._context
+        self.verdict = context.restarts.failed(
+            self.spec, context.clock.monotonic(), fenced=is_fenced(error)
+        )
+        text = "\n".join(filter(None, (error_text(error), self.verdict.text)))
+        status = ReplicaStatus(ReplicaCode.FAILED, (text,))
+        self._reports.spawn(
+            self._quietly(self._report_failure(status), "its status"), name="failed"
+        )
+
+    async def _report_failure(self, status: ReplicaStatus) -> None:
+        await self._update_status(status)
+        if self.verdict is None or self.verdict.delay_s is None:
+            return
+        await self._context.clock.sleep(self.verdict.delay_s)
+        await retried(self._restart, "its restart", self.id, self._context.clock)
+
+    async def _restart(self) -> None:
+        """Give the assignment up that has failed: the allocator makes it anew, or promotes a standby.
+
+        Again, if it is not as our key space has it: that may be behind, and its status says that the shard
+        is restarted.
+        """
+        context = self._context
+        while True:
+            kv: DecodedKV | None = context.key_space.get(self.assignment.key)
+            if kv is None or kv.decoded.value.code is not ReplicaCode.FAILED:
+                return
+            result = await context.etcd.txn(
+                (Compare.mod_revision(kv.key, "=", kv.raw.mod_revision),), (Op.delete(kv.key),)
+            )
+            if result.succeeded:
+                log.info("shard %(shard)s is started again after it failed", {"shard": self.id})
+                metrics.RESTARTS.labels(self.fqn).inc()
+                return
+            await context.clock.sleep(_RESTART_POLL_S)
+
+    async def _update_status(self, status: ReplicaStatus) -> None:
+        context = self._context
+        await update_status(
+            context.etcd, context.key_space, context.clock, lambda: self.assignment.key, status
+        )
+
+    # -- standby
+
+    async def _standby(self) -> None:
+        spec = self._spec
+        spec.validate()  # What was applied elsewhere may have names that lead nowhere.
+        if not spec.recovery_log:
+            await self._update_status(ReplicaStatus(ReplicaCode.STANDBY, ()))
+            return
+        await self._update_status(ReplicaStatus(ReplicaCode.BACKFILL, ()))
+        context = self._context
+        stored = await retried(
+            lambda: read_hints(context.etcd, spec), "reading hints", self.id, context.clock
+        )
+        hints, *older_hints = usable_hints(stored, spec)
+        journals = ShardJournals(context.client, context.clock, self.id)
+        await journals.check_recovery_log(spec.recovery_log)
+        self._scratch = Scratch(shard_prefix(self.id), context.scratch_directory)
+        self._player = Player(
+            hints,
+            self._scratch.path / "files",
+            context.client,
+            context.clock,
+            context.player_pool,
+            older_hints=older_hints,
+            stall_timeout_s=context.stall_timeout_s,
+        )
+        self._reads = StandbyReads(
+            lambda directory: checked_view(context.application.new_view(self, directory)),
+            self._scratch.path / "view",
+            self._player,
+            context.clock,
+            context.player_pool,
+        )
+        self._scope.spawn(self._guard(self._announce_standby(self._player)), name="tailing")
+        self._playing.set()
+        recovered = await self._player.play()
+        if not self._recovered.done():
+            self._recovered.set_result(recovered)
+
+    async def _announce_standby(self, player: Player) -> None:
+        await player.tailing.wait()
+        await self._update_status(ReplicaStatus(ReplicaCode.STANDBY, ()))
+
+        def note(lag: tuple[int, float] | None) -> None:
+            self.lag = lag
+
+        context = self._context
+        await watch_lag(
+            self.fqn,
+            player,
+            context.client,
+            context.clock,
+            context.lag_interval_s,
+            lambda: not self._started_primary,
+            note,
+        )
+
+    # -- primary
+
+    async def _serve(self) -> None:
+        context = self._context
+        began = context.clock.monotonic()
+        recovered = await self._take_over()
+        played = context.clock.monotonic()
+        primary = self._primary = Primary(
+            context,
+            self,
+            self._spec,
+            self.progress,
+            self._scope,
+            self.ended,
+            lambda: self.assignment,
+            self._ownership,
+        )
+        checkpoint = await primary.open(recovered)
+        self.store_ready.set()
+        ready = context.clock.monotonic()
+        log.info(
+            "shard %(shard)s is served: its log was taken over in %(log_seconds).3f s, its store opened "
+            "in %(store_seconds).3f s",
+            {"shard": self.id, "log_seconds": played - began, "store_seconds": ready - played},
+        )
+        self._scope.spawn(
+            self._guard(self._update_status(ReplicaStatus(ReplicaCode.PRIMARY, ()))), name="status"
+        )
+        primary.start()
+        self._scope.spawn(self._guard(primary.keep_hints()), name="hints")
+        self._scope.spawn(self._guard(primary.keep_backup_hints()), name="backup hints")
+        await primary.run(checkpoint)
+
+    async def _take_over(self) -> RecoveredState | None:
+        """Finish play-back as the log's new owner; None for a shard without a log."""
+        if not self._spec.recovery_log:
+            return None
+        await self._playing.wait()
+        if self._player is None or self.failure is not None:
+            raise Closed("the shard failed before it could be promoted")
+        author = self._context.rng.randrange(1, (1 << 32) - 1)
+        self._player.hand_off(author, permit=self._ownership.require)
+        recovered = await self._recovered
+        if self._reads is not None:
+            closing = self._quietly(self._reads.close(READS_PATIENCE_S), "closing a standby's view")
+            self._reports.spawn(closing, name="view")
+        return recovered
+
+    async def call(self, fn: Callable[[], T]) -> T:
+        """Run a function on the shard's thread, between two steps of its transaction.
+
+        Raises ``Closed`` when the shard ended, and what ``fn`` raises. Cancellation: it may still run.
+        """
+        if self._primary is None:
+            raise Closed("the shard is not primary", shard=self.id)
+        return await self._primary.call(fn)
+
+    @property
+    def append_backlog_bytes(self) -> int:
+        return 0 if self._primary is None else self._primary.appends.backlog_bytes
+
+    @property
+    def horizon_bytes(self) -> int | None:
+        """How much of its log a recovery of the shard reads, from hints that are taken now; None without a
+        log, or on a standby. Any thread."""
+        return None if self._primary is None else self._primary.horizon_bytes
+
+    @property
+    def play_back(self) -> PlayProgress | None:
+        """How far play-back is, on a standby."""
+        return None if self._player is None or self._started_primary else self._player.progress
+
+    @property
+    def play_lag_bytes(self) -> int | None:
+        """How far play-back is behind the head of the log; None once it ended."""
+        player = self._player
+        if player is None or self._started_primary:
+            return None
+        return player.progress.lag_bytes

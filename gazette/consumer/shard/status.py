@@ -1,0 +1,58 @@
+"""The status of our replica of a shard, as the other members and operators see it in etcd."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from gazette.allocator.model import DecodedKV
+from gazette.errors import GazetteError
+from gazette.etcd.client import Etcd
+from gazette.etcd.values import Compare, Op
+from gazette.keyspace.key_space import KeySpace
+from gazette.protocol.shard import ReplicaStatus
+from gazette.runtime.clock import Clock
+
+log = logging.getLogger(__name__)
+
+
+async def update_status(
+    etcd: Etcd,
+    key_space: KeySpace,
+    clock: Clock,
+    key_of: Callable[[], str],
+    status: ReplicaStatus,
+) -> None:
+    """Raise the status at an assignment key, and wait until the key space shows it.
+
+    A status never goes down, and a failure stays until the assignment is deleted: the new value is
+    the greater of both. ``key_of`` gives the key, which a promotion may change meanwhile. Retried
+    until it is done, whatever etcd answers: a status that nobody sees would leave the shard silent,
+    and the lease ends all this if etcd stays away. Returns when the assignment is gone.
+    Cancellation: it may have been written.
+    """
+    attempt = 0
+    while True:
+        key = key_of()
+        kv: DecodedKV | None = key_space.get(key)
+        if kv is None:
+            return
+        present: ReplicaStatus = kv.decoded.value
+        if status.code <= present.code and set(status.errors) <= set(present.errors):
+            return  # By an attempt whose answer was lost, possibly.
+        reduced = present.reduce(status)
+        try:
+            result = await etcd.txn(
+                (Compare.mod_revision(key, "=", kv.raw.mod_revision),),
+                (Op.put(key, reduced.to_pb().SerializeToString(), ignore_lease=True),),
+            )
+        except GazetteError as error:
+            log.warning(
+                "status of %(key)s is written again: %(error)s", {"key": key, "error": error}
+            )
+        else:
+            if result.succeeded:
+                await key_space.wait_for_revision(result.header.revision)
+                return
+        attempt += 1
+        await clock.sleep(min(5.0, 0.025 * 2 ** min(attempt, 10)))

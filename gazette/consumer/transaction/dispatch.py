@@ -1,0 +1,237 @@
+"""Stage 13 of the byte path: hands committed messages to the application, one by one or in batches.
+
+Here is what the application may do instead of consuming a message: defer it to the next transaction,
+or raise an error, which ends the shard or, by its `PoisonPolicy`, sets the message aside. For that, what
+the message had done by then is undone: in the store, by a savepoint, and in the publisher. The same holds
+for a batch that is deferred, since a smaller one is delivered next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from gazette.consumer.application import Application, DeferToNextTransaction, Shard, Store
+from gazette.consumer.callbacks import ApplicationFailed, require_none
+from gazette.consumer.transaction.error_cause import ErrorCause, cause_of, error_text
+from gazette.consumer.transaction.inbox import Inbox
+from gazette.consumer.transaction.poison_handler import PoisonControl
+from gazette.errors import GazetteError
+from gazette.message.envelope import Envelope
+from gazette.message.publisher import Publisher
+
+_TRANSIENT: Final = (
+    "Not the message is to blame, but what it was written to, at this time: see the cause, and check that"
+    " database or system. Nothing of the transaction took effect; its messages are consumed again when the"
+    " shard starts: gazctl shards unassign --failed, or give it restarts (--consumer.max-restarts)."
+)
+
+
+class Deferred(Exception):
+    """The application deferred a message. ``done`` messages of the batch before it took effect."""
+
+    def __init__(self, done: int) -> None:
+        super().__init__()
+        self.done = done
+
+
+def deliver_in_halves(
+    batch: Sequence[Envelope[Any]], attempt: Callable[[Sequence[Envelope[Any]]], int]
+) -> int:
+    """Have a batch consumed by ``attempt``, and return how many were: fewer if one was deferred.
+
+    ``attempt`` returns the same of what it is given. If it raises `DeferToNextTransaction` that has had no
+    effect, and is halved: the transaction ends in front of the first message that is deferred on its own.
+    """
+    try:
+        return attempt(batch)
+    except DeferToNextTransaction:
+        if len(batch) == 1:
+            return 0
+    half = len(batch) // 2
+    done = deliver_in_halves(batch[:half], attempt)
+    return done if done < half else half + deliver_in_halves(batch[half:], attempt)
+
+
+class Delivery:
+    """Delivers batches of one shard. Belongs to its thread. A stop of ``inbox`` takes effect between
+    two messages."""
+
+    def __init__(
+        self,
+        application: Application[Any],
+        shard: Shard,
+        store: Store,
+        publisher: Publisher,
+        inbox: Inbox,
+        poison: PoisonControl | None,
+    ) -> None:
+        self._application = application
+        self._shard = shard
+        self._store = store
+        self._publisher = publisher
+        self._inbox = inbox
+        self._poison = poison
+        self._guarded = poison is not None and not poison.policy.malformed_only
+        self._singly = type(application).consume_messages is Application.consume_messages
+
+    def deliver(self, batch: Sequence[Envelope[Any]]) -> None:
+        """Have the application consume a batch. Raises `Deferred`, ``ApplicationFailed``, and errors
+        of ours that the application let through."""
+        delivered = batch
+        if not self._application.deliver_acks and any(one.is_ack for one in batch):
+            delivered = [one for one in batch if not one.is_ack]
+            if not delivered:
+                return
+        deliver = self._deliver_each if self._singly else self._deliver_batch
+        done = deliver(delivered)
+        if done < len(delivered):
+            raise Deferred(next(i for i, one in enumerate(batch) if one is delivered[done]))
+
+    def _deliver_each(self, batch: Sequence[Envelope[Any]]) -> int:
+        """Return how many were consumed: fewer than there are if one was deferred."""
+        application, shard, store = self._application, self._shard, self._store
+        publisher, inbox = self._publisher, self._inbox
+        consume, guarded = application.consume_message, self._guarded
+        position = 0
+        try:
+            for position, envelope in enumerate(batch):  # noqa: B007
+                if inbox.stopped:
+                    inbox.check()
+                if guarded:
+                    self._consume_guarded(envelope)
+                    continue
+                result: object = consume(shard, store, envelope, publisher)
+                if result is not None:
+                    require_none("consume_message", result, **_place((envelope,)))
+        except DeferToNextTransaction:
+            return position
+        except GazetteError:
+            raise
+        except BaseException as error:
+            raise self._failed("consume_message", error, batch[position : position + 1]) from error
+        return len(batch)
+
+    def _consume_guarded(self, envelope: Envelope[Any]) -> None:
+        """Consume a message, or skip it if it is poison."""
+        poison = self._poison
+        assert poison is not None
+        try:
+            with self._undoing(deferred=False):
+                result: object = self._application.consume_message(
+                    self._shard, self._store, envelope, self._publisher
+                )
+                require_none("consume_message", result, **_place((envelope,)))
+        except BaseException as error:
+            if not self._is_poison(error):
+                raise
+            poison.skip_message(envelope, error)
+
+    def _is_poison(self, error: BaseException) -> bool:
+        """Return whether the message is to blame: the store says so, and the policy asks for it."""
+        poison = self._poison
+        if poison is None or not poison.policy.is_poison(error):
+            return False
+        return self._cause_of(error) is ErrorCause.MESSAGE
+
+    def _cause_of(self, error: BaseException) -> ErrorCause:
+        return cause_of(error, self._store.classify_error)
+
+    def _failed(
+        self, callback: str, error: BaseException, batch: Sequence[Envelope[Any]]
+    ) -> ApplicationFailed:
+        failed = application_failed(callback, error, **_place(batch))
+        if self._cause_of(error) is ErrorCause.TRANSIENT:
+            failed.hint = _TRANSIENT
+        return failed
+
+    def _deliver_batch(self, batch: Sequence[Envelope[Any]]) -> int:
+        """Return how many were consumed: fewer than there are if one was deferred.
+
+        A batch that is poison is delivered one by one, to find the message that is to blame.
+        """
+        return deliver_in_halves(batch, self._attempt_or_skip)
+
+    def _attempt_or_skip(self, batch: Sequence[Envelope[Any]]) -> int:
+        self._inbox.check()
+        try:
+            self._attempt(batch)
+        except GazetteError:
+            raise
+        except BaseException as error:
+            poison = self._poison
+            if poison is None or not self._is_poison(error):
+                raise self._failed("consume_messages", error, batch) from error
+            if len(batch) == 1:
+                poison.skip_message(batch[0], error)
+                return 1
+        else:
+            return len(batch)
+        for position in range(len(batch)):
+            if not self._deliver_batch(batch[position : position + 1]):
+                return position
+        return len(batch)
+
+    def _attempt(self, batch: Sequence[Envelope[Any]]) -> None:
+        """Have the application consume a batch. What raises has had no effect."""
+        with self._undoing(deferred=True):
+            result: object = self._application.consume_messages(  # type: ignore[func-returns-value]
+                self._shard, self._store, batch, self._publisher
+            )
+            require_none("consume_messages", result, **_place(batch))
+
+    @contextmanager
+    def _undoing(self, *, deferred: bool) -> Iterator[None]:
+        """Undo what the block did, if it raises: in the store, and among what was published.
+
+        ``deferred``: also if it defers. Without a policy, other errors end the shard, and nothing is undone.
+        """
+        savepoint = self._store.savepoint() if self._store.has_savepoints else None
+        self._publisher.hold(strict=self._guarded)
+        try:
+            yield
+        except BaseException as error:
+            is_deferral = isinstance(error, DeferToNextTransaction)
+            if is_deferral and not deferred:
+                # As without a policy: what it did before is its own affair.
+                self._publisher.release()
+                if savepoint is not None:
+                    savepoint.release()
+            elif is_deferral or self._guarded:
+                self._publisher.roll_back()
+                if savepoint is not None:
+                    savepoint.roll_back()
+            raise
+        self._publisher.release()
+        if savepoint is not None:
+            savepoint.release()
+
+
+def _place(batch: Sequence[Envelope[Any]]) -> dict[str, Any]:
+    return {"journal": batch[0].journal, "begin": batch[0].begin, "end": batch[-1].end}
+
+
+class application_code:
+    """Errors of callbacks, told from our own."""
+
+    def __init__(self, callback: str) -> None:
+        self._callback = callback
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: object
+    ) -> None:
+        if error is None or isinstance(error, GazetteError):
+            return
+        raise application_failed(self._callback, error) from error
+
+
+def application_failed(callback: str, error: BaseException, **facts: Any) -> ApplicationFailed:
+    text = f"{callback} raised {type(error).__name__}"
+    detail = error_text(error)
+    if detail != type(error).__name__:
+        text = f"{text}: {detail}"
+    return ApplicationFailed(text, **facts)

@@ -1,0 +1,182 @@
+"""What the transactor of a shard, on its thread, has done on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+from gazette.client.append.appender import AppendParams
+from gazette.client.client import Client
+from gazette.client.read.reader import OffsetJump, ReadParams
+from gazette.client.read.retry_reader import RetryReader
+from gazette.consumer import metrics
+from gazette.consumer.application import Shard
+from gazette.consumer.shard.ownership import Ownership
+from gazette.consumer.shard.progress import Progress
+from gazette.consumer.transaction.inbox import Inbox
+from gazette.consumer.transaction.poison import PoisonPolicy
+from gazette.consumer.transaction.poison_handler import decoded
+from gazette.consumer.transaction.shard_io import FinishedTransaction
+from gazette.errors import Closed, NotFound
+from gazette.message.envelope import Envelope
+from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.envelope_reader import cannot_replay
+from gazette.message.sequencer.sequencer import ReplayRange
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import OpFuture, TaskScope, Waiter, portable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+READ_BYTES: Final = 1 << 20
+_POLL_S: Final = 1.0
+
+
+class LoopShardIO:
+    """What the transactor, on its thread, has done on the loop."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        inbox: Inbox,
+        progress: Progress,
+        new_decoder: Callable[[str, int], EnvelopeDecoder[Any]],
+        scope: TaskScope,
+        ended: asyncio.Event,
+        client: Client,
+        clock: Clock,
+        poison_policy: PoisonPolicy | None,
+        ownership: Ownership,
+        wait: Waiter,
+    ) -> None:
+        """``scope`` is the shard's, and ``ended`` is set when it ended. ``wait`` blocks its thread.
+
+        Called on the loop.
+        """
+        self._wait = wait
+        self._ownership = ownership
+        self._poison_policy = poison_policy
+        self._shard = shard
+        self._inbox = inbox
+        self._progress = progress
+        self._new_decoder = new_decoder
+        self._scope = scope
+        self._ended = ended
+        self._client = client
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+
+    def _on_loop(self, fn: Callable[..., None], *args: Any) -> None:
+        self._loop.call_soon_threadsafe(fn, *args)
+
+    def append_recovered(self, journal: str, intent: bytes) -> OpFuture[Any]:
+        client = self._client
+
+        async def append() -> Any:
+            try:
+                return await client.append(AppendParams(journal), intent)
+            except NotFound:
+                log.warning(
+                    "journal %(journal)s of a recovered acknowledgement is gone",
+                    {"journal": journal},
+                )
+                return None
+
+        return self._start(append, f"acknowledge {journal}")
+
+    def _start(self, work: Callable[[], Awaitable[T]], name: str) -> OpFuture[T]:
+        """Have a task of the shard do something; if the shard ends before, it fails with ``Closed``."""
+        future: OpFuture[T] = OpFuture()
+
+        async def run() -> None:
+            try:
+                result = await work()
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+                future.set_exception(portable(error))
+            else:
+                future.set_result(result)
+
+        def closed(_: object = None) -> None:
+            if not future.done():
+                future.set_exception(Closed("the shard has ended"))
+
+        def start() -> None:
+            if self._ended.is_set():
+                closed()
+            else:
+                # Also if it is cancelled before it began.
+                self._scope.spawn(run(), name=name).add_done_callback(closed)
+
+        self._loop.call_soon_threadsafe(start)
+        return future
+
+    def replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
+        decoder = self._new_decoder(wanted.journal, wanted.begin)
+        try:
+            for data in self._read_range(wanted):
+                decoder.feed(data)
+                for batch in decoded(decoder, self._poison_policy):
+                    metrics.SEQUENCER_REPLAY.inc(wanted.journal, by=len(batch))
+                    yield batch
+        except OffsetJump as jump:
+            raise cannot_replay(wanted, jump) from jump
+
+    def read_again(self, journal: str, begin: int, end: int) -> bytes:
+        try:
+            return b"".join(self._read_range(ReplayRange(journal, begin, end)))
+        except OffsetJump as jump:
+            log.warning("bytes of a skipped message cannot be had: %(reason)s", {"reason": jump})
+            return b""
+
+    def _read_range(self, wanted: ReplayRange) -> Iterator[bytes]:
+        params = ReadParams(wanted.journal, wanted.begin, block=True, end_offset=wanted.end)
+
+        async def open_reader() -> RetryReader:
+            return RetryReader(self._client, params, clock=self._clock)
+
+        def wait(work: Callable[[], Awaitable[T]]) -> T:
+            return self._await(work, f"replay {wanted.journal}")
+
+        reader = wait(open_reader)
+        try:
+            while data := wait(lambda: reader.read(READ_BYTES)):
+                yield data
+        finally:
+            self._on_loop(reader.close)
+
+    def _await(self, work: Callable[[], Awaitable[T]], name: str) -> T:
+        """Block until the loop did some work. Raises ``Closed`` when the inbox is stopped meanwhile."""
+        future = self._start(work, name)
+        while not self._wait(future, _POLL_S):
+            self._inbox.check()
+        self._inbox.check()
+        return future.result()
+
+    def require_assigned(self) -> None:
+        self._await(self._ownership.require, "still assigned")
+
+    def progress(self, read_through: dict[str, int]) -> None:
+        self._on_loop(self._progress.update, read_through, {})
+
+    def finished(self, transaction: FinishedTransaction) -> None:
+        self._on_loop(self._note_finished, transaction)
+
+    def skipped(self, journal: str, reason: str) -> None:
+        metrics.POISON_MESSAGES.labels(self._shard.fqn, journal, reason).inc()
+
+    def stalled(self, reason: str) -> None:
+        log.info("shard %(shard)s stalls: %(reason)s", {"shard": self._shard.id, "reason": reason})
+
+    def _note_finished(self, transaction: FinishedTransaction) -> None:
+        self._progress.update(transaction.read_through, transaction.publish_at)
+        fqn = self._shard.fqn
+        metrics.note_read_heads(fqn, transaction.read_through)
+        if transaction.phases is not None:
+            metrics.note_transaction(
+                fqn, transaction.messages, transaction.bytes, transaction.phases
+            )

@@ -1,0 +1,155 @@
+"""Sets poison messages aside for one shard, by its `PoisonPolicy`: dead letters, bounded, and told of."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from gazette.consumer.application import Store
+from gazette.consumer.callbacks import require_instance
+from gazette.consumer.transaction.error_cause import error_text
+from gazette.consumer.transaction.poison import POISON_LABEL, DeadLetter, PoisonPolicy
+from gazette.errors import GazetteError, Invalid
+from gazette.labels import CONTENT_JSON_LINES
+from gazette.message.envelope import Envelope
+from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.framing.frames import MalformedMessage
+from gazette.message.mapping import fixed_mapping
+from gazette.message.publisher import Publisher
+from gazette.message.uuid import uuid_text
+from gazette.protocol.ids import JournalName, Offset
+from gazette.runtime.clock import Clock
+
+log = logging.getLogger(__name__)
+
+HOUR_S: Final = 3600.0
+
+
+class TooMuchPoison(GazetteError):
+    """A shard skipped as many messages as its policy allows: it fails, because that is no accident."""
+
+    default_hint = (
+        "See the dead letters. Correct the application or the producer, then: gazctl shards unassign"
+        " --failed. Or raise the policy's limit."
+    )
+
+
+class PoisonControl:
+    """Skips messages for one shard, as its policy says. Belongs to the shard's thread.
+
+    ``read_again`` gives bytes of a source, blocking; ``skipped`` is told (journal, reason) of each.
+    """
+
+    def __init__(
+        self,
+        policy: PoisonPolicy,
+        shard_id: str,
+        publisher: Publisher,
+        clock: Clock,
+        read_again: Callable[[JournalName, Offset, Offset], bytes],
+        skipped: Callable[[JournalName, str], None],
+    ) -> None:
+        self.policy = policy
+        self._shard_id = shard_id
+        self._publisher = publisher
+        self._clock = clock
+        self._read_again = read_again
+        self._skipped = skipped
+        self._mapping = fixed_mapping(policy.dead_letters, CONTENT_JSON_LINES)
+        self._times: deque[float] = deque(maxlen=policy.limit)
+
+    def skip_malformed(self, error: MalformedMessage) -> None:
+        """Publish what did not decode. Raises ``TooMuchPoison``, caused by ``error``."""
+        letter = DeadLetter(begin=error.begin, end=error.end, raw=error.raw)
+        self._publish(letter, error.journal, "malformed", error)
+
+    def skip_message(self, envelope: Envelope[Any], error: BaseException) -> None:
+        """Publish what the application raised ``error`` for. Blocks: its bytes are read again.
+
+        Raises ``TooMuchPoison``, caused by ``error``.
+        """
+        end = min(envelope.end, envelope.begin + self.policy.raw_bytes_max)
+        letter = DeadLetter(
+            begin=envelope.begin,
+            end=envelope.end,
+            raw=self._read_again(envelope.journal, envelope.begin, end),
+            message_uuid=uuid_text(envelope.uuid) if envelope.clock else "",
+        )
+        self._publish(letter, envelope.journal, "application", error)
+
+    def _publish(
+        self, letter: DeadLetter, journal: JournalName, reason: str, error: BaseException
+    ) -> None:
+        self._spend(error)
+        letter.shard, letter.journal, letter.reason = self._shard_id, journal, reason
+        text = error_text(error)
+        named = text if isinstance(error, GazetteError) else f"{type(error).__name__}: {text}"
+        letter.error = named
+        letter.cut = len(letter.raw) > self.policy.raw_bytes_max or (
+            reason == "application" and 0 < len(letter.raw) < letter.end - letter.begin
+        )
+        letter.raw = letter.raw[: self.policy.raw_bytes_max]
+        log.warning(
+            "shard %(shard)s skips a message of %(journal)s at [%(begin)d, %(end)d), uuid %(uuid)s: "
+            "%(error)s",
+            {
+                "shard": self._shard_id,
+                "journal": journal,
+                "begin": letter.begin,
+                "end": letter.end,
+                "uuid": letter.message_uuid or "unknown",
+                "error": letter.error,
+            },
+        )
+        self._publisher.publish_uncommitted(self._mapping, letter)
+        self._skipped(journal, reason)
+
+    def _spend(self, error: BaseException) -> None:
+        now, times = self._clock.monotonic(), self._times
+        if len(times) == self.policy.limit and now - times[0] < HOUR_S:
+            raise TooMuchPoison(
+                f"more than {self.policy.limit} messages within an hour cannot be consumed; the last:"
+                f" {error_text(error)}",
+                shard=self._shard_id,
+                dead_letters=self.policy.dead_letters,
+            ) from error
+        times.append(now)
+
+
+def checked_policy(policy: Any, store: Store) -> PoisonPolicy | None:
+    """What ``Application.poison_policy`` returned. Raises ``Invalid`` if the store cannot do that."""
+    if policy is None:
+        return None
+    require_instance("poison_policy", policy, PoisonPolicy)
+    assert isinstance(policy, PoisonPolicy)
+    if not policy.malformed_only and not store.has_savepoints:
+        raise Invalid(
+            f"a {type(store).__name__} cannot undo what a single message did, as skipping it needs",
+            hint=f"Skip malformed messages only ({POISON_LABEL}=skip-malformed, or malformed_only), or"
+            " use a store with savepoints.",
+        )
+    if not policy.malformed_only and not store.classifies_errors:
+        raise Invalid(
+            f"a {type(store).__name__} does not say which errors are a message's, as skipping it needs",
+            hint=f"Implement classify_error(), or skip malformed messages only"
+            f" ({POISON_LABEL}=skip-malformed).",
+        )
+    return policy
+
+
+def decoded(
+    decoder: EnvelopeDecoder[Any], policy: PoisonPolicy | None
+) -> Iterator[list[Envelope[Any]]]:
+    """What a decoder was fed, read again. With a policy, what is malformed has been skipped before."""
+    while True:
+        try:
+            if not (batch := decoder.decode()):
+                return
+        except MalformedMessage as error:
+            if policy is None:
+                raise
+            decoder.skip(error)
+        else:
+            yield batch

@@ -1,0 +1,68 @@
+"""A transaction between the start of its commit and its last acknowledgement. Of its shard's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gazette.consumer.transaction.error_cause import error_text
+from gazette.consumer.transaction.transaction import Transaction
+from gazette.errors import GazetteError
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.runtime.tasks import OpFuture, first_failure
+
+
+@dataclass(slots=True)
+class Committing:
+    """A transaction whose commit was started, until it is acknowledged."""
+
+    checkpoint: Checkpoint
+    read_through: dict[str, int]
+    commit: OpFuture[Any]
+    acks: dict[str, OpFuture[Any]] = field(default_factory=dict)
+    recovered: bool = False
+    transaction: Transaction | None = None
+    bytes: int = 0
+
+    def watch(self, wake: Callable[[object], None]) -> None:
+        """Have ``wake`` called when one of its futures is done."""
+        self.commit.add_done_callback(wake)
+        for future in self.acks.values():
+            future.add_done_callback(wake)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of it has ended, well or not."""
+        return self.commit.done() and all(future.done() for future in self.acks.values())
+
+    def require_committed(self) -> None:
+        """Raises what the store's commit has failed by, if it has."""
+        if (error := first_failure((self.commit,))) is not None:
+            raise because("the store's commit failed", error)
+
+    def is_acknowledged(self) -> bool:
+        """Whether all acknowledgements are in place. Raises what one of them has failed by."""
+        if (error := first_failure(self.acks.values())) is not None:
+            what = "a recovered acknowledgement" if self.recovered else "an acknowledgement"
+            raise because(f"{what} could not be appended", error)
+        return all(future.done() for future in self.acks.values())
+
+
+def because(what: str, error: BaseException) -> GazetteError:
+    """``error``, with what it prevented said in front."""
+    if isinstance(error, GazetteError):
+        hint = error.hint
+        wrapped = type(error)(f"{what}: {error}", hint=hint) if _plain(error) else None
+        if wrapped is not None:
+            wrapped.__cause__ = error
+            return wrapped
+    text = error_text(error) if not isinstance(error, GazetteError) else str(error)
+    failure = GazetteError(f"{what}: {text}", hint=getattr(error, "hint", None))
+    failure.__cause__ = error
+    return failure
+
+
+def _plain(error: GazetteError) -> bool:
+    """Whether the type is made from a message alone."""
+    return type(error).__init__ is GazetteError.__init__

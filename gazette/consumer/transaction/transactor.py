@@ -1,0 +1,525 @@
+"""Stage 13 of the byte path: takes chunks from a shard's inbox, gives commits to its store.
+
+Runs on the shard's own thread, from promotion to the end. `transaction` decides; this performs: it
+decodes, sequences, calls the application, commits and acknowledges.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from gazette.client.append.appender import AppendParams
+from gazette.client.append.service import AppendService
+from gazette.consumer import metrics
+from gazette.consumer.application import Application, MessageProducer, Shard, Store
+from gazette.consumer.callbacks import (
+    ApplicationFailed,
+    require_instance,
+    require_none,
+    require_result,
+)
+from gazette.consumer.transaction.dispatch import Deferred, Delivery, application_code
+from gazette.consumer.transaction.inbox import (
+    Call,
+    Chunk,
+    Event,
+    Feed,
+    Inbox,
+    InputEnded,
+    Jump,
+    Messages,
+    SourceFailed,
+)
+from gazette.consumer.transaction.poison import PoisonPolicy
+from gazette.consumer.transaction.poison_handler import PoisonControl
+from gazette.consumer.transaction.prior_transaction import Committing, because
+from gazette.consumer.transaction.shard_io import FinishedTransaction, ShardIO
+from gazette.consumer.transaction.transaction import NANOS, Phases, Policy, Prior, Step, Transaction
+from gazette.errors import Bug, Fenced, GazetteError
+from gazette.message.envelope import Envelope
+from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.framing.frames import MalformedMessage
+from gazette.message.publisher import Publisher
+from gazette.message.sequencer.sequencer import ReplayRange, Sequencer
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.protocol.shard import ShardSpec
+from gazette.runtime.clock import Clock
+from gazette.runtime.failpoints import hit
+from gazette.runtime.tasks import OpFuture, failed, first_failure, portable, resolved
+
+log = logging.getLogger(__name__)
+
+CONSUME_MAX: Final = 1024
+"""Messages consumed between two looks at the clock and the inbox, at most …"""
+CONSUME_S: Final = 0.02
+"""… and as few as take about this long, so that slow callbacks keep to the maximum duration."""
+PRUNE_HORIZON_NS: Final = 24 * 3600 * NANOS
+"""How long a silent producer is remembered: the window of deduplication (consumer facts 1.3)."""
+
+
+@dataclass(slots=True)
+class _Backlog:
+    """Messages that were decoded and are not queued yet, and the decoder that may have more."""
+
+    batch: Sequence[Envelope[Any]] = ()
+    index: int = 0
+    decoder: EnvelopeDecoder[Any] | None = None
+
+    @property
+    def waiting(self) -> bool:
+        return self.index < len(self.batch) or self.decoder is not None
+
+    def refill(self) -> None:
+        """Decode more, once everything was queued. Raises ``MalformedMessage``."""
+        if self.index < len(self.batch) or self.decoder is None:
+            return
+        self.batch, self.index = self.decoder.decode(), 0
+        if not self.batch:
+            self.decoder = None
+
+
+class Transactor:
+    """Runs the transactions of one shard. Everything but the constructor belongs to its thread."""
+
+    def __init__(
+        self,
+        application: Application[Any],
+        shard: Shard,
+        store: Store,
+        publisher: Publisher,
+        appends: AppendService,
+        inbox: Inbox,
+        outside: ShardIO,
+        clock: Clock,
+        decoders: dict[str, EnvelopeDecoder[Any]],
+        *,
+        spec_of: Callable[[], ShardSpec],
+        recovery_log: str,
+        poison_policy: PoisonPolicy | None = None,
+        application_name: str = "",
+    ) -> None:
+        """``application_name`` is put into each checkpoint."""
+        self._application = application
+        self._shard = shard
+        self._store = store
+        self._publisher = publisher
+        self._appends = appends
+        self._inbox = inbox
+        self._outside = outside
+        self._clock = clock
+        self._decoders = decoders
+        self._spec_of = spec_of
+        self._recovery_log = recovery_log
+        self._application_name = application_name
+        self._poison = (
+            None
+            if poison_policy is None
+            else PoisonControl(
+                poison_policy, shard.id, publisher, clock, outside.read_again, outside.skipped
+            )
+        )
+        self._delivery = Delivery(application, shard, store, publisher, inbox, self._poison)
+        self._backlog = _Backlog()
+        self._limit = 1
+        self._begun = False
+        """Whether the application began a transaction whose end it was not told yet."""
+        self._input_ended = False
+        self._bytes = 0
+        self._extra_waits: list[OpFuture[Any]] = []
+        self._stall_reported = False
+        self._prior: Committing
+        self._sequencer: Sequencer[Any]
+
+    def add_wait(self, future: OpFuture[Any]) -> None:
+        """Have the commit of the running transaction wait for one more future."""
+        self._extra_waits.append(future)
+
+    @property
+    def commit(self) -> OpFuture[Any]:
+        """The last commit that was begun. Once `run` was called; any thread."""
+        return self._prior.commit
+
+    def run(self, checkpoint: Checkpoint) -> None:
+        """Transactions without end, from a restored checkpoint on.
+
+        Where the application brings its own messages and says that they ended, all of it begins again,
+        with the checkpoint restored anew. Raises ``Closed`` when the inbox was stopped, and whatever
+        makes the shard fail.
+        """
+        application = self._application
+        # Whether or not the last owner got to send them. Until they are in place, nothing commits:
+        # they make what it published visible, or roll back what it had begun.
+        owed: Mapping[str, bytes] = checkpoint.ack_intents
+        while True:
+            if isinstance(application, MessageProducer):
+                feed = Feed(self._inbox, self._spec_of().read_channel_size or 8192)
+                with application_code("start_reading"):
+                    result: object = application.start_reading(
+                        self._shard, self._store, checkpoint, feed
+                    )
+                require_none("start_reading", result)
+            self._run(checkpoint, owed)
+            checkpoint, owed = self._restore_again(), {}
+
+    def _restore_again(self) -> Checkpoint:
+        """Restore the checkpoint after the input ended.
+
+        The input ends when everything is committed and acknowledged, so nothing is owed. Appending the
+        same acknowledgements again would roll back what this publisher publishes next: they do not go
+        through the append service, and arrive late.
+        """
+        self._outside.require_assigned()
+        with application_code("Store.restore_checkpoint"):
+            checkpoint = self._store.restore_checkpoint(self._shard)
+        require_instance("Store.restore_checkpoint", checkpoint, Checkpoint)
+        acknowledged = self._prior.checkpoint.ack_intents
+        for journal, intent in checkpoint.ack_intents.items():
+            if acknowledged.get(journal) != intent:
+                raise Fenced(
+                    "the restored checkpoint owes an acknowledgement that this owner never made:"
+                    " another owner has committed to the store since",
+                    shard=self._shard.id,
+                    journal=journal,
+                )
+        return checkpoint
+
+    def _run(self, checkpoint: Checkpoint, owed: Mapping[str, bytes]) -> None:
+        """Transactions until the input ends. ``owed`` are acknowledgements to append first."""
+        self._input_ended = False
+        spec = self._spec_of()
+        self._sequencer = Sequencer(checkpoint.sources, spec.ring_buffer_size or 8192)
+        self._prior = Committing(
+            checkpoint=checkpoint,
+            read_through={j: source.read_through for j, source in checkpoint.sources.items()},
+            commit=resolved(None),
+            recovered=True,
+        )
+        for journal, intent in owed.items():
+            self._prior.acks[journal] = self._outside.append_recovered(journal, intent)
+        self._prior.watch(self._inbox.wake)
+        while self._run_one():
+            pass
+
+    def _run_one(self) -> bool:
+        """One transaction, up to the start of its commit. False when the input has ended."""
+        transaction = Transaction(self._policy(), self._clock.monotonic(), prior=Prior.COMMITTING)
+        self._stall_reported = False
+        if self._input_ended:
+            transaction.end_input()
+        try:
+            return self._run_to_commit(transaction)
+        except BaseException as error:
+            if self._begun:
+                # What it holds for the transaction, a semaphore for one, is not to be lost.
+                self._abandon(error)
+            raise
+
+    def _abandon(self, error: BaseException) -> None:
+        try:
+            self._finished(failed(error))
+        except GazetteError as another:
+            log.warning(
+                "shard %(shard)s, after it failed: %(error)s",
+                {"shard": self._shard.id, "error": another},
+            )
+
+    def _run_to_commit(self, transaction: Transaction) -> bool:
+        while True:
+            self._poll_prior(transaction)
+            decision = transaction.decide(
+                self._clock.monotonic(), ready=self._ready, pending=self._sequencer.has_pending
+            )
+            match decision.step:
+                case Step.CONSUME:
+                    self._advance(transaction)
+                case Step.WAIT:
+                    self._wait(transaction, decision.until)
+                case Step.COMMIT:
+                    self._commit(transaction)
+                    return True
+                case Step.END:
+                    return False
+
+    def _policy(self) -> Policy:
+        spec = self._spec_of()
+        return Policy(
+            min_duration_s=spec.min_txn_duration_ns / NANOS,
+            max_duration_s=spec.max_txn_duration_ns / NANOS,
+            wait_for_ack=not spec.disable_wait_for_ack,
+        )
+
+    # -- the transaction before this one
+
+    def _poll_prior(self, transaction: Transaction) -> None:
+        prior = self._prior
+        if transaction.prior is Prior.COMMITTING and prior.commit.done():
+            prior.require_committed()
+            transaction.prior_committed()
+            if prior.transaction is not None:
+                prior.transaction.committed_at = self._clock.monotonic()
+        if transaction.prior is Prior.ACKNOWLEDGING:
+            if prior.is_acknowledged():
+                transaction.prior_acknowledged()
+                hit("transaction.acknowledged", self._shard.id)
+                self._report(prior)
+        elif transaction.stalled_at is not None and not self._stall_reported:
+            self._stall_reported = True
+            self._outside.stalled("the store's commit is slower than max_txn_duration")
+
+    def _report(self, prior: Committing) -> None:
+        publish_at: dict[str, int] = {}
+        phases: Phases | None = None
+        messages = 0
+        if not prior.recovered:
+            publish_at = {j: future.result().commit.end for j, future in prior.acks.items()}
+        if prior.transaction is not None:
+            prior.transaction.acknowledged_at = self._clock.monotonic()
+            phases = prior.transaction.phases()
+            messages = prior.transaction.consumed
+        metrics.note_queued(self._sequencer.outcomes)
+        self._outside.finished(
+            FinishedTransaction(prior.read_through, publish_at, messages, prior.bytes, phases)
+        )
+
+    # -- input
+
+    @property
+    def _ready(self) -> bool:
+        return self._sequencer.draining or self._backlog.waiting or self._inbox.has_input
+
+    def _wait(self, transaction: Transaction, until: float | None) -> None:
+        if transaction.prior is not Prior.DONE and self._publisher.buffered_bytes:
+            # What was published so far travels while the prior commits: in one append with its
+            # acknowledgement where that waits still, and ahead of our own commit in any case.
+            self._publisher.flush()
+        timeout_s = None if until is None else max(0.0, until - self._clock.monotonic())
+        # Once it takes no more input, only calls and futures matter.
+        get: Callable[[float | None], Event | None]
+        get = self._inbox.get_call if transaction.closed else self._inbox.get
+        if (event := get(timeout_s)) is not None:
+            self._handle(event, transaction)
+
+    def _advance(self, transaction: Transaction) -> None:
+        """Consume some messages, or turn some input into messages."""
+        if self._sequencer.draining:
+            self._consume(transaction)
+        elif self._backlog.waiting:
+            self._queue(transaction)
+        elif (event := self._inbox.get(0)) is not None:
+            self._handle(event, transaction)
+
+    def _handle(self, event: Event, transaction: Transaction) -> None:
+        match event:
+            case Chunk(journal=journal, data=data, offset=offset):
+                decoder = self._decoders[journal]
+                if offset != decoder.end:
+                    raise Bug(
+                        "chunk is not the next", journal=journal, offset=offset, at=decoder.end
+                    )
+                decoder.feed(data)
+                self._backlog.decoder = decoder
+                self._queue(transaction)
+            case Jump(journal=journal, offset=offset):
+                self._jump(transaction, journal, offset)
+            case Messages(batch=batch):
+                self._backlog = _Backlog(batch)
+                self._queue(transaction)
+            case InputEnded():
+                self._input_ended = True
+                transaction.end_input()
+            case SourceFailed(journal=journal, error=error):
+                raise because(f"source {journal} cannot be read", error)
+            case Call(fn=fn, future=future):
+                _perform(fn, future)
+
+    def _queue(self, transaction: Transaction) -> None:
+        """Sequence decoded messages until some have committed."""
+        backlog, sequencer = self._backlog, self._sequencer
+        try:
+            backlog.refill()
+        except MalformedMessage as error:
+            decoder = backlog.decoder
+            if self._poison is None or decoder is None:
+                raise
+            self._skip_malformed(transaction, error)
+            decoder.skip(error)
+            sequencer.skip(error.journal, error.end)
+            return
+        if backlog.index < len(backlog.batch):
+            backlog.index = sequencer.queue_batch(backlog.batch, backlog.index)
+            if sequencer.replay_range is not None:
+                sequencer.start_replay(self._replay(sequencer.replay_range))
+        if not sequencer.draining and transaction.consumed == 0:
+            self._read_through()
+
+    def _replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
+        application = self._application
+        if isinstance(application, MessageProducer):
+            with application_code("replay"):
+                replayed = application.replay(self._shard, self._store, *wanted)
+                yield from require_result("replay", replayed)
+        else:
+            yield from self._outside.replay(wanted)
+
+    def _jump(self, transaction: Transaction, journal: str, offset: int) -> None:
+        """A source goes on at another offset, because what is before it was deleted."""
+        try:
+            self._decoders[journal].jump(offset)
+        except MalformedMessage as error:
+            if self._poison is None:
+                raise
+            self._skip_malformed(transaction, error)
+        self._sequencer.skip(journal, offset)
+        if transaction.consumed == 0:
+            self._read_through()
+
+    def _skip_malformed(self, transaction: Transaction, error: MalformedMessage) -> None:
+        """Publish a dead letter, in a transaction: it commits with the offset behind the message."""
+        assert self._poison is not None
+        if transaction.began_at is None:
+            self._begin(transaction)
+        self._poison.skip_malformed(error)
+        self._bytes += error.end - error.begin
+        transaction.note_consumed(1)
+
+    def _read_through(self) -> None:
+        """Messages that do not take effect were read: nobody shall wait for a transaction of them."""
+        offsets = dict(self._sequencer.offsets)
+        if offsets == self._prior.read_through:
+            return
+        prior = self._prior
+        prior.read_through = offsets
+        if prior.is_done:
+            self._outside.progress(offsets)
+
+    # -- consuming
+
+    def _consume(self, transaction: Transaction) -> None:
+        limit = self._limit
+        batch: Sequence[Envelope[Any]] = self._sequencer.dequeue(limit)
+        if not batch:
+            if transaction.consumed == 0:
+                self._read_through()
+            return
+        if transaction.began_at is None:
+            self._begin(transaction)
+        began_at = self._clock.monotonic()
+        self._bytes += batch[-1].end - batch[0].begin
+        try:
+            self._delivery.deliver(batch)
+        except Deferred as deferral:
+            self._defer(transaction, deferral.done)
+        else:
+            transaction.note_consumed(len(batch))
+            self._sequencer.consumed()
+        hit("transaction.consumed", self._shard.id)
+        self._limit = _next_limit(limit, len(batch), self._clock.monotonic() - began_at)
+
+    def _defer(self, transaction: Transaction, done: int) -> None:
+        """The application consumed ``done`` messages of a batch, and wants the others later."""
+        if transaction.consumed + done == 0:
+            raise ApplicationFailed("the first message of a transaction was deferred to the next")
+        transaction.note_consumed(done)
+        self._sequencer.consumed(done)
+        transaction.defer()
+
+    def _begin(self, transaction: Transaction) -> None:
+        hit("transaction.begun", self._shard.id)
+        with application_code("begin_transaction"):
+            result: object = self._application.begin_transaction(  # type: ignore[func-returns-value]
+                self._shard, self._store
+            )
+        self._begun = True
+        require_none("begin_transaction", result)
+        # Once a transaction: its messages are of one moment.
+        self._publisher.clock.update(int(self._clock.now() * NANOS))
+        transaction.begin(self._clock.monotonic())
+
+    # -- committing
+
+    def _commit(self, transaction: Transaction) -> None:
+        application, shard, store = self._application, self._shard, self._store
+        transaction.prepared_at = self._clock.monotonic()
+        with application_code("finalize_transaction"):
+            result: object = application.finalize_transaction(  # type: ignore[func-returns-value]
+                shard, store, self._publisher
+            )
+        require_none("finalize_transaction", result)
+        checkpoint = Checkpoint(
+            sources=self._sequencer.checkpoint(PRUNE_HORIZON_NS),
+            ack_intents=self._publisher.build_ack_intents(),
+            application=self._application_name,
+        )
+        hit("commit.finalized", shard.id)
+        commit = self._start_commit(checkpoint)
+        hit("commit.started", shard.id)
+        transaction.start_commit(self._clock.monotonic())
+        acks: dict[str, OpFuture[Any]] = {}
+        # Enqueued before the next transaction consumes anything: what that publishes to these
+        # journals must come behind, and wait with them for the commit.
+        for journal, intent in checkpoint.ack_intents.items():
+            with self._appends.start_append(AppendParams(journal), (commit,)) as txn:
+                txn.write(intent)
+                acks[journal] = txn.release()
+            acks[journal].add_done_callback(partial(_note_appended, journal))
+        hit("commit.enqueued", shard.id)
+        self._prior = Committing(
+            checkpoint=checkpoint,
+            read_through={j: source.read_through for j, source in checkpoint.sources.items()},
+            commit=commit,
+            acks=acks,
+            transaction=transaction,
+            bytes=self._bytes,
+        )
+        self._bytes = 0
+        self._prior.watch(self._inbox.wake)
+
+    def _start_commit(self, checkpoint: Checkpoint) -> OpFuture[Any]:
+        waits: Collection[OpFuture[Any]] = self._appends.pending_except(self._recovery_log)
+        waits = [*waits, *self._extra_waits]
+        self._extra_waits.clear()
+        with application_code("Store.start_commit"):
+            commit = self._store.start_commit(self._shard, checkpoint, waits)
+        if not isinstance(require_result("Store.start_commit", commit), OpFuture):
+            raise ApplicationFailed(
+                f"Store.start_commit returned {type(commit).__name__}, not a future"
+            )
+        self._finished(commit)
+        if (error := first_failure((commit,))) is not None:
+            raise because("the store's commit failed", error)
+        return commit
+
+    def _finished(self, commit: OpFuture[Any]) -> None:
+        self._begun = False
+        with application_code("finished_transaction"):
+            result: object = self._application.finished_transaction(  # type: ignore[func-returns-value]
+                self._shard, self._store, commit
+            )
+        require_none("finished_transaction", result)
+
+
+def _next_limit(limit: int, count: int, elapsed_s: float) -> int:
+    """How many messages to consume at once, after ``count`` of at most ``limit`` took so long."""
+    if elapsed_s > CONSUME_S:
+        return max(1, min(limit, int(count * CONSUME_S / elapsed_s)))
+    if count == limit and elapsed_s < CONSUME_S / 2:
+        return min(CONSUME_MAX, 2 * limit)
+    return limit
+
+
+def _note_appended(journal: str, ack: OpFuture[Any]) -> None:
+    if not ack.cancelled() and ack.exception() is None:
+        hit("ack.appended", journal)
+
+
+def _perform(fn: Callable[[], Any], future: OpFuture[Any]) -> None:
+    try:
+        result = fn()
+    except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+        future.set_exception(portable(error))
+    else:
+        future.set_result(result)

@@ -1,0 +1,390 @@
+"""One client's connection to an etcd cluster: channels, fail-over, deadlines and credentials."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar, cast
+from urllib.parse import urlsplit
+
+import grpc
+
+from gazette.errors import Closed, Conflict, GazetteError, Invalid, Unavailable
+from gazette.etcd.failures import AUTH_NOT_ENABLED, Failure, StreamEnded, classify
+from gazette.etcd.pb import rpc_pb2, rpc_pb2_grpc
+from gazette.net.transport import NETWORK, Transport
+from gazette.runtime.clock import Clock
+from gazette.runtime.mutex import Mutex
+
+R = TypeVar("R")
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
+
+log = logging.getLogger(__name__)
+
+_EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs do not know it
+_BACKOFF_MIN_S = 0.05
+_BACKOFF_MAX_S = 1.0
+
+# A member without a leader refuses at once, instead of holding the request until it times out:
+# the next endpoint may be on the right side of a partition.
+_REQUIRE_LEADER: Metadata = (("hasleader", "true"),)
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdSettings:
+    """How to reach etcd.
+
+    ``endpoints`` are ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///path``; the first that
+    answers is used until it fails. ``ca_file``, ``cert_file`` and ``key_file`` are PEM files for https,
+    read once, at connect. A dead connection is noticed within twice ``keepalive_s``, which
+    must be above etcd's ``--grpc-keepalive-min-time`` (5 s by default).
+    """
+
+    endpoints: tuple[str, ...] = ("http://localhost:2379",)
+    cert_file: str = ""
+    key_file: str = ""
+    ca_file: str = ""
+    user: str = ""
+    password: str = field(default="", repr=False)
+    dial_timeout_s: float = 5.0
+    request_timeout_s: float = 10.0
+    keepalive_s: float = 6.0
+    receive_bytes_max: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise Invalid("no etcd endpoint was given", path="endpoints")
+        for endpoint in self.endpoints:
+            grpc_target(endpoint)
+        if bool(self.cert_file) != bool(self.key_file):
+            raise Invalid("a client certificate and its key go together", path="cert_file")
+        if self.password and not self.user:
+            raise Invalid("a password was given without a user", path="user")
+
+
+def grpc_target(endpoint: str) -> tuple[str, bool]:
+    """``(target, tls)`` of an endpoint URL. Raises ``Invalid``."""
+    if re.fullmatch(r"unix:///.+", endpoint):
+        return f"unix:{endpoint.removeprefix('unix://')}", False
+    url = urlsplit(endpoint)
+    try:
+        port = url.port if url.port is not None else 2379
+    except ValueError:
+        port = 0
+    if url.scheme not in ("http", "https") or not url.hostname or not port or url.path.strip("/"):
+        raise Invalid(
+            "not an etcd endpoint (expected http://HOST:PORT, https://HOST:PORT or unix:///path)",
+            path="endpoints",
+            endpoint=endpoint,
+        )
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    return f"dns:///{host}:{port}", url.scheme == "https"
+
+
+class Member:
+    """The channel to one endpoint, and the stubs over it."""
+
+    __slots__ = ("auth", "channel", "endpoint", "kv", "lease", "maintenance", "watch")
+
+    def __init__(self, endpoint: str, channel: grpc.aio.Channel) -> None:
+        stubs: Any = rpc_pb2_grpc
+        self.endpoint = endpoint
+        self.channel = channel
+        self.kv = stubs.KVStub(channel)
+        self.watch = stubs.WatchStub(channel)
+        self.lease = stubs.LeaseStub(channel)
+        self.maintenance = stubs.MaintenanceStub(channel)
+        self.auth = stubs.AuthStub(channel)
+
+
+Attempt: TypeAlias = Callable[[Member, Metadata, float], Awaitable[R]]
+"""One RPC: to which member, with what metadata, and within how many seconds."""
+
+
+class Connection:
+    """Channels to every endpoint, one of them preferred until it fails.
+
+    Loop-bound. Nothing is dialed before the first call.
+    """
+
+    def __init__(
+        self, settings: EtcdSettings, clock: Clock, transport: Transport = NETWORK
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self._transport = transport
+        self._pem = _pems(settings)
+        self._members = self._new_members()
+        self._retired: list[grpc.aio.Channel] = []
+        self._preferred = 0
+        self._failing = False
+        self._closed = False
+        self._token: str | None = None
+        self._login: Mutex[None] = Mutex("etcd login", None)
+
+    @property
+    def endpoints(self) -> str:
+        return ", ".join(self.settings.endpoints)
+
+    @property
+    def preferred(self) -> Member:
+        return self._members[self._preferred]
+
+    def _new_members(self) -> list[Member]:
+        return [
+            Member(endpoint, _channel(endpoint, self.settings, self._pem, self._transport))
+            for endpoint in self.settings.endpoints
+        ]
+
+    async def close(self) -> None:
+        """Close the channels: what is in flight fails with ``Closed``, and so does what comes."""
+        self._closed = True
+        for channel in (*self._retired, *(member.channel for member in self._members)):
+            await channel.close(None)
+
+    async def call(
+        self,
+        operation: str,
+        attempt: Attempt[R],
+        *,
+        repeatable: bool,
+        timeout_s: float | None = None,
+        attempt_timeout_s: float | None = None,
+        authenticated: bool = True,
+    ) -> R:
+        """Run ``attempt`` until it succeeds, over all endpoints, for at most ``timeout_s``.
+
+        What is not ``repeatable`` (a write) is attempted again only after a failure which proves that
+        it did not happen. Raises ``Unavailable`` with the fact ``outcome``: ``"unknown"`` if the write
+        may have happened, ``"not applied"`` if it surely did not; and what `etcd/failures` maps other
+        refusals to.
+
+        Cancellation: a write may have happened.
+        """
+        timeout_s = timeout_s if timeout_s is not None else self.settings.request_timeout_s
+        deadline = self.clock.monotonic() + timeout_s
+        if attempt_timeout_s is None:
+            # A write gets all the time there is, since it may not be repeated after a timeout.
+            attempt_timeout_s = timeout_s / len(self._members) if repeatable else timeout_s
+        failures, stale = 0, None
+        while True:
+            token = await self.token(stale=stale) if authenticated else ""
+            member = self.preferred
+            left = max(deadline - self.clock.monotonic(), 0.0)
+            result, failure = await self._try(
+                member, attempt, _metadata(token), min(attempt_timeout_s, left)
+            )
+            if failure is None:
+                return cast("R", result)
+            if failure.stale_token and stale is None:
+                stale = token
+                continue
+            if not failure.transient:
+                failure.error.facts.update(operation=operation, endpoint=member.endpoint)
+                raise failure.error
+            self.move_on(member, failure.error)
+            failures += 1
+            if repeatable or not failure.maybe_applied:
+                await self._pause(failures, deadline)
+                if self.clock.monotonic() < deadline:
+                    continue
+            raise self._unavailable(operation, failure, repeatable) from failure.error.__cause__
+
+    async def token(self, *, stale: str | None = None) -> str:
+        """The token to send; ``""`` if there is none to send. ``stale`` is one that was refused.
+
+        Raises ``NotAllowed`` if etcd refuses the user or the password.
+        """
+        if not self.settings.user:
+            return ""
+        if self._token is not None and self._token != stale:
+            return self._token
+        async with self._login.hold():
+            if self._token is None or self._token == stale:
+                self._token = await self._authenticate()
+            return self._token
+
+    def move_on(self, member: Member, error: GazetteError) -> None:
+        """Prefer the endpoint after ``member`` from now on, unless somebody did so already."""
+        if not self._failing:
+            self._failing = True
+            log.warning(
+                "etcd at %(endpoint)s fails, trying on: %(error)s",
+                {"endpoint": member.endpoint, "error": error},
+            )
+        if member is self.preferred:
+            self._preferred = (self._preferred + 1) % len(self._members)
+        self._reread_certificates()
+
+    def _reread_certificates(self) -> None:
+        """A connection has failed: should the PEM files have been replaced, connect by the new ones.
+
+        What is in flight over the old channels goes on there.
+        """
+        try:
+            pem = _pems(self.settings)
+        except Invalid as error:
+            log.warning("the former certificates for etcd are used on: %(error)s", {"error": error})
+            return
+        if pem != self._pem:
+            log.info("certificates for etcd were replaced, connecting by the new ones")
+            self._pem = pem
+            self._retired += [member.channel for member in self._members]
+            self._members = self._new_members()
+
+    def succeeded(self, member: Member) -> None:
+        if self._failing:
+            self._failing = False
+            log.info("etcd answers again at %(endpoint)s", {"endpoint": member.endpoint})
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise Closed("the etcd client was closed")
+
+    def closed_by_us(self) -> bool:
+        """Whether a ``CancelledError`` is due to ``close``, rather than to a cancelled task."""
+        task = asyncio.current_task()
+        return self._closed and (task is None or task.cancelling() == 0)
+
+    async def _try(
+        self, member: Member, attempt: Attempt[R], metadata: Metadata, timeout_s: float
+    ) -> tuple[Any, Failure | None]:
+        self.check_open()
+        try:
+            result = await attempt(member, metadata, timeout_s)
+        except (grpc.aio.AioRpcError, StreamEnded) as cause:
+            failure = classify(cause, has_user=bool(self.settings.user))
+            failure.error.__cause__ = cause
+            return None, failure
+        except asyncio.CancelledError:
+            if self.closed_by_us():
+                raise Closed("the etcd client was closed") from None
+            raise
+        self.succeeded(member)
+        return result, None
+
+    async def _pause(self, failures: int, deadline: float) -> None:
+        """Wait, not beyond ``deadline``, when one more round over all endpoints has failed."""
+        rounds, others_untried = divmod(failures, len(self._members))
+        if not others_untried:
+            backoff = min(_BACKOFF_MIN_S * 2 ** min(rounds - 1, 10), _BACKOFF_MAX_S)
+            await self.clock.sleep(max(min(backoff, deadline - self.clock.monotonic()), 0.0))
+
+    async def _authenticate(self) -> str:
+        """A new token, or ``""`` if this etcd asks for none."""
+        request = rpc_pb2.AuthenticateRequest(
+            name=self.settings.user, password=self.settings.password
+        )
+        try:
+            response = await self.call(
+                "Authenticate",
+                lambda m, metadata, t: m.auth.Authenticate(request, metadata=metadata, timeout=t),
+                repeatable=True,
+                authenticated=False,
+            )
+        except Conflict as error:
+            if AUTH_NOT_ENABLED in str(error.facts.get("reason")):
+                return ""
+            raise
+        token: str = response.token
+        return token
+
+    def _unavailable(self, operation: str, failure: Failure, repeatable: bool) -> Unavailable:
+        facts: dict[str, Any] = {"operation": operation, "endpoints": self.endpoints}
+        hint = "Check that etcd runs at the endpoints and has a leader. This call has given up."
+        if "handshake" in failure.error.message.lower():
+            hint = (
+                "TLS was not agreed upon: is it https:// on one side and http:// on the other? "
+                + hint
+            )
+        if not repeatable:
+            facts["outcome"] = "unknown" if failure.maybe_applied else "not applied"
+            if failure.maybe_applied:
+                hint = "The write may have happened or not: read before writing again. " + hint
+        return Unavailable(
+            "etcd is unavailable", hint=hint, **facts, retrying=False, reason=failure.error.message
+        )
+
+
+def _metadata(token: str) -> Metadata:
+    return (*_REQUIRE_LEADER, ("token", token)) if token else _REQUIRE_LEADER
+
+
+async def exchange(call: Any, request: Any) -> Any:
+    """Send one request on a fresh stream and return the first response.
+
+    Raises ``grpc.aio.AioRpcError`` or ``StreamEnded``.
+    """
+    with contextlib.suppress(asyncio.InvalidStateError):
+        # It fails so if the call has failed already; then the read says why.
+        await call.write(request)
+    return await read(call)
+
+
+async def read(call: Any) -> Any:
+    """The next response of a stream. Raises ``grpc.aio.AioRpcError`` or ``StreamEnded``.
+
+    Cancellation: the stream is cancelled too.
+    """
+    response = await call.read()
+    if response is _EOF:
+        raise StreamEnded
+    return response
+
+
+_Pems: TypeAlias = "tuple[bytes | None, bytes | None, bytes | None]"
+
+
+def _pems(settings: EtcdSettings) -> _Pems:
+    """Contents of the files: authorities, key, certificate. Raises ``Invalid``."""
+    if not any(endpoint.startswith("https://") for endpoint in settings.endpoints):
+        return None, None, None
+    return (
+        _pem(settings.ca_file, "ca_file"),
+        _pem(settings.key_file, "key_file"),
+        _pem(settings.cert_file, "cert_file"),
+    )
+
+
+def _channel(
+    endpoint: str, settings: EtcdSettings, pem: _Pems, transport: Transport
+) -> grpc.aio.Channel:
+    target, tls = grpc_target(endpoint)
+    keepalive_ms = int(settings.keepalive_s * 1000)
+    options = (
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", keepalive_ms),
+        # Without it, a ping that is not answered is given a minute, whatever the line above says.
+        ("grpc.http2.ping_timeout_ms", keepalive_ms),
+        # etcd forbids pings on a connection without streams; a watch or a keep-alive is one.
+        ("grpc.keepalive_permit_without_calls", 0),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        # Named for the back-off, it bounds how long one attempt to connect may take.
+        ("grpc.min_reconnect_backoff_ms", int(settings.dial_timeout_s * 1000)),
+        ("grpc.max_receive_message_length", settings.receive_bytes_max),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.service_config_disable_resolution", 1),
+        ("grpc.use_local_subchannel_pool", 1),
+    )
+    credentials = grpc.ssl_channel_credentials(*pem) if tls else None
+    return transport.channel(target, credentials, options)
+
+
+def _pem(path: str, name: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise Invalid(
+            "the PEM file cannot be read", path=name, file=path, reason=error.strerror
+        ) from error

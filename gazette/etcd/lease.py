@@ -1,0 +1,131 @@
+"""A lease: the keys attached to it live only as long as somebody keeps it alive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from gazette.errors import NotFound, Unavailable
+from gazette.etcd.connection import Connection, Member, Metadata, exchange
+from gazette.etcd.pb import rpc_pb2
+from gazette.etcd.values import LeaseLost
+
+_RENEWALS_PER_TTL = 3
+_RETRY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseStatus:
+    """What etcd says about a lease. ``remaining_s`` is -1 once it is gone."""
+
+    remaining_s: int
+    granted_s: int
+    keys: tuple[bytes, ...]
+
+
+class Lease:
+    """A lease that etcd granted to us.
+
+    Invariant: etcd does not expire it before ``expires_at`` (by the client's monotonic clock), which
+    is counted from when the last successful keep-alive was *sent*.
+    """
+
+    def __init__(
+        self, connection: Connection, lease_id: int, ttl_s: float, expires_at: float
+    ) -> None:
+        self._connection = connection
+        self._clock = connection.clock
+        self.id = lease_id
+        self.ttl_s = ttl_s
+        self.expires_at = expires_at
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds for which it is surely ours; not above 0 once it may belong to nobody."""
+        return self.expires_at - self._clock.monotonic()
+
+    async def keep_alive(self) -> NoReturn:
+        """Renew three times per TTL, for as long as this runs.
+
+        Outages of etcd, of whatever kind, are ridden out over all endpoints until the TTL has passed.
+        Raises ``LeaseLost`` when it has, or as soon as etcd says that it does not know the lease; and
+        ``Closed`` or ``NotAllowed`` if the client was closed or its user lost its rights.
+
+        Cancellation: the lease goes on until its TTL has passed; ``revoke`` ends it.
+        """
+        while True:
+            renew_at = self.expires_at - self.ttl_s * (1 - 1 / _RENEWALS_PER_TTL)
+            await self._clock.sleep(max(renew_at - self._clock.monotonic(), 0.0))
+            await self.renew()
+
+    async def renew(self) -> None:
+        """Keep it alive once. Raises what ``keep_alive`` raises."""
+        request = rpc_pb2.LeaseKeepAliveRequest(ID=self.id)
+        sent_at = self._clock.monotonic()
+
+        async def attempt(
+            member: Member, metadata: Metadata, timeout_s: float
+        ) -> rpc_pb2.LeaseKeepAliveResponse:
+            nonlocal sent_at
+            call = member.lease.LeaseKeepAlive(metadata=metadata, timeout=timeout_s)
+            sent_at = self._clock.monotonic()
+            try:
+                response: rpc_pb2.LeaseKeepAliveResponse = await exchange(call, request)
+            finally:
+                call.cancel()
+            return response
+
+        failure: Unavailable | None = None
+        while True:
+            if self.remaining_s <= 0:
+                raise self._lost("the lease expired before it could be renewed") from failure
+            try:
+                response = await self._connection.call(
+                    "LeaseKeepAlive",
+                    attempt,
+                    repeatable=True,
+                    timeout_s=self.remaining_s,
+                    # No single attempt may use up what is left: the next one may fare better.
+                    attempt_timeout_s=self.ttl_s / _RENEWALS_PER_TTL,
+                )
+                break
+            except Unavailable as error:
+                failure = error
+                await self._clock.sleep(min(_RETRY_S, max(self.remaining_s, 0.0)))
+            except NotFound as error:
+                raise self._lost("etcd does not know the lease any more") from error
+        if response.TTL <= 0:
+            raise self._lost("etcd does not know the lease any more")
+        self.ttl_s = float(response.TTL)
+        self.expires_at = sent_at + self.ttl_s
+
+    async def revoke(self) -> None:
+        """End it now, and delete the keys attached to it. Fine if it is gone already."""
+        request = rpc_pb2.LeaseRevokeRequest(ID=self.id)
+        try:
+            await self._connection.call(
+                "LeaseRevoke",
+                lambda m, metadata, t: m.lease.LeaseRevoke(request, metadata=metadata, timeout=t),
+                repeatable=True,
+            )
+        except NotFound:
+            return
+
+    async def status(self) -> LeaseStatus:
+        """Ask etcd how long it lives, and for which keys."""
+        request = rpc_pb2.LeaseTimeToLiveRequest(ID=self.id, keys=True)
+        response: rpc_pb2.LeaseTimeToLiveResponse = await self._connection.call(
+            "LeaseTimeToLive",
+            lambda m, metadata, t: m.lease.LeaseTimeToLive(request, metadata=metadata, timeout=t),
+            repeatable=True,
+        )
+        return LeaseStatus(response.TTL, response.grantedTTL, tuple(response.keys))
+
+    def _lost(self, message: str) -> LeaseLost:
+        return LeaseLost(
+            message,
+            lease=f"{self.id:x}",
+            ttl_s=self.ttl_s,
+            late_s=round(max(-self.remaining_s, 0.0), 3),
+            endpoints=self._connection.endpoints,
+        )

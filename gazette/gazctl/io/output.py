@@ -1,0 +1,83 @@
+"""The forms of results: tables, and what protocol buffers can be printed as."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import rich.box
+from google.protobuf import json_format, text_format
+from google.protobuf.message import Message
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from gazette.gazctl.io.terminal import Terminal
+
+NONE = "<none>"
+"""What a cell shows where there is nothing."""
+
+
+@dataclass(slots=True)
+class Table:
+    """Rows of text under headers. ``numbers`` are the headers of columns that are aligned right."""
+
+    headers: Sequence[str]
+    numbers: frozenset[str] = frozenset()
+    rows: list[Sequence[str]] = field(default_factory=list)
+
+    def add(self, *cells: str) -> None:
+        self.rows.append(cells)
+
+    def text(self, terminal: Terminal) -> str:
+        """With lines and wrapped to the width of a terminal; for programs in plain columns, each
+        row on one line, with two spaces between columns."""
+        return self._rich() if terminal.stdout.isatty() else self._plain()
+
+    def _plain(self) -> str:
+        lines = [list(self.headers), *(list(row) for row in self.rows)]
+        widths = [max(len(line[at]) for line in lines) for at in range(len(self.headers))]
+        text = io.StringIO()
+        for line in lines:
+            cells = [
+                cell.rjust(width) if header in self.numbers else cell.ljust(width)
+                for header, cell, width in zip(self.headers, line, widths, strict=True)
+            ]
+            text.write("  ".join(cells).rstrip() + "\n")
+        return text.getvalue()
+
+    def _rich(self) -> str:
+        table = RichTable(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+        for header in self.headers:
+            justify: Any = "right" if header in self.numbers else "left"
+            table.add_column(header, justify=justify, overflow="fold")
+        for row in self.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        text = io.StringIO()
+        width = shutil.get_terminal_size().columns
+        Console(file=text, force_terminal=True, width=width).print(table)
+        return text.getvalue()
+
+
+def proto_json(message: Message, *, one_line: bool = False) -> str:
+    """JSON by the names of the ``.proto`` file, with fields that are zero."""
+    value = json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return json_text(value, one_line=one_line)
+
+
+def json_text(value: Any, *, one_line: bool = False) -> str:
+    if one_line:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
+    return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+
+
+def proto_text(message: Message) -> str:
+    """The text form of protocol buffers."""
+    text: str = text_format.MessageToString(message, as_utf8=True)
+    return text

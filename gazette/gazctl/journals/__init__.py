@@ -1,0 +1,1 @@
+"""Commands on journals, one file for each verb."""

@@ -1,0 +1,277 @@
+"""``gazctl journals append``: an input, whole or by records, to journals."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Final, cast
+
+from gazette.client.append.appender import AppendParams
+from gazette.client.append.service import AppendService
+from gazette.errors import Bug, GazetteError, Invalid, NotFound, Unavailable
+from gazette.gazctl.context import Context, parse_selector
+from gazette.gazctl.flags import AppendFlags
+from gazette.gazctl.io.record_splitter import FixedSplitter, LineSplitter, Splitter
+from gazette.gazctl.journals.append_status import report_stalls
+from gazette.message.mapping import (
+    PartitionsFunc,
+    PartitionWatch,
+    modulo_mapping,
+    random_mapping,
+    rendezvous_mapping,
+)
+from gazette.runtime.tasks import BlockingPool, TaskScope, first_failure
+
+log = logging.getLogger(__name__)
+
+READ_BYTES: Final = 1 << 17
+_NAMED_MAX: Final = 3
+_ANSWER_S: Final = 5.0
+"""How much longer than a broker keeps an append its answer may take."""
+_POLL_S: Final = 0.1
+
+Choose = Callable[[bytes], str]
+"""From a key to a journal. Raises ``NotFound``."""
+
+
+async def run(context: Context) -> int:
+    flags = context.flags(AppendFlags)
+    selector = parse_selector(flags.selector, required=True)
+    _check(flags)
+    client = await context.broker()
+    service = AppendService(client)
+    pool = BlockingPool("input", 1)
+    try:
+        async with TaskScope("append") as scope:
+            watch = PartitionWatch(client.watch_journals(selector))
+            scope.daemon(watch.run(), name="partitions")
+            scope.daemon(service.run(), name="appends")
+            async with context.answering(client.address):
+                await watch.ready()
+            if not watch().all:
+                raise NotFound("no journal matches", selector=selector)
+            appending = Appending(service, choose_by(flags.mapping, watch, context))
+            size = _size_of(flags.input)
+            telling = report_stalls(
+                service, client, context.terminal, lambda: appending.bytes_appended
+            )
+            scope.daemon(telling, name="waits")
+            async with _telling_progress(context, appending, size):
+                await pool.run(_append_input, appending, flags, context)
+                await _flush(context, service, client.address)
+            scope.cancel()
+    finally:
+        # The thread may wait for an input that never comes: it ends with the process.
+        pool.close()
+        await service.close()
+    context.terminal.note(appending.summary())
+    return 0
+
+
+def _check(flags: AppendFlags) -> None:
+    if flags.framing == "none" and flags.mapping != "random":
+        raise Invalid("framing none is one append, to a random journal", path="--mapping")
+    if flags.base64 and (flags.framing != "lines" or flags.mapping == "random"):
+        raise Invalid(
+            "there are keys of lines only with --framing lines and a --mapping by key",
+            path="--base64",
+        )
+
+
+def _size_of(path: str) -> int:
+    """How long the input is; zero if it is a pipe, or not there."""
+    try:
+        return 0 if path == "-" else Path(path).stat().st_size
+    except OSError:
+        return 0
+
+
+@asynccontextmanager
+async def _telling_progress(
+    context: Context, appending: Appending, size: int
+) -> AsyncIterator[None]:
+    """Say how far it is, if that can be known."""
+    if not size:
+        yield
+        return
+    async with context.telling_progress("appended", lambda: (appending.bytes_appended, size)):
+        yield
+
+
+def _append_input(appending: Appending, flags: AppendFlags, context: Context) -> None:
+    """All that reads the input, which may take until somebody writes to a named pipe."""
+    splitter = splitter_of(flags)
+    with ExitStack() as stack:
+        source = _open(flags.input, context, stack)
+        if splitter is None:
+            appending.append_whole(source)
+        else:
+            appending.append_records(source, splitter, keys=flags.mapping != "random")
+
+
+def _open(path: str, context: Context, stack: ExitStack) -> BinaryIO:
+    if path == "-":
+        return context.terminal.stdin
+    try:
+        return stack.enter_context(Path(path).open("rb"))
+    except OSError as error:
+        raise Invalid(f"cannot read {path}: {error.strerror}", path="--input") from error
+
+
+def splitter_of(flags: AppendFlags) -> Splitter | None:
+    match flags.framing:
+        case "lines":
+            return LineSplitter(base64_keys=flags.base64)
+        case "fixed":
+            return FixedSplitter()
+    return None
+
+
+def choose_by(mapping: str, partitions: PartitionsFunc, context: Context) -> Choose:
+    """The function from keys to journals of a ``--mapping``."""
+    match mapping:
+        case "random":
+            mapped = random_mapping(partitions, cast("Any", context.rng))
+        case "modulo":
+            mapped = modulo_mapping(partitions, _itself)
+        case "rendezvous":
+            mapped = rendezvous_mapping(partitions, _itself)
+        case "direct":
+            return partial(_direct, partitions)
+        case _:
+            raise Bug("not a mapping", mapping=mapping)
+    return lambda key: mapped(key).journal
+
+
+def _itself(key: bytes) -> bytes:
+    return key
+
+
+def _direct(partitions: PartitionsFunc, key: bytes) -> str:
+    name = key.decode("utf-8", "backslashreplace")
+    if any(partition.journal == name for partition in partitions().all):
+        return name
+    raise NotFound("no journal of this name matches the selector", journal=name)
+
+
+class Appending:
+    """What the thread does that reads the input, and how much that was."""
+
+    def __init__(self, service: AppendService, choose: Choose) -> None:
+        self._service = service
+        self._choose = choose
+        self._params: dict[str, AppendParams] = {}
+        self._records = 0
+        self._bytes = 0
+
+    @property
+    def bytes_appended(self) -> int:
+        """How much was given to the append service, which may have some of it still."""
+        return self._bytes - self._service.backlog_bytes
+
+    def summary(self) -> str:
+        if not self._bytes:
+            return "the input was empty: nothing was appended"
+        names = sorted(self._params)
+        journals = ", ".join(names) if len(names) <= _NAMED_MAX else f"{len(names)} journals"
+        return f"appended {self._bytes} bytes, in {self._records} records, to {journals}"
+
+    def append_whole(self, source: BinaryIO) -> None:
+        """All of the input as one append."""
+        data = _read(source)
+        if not data:
+            return
+        self._records = 1
+        with self._service.start_append(self._params_of(self._choose(b""))) as append:
+            while data:
+                append.write(data)
+                self._bytes += len(data)
+                data = _read(source)
+
+    def append_records(self, source: BinaryIO, splitter: Splitter, *, keys: bool) -> None:
+        """Every record as an append. With ``keys`` every other record is the key of the next."""
+        key: bytes | None = None if keys else b""
+        ended = False
+        while not ended:
+            data = _read(source)
+            ended = not data
+            for record in splitter.finish() if ended else splitter.feed(data):
+                if key is None:
+                    key = splitter.key_of(record)
+                    continue
+                self._append(self._choose(key), record)
+                key = None if keys else b""
+            # What cannot be appended any more should not be read either.
+            failure = first_failure(self._service.pending_except(""))
+            if failure is not None:
+                raise failure
+        if keys and key is not None:
+            raise Invalid(
+                f"the input ends with a key that no record follows ({key[:64]!r})", path="--input"
+            )
+
+    def _append(self, journal: str, record: bytes) -> None:
+        log.debug(
+            "record %(record)d of %(bytes)d bytes goes to %(journal)s",
+            {"record": self._records, "bytes": len(record), "journal": journal},
+        )
+        with self._service.start_append(self._params_of(journal)) as append:
+            append.write(record)
+        self._records += 1
+        self._bytes += len(record)
+
+    def _params_of(self, journal: str) -> AppendParams:
+        params = self._params.get(journal)
+        if params is None:
+            params = self._params[journal] = AppendParams(journal)
+        return params
+
+
+def _read(source: BinaryIO) -> bytes:
+    """What the input has at hand, if that is less; empty at its end."""
+    try:
+        read1 = getattr(source, "read1", source.read)
+        data: bytes = read1(READ_BYTES)
+        return data
+    except OSError as error:
+        raise GazetteError(f"cannot read the input: {error.strerror}") from error
+
+
+async def _flush(context: Context, service: AppendService, address: str) -> None:
+    """Wait for what is being appended, for as long as it gets on. Raise ``Unavailable`` with the reason
+    that the broker gave last."""
+    while True:
+        backlog = service.backlog_bytes
+        try:
+            async with context.answering(address):
+                await service.flush()
+                return
+        except Unavailable as error:
+            reason = await _reason(context, service)
+            if service.backlog_bytes < backlog:
+                continue
+            if not reason:
+                raise
+            raise Unavailable(
+                f"not appended within {context.timeout_s:g} s: {reason}", hint=error.hint
+            ) from error
+
+
+async def _reason(context: Context, service: AppendService) -> str:
+    """Return why an append has failed last, or an empty text.
+
+    A broker may keep an append for a minute, as long as --timeout is, before it says why. So it gets
+    some more time to do so.
+    """
+    until = context.clock.monotonic() + _ANSWER_S
+    while waiting := service.waiting():
+        for journal, reason in sorted(waiting.items()):
+            if reason:
+                return f"{journal}: {reason}"
+        if context.clock.monotonic() >= until:
+            break
+        await context.clock.sleep(_POLL_S)
+    return ""

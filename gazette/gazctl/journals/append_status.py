@@ -1,0 +1,56 @@
+"""What an append waits for, said while it does not get on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from gazette.client.append.service import AppendService
+from gazette.client.client import Client
+from gazette.client.read.reader import ReadParams
+from gazette.errors import GazetteError, NotYet
+from gazette.gazctl.io.terminal import Terminal
+
+QUIET_S: Final = 5.0
+"""How long nothing is appended before it is asked why, and again since."""
+ASK_TIMEOUT_S: Final = 20.0
+"""How long a broker may take to say so: a little more than it waits for a listing itself."""
+
+
+async def report_stalls(
+    service: AppendService, client: Client, terminal: Terminal, appended: Callable[[], int]
+) -> None:
+    """Say, without end, what appends wait for while ``appended`` stays what it is; each reason once."""
+    told: str | None = None
+    before = appended()
+    while True:
+        await client.clock.sleep(QUIET_S)
+        now, waiting = appended(), service.waiting()
+        if now != before or not waiting:
+            before, told = now, None
+            continue
+        journal, reason = min(waiting.items())
+        reason = reason or await _asked(client, journal)
+        more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
+        # What was in the way may be gone meanwhile.
+        if reason != told and journal in service.waiting():
+            told = reason
+            terminal.note(f"waiting for {journal}{more}: {reason}")
+
+
+async def _asked(client: Client, journal: str) -> str:
+    """Why a broker does not answer to an append: it tells readers, whom it does not keep as long."""
+    reader = client.reader(ReadParams(journal, offset=-1, block=False, metadata_only=True))
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            await reader.read()
+    except NotYet:
+        pass  # It serves the journal, and there is nothing behind its head.
+    except TimeoutError:
+        return "its broker answers neither to appends nor to reads"
+    except GazetteError as error:
+        return str(error)
+    finally:
+        reader.close()
+    return "its broker has not answered yet, and serves readers"

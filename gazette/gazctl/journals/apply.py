@@ -1,0 +1,225 @@
+"""``gazctl journals apply`` and ``edit``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from gazette.client.client import Client
+from gazette.client.journals import JournalChange, ListedJournal
+from gazette.errors import Conflict, GazetteError, Invalid, NotFound, Unavailable
+from gazette.gazctl.context import Context, parse_selector
+from gazette.gazctl.flags import EditFlags, JournalsApplyFlags
+from gazette.gazctl.io.output import proto_text
+from gazette.gazctl.io.spec_editor import edit_specs, read_specs
+from gazette.gazctl.journals.list import journals_yaml, list_journals
+from gazette.gazctl.journals.lookup import journals_by_name
+from gazette.protocol.journal import REPLICATION_MAX, JournalSpec
+from gazette.protocol.journal_tree import JournalNode
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.text.validation import within
+
+TXN_OPS_DEFAULT = 128
+"""How many operations etcd takes in one transaction, unless it was told otherwise."""
+ANY_REVISION = -1
+_TOLD_MAX = 10
+_POLL_S = 0.2
+
+
+async def apply(context: Context) -> int:
+    flags = context.flags(JournalsApplyFlags)
+    changes = parse_changes(read_specs(flags.specs, context))
+    if flags.dry_run:
+        try:
+            changes = await keep_suspensions(context, await context.broker(), changes)
+        except Unavailable as error:
+            context.terminal.note(f"{error}\nSuspensions of journals were not looked up.")
+        context.terminal.write(proto_text(_request(changes)))
+        return 0
+    await _apply(context, changes, flags.max_txn_size)
+    if flags.wait:
+        await _wait_assigned(context, [one.upsert for one in changes if one.upsert is not None])
+    return 0
+
+
+async def _wait_assigned(context: Context, specs: Sequence[JournalSpec]) -> None:
+    """Return once the journals have a primary and all replicas. Raise ``Unavailable`` after --timeout.
+
+    Journals that are suspended, or were deleted or changed since, need fewer brokers, or none.
+    """
+    client = await context.broker()
+    waiting = [spec.name for spec in specs]
+    try:
+        async with asyncio.timeout(context.timeout_s):
+            while waiting:
+                listed = await journals_by_name(context, client, waiting)
+                waiting = [name for name, one in listed.items() if _lacks_brokers(one)]
+                if waiting:
+                    await context.clock.sleep(_POLL_S)
+    except TimeoutError as error:
+        raise Unavailable(
+            f"{len(waiting)} journals, such as {min(waiting)}, have too few brokers after"
+            f" {context.timeout_s:g} s",
+            hint="They were applied. Start more brokers, or raise their --broker.limit.",
+        ) from error
+
+
+def _lacks_brokers(journal: ListedJournal) -> bool:
+    wanted = journal.spec.desired_replication(REPLICATION_MAX)
+    if wanted and journal.route.primary is None:
+        return True
+    return len(journal.route.members) < wanted
+
+
+async def edit(context: Context) -> int:
+    flags = context.flags(EditFlags)
+    selector = parse_selector(flags.selector, required=True)
+    listed = await list_journals(context, await context.broker(), selector)
+    if not listed.journals:
+        raise NotFound("no journal matches", selector=selector)
+
+    async def apply_text(text: str) -> None:
+        await _apply(context, parse_changes(text), flags.max_txn_size)
+
+    if not await edit_specs(journals_yaml(listed.journals), apply_text, context):
+        context.terminal.note("nothing was changed")
+    return 0
+
+
+def parse_changes(text: str) -> list[JournalChange]:
+    """The changes that a tree asks for. Raises ``Invalid`` that names the line or the journal."""
+    tree = JournalNode.parse(text)
+    tree.validate()
+    changes: list[JournalChange] = []
+    for node in tree.push_down().journals():
+        spec = node.spec
+        if node.delete:
+            check_delete(spec.name, node.revision)
+            changes.append(JournalChange(delete=spec.name, expect_mod_revision=node.revision))
+            continue
+        with within(spec.name):
+            spec.validate()
+        check_revision(spec.name, node.revision)
+        changes.append(JournalChange(upsert=spec, expect_mod_revision=node.revision))
+    return changes
+
+
+def check_delete(name: str, revision: int) -> None:
+    """Deleting takes a revision: without one it would be of what does not exist."""
+    if revision == 0:
+        raise Invalid(
+            f"{name} is to be deleted, but has no revision",
+            path="revision",
+            hint=f"Give the revision at which it was listed, or {ANY_REVISION} for any.",
+        )
+    check_revision(name, revision)
+
+
+def check_revision(name: str, revision: int) -> None:
+    if revision < ANY_REVISION:
+        raise Invalid(
+            f"{name} has an invalid revision ({revision}; expected >= {ANY_REVISION})",
+            path="revision",
+        )
+
+
+async def keep_suspensions(
+    context: Context, client: Client, changes: Sequence[JournalChange]
+) -> list[JournalChange]:
+    """The changes, with the suspension of journals where they say none.
+
+    An update replaces the specification. Without its suspension a journal would resume, and its
+    offsets would begin again at zero if its fragments are gone.
+    """
+    names = [change.upsert.name for change in changes if change.upsert is not None]
+    current = await journals_by_name(context, client, names)
+    kept: list[JournalChange] = []
+    for change in changes:
+        spec = change.upsert
+        listed = None if spec is None else current.get(spec.name)
+        if spec is None or listed is None or listed.spec.suspend is None:
+            kept.append(change)
+            continue
+        suspended = _with_suspension(spec, listed.spec)
+        if suspended is not spec:
+            context.terminal.note(f"{spec.name}: its suspension is kept")
+            # It may be resumed any time: then what we looked up is of the past.
+            revision = change.expect_mod_revision
+            revision = listed.mod_revision if revision == ANY_REVISION else revision
+            change = replace(change, upsert=suspended, expect_mod_revision=revision)
+        kept.append(change)
+    return kept
+
+
+def _with_suspension(spec: JournalSpec, current: JournalSpec) -> JournalSpec:
+    assert current.suspend is not None
+    if spec.suspend is None:
+        return replace(spec, suspend=current.suspend)
+    if spec.suspend.offset == 0 and current.suspend.offset:
+        return replace(spec, suspend=replace(spec.suspend, offset=current.suspend.offset))
+    return spec
+
+
+async def _apply(context: Context, changes: Sequence[JournalChange], batch_size: int) -> None:
+    check_batch_size(batch_size)
+    if not changes:
+        context.terminal.note("there is nothing to apply")
+        return
+    client = await context.broker()
+    changes = await keep_suspensions(context, client, changes)
+    try:
+        async with context.answering(client.address):
+            header = await client.apply_journals(changes, batch_size=batch_size)
+    except Conflict as error:
+        expected = {
+            one.delete if one.upsert is None else one.upsert.name: one.expect_mod_revision
+            for one in changes
+        }
+        current = await journals_by_name(context, client, expected)
+        found = {name: one.mod_revision for name, one in current.items()}
+        error.hint = explain_conflict(expected, found)
+        raise
+    except GazetteError as error:
+        advise_batches(error, len(changes), batch_size)
+        raise
+    deleted = sum(1 for change in changes if change.delete)
+    context.terminal.note(
+        f"applied at revision {header.etcd.revision}: "
+        f"{len(changes) - deleted} put, {deleted} deleted"
+    )
+
+
+def check_batch_size(size: int) -> None:
+    if size < 0:
+        raise Invalid(f"invalid size ({size}; expected >= 0)", path="--max-txn-size")
+
+
+def advise_batches(error: GazetteError, changes: int, batch_size: int) -> None:
+    """Say what helps when a transaction failed that may have been too large."""
+    if changes > TXN_OPS_DEFAULT and (batch_size == 0 or batch_size > TXN_OPS_DEFAULT):
+        error.hint = (
+            f"These are {changes} changes, and etcd takes {TXN_OPS_DEFAULT} in one transaction by"
+            f" default. Apply them in several: --max-txn-size={TXN_OPS_DEFAULT // 2}."
+        )
+
+
+def explain_conflict(expected: Mapping[str, int], found: Mapping[str, int]) -> str:
+    """Which specifications are not at the revision that a change expected."""
+    wrong = [
+        f"{name} {_revision_text(found.get(name, 0))}, expected: it {_revision_text(revision)}"
+        for name, revision in sorted(expected.items())
+        if revision not in (ANY_REVISION, found.get(name, 0))
+    ]
+    if len(wrong) > _TOLD_MAX:
+        wrong[_TOLD_MAX:] = [f"and {len(wrong) - _TOLD_MAX} more"]
+    advice = "List them again and repeat the change, or give revision -1 to change what is there."
+    return "\n".join([*wrong, advice])
+
+
+def _revision_text(revision: int) -> str:
+    return f"is at revision {revision}" if revision else "does not exist"
+
+
+def _request(changes: Sequence[JournalChange]) -> broker_pb2.ApplyRequest:
+    return broker_pb2.ApplyRequest(changes=[change.to_pb() for change in changes])

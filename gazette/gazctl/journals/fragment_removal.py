@@ -1,0 +1,144 @@
+"""Removing fragments from their stores, with the credentials of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from gazette.blobs.blob_store import BlobStore
+from gazette.blobs.fsspec import check_protocols
+from gazette.blobs.registry import BlobSettings, BlobStores
+from gazette.client.client import Client
+from gazette.errors import GazetteError, Invalid, NotAllowed
+from gazette.fragment.listing import FragmentOwner
+from gazette.gazctl.context import CALLS_MAX, Context, each
+from gazette.gazctl.flags import BrokerFlags
+from gazette.gazctl.io.terminal import ProgressLine
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.label_set import LabelSelector
+
+
+@dataclass(slots=True)
+class Removal:
+    """What came of removing fragments."""
+
+    removed: int = 0
+    denied: list[str] = field(default_factory=list)
+    """Why stores refused: credentials do not suffice, which is told and does no harm."""
+    failed: list[str] = field(default_factory=list)
+
+
+class FragmentRemover:
+    """Removes fragments. Use as ``async with``."""
+
+    def __init__(self, context: Context, client: Client) -> None:
+        self._context = context
+        self._client = client
+        flags = context.loaded.group(BrokerFlags)
+        protocols = check_protocols(flags.fsspec_protocols, "broker.fsspec-protocols")
+        self._stores = BlobStores(
+            BlobSettings(file_root=flags.file_root, fsspec_protocols=protocols),
+            context.clock,
+            threads=CALLS_MAX,
+            rng=context.rng,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stores.close()
+
+    async def owner(self, spec: JournalSpec) -> FragmentOwner:
+        """Tells fragments of a journal from those of journals whose names begin with its own."""
+        selector = LabelSelector.of(("name:prefix", f"{spec.name}/"))
+        async with self._context.answering(self._client.address):
+            nested = (await self._client.list_journals(selector)).journals
+        names = [one.spec.name for one in nested]
+        return FragmentOwner(spec.name, spec.fragment.path_postfix_template, names)
+
+    async def duplicates(
+        self, spec: JournalSpec, owner: FragmentOwner, removed: Sequence[Fragment]
+    ) -> list[Fragment]:
+        """Stored fragments of a journal that lie within one of ``removed``.
+
+        Brokers list one fragment for each offset. Smaller ones that it covers, and copies in other
+        stores, would come to light when it is gone. What cannot be listed is told and left.
+        """
+        found: list[Fragment] = []
+        for url in spec.fragment.stores:
+            try:
+                active = self._stores.get(url)
+                found += await active.calls.run(
+                    _within, active.store, url, spec.name, owner, removed
+                )
+            except GazetteError as error:
+                self._context.terminal.note(f"cannot look for duplicates of {spec.name}: {error}")
+        return found
+
+    def check_stores(self, fragments: Iterable[Fragment]) -> None:
+        """Raises the ``Invalid`` or ``NotAllowed`` for which a store of these cannot be used."""
+        for url in sorted({fragment.backing_store for fragment in fragments}):
+            _ = self._stores.get(url).store
+
+    async def remove(self, fragments: Collection[Fragment]) -> Removal:
+        """Remove them, several at a time. Cancellation: some may be removed."""
+        result = Removal()
+        self.check_stores(fragments)
+        with ProgressLine(
+            self._context.terminal, self._context.clock, "removing", "fragments"
+        ) as line:
+
+            async def one(fragment: Fragment) -> None:
+                active = self._stores.get(fragment.backing_store)
+                await active.calls.run(active.store.remove, fragment.content_path())
+                result.removed += 1
+                line.update(result.removed, len(fragments))
+
+            outcomes = await each("remove", fragments, one)
+        for fragment, outcome in zip(fragments, outcomes, strict=True):
+            if isinstance(outcome, GazetteError):
+                reasons = result.denied if isinstance(outcome, NotAllowed) else result.failed
+                reasons.append(f"{fragment.backing_store}{fragment.content_path()}: {outcome}")
+        return result
+
+
+def _within(
+    store: BlobStore,
+    url: str,
+    journal: str,
+    owner: FragmentOwner,
+    removed: Sequence[Fragment],
+) -> list[Fragment]:
+    known = {(one.backing_store, one.content_path()) for one in removed}
+    spans = sorted((one.begin, one.end) for one in removed)
+    found: list[Fragment] = []
+    for info in store.list(f"{journal}/"):
+        try:
+            fragment = Fragment.parse(journal, info.path)
+        except Invalid:
+            continue
+        fragment = replace(fragment, backing_store=url, mod_time=max(info.mod_time, 1))
+        if (
+            owner.owns(fragment.path_postfix)
+            and (url, fragment.content_path()) not in known
+            and any(begin <= fragment.begin and fragment.end <= end for begin, end in spans)
+        ):
+            found.append(fragment)
+    return found
+
+
+def tell_removal(context: Context, removal: Removal) -> int:
+    """Say what could not be removed; the exit code."""
+    for reason in removal.denied:
+        context.terminal.note(f"not permitted: {reason}")
+    for reason in removal.failed:
+        context.terminal.note(f"failed: {reason}")
+    if removal.denied:
+        context.terminal.note(
+            f"{len(removal.denied)} fragments were kept, because credentials of this process do not"
+            " permit to remove them"
+        )
+    return 1 if removal.failed else 0

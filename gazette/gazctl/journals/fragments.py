@@ -1,0 +1,130 @@
+"""``gazctl journals fragments``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from gazette.client.client import Client
+from gazette.client.journals import FragmentsParams, ListedJournal, StoredFragment
+from gazette.client.rpc.errors import status_of
+from gazette.errors import GazetteError, NotAllowed
+from gazette.gazctl.context import Context, each, parse_selector
+from gazette.gazctl.flags import FragmentsFlags
+from gazette.gazctl.io.output import Table, json_text, proto_text
+from gazette.gazctl.io.terminal import bytes_text
+from gazette.gazctl.io.time_args import age_text, parse_moment, time_text
+from gazette.gazctl.journals.list import list_journals
+from gazette.protocol.journal import SuspendLevel
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.status import Status
+
+
+async def run(context: Context) -> int:
+    flags = context.flags(FragmentsFlags)
+    selector = parse_selector(flags.selector, required=False)
+    now = context.clock.now()
+    begin = parse_moment(flags.since, now, "--from")
+    end = parse_moment(flags.until, now, "--to")
+    client = await context.broker()
+    listed = await list_journals(context, client, selector)
+    if not listed.journals:
+        context.terminal.note("no journal matches")
+    journals = [one for one in listed.journals if one.spec.suspend_level is not SuspendLevel.FULL]
+
+    async def one(journal: ListedJournal) -> tuple[StoredFragment, ...]:
+        params = FragmentsParams(
+            journal.spec.name,
+            begin_mod_time=begin,
+            end_mod_time=end,
+            signature_ttl_s=flags.url_ttl or None,
+        )
+        return await fragments_of(context, client, params)
+
+    results = await each("fragments", journals, one)
+    found: list[StoredFragment] = []
+    failed = 0
+    for journal, result in zip(journals, results, strict=True):
+        if isinstance(result, GazetteError):
+            failed += 1
+            context.terminal.note(f"{journal.spec.name}: {result}")
+        else:
+            found += result
+    for stored in found:
+        for hidden in stored.conflicts_with:
+            context.terminal.note(
+                f"{stored.fragment.journal}: conflict, {stored.fragment.content_name()} is read and "
+                f"{hidden} is hidden: the same offsets hold different bytes"
+            )
+    context.terminal.write(_render(context, found, flags))
+    return 1 if failed else 0
+
+
+async def fragments_of(
+    context: Context, client: Client, params: FragmentsParams
+) -> tuple[StoredFragment, ...]:
+    """The fragments of a journal; none if it was fully suspended meanwhile."""
+    try:
+        async with context.answering(client.address):
+            return tuple(await client.list_fragments(params))
+    except NotAllowed as error:
+        if status_of(error) == Status.SUSPENDED.name:
+            return ()
+        raise
+
+
+def _render(context: Context, found: list[StoredFragment], flags: FragmentsFlags) -> str:
+    match flags.format:
+        case "json":
+            return "".join(json_text(_as_json(one), one_line=True) for one in found)
+        case "yaml":
+            return yaml.safe_dump([_as_json(one) for one in found], sort_keys=False)
+        case "proto":
+            response = broker_pb2.FragmentsResponse()
+            for one in found:
+                response.fragments.add(spec=one.fragment.to_pb(), signed_url=one.signed_url)
+            return proto_text(response)
+        case _:
+            return _table(context, found, urls=flags.url_ttl > 0).text(context.terminal)
+
+
+def _as_json(one: StoredFragment) -> dict[str, Any]:
+    fragment = one.fragment
+    return {
+        "spec": {
+            "journal": fragment.journal,
+            "begin": fragment.begin,
+            "end": fragment.end,
+            "sha1": fragment.sum.hex(),
+            "compression_codec": fragment.codec.name,
+            "backing_store": fragment.backing_store,
+            "mod_time": fragment.mod_time,
+            "path_postfix": fragment.path_postfix,
+        },
+        "path": fragment.content_path(),
+        "signed_url": one.signed_url,
+        **({"conflicts_with": list(one.conflicts_with)} if one.conflicts_with else {}),
+    }
+
+
+def _table(context: Context, found: list[StoredFragment], *, urls: bool) -> Table:
+    headers = ["Journal", "Offset", "Length", "Persisted", "SHA1", "Compression"]
+    table = Table([*headers, *(["URL"] if urls else [])], numbers=frozenset({"Offset", "Length"}))
+    now = context.clock.now()
+    for one in found:
+        fragment = one.fragment
+        persisted = "<not persisted>"
+        if fragment.mod_time:
+            age = age_text(now - fragment.mod_time)
+            persisted = f"{time_text(fragment.mod_time)} ({age} ago)"
+        table.add(
+            fragment.journal,
+            str(fragment.begin),
+            bytes_text(fragment.length),
+            persisted,
+            fragment.sum.hex()[:12] + "...",
+            fragment.codec.name,
+            *([one.signed_url] if urls else []),
+        )
+    return table

@@ -1,0 +1,94 @@
+"""``gazctl journals list``."""
+
+from __future__ import annotations
+
+from gazette.client.client import Client
+from gazette.client.journals import JournalList, ListedJournal
+from gazette.gazctl.context import Context, parse_selector
+from gazette.gazctl.flags import JournalsListFlags
+from gazette.gazctl.io.output import NONE, Table, proto_json, proto_text
+from gazette.protocol.journal import SuspendLevel
+from gazette.protocol.journal_tree import JournalNode
+from gazette.protocol.label_set import LabelSelector
+from gazette.protocol.pb import broker_pb2
+
+
+async def run(context: Context) -> int:
+    flags = context.flags(JournalsListFlags)
+    selector = parse_selector(flags.selector, required=False)
+    client = await context.broker()
+    if flags.watch:
+        async for listed in client.watch_journals(selector):
+            context.terminal.write(render(context, listed, flags))
+        return 0
+    listed = await list_journals(context, client, selector)
+    if not listed.journals:
+        context.terminal.note("no journal matches")
+    context.terminal.write(render(context, listed, flags))
+    return 0
+
+
+async def list_journals(context: Context, client: Client, selector: LabelSelector) -> JournalList:
+    """What matches now. Raises ``Unavailable`` when that takes too long."""
+    async with context.answering(client.address):
+        return await client.list_journals(selector)
+
+
+def render(context: Context, listed: JournalList, flags: JournalsListFlags) -> str:
+    """A list in the form that was asked for."""
+    match flags.format:
+        case "table":
+            return _table(listed, flags).text(context.terminal)
+        case "yaml":
+            return journals_yaml(listed.journals)
+        case "json":
+            return proto_json(list_response(listed), one_line=flags.watch)
+        case _:
+            return proto_text(list_response(listed))
+
+
+def journals_yaml(journals: tuple[ListedJournal, ...]) -> str:
+    """The tree that ``journals apply`` reads."""
+    return JournalNode.of((one.spec, one.mod_revision) for one in journals).to_yaml()
+
+
+def list_response(listed: JournalList) -> broker_pb2.ListResponse:
+    return broker_pb2.ListResponse(
+        header=listed.header.to_pb(),
+        journals=[
+            broker_pb2.ListResponse.Journal(
+                spec=one.spec.to_pb(),
+                mod_revision=one.mod_revision,
+                create_revision=one.create_revision,
+                route=one.route.to_pb(),
+            )
+            for one in listed.journals
+        ],
+    )
+
+
+def _table(listed: JournalList, flags: JournalsListFlags) -> Table:
+    columns = {
+        "Primary": flags.primary,
+        "Replicas": flags.replicas,
+        "RF": flags.rf,
+        "Stores": flags.stores,
+    }
+    shown = [name for name, wanted in columns.items() if wanted]
+    table = Table(["Name", *shown, *flags.label_columns], numbers=frozenset({"RF"}))
+    for one in listed.journals:
+        spec, route = one.spec, one.route
+        cells = {
+            "Primary": str(route.primary_id or NONE),
+            "Replicas": ",".join(map(str, route.members)) or NONE,
+            "RF": str(spec.replication),
+            "Stores": ",".join(spec.fragment.stores) or NONE,
+        }
+        mark = ""
+        if spec.suspend_level is not SuspendLevel.NONE:
+            mark = " <S>"
+        elif len(route.members) < spec.replication:
+            mark = f" <{len(route.members)}/{spec.replication}>"
+        labels = [",".join(spec.labels.values_of(name)) or NONE for name in flags.label_columns]
+        table.add(spec.name + mark, *(cells[name] for name in shown), *labels)
+    return table

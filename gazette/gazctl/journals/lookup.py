@@ -1,0 +1,43 @@
+"""Journals by their names, and the offsets at which they end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+
+from gazette.client.client import Client
+from gazette.client.journals import ListedJournal
+from gazette.client.read.reader import WRITE_HEAD, ReadParams
+from gazette.client.read.retry_reader import RetryReader
+from gazette.errors import NotYet
+from gazette.gazctl.context import Context
+from gazette.protocol.label_set import LabelSelector
+
+_NAMES_MAX: Final = 500
+
+
+async def journals_by_name(
+    context: Context, client: Client, names: Iterable[str]
+) -> dict[str, ListedJournal]:
+    """The journals of these names that exist."""
+    wanted = sorted(set(names))
+    found: dict[str, ListedJournal] = {}
+    for begin in range(0, len(wanted), _NAMES_MAX):
+        pairs = [("name", name) for name in wanted[begin : begin + _NAMES_MAX]]
+        async with context.answering(client.address):
+            listed = await client.list_journals(LabelSelector.of(*pairs))
+        found |= {one.spec.name: one for one in listed.journals}
+    return found
+
+
+async def write_head(context: Context, client: Client, journal: str) -> int:
+    """Where a journal ends now. Asks by a read, which unlike an append never resumes a journal.
+
+    Raises ``NotFound``, ``NotAllowed`` (also: suspended), ``Unavailable``.
+    """
+    params = ReadParams(journal, offset=WRITE_HEAD, metadata_only=True)
+    async with context.answering(client.address), RetryReader(client, params) as reader:
+        with suppress(NotYet):
+            await reader.read()
+        return max(reader.offset, reader.write_head)

@@ -1,0 +1,113 @@
+"""``gazctl journals prune``: remove fragments that are past the retention of their journal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gazette.client.client import Client
+from gazette.client.journals import FragmentsParams, ListedJournal
+from gazette.errors import GazetteError, NotFound
+from gazette.gazctl.context import Context, each, parse_selector
+from gazette.gazctl.flags import JournalsPruneFlags
+from gazette.gazctl.io.output import Table
+from gazette.gazctl.io.terminal import bytes_text
+from gazette.gazctl.journals.fragment_removal import FragmentRemover, Removal, tell_removal
+from gazette.gazctl.journals.fragments import fragments_of
+from gazette.gazctl.journals.list import list_journals
+from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.journal import JournalSpec, SuspendLevel
+from gazette.protocol.text.duration import SECOND
+
+
+@dataclass(slots=True)
+class PrunePlan:
+    """What is to be removed of one journal, and why if that is nothing."""
+
+    journal: str
+    listed: list[Fragment] = field(default_factory=list)
+    doomed: list[Fragment] = field(default_factory=list)
+    """Of the listed ones, and duplicates of these."""
+    note: str = ""
+    failed: bool = False
+
+
+async def run(context: Context) -> int:
+    flags = context.flags(JournalsPruneFlags)
+    selector = parse_selector(flags.selector, required=True)
+    client = await context.broker()
+    journals = (await list_journals(context, client, selector)).journals
+    if not journals:
+        raise NotFound("no journal matches", selector=selector)
+    async with FragmentRemover(context, client) as remover:
+
+        async def one(journal: ListedJournal) -> PrunePlan:
+            return await _plan(context, client, remover, journal.spec)
+
+        outcomes = await each("plan", journals, one)
+        plans = [
+            PrunePlan(journal.spec.name, note=f"failed: {outcome}", failed=True)
+            if isinstance(outcome, GazetteError)
+            else outcome
+            for journal, outcome in zip(journals, outcomes, strict=True)
+        ]
+        return await carry_out(context, remover, plans, dry_run=flags.dry_run)
+
+
+async def _plan(
+    context: Context, client: Client, remover: FragmentRemover, spec: JournalSpec
+) -> PrunePlan:
+    plan = PrunePlan(spec.name, note=_why_not(spec))
+    if plan.note:
+        return plan
+    listed = await fragments_of(context, client, FragmentsParams(spec.name))
+    plan.listed = [one.fragment for one in listed]
+    oldest = context.clock.now() - spec.fragment.retention_ns / SECOND
+    aged = [one for one in plan.listed if is_past(one, oldest)]
+    if aged:
+        owner = await remover.owner(spec)
+        plan.doomed = [one for one in aged if owner.owns(one.path_postfix)]
+        duplicates = await remover.duplicates(spec, owner, plan.doomed)
+        plan.doomed += [one for one in duplicates if is_past(one, oldest)]
+    return plan
+
+
+def is_past(fragment: Fragment, oldest: float) -> bool:
+    """Whether a fragment was persisted before a time, which one that is not persisted was not."""
+    return 0 < fragment.mod_time < oldest and fragment.backing_store != ""
+
+
+def _why_not(spec: JournalSpec) -> str:
+    if spec.labels.value_of(CONTENT_TYPE) == CONTENT_RECOVERY_LOG:
+        return "skipped: a recovery log is pruned by `gazctl shards prune`"
+    if not spec.fragment.retention_ns:
+        return "skipped: it has no retention"
+    if spec.suspend_level is SuspendLevel.FULL:
+        return "skipped: it is fully suspended"
+    return ""
+
+
+async def carry_out(
+    context: Context, remover: FragmentRemover, plans: list[PrunePlan], *, dry_run: bool
+) -> int:
+    """Remove what plans say, unless it is a dry run, and tell; the exit code."""
+    doomed = [fragment for plan in plans for fragment in plan.doomed]
+    removal = Removal() if dry_run else await remover.remove(doomed)
+    headers = ["Journal", "Fragments", "Bytes", "Pruned", "Pruned bytes", "Note"]
+    table = Table(headers, numbers=frozenset(headers[1:5]))
+    for plan in plans:
+        table.add(
+            plan.journal,
+            str(len(plan.listed)),
+            bytes_text(sum(one.length for one in plan.listed)),
+            str(len(plan.doomed)),
+            bytes_text(sum(one.length for one in plan.doomed)),
+            plan.note,
+        )
+    context.terminal.write(table.text(context.terminal))
+    if dry_run:
+        context.terminal.note(f"{len(doomed)} fragments would be removed")
+    else:
+        context.terminal.note(f"{removal.removed} fragments were removed")
+    code = tell_removal(context, removal)
+    return 1 if any(plan.failed for plan in plans) else code

@@ -1,0 +1,268 @@
+"""``gazctl journals read``: content of journals, merged into one output."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from gazette.client.client import Client
+from gazette.client.journals import JournalList, ListedJournal
+from gazette.client.read.reader import OffsetJump, ReadParams
+from gazette.client.read.retry_reader import RetryReader
+from gazette.client.rpc.errors import status_of
+from gazette.errors import Closed, GazetteError, Invalid, NotAllowed, NotFound, NotYet
+from gazette.gazctl.context import CALLS_MAX, Context, parse_selector
+from gazette.gazctl.flags import BrokerFlags, ReadFlags
+from gazette.gazctl.io.merge import MergedOutput, MergedStream, OutputFile
+from gazette.gazctl.io.message_boundaries import edges_of
+from gazette.gazctl.io.time_args import parse_moment
+from gazette.gazctl.journals.list import list_journals
+from gazette.gazctl.journals.lookup import write_head
+from gazette.labels import CONTENT_TYPE
+from gazette.protocol.journal import SuspendLevel
+from gazette.protocol.label_set import LabelSelector
+from gazette.protocol.status import Status
+from gazette.runtime.tasks import TaskScope
+
+READ_BYTES: Final = 1 << 18
+PREVIOUS: Final = ".previous"
+
+
+async def run(context: Context) -> int:
+    flags = context.flags(ReadFlags)
+    selector = parse_selector(flags.selector, required=True)
+    begin_mod_time = parse_moment(flags.since, context.clock.now(), "--from")
+    offsets = read_offsets(flags.offsets)
+    client = await context.broker(flags.file_root)
+    async with OutputFile(flags.output, context.terminal) as file:
+        reading = Reading(context, client, flags, MergedOutput(file), begin_mod_time, offsets)
+        context.on_signal = reading.on_signal
+        try:
+            await (reading.follow(selector) if flags.block else reading.read_once(selector))
+        finally:
+            if flags.offsets_out is not None:
+                write_offsets(flags.offsets_out, reading.offsets, flags.offsets)
+    # To be interrupted is how a read ends that waits for ever; any other was cut short.
+    return 130 if reading.stopping.is_set() and not flags.block else 0
+
+
+@dataclass(slots=True)
+class _Pump:
+    """The read of one journal."""
+
+    reader: RetryReader
+    stream: MergedStream
+
+
+@dataclass(slots=True)
+class Reading:
+    """All reads of one command. ``offsets`` are, by journal, the ends of what was written."""
+
+    context: Context
+    client: Client
+    flags: ReadFlags
+    output: MergedOutput
+    begin_mod_time: int
+    offsets: dict[str, int]
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    _pumps: dict[str, _Pump] = field(default_factory=dict)
+    _skipped: set[str] = field(default_factory=set)
+    _first_revision: int = 0
+
+    def on_signal(self) -> bool:
+        """End all reads where they are; the second signal cancels them."""
+        first = not self.stopping.is_set()
+        self.stopping.set()
+        self._close_readers()
+        return first
+
+    def _close_readers(self) -> None:
+        for pump in self._pumps.values():
+            pump.reader.close()
+
+    async def read_once(self, selector: LabelSelector) -> None:
+        """Read what there is, some journals at a time. The first error ends all."""
+        listed = await list_journals(self.context, self.client, selector)
+        if not listed.journals:
+            self.context.terminal.note("no journal matches")
+        self._first_revision = listed.header.etcd.revision
+        gate = asyncio.Semaphore(CALLS_MAX)
+
+        async def one(journal: ListedJournal) -> None:
+            async with gate:
+                if not self.stopping.is_set() and (pump := await self._open(journal)) is not None:
+                    await self._pump(journal.spec.name, pump)
+
+        async with self._telling_progress(), TaskScope("read") as scope:
+            for journal in listed.journals:
+                scope.spawn(one(journal), name=journal.spec.name)
+
+    async def follow(self, selector: LabelSelector) -> None:
+        """Read what there is and what comes, of the journals that match at the time."""
+        async with TaskScope("read") as scope:
+            watch = scope.daemon(self._watch(selector, scope), name="watch")
+            scope.spawn(self._end_of(watch, scope), name="end")
+
+    async def _end_of(self, watch: asyncio.Task[None], scope: TaskScope) -> None:
+        await self.stopping.wait()
+        watch.cancel()
+        await asyncio.wait({watch})
+        self._close_readers()
+
+    async def _watch(self, selector: LabelSelector, scope: TaskScope) -> None:
+        async for listed in self.client.watch_journals(selector):
+            if not self._first_revision:
+                self._first_revision = listed.header.etcd.revision
+                if not listed.journals:
+                    self.context.terminal.note("no journal matches yet")
+            await self._follow_list(listed, scope)
+
+    async def _follow_list(self, listed: JournalList, scope: TaskScope) -> None:
+        current = {one.spec.name: one for one in listed.journals}
+        for name, pump in self._pumps.items():
+            if name not in current:
+                pump.reader.close()
+        for name, journal in current.items():
+            if name not in self._pumps and (opened := await self._open(journal)) is not None:
+                scope.spawn(self._pump(name, opened), name=name)
+
+    async def _open(self, journal: ListedJournal) -> _Pump | None:
+        """Begin to read a journal; None if there is nothing to be read of it."""
+        spec = journal.spec
+        if spec.suspend_level is SuspendLevel.FULL:
+            if spec.name not in self._skipped:
+                self._skipped.add(spec.name)
+                self.context.terminal.note(f"{spec.name} is fully suspended: it is skipped")
+            return None
+        self._skipped.discard(spec.name)
+        offset = self.offsets.get(spec.name)
+        if offset is None:
+            offset = await self._first_offset(journal)
+        self.offsets[spec.name] = offset
+        params = ReadParams(
+            spec.name,
+            offset=offset,
+            block=self.flags.block,
+            begin_mod_time=self.begin_mod_time,
+            # With routes at hand, brokers need not ask each other.
+            do_not_proxy=self.context.loaded.group(BrokerFlags).cache_size > 0,
+        )
+        content_type = spec.labels.value_of(CONTENT_TYPE) or ""
+        stream = self.output.stream(edges_of(content_type))
+        pump = self._pumps[spec.name] = _Pump(RetryReader(self.client, params), stream)
+        return pump
+
+    async def _first_offset(self, journal: ListedJournal) -> int:
+        # A journal that was created after we began is new in whole, also to those who tail.
+        if not self.flags.tail or journal.create_revision > self._first_revision:
+            return 0
+        return await write_head(self.context, self.client, journal.spec.name)
+
+    async def _pump(self, name: str, pump: _Pump) -> None:
+        """Copy a journal to the output, until it ends or its reader is closed."""
+        try:
+            if await self._copy(name, pump):
+                await pump.stream.finish()
+            # Else what is held of a message is left to the next read, which begins with it.
+            self._note_offset(name, pump)
+        finally:
+            pump.stream.close()
+            pump.reader.close()
+            self._pumps.pop(name, None)
+
+    async def _copy(self, name: str, pump: _Pump) -> bool:
+        """Copy until the journal ends; False if that was not awaited."""
+        reader = pump.reader
+        while True:
+            try:
+                piece = await self._read(reader)
+            except OffsetJump as jump:
+                await pump.stream.finish()
+                self.context.terminal.note(
+                    f"{name}: no content at offset {jump.expected}; going on at {jump.offset}"
+                )
+                self._note_offset(name, pump)
+                continue
+            except NotYet:
+                return True
+            except Closed:
+                return False
+            except (NotFound, NotAllowed) as error:
+                if not _is_over(error):
+                    raise
+                self.context.terminal.note(f"{name}: {error.message}")
+                return True
+            if not piece:
+                return True
+            # Of a journal that says nothing about its messages, a fragment or the head ends them.
+            fragment_end = 0 if reader.fragment is None else reader.fragment.end
+            at_edge = reader.offset >= min(fragment_end, reader.write_head)
+            await pump.stream.write(piece, at_edge=at_edge)
+            self._note_offset(name, pump)
+
+    async def _read(self, reader: RetryReader) -> bytes:
+        if self.flags.block:
+            return await reader.read(READ_BYTES)
+        async with self.context.answering(self.client.address):
+            return await reader.read(READ_BYTES)
+
+    def _note_offset(self, name: str, pump: _Pump) -> None:
+        if pump.reader.offset >= 0:
+            self.offsets[name] = pump.reader.offset - pump.stream.held_bytes
+
+    @asynccontextmanager
+    async def _telling_progress(self) -> AsyncIterator[None]:
+        """Say how far it is, unless the content itself is what the user looks at."""
+        if self.flags.output == "-":
+            yield
+            return
+        async with self.context.telling_progress("read", self._amounts):
+            yield
+
+    def _amounts(self) -> tuple[int, int]:
+        written = self.output.file.bytes_written
+        missing = sum(
+            max(0, pump.reader.write_head - max(0, pump.reader.offset))
+            for pump in self._pumps.values()
+        )
+        return written, written + missing
+
+
+def _is_over(error: GazetteError) -> bool:
+    """Whether the journal was deleted, or suspended, under our hands."""
+    return isinstance(error, NotFound) or status_of(error) == Status.SUSPENDED.name
+
+
+def read_offsets(path: Path | None) -> dict[str, int]:
+    """Offsets by journal, of a JSON file. Raises ``Invalid``."""
+    if path is None:
+        return {}
+    try:
+        value: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Invalid(
+            f"cannot read {path}: {error.strerror}",
+            path="--offsets",
+            hint="To begin with none: echo '{}' > " + str(path),
+        ) from error
+    except ValueError as error:
+        raise Invalid(f"{path} is not JSON: {error}", path="--offsets") from error
+    if isinstance(value, dict) and all(
+        type(offset) is int and offset >= 0 for offset in value.values()
+    ):
+        return value
+    raise Invalid(f"{path} is not an object of offsets by journal", path="--offsets")
+
+
+def write_offsets(path: Path, offsets: Mapping[str, int], former: Path | None) -> None:
+    """Write offsets, so that a reader sees all or none; a file that they were read from is kept."""
+    temporary = path.with_name(path.name + ".partial")
+    temporary.write_text(json.dumps(dict(sorted(offsets.items())), indent=2) + "\n", "utf-8")
+    if former is not None and former.exists() and path.exists() and former.samefile(path):
+        path.replace(path.with_name(path.name + PREVIOUS))
+    temporary.replace(path)

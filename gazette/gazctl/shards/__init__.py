@@ -1,0 +1,1 @@
+"""Commands on shards, one file for each verb."""

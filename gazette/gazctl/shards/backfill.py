@@ -1,0 +1,233 @@
+"""``gazctl shards backfill``: build the state of shards from history, and have them go on from there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gazette.backfill.definition import load_backfill
+from gazette.backfill.local import LocalRunner
+from gazette.backfill.plan import Bounds
+from gazette.backfill.report import Progress, Report
+from gazette.backfill.run import BackfillRun
+from gazette.backfill.runner import Runner
+from gazette.backfill.settings import RunSettings
+from gazette.blobs.fsspec import check_protocols
+from gazette.consumer.application_name import checked_name
+from gazette.errors import Invalid
+from gazette.gazctl.context import Context, parse_selector
+from gazette.gazctl.flags import BrokerFlags, ShardsBackfillFlags
+from gazette.gazctl.io.output import Table
+from gazette.gazctl.io.terminal import bytes_text
+from gazette.gazctl.io.time_args import parse_moment
+from gazette.gazctl.shards.backfill_list import collect, list_all
+from gazette.gazctl.shards.backfill_waits import report_stalls
+from gazette.history.source import Access
+from gazette.protocol.label_set import LabelSelector
+from gazette.runtime.tasks import TaskScope
+
+_RUN_ID_BITS: Final = 32
+
+
+async def run(context: Context) -> int:
+    flags = context.flags(ShardsBackfillFlags)
+    if not flags.staging:
+        raise Invalid(
+            "a staging area is required",
+            path="--staging",
+            hint="A directory, or a bucket, that the brokers' clients of this backfill all reach.",
+        )
+    if flags.gc and flags.list:
+        raise Invalid("--list and --gc exclude each other", path="--list")
+    if flags.gc:
+        return await collect(context, flags)
+    if flags.list:
+        return await list_all(context, flags)
+    if len(context.loaded.arguments) != 1:
+        raise Invalid(
+            "one backfill is required", path="APP", hint="module:Class, or path.py:Class."
+        )
+    if flags.verify and flags.verify_shards < 1:
+        raise Invalid(
+            f"--verify compares one shard at least ({flags.verify_shards})", path="--verify-shards"
+        )
+    if flags.jobs < 0:
+        raise Invalid(f"a number of processes is not negative ({flags.jobs})", path="--jobs")
+    name = context.loaded.arguments[0]
+    backfill = load_backfill(name)
+    selector = _shards(flags)
+    run_id = flags.run_id or f"{name.rpartition(':')[2].lower()}-{_random_hex(context)}"
+    settings = RunSettings(
+        selector,
+        flags.staging,
+        run_id,
+        _bounds(flags, context.clock.now()),
+        flags.enable,
+        flags.overwrite,
+        flags.forget_publications,
+        flags.verify_shards if flags.verify else 0,
+        flags.scratch_dir,
+        flags.prefix.rstrip("/"),
+        checked_name(flags.application, "--application") if flags.application else "",
+    )
+    runner = _runner(flags)
+    consumer, client = await context.consumer(), await context.broker()
+    job = BackfillRun(
+        backfill,
+        name,
+        settings,
+        runner,
+        _access(context, flags),
+        client,
+        consumer,
+        context.clock,
+        context.rng,
+    )
+
+    def begun() -> None:
+        context.terminal.note(
+            f"run {run_id} with {runner.description}; to resume it: --run-id={run_id}"
+        )
+
+    progress = job.progress
+
+    def amounts() -> tuple[int, int]:
+        return progress.done, max(progress.total, progress.done)
+
+    waits = report_stalls(
+        {"broker": client, "consumer": consumer}, progress, context.terminal, context.clock
+    )
+    async with (
+        context.telling_progress(lambda: progress.step, amounts),
+        TaskScope("waits") as scope,
+    ):
+        scope.daemon(waits, name="waits")
+        report = await job.run(dry_run=flags.dry_run, on_begin=begun)
+        scope.cancel()
+    _tell(context, flags, report, progress)
+    return 0
+
+
+def _shards(flags: ShardsBackfillFlags) -> LabelSelector:
+    try:
+        return parse_selector(flags.shards, required=True)
+    except Invalid as error:
+        raise Invalid(error.message, path="--shards", hint=error.hint) from error
+
+
+def _random_hex(context: Context) -> str:
+    return f"{context.rng.getrandbits(_RUN_ID_BITS):08x}"
+
+
+def _runner(flags: ShardsBackfillFlags) -> Runner:
+    if flags.local and flags.master:
+        raise Invalid("--local and --master exclude each other", path="--local")
+    if not flags.master:
+        return LocalRunner(flags.jobs)
+    try:
+        from gazette.spark.backfill import SparkRunner
+    except ImportError as error:
+        raise Invalid(
+            f"--master needs a package that is not installed ({error.name})",
+            path="--master",
+            hint="pip install 'gazette[spark]', or leave it out: this machine's cores do it then.",
+        ) from error
+    runner: Runner = SparkRunner(flags.master)
+    return runner
+
+
+def _access(context: Context, flags: ShardsBackfillFlags) -> Access:
+    """What tasks read with: the same brokers as this command."""
+    brokers = context.loaded.group(BrokerFlags)
+    protocols = check_protocols(brokers.fsspec_protocols, "broker.fsspec-protocols")
+    return Access(brokers, brokers.file_root, flags.direct, protocols)
+
+
+def _bounds(flags: ShardsBackfillFlags, now_s: float) -> Bounds:
+    """Where the history ends. Raises ``Invalid``."""
+    if flags.until and flags.offsets:
+        raise Invalid(
+            "--until and --offsets exclude each other",
+            path="--until",
+            hint="Either ends the history of all journals.",
+        )
+    until_s = parse_moment(flags.until, now_s, "--until")
+    if until_s > now_s:
+        raise Invalid(
+            f"a time that is to come ({flags.until})",
+            path="--until",
+            hint="Leave it out, to read everything that there is.",
+        )
+    return Bounds(_offsets(flags.offsets), until_s)
+
+
+def _offsets(text: str) -> Mapping[str, int]:
+    """Offsets by journal: JSON, or the name of a file that holds it. Raises ``Invalid``."""
+    if not text:
+        return {}
+    try:
+        data = text if text.lstrip().startswith("{") else Path(text).read_text("utf-8")
+    except OSError as error:
+        raise Invalid(f"cannot read {text}: {error.strerror}", path="--offsets") from error
+    try:
+        found = msgspec.json.decode(data, type=dict[str, int])
+    except msgspec.MsgspecError as error:
+        raise Invalid(
+            f"not offsets by journal: {error}",
+            path="--offsets",
+            hint='JSON such as {"words/part-000": 1048576}, or a file of it.',
+        ) from error
+    if bad := [journal for journal, offset in found.items() if offset < 0]:
+        raise Invalid(f"an offset of {bad[0]} is negative", path="--offsets")
+    return found
+
+
+def _tell(context: Context, flags: ShardsBackfillFlags, report: Report, progress: Progress) -> None:
+    if flags.format == "json":
+        value: dict[str, Any] = asdict(report)
+        context.terminal.write(json.dumps(value) + "\n")
+        return
+    if report.shards:
+        table = Table(
+            ["Shard", "Messages", "State", "Goes on at", "Open"],
+            numbers=frozenset({"Messages", "State", "Open"}),
+        )
+        for one in report.shards:
+            table.add(
+                one.shard,
+                str(one.messages) if report.published else "-",
+                bytes_text(one.bytes) if report.published else "-",
+                ", ".join(
+                    f"{journal}: {offset}" for journal, offset in sorted(one.sources.items())
+                ),
+                str(one.open_producers),
+            )
+        context.terminal.write(table.text(context.terminal))
+    if not report.published:
+        context.terminal.note(
+            f"would read {bytes_text(report.history_bytes)} with {report.history_messages} messages;"
+            f" the first pass over them took {report.seconds:.1f} s, and the second takes about"
+            f" {max(1.0, 2 * report.seconds):.0f} s and what the build does; nothing was changed"
+        )
+        for refusal in report.refusals:
+            context.terminal.note(f"as things are, the run would be refused: {refusal}")
+        return
+    if not report.shards:
+        context.terminal.note(f"run {report.run_id} is published already; nothing was changed")
+        return
+    verified = f"; equal to a replay: {', '.join(report.verified)}" if report.verified else ""
+    acknowledged = (
+        f"; {report.acknowledged} acknowledgements that former states owed are appended"
+        if report.acknowledged
+        else ""
+    )
+    enabled = "enabled" if flags.enable else "still disabled: enable them to go on"
+    context.terminal.note(
+        f"published {len(report.shards)} shards from {bytes_text(report.history_bytes)}"
+        f" in {report.seconds:.1f} s{verified}{acknowledged}; they are {enabled}"
+    )

@@ -1,0 +1,139 @@
+"""``gazctl shards backfill --list`` and ``--gc``: what runs have left, and how it is removed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Final
+
+from gazette.backfill.inventory import (
+    Orphan,
+    RunInfo,
+    branch_orphans,
+    intents_of,
+    list_runs,
+    scratch_orphans,
+    staged_orphans,
+)
+from gazette.backfill.staging import DirectoryStaging, Staging, garbage, open_staging
+from gazette.errors import GazetteError, NotFound
+from gazette.gazctl.context import Context
+from gazette.gazctl.flags import ShardsBackfillFlags
+from gazette.gazctl.io.output import Table
+from gazette.gazctl.io.terminal import bytes_text
+from gazette.recoverylog.scratch import abandoned
+from gazette.runtime.tasks import BlockingPool
+
+_NEVER: Final = "-"
+
+
+def _require_there(staging: Staging, flags: ShardsBackfillFlags) -> None:
+    """A name that is misspelt is not to look like an area that holds nothing. Raises ``NotFound``."""
+    if isinstance(staging, DirectoryStaging) and not staging.directory.exists():
+        raise NotFound(
+            f"there is no staging area at {flags.staging}",
+            hint="The first run of a backfill makes it. Give the same --staging.",
+        )
+
+
+async def list_all(context: Context, flags: ShardsBackfillFlags) -> int:
+    """``--list``: every run of the staging area, and everything that none of them needs."""
+    staging = open_staging(flags.staging)
+    _require_there(staging, flags)
+    consumer = await context.consumer()
+    pool = BlockingPool("backfill-list", 1)
+    try:
+        runs = await pool.run(list_runs, staging)
+        orphans = await pool.run(staged_orphans, staging)
+        orphans += await branch_orphans(await pool.run(intents_of, staging), consumer)
+        now = context.clock.now()
+        orphans += await pool.run(scratch_orphans, flags.scratch_dir, now)
+    finally:
+        pool.close()
+    if flags.format == "json":
+        value = {"runs": [asdict(one) for one in runs], "orphans": [asdict(one) for one in orphans]}
+        context.terminal.write(json.dumps(value) + "\n")
+        return 0
+    if runs:
+        context.terminal.write(_runs_table(runs).text(context.terminal))
+    if orphans:
+        context.terminal.write(_orphans_table(orphans).text(context.terminal))
+    size = sum(one.bytes for one in orphans)
+    context.terminal.note(
+        f"{len(runs)} runs; {len(orphans)} orphans that no run needs, {bytes_text(size)}"
+    )
+    return 0
+
+
+def _runs_table(runs: list[RunInfo]) -> Table:
+    table = Table(
+        ["Run", "Backfill", "Shards", "Step", "Objects", "Size", "Changed"],
+        numbers=frozenset({"Shards", "Objects", "Size"}),
+    )
+    for one in runs:
+        table.add(
+            one.run_id,
+            one.backfill,
+            str(one.shards),
+            one.step,
+            str(one.objects),
+            bytes_text(one.bytes),
+            _when(one.changed_s),
+        )
+    return table
+
+
+def _orphans_table(orphans: list[Orphan]) -> Table:
+    table = Table(
+        ["Orphan", "Where", "Size", "Changed", "Why", "Removed by"], numbers=frozenset({"Size"})
+    )
+    for one in orphans:
+        size, when = bytes_text(one.bytes), _when(one.changed_s)
+        table.add(one.kind, one.where, size, when, one.reason, one.remedy)
+    return table
+
+
+def _when(seconds: float) -> str:
+    if not seconds:
+        return _NEVER
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+async def collect(context: Context, flags: ShardsBackfillFlags) -> int:
+    """``--gc``: list what nothing needs any more, and remove it unless this is a dry run."""
+    staging = open_staging(flags.staging)
+    _require_there(staging, flags)
+    pool = BlockingPool("backfill-gc", 1)
+    try:
+        now = context.clock.now()
+        found = await pool.run(garbage, staging, now, flags.gc_age)
+        local = await pool.run(lambda: list(abandoned(flags.scratch_dir, now - flags.gc_age)))
+        table = Table(["Object", "Size", "Reason"], numbers=frozenset({"Size"}))
+        for one in found:
+            table.add(one.object.name, bytes_text(one.object.size), one.reason)
+        for build in local:
+            table.add(str(build.path), bytes_text(build.size), "the process that built there died")
+        if found or local:
+            context.terminal.write(table.text(context.terminal))
+        failed = 0
+        if not flags.dry_run:
+            for one in found:
+                try:
+                    await pool.run(staging.remove, one.object.name)
+                except GazetteError as error:
+                    failed += 1
+                    context.terminal.note(f"{one.object.name}: {error}")
+            for build in local:
+                try:
+                    await pool.run(shutil.rmtree, build.path)
+                except OSError as error:
+                    failed += 1
+                    context.terminal.note(f"{build.path}: {error}")
+    finally:
+        pool.close()
+    verb = "would be removed" if flags.dry_run else "removed"
+    size = sum(one.object.size for one in found) + sum(one.size for one in local)
+    context.terminal.note(f"{len(found) + len(local) - failed} objects {verb}, {bytes_text(size)}")
+    return 1 if failed else 0

@@ -1,0 +1,188 @@
+"""``gazctl shards list``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+from gazette.client.client import Client
+from gazette.client.shards import ListedShard, ShardClient, ShardList
+from gazette.errors import GazetteError, NotFound
+from gazette.gazctl.context import Context, each, parse_selector
+from gazette.gazctl.flags import ShardsListFlags
+from gazette.gazctl.io.output import NONE, Table, proto_json, proto_text
+from gazette.gazctl.io.terminal import bytes_text
+from gazette.gazctl.journals.lookup import write_head
+from gazette.protocol.ids import split_journal_meta
+from gazette.protocol.label_set import LabelSelector
+from gazette.protocol.pb import consumer_pb2
+from gazette.protocol.shard import ReplicaCode, ReplicaStatus
+from gazette.protocol.shard_list import ShardList as ShardSpecs
+
+UNKNOWN = "?"
+_STAT_TIMEOUT_S = 10.0
+
+
+async def run(context: Context) -> int:
+    flags = context.flags(ShardsListFlags)
+    selector = parse_selector(flags.selector, required=False)
+    consumer = await context.consumer()
+    listed = await list_shards(context, consumer, selector)
+    if not listed.shards:
+        context.terminal.note("no shard matches")
+    match flags.format:
+        case "table":
+            await _write_table(context, consumer, listed.shards, flags)
+        case "yaml":
+            context.terminal.write(shards_yaml(listed.shards))
+        case "json":
+            context.terminal.write(proto_json(list_response(listed)))
+        case _:
+            context.terminal.write(proto_text(list_response(listed)))
+    return 0
+
+
+async def list_shards(
+    context: Context, consumer: ShardClient, selector: LabelSelector
+) -> ShardList:
+    """What matches now. Raises ``Unavailable`` when that takes too long."""
+    async with context.answering(consumer.address):
+        return await consumer.list_shards(selector)
+
+
+async def get_shard(context: Context, consumer: ShardClient, shard_id: str) -> ListedShard:
+    """One shard. Raises ``NotFound``."""
+    listed = await list_shards(context, consumer, LabelSelector.of(id=shard_id))
+    if not listed.shards:
+        raise NotFound("shard not found", shard=shard_id)
+    return listed.shards[0]
+
+
+def shards_yaml(shards: Sequence[ListedShard]) -> str:
+    """The list that ``shards apply`` reads."""
+    return ShardSpecs.of((one.spec, one.mod_revision) for one in shards).to_yaml()
+
+
+def list_response(listed: ShardList) -> consumer_pb2.ListResponse:
+    return consumer_pb2.ListResponse(
+        header=listed.header.to_pb(),
+        shards=[
+            consumer_pb2.ListResponse.Shard(
+                spec=one.spec.to_pb(),
+                mod_revision=one.mod_revision,
+                create_revision=one.create_revision,
+                route=one.route.to_pb(),
+                status=[status.to_pb() for status in one.status],
+            )
+            for one in listed.shards
+        ],
+        extension=listed.extension,
+    )
+
+
+async def _write_table(
+    context: Context, consumer: ShardClient, shards: Sequence[ListedShard], flags: ShardsListFlags
+) -> None:
+    columns = {
+        "Primary": flags.primary,
+        "Replicas": flags.replicas,
+        "RF": flags.rf,
+        "Lag": flags.lag,
+    }
+    shown = [name for name, wanted in columns.items() if wanted]
+    lags, reasons = [""] * len(shards), ""
+    if flags.lag:
+        lags, reasons = await _lags(context, consumer, shards)
+    table = Table(["ID", "Status", *shown, *flags.label_columns], numbers=frozenset({"RF"}))
+    for shard, lag in zip(shards, lags, strict=True):
+        spec, route = shard.spec, shard.route
+        members = zip(route.members, shard.status, strict=True)
+        cells = {
+            "Primary": str(route.primary_id or NONE),
+            "Replicas": ",".join(f"{member}:{status.code.name}" for member, status in members)
+            or NONE,
+            "RF": str(spec.desired_replication(spec.hot_standbys)),
+            "Lag": lag,
+        }
+        labels = [",".join(spec.labels.values_of(name)) or NONE for name in flags.label_columns]
+        table.add(spec.id, status_text(shard), *(cells[name] for name in shown), *labels)
+    context.terminal.write(table.text(context.terminal) + errors_text(shards) + reasons)
+
+
+def status_text(shard: ListedShard) -> str:
+    """The most advanced status of its replicas."""
+    if not shard.status:
+        return "DISABLED" if shard.spec.disable else "UNASSIGNED"
+    return reduce(ReplicaStatus.reduce, shard.status).code.name
+
+
+def errors_text(shards: Sequence[ListedShard]) -> str:
+    """The errors of replicas that have FAILED, and what to do about them."""
+    lines: list[str] = []
+    for shard in shards:
+        for member, status in zip(shard.route.members, shard.status, strict=True):
+            if status.code is ReplicaCode.FAILED:
+                lines += [f"{shard.spec.id} at {member}: {error}" for error in status.errors]
+    if not lines:
+        return ""
+    advice = "Restart them with: gazctl shards unassign --failed -l id=…"
+    return "\nFAILED:\n" + "".join(f"  {line}\n" for line in lines) + f"{advice}\n"
+
+
+async def _lags(
+    context: Context, consumer: ShardClient, shards: Sequence[ListedShard]
+) -> tuple[list[str], str]:
+    """The lag of each shard, as text; and why it is not known of some."""
+    broker = await context.broker()
+    journals = sorted(
+        {split_journal_meta(s.journal)[0] for one in shards for s in one.spec.sources}
+    )
+    heads = dict(
+        zip(
+            journals,
+            await each("heads", journals, lambda j: _head(context, broker, j)),
+            strict=True,
+        )
+    )
+
+    async def one(shard: ListedShard) -> str:
+        return await _lag(context, consumer, shard, heads)
+
+    results = await each("lag", shards, one)
+    reasons = [
+        f"  {shard.spec.id}: {result}\n"
+        for shard, result in zip(shards, results, strict=True)
+        if isinstance(result, GazetteError)
+    ]
+    texts = [UNKNOWN if isinstance(result, GazetteError) else result for result in results]
+    return texts, ("\nLag is not known of:\n" + "".join(reasons)) if reasons else ""
+
+
+async def _head(context: Context, broker: Client, journal: str) -> int:
+    return await write_head(context, broker, journal)
+
+
+async def _lag(
+    context: Context,
+    consumer: ShardClient,
+    shard: ListedShard,
+    heads: dict[str, int | GazetteError],
+) -> str:
+    """Bytes that the shard has not consumed: of its source, or of each if there are several."""
+    if shard.route.primary is None:
+        raise NotFound("it has no primary")
+    # A shard that recovers answers when it is done: do not wait for it as long as for others.
+    async with context.answering(consumer.address, min(_STAT_TIMEOUT_S, context.timeout_s)):
+        stat = await consumer.stat(shard.spec.id)
+    lags: list[tuple[str, int]] = []
+    for source in shard.spec.sources:
+        journal = split_journal_meta(source.journal)[0]
+        head = heads[journal]
+        if isinstance(head, GazetteError):
+            raise head
+        # Nothing before the least offset is ever read, nor is it progress.
+        through = max(stat.read_through.get(source.journal, 0), source.min_offset)
+        lags.append((journal, max(0, head - through)))
+    if len(lags) == 1:
+        return bytes_text(lags[0][1])
+    return ",".join(f"{journal}:{bytes_text(lag)}" for journal, lag in lags) or NONE

@@ -1,0 +1,108 @@
+"""Which fragments of recovery logs nobody needs. Pure.
+
+The rules, each of which errs towards keeping:
+
+1. A fragment is kept if any hints of any shard need it: those of the primary, and every backup.
+2. Of the last segment of hints all that follows is kept, since play-back reads on to the write head.
+   Where that segment is in another log than the one that is being written (the shard was forked, and
+   wrote no files yet), the whole of the latter is kept.
+3. A log is left alone while a shard that writes it lacks hints in any slot, or has some without files.
+4. A log is left alone whose listed fragments end before what hints need: then the listing is not all.
+5. A log is left alone that has a fragment which no hints need and which is not persisted: either that is
+   about to be, or the hints are not of this log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gazette.client.shards import ShardHints
+from gazette.errors import Corrupt
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.hints import FSMHints
+from gazette.protocol.ids import JournalName, Offset
+from gazette.protocol.shard import ShardSpec
+from gazette.recoverylog.log.segment import fold_hinted_segments
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a log that is needed: ``[begin, end)``, or all from ``begin`` on."""
+
+    begin: Offset
+    end: Offset | None
+
+    def overlaps(self, fragment: Fragment) -> bool:
+        return fragment.end > self.begin and (self.end is None or fragment.begin < self.end)
+
+
+@dataclass(slots=True)
+class Needs:
+    """What all shards of a consumer need, by log; and why some logs must be left alone."""
+
+    spans: dict[JournalName, list[Span]] = field(default_factory=dict)
+    blocked: dict[JournalName, str] = field(default_factory=dict)
+
+    def add_shard(self, spec: ShardSpec, stored: ShardHints) -> None:
+        """Add the needs of one shard. Raises ``Invalid`` for hints that contradict themselves."""
+        slots = {"primary": stored.primary}
+        slots |= {f"backup {index}": hints for index, hints in enumerate(stored.backups)}
+        if len(stored.backups) < spec.hint_backups:
+            slots |= {f"backup {len(stored.backups)}": None}
+        for name, hints in slots.items():
+            if hints is None:
+                self.blocked.setdefault(
+                    spec.recovery_log, f"shard {spec.id} has no hints yet in slot {name}"
+                )
+            elif not any(node.segments for node in hints.live_nodes):
+                self.blocked.setdefault(
+                    spec.recovery_log, f"shard {spec.id} has hints without files in slot {name}"
+                )
+            else:
+                self.add_hints(hints)
+
+    def add_hints(self, hints: FSMHints) -> None:
+        """Add what a recovery by these hints reads."""
+        nodes = (node.segments for node in hints.live_nodes)
+        *segments, last = fold_hinted_segments(nodes, hints.log)
+        for segment in segments:
+            self._add(segment.log, segment.first_offset, segment.last_offset or None)
+        self._add(last.log, last.first_offset, None)
+        if last.log != hints.log:
+            self._add(hints.log, 0, None)
+
+    def _add(self, log: JournalName, begin: Offset, end: Offset | None) -> None:
+        self.spans.setdefault(log, []).append(Span(begin, end))
+
+    def unneeded(self, log: JournalName, fragments: Sequence[Fragment]) -> list[Fragment]:
+        """The fragments of a log that no hints need. Raises ``Corrupt`` by rule 4."""
+        spans = self.spans.get(log, [])
+        end = max((fragment.end for fragment in fragments), default=0)
+        for span in spans:
+            if span.end is None and span.begin and span.begin >= end:
+                raise Corrupt(
+                    "fragments of the log end before what hints need",
+                    log=log,
+                    end=end,
+                    needed=span.begin,
+                    hint="Check the log's fragment stores, and that brokers have listed them.",
+                )
+        return [one for one in fragments if not any(span.overlaps(one) for span in spans)]
+
+
+def unpersisted(fragments: Sequence[Fragment]) -> list[Fragment]:
+    """Those that are in no store yet, as far as brokers know."""
+    return [one for one in fragments if not (one.mod_time and one.backing_store)]
+
+
+def references(hints: ShardHints) -> set[JournalName]:
+    """The logs that hints of a shard name."""
+    present = [one for one in (hints.primary, *hints.backups) if one is not None]
+    return {one.log for one in present} | {
+        segment.log
+        for one in present
+        for node in one.live_nodes
+        for segment in node.segments
+        if segment.log
+    }

@@ -1,0 +1,208 @@
+"""``gazctl shards recover``: the files of a shard, played back from its recovery log."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Final
+
+from gazette.client.client import Client
+from gazette.client.journals import FragmentsParams
+from gazette.client.shards import ShardClient
+from gazette.errors import Corrupt, Invalid, NotFound
+from gazette.gazctl.context import Context
+from gazette.gazctl.flags import RecoverFlags
+from gazette.gazctl.io.output import Table
+from gazette.gazctl.io.terminal import bytes_text
+from gazette.gazctl.journals.fragments import fragments_of
+from gazette.gazctl.shards.list import get_shard
+from gazette.protocol.hints import FSMHints
+from gazette.protocol.shard import ShardSpec
+from gazette.protocol.text.validation import within
+from gazette.recoverylog.convert import convert
+from gazette.recoverylog.log.broker_logs import BrokerLogs
+from gazette.recoverylog.playback.player import Player, RecoveredState
+from gazette.recoverylog.shard_state import to_standalone
+from gazette.recoverylog.time_travel import Moment, open_at
+from gazette.runtime.tasks import BlockingPool
+
+STAGING: Final = ".gazctl-recover"
+"""Within the directory, so that what was recovered is moved and not copied."""
+
+
+async def run(context: Context) -> int:
+    flags = context.flags(RecoverFlags)
+    if flags.convert is not None:
+        return await _convert(context, flags, flags.convert)
+    if not flags.id:
+        raise Invalid("a shard is required", path="--id")
+    if flags.dir is None:
+        raise Invalid("a directory is required", path="--dir")
+    moment = None
+    if flags.at:
+        if flags.backup >= 0:
+            raise Invalid("--at looks through all hints by itself", hint="Leave out --backup.")
+        with within("--at"):
+            moment = Moment.parse(flags.at)
+    pool = BlockingPool("recover", 2)
+    try:
+        await pool.run(check_directory, flags.dir, force=flags.force)
+        consumer, client = await context.consumer(), await context.broker()
+        spec = (await get_shard(context, consumer, flags.id)).spec
+        if not spec.recovery_log:
+            raise Invalid(f"{spec.id} has no recovery log: its state is elsewhere", path="--id")
+        if moment is None:
+            hints = await choose_hints(context, consumer, client, spec, flags.backup)
+            log = (await _play(context, client, hints, flags.dir / STAGING, pool)).log
+        else:
+            log = await _travel(context, consumer, client, spec, moment, flags.dir / STAGING, pool)
+        databases = await pool.run(finish_directory, flags.dir)
+        table = await pool.run(_table, flags.dir)
+    finally:
+        pool.close()
+    context.terminal.write(table.text(context.terminal))
+    context.terminal.note(f"recovered {spec.id} from {log} into {flags.dir}")
+    for name in databases:
+        context.terminal.note(f"{flags.dir / name} is a SQLite database")
+    return 0
+
+
+async def _convert(context: Context, flags: RecoverFlags, directory: Path) -> int:
+    """Make databases of a directory that another player has filled. Needs no cluster."""
+    given = {
+        "--id": flags.id,
+        "--dir": flags.dir,
+        "--force": flags.force,
+        "--at": flags.at,
+        "--backup": flags.backup >= 0,
+    }
+    for flag in (name for name, value in given.items() if value):
+        raise Invalid("does not go with --convert", path=flag, hint="Leave it out.")
+    pool = BlockingPool("convert", 1)
+    try:
+        made = await pool.run(convert, directory)
+        table = await pool.run(_table, directory)
+    finally:
+        pool.close()
+    context.terminal.write(table.text(context.terminal))
+    for one in made:
+        about = f", of which not all could be checked ({one.unchecked})" if one.unchecked else ""
+        context.terminal.note(f"{one.path} is a SQLite database{about}")
+    return 0
+
+
+def check_directory(directory: Path, *, force: bool) -> None:
+    """Make the directory, and require that it may be filled. Raises ``Invalid``."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        # What an interrupted recovery has left is ours.
+        shutil.rmtree(directory / STAGING, ignore_errors=True)
+        occupied = next(directory.iterdir(), None)
+    except OSError as error:
+        raise Invalid(f"cannot use {directory}: {error.strerror}", path="--dir") from error
+    if occupied is not None and not force:
+        raise Invalid(
+            f"{directory} is not empty (it has {occupied.name})",
+            path="--dir",
+            hint="Choose another, or have its content replaced with --force.",
+        )
+
+
+async def choose_hints(
+    context: Context, consumer: ShardClient, client: Client, spec: ShardSpec, backup: int = -1
+) -> FSMHints:
+    """The newest hints of a shard, or a ``backup`` of them; none if there are none and its log can be
+    played from the first byte.
+
+    Raises ``NotFound`` if there is no such backup, and ``Corrupt`` if there are no hints and the log
+    was pruned: it would play back to nothing.
+    """
+    async with context.answering(consumer.address):
+        stored = await consumer.get_hints(spec.id)
+    if backup >= 0:
+        chosen = stored.backups[backup] if backup < len(stored.backups) else None
+        if chosen is None:
+            raise NotFound(
+                "the shard has no such backup of its hints", shard=spec.id, backup=backup
+            )
+        return chosen
+    for hints in (stored.primary, *stored.backups):
+        if hints is not None:
+            return hints
+    log = spec.recovery_log
+    found = await fragments_of(context, client, FragmentsParams(log))
+    begin = min((one.fragment.begin for one in found), default=0)
+    if begin > 0:
+        raise Corrupt(
+            "the shard has no hints, and its recovery log was pruned",
+            shard=spec.id,
+            log=log,
+            begin=begin,
+            hint=f"Restore its hints in etcd, at {spec.hint_primary_key}.",
+        )
+    return FSMHints(log=log)
+
+
+async def _travel(
+    context: Context,
+    consumer: ShardClient,
+    client: Client,
+    spec: ShardSpec,
+    moment: Moment,
+    directory: Path,
+    pool: BlockingPool,
+) -> str:
+    """Recover the state of some moment of the past; its log."""
+    async with context.answering(consumer.address):
+        stored = await consumer.get_hints(spec.id)
+    hints = [one for one in (stored.primary, *stored.backups) if one is not None]
+    source = BrokerLogs(client, asyncio.get_running_loop(), stall_timeout_s=context.timeout_s)
+    state = await pool.run(
+        open_at, source, hints or [FSMHints(log=spec.recovery_log)], directory, moment
+    )
+    await pool.run(state.close)
+    time = "" if state.time is None else f", recorded at {state.time.isoformat()}"
+    context.terminal.note(f"the state at offset {state.offset}{time}")
+    return state.log
+
+
+async def _play(
+    context: Context, client: Client, hints: FSMHints, directory: Path, pool: BlockingPool
+) -> RecoveredState:
+    player = Player(
+        hints, directory, client, context.clock, pool, stall_timeout_s=context.timeout_s
+    )
+    player.finish()
+
+    def amounts() -> tuple[int, int]:
+        progress = player.progress
+        return progress.bytes_read, progress.bytes_read + progress.lag_bytes
+
+    async with context.telling_progress(f"playing {hints.log}", amounts):
+        return await player.play()
+
+
+def finish_directory(directory: Path) -> list[str]:
+    """Make plain databases of what was played back, and have it replace what the directory held;
+    the names of databases."""
+    staging = directory / STAGING
+    databases = list(to_standalone(staging))
+    for path in directory.iterdir():
+        if path.name != STAGING:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    for path in list(staging.iterdir()):
+        path.rename(directory / path.name)
+    staging.rmdir()
+    return databases
+
+
+def _table(directory: Path) -> Table:
+    table = Table(["File", "Size"], numbers=frozenset({"Size"}))
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            table.add(str(path.relative_to(directory)), bytes_text(path.stat().st_size))
+    return table

@@ -1,0 +1,114 @@
+"""Messages of each producer, cut where their kind changes. Both passes step by these. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gazette.history.columns import Array64, Columns
+from gazette.history.snapshot import Run
+from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
+from gazette.protocol.ids import Offset
+
+Clocks = npt.NDArray[np.uint64]
+
+
+class Segment(NamedTuple):
+    """Consecutive messages of one producer and one kind. An acknowledgement is a segment of its
+    own.
+
+    ``rows`` are their positions in the columns. ``kind`` is ``OUTSIDE_TXN`` also for unknown flags,
+    as in the sequencer.
+    """
+
+    producer: int
+    kind: int
+    rows: Array64
+    clocks: Clocks
+
+
+class Counted(NamedTuple):
+    """Rows of the messages of a run that count."""
+
+    sequenced: Array64
+    """Rows with a clock."""
+    unclocked: Array64
+    """Rows without a clock. They are always committed, and never deduplicated."""
+
+
+class Cut(NamedTuple):
+    """Messages of a piece of a run, cut for both passes."""
+
+    segments: tuple[Segment, ...]
+    """Segments of the messages that count, producer by producer."""
+    unclocked: Array64
+    """Rows without a clock, as in `Counted`."""
+
+
+def cut(columns: Columns, run: Run) -> Cut:
+    """Cut the next messages of a run."""
+    rows, unclocked = counted(columns, run.begin, since_of(run))
+    return Cut(tuple(segments(columns, rows)), unclocked)
+
+
+def counted(columns: Columns, begin: Offset, since: Mapping[int, Offset]) -> Counted:
+    """Leave out messages before ``begin``, except those of the producers of ``since``."""
+    counts = columns.begins >= begin
+    clocked = columns.uuids.clocks != 0
+    unclocked = np.flatnonzero(counts & ~clocked)
+    if since and not counts.all():
+        for producer, offset in since.items():
+            counts |= (columns.uuids.producers == np.uint64(producer)) & (columns.begins >= offset)
+    return Counted(np.flatnonzero(counts & clocked), unclocked)
+
+
+def since_of(run: Run) -> dict[int, Offset]:
+    """Return ``Run.since`` with producers as numbers."""
+    return {int.from_bytes(producer, "big"): offset for producer, offset in run.since.items()}
+
+
+def segments(columns: Columns, rows: Array64) -> Iterator[Segment]:
+    """Yield the segments of ``rows``: those of each producer in order, producer by producer."""
+    if not len(rows):
+        return
+    every = len(rows) == len(columns)
+    producers = columns.uuids.producers if every else columns.uuids.producers[rows]
+    if bool((producers == producers[0]).all()):
+        yield from _of_producer(columns, int(producers[0]), rows)
+        return
+    order = np.argsort(producers, kind="stable")
+    ordered = producers[order]
+    bounds = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    for group in np.split(order, bounds):
+        yield from _of_producer(columns, int(producers[group[0]]), rows[group])
+
+
+def _of_producer(columns: Columns, producer: int, rows: Array64) -> Iterator[Segment]:
+    flags = columns.uuids.flags[rows]
+    clocks = columns.uuids.clocks[rows]
+    acknowledges = flags == ACK_TXN
+    kinds = np.where(flags == CONTINUE_TXN, CONTINUE_TXN, OUTSIDE_TXN)
+    kinds[acknowledges] = ACK_TXN
+    bounds = np.flatnonzero((kinds[1:] != kinds[:-1]) | acknowledges[1:]) + 1
+    begin = 0
+    for end in [*bounds.tolist(), len(rows)]:
+        yield Segment(producer, int(kinds[begin]), rows[begin:end], clocks[begin:end])
+        begin = end
+
+
+def records(clocks: Clocks, newest: int) -> npt.NDArray[np.bool_]:
+    """Return a mask of clocks that are above ``newest`` and above all before them. The others are
+    duplicates.
+    """
+    bound = np.uint64(newest)
+    if len(clocks) == 1:
+        return clocks > bound
+    if clocks[0] > bound and bool((clocks[1:] > clocks[:-1]).all()):
+        return np.ones(len(clocks), np.bool_)
+    before = np.empty_like(clocks)
+    before[0] = bound
+    np.maximum(np.maximum.accumulate(clocks[:-1]), bound, out=before[1:])
+    return clocks > before

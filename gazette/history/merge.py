@@ -1,0 +1,240 @@
+"""Folds the summaries of runs, in the order of each journal. Pure and fast.
+
+Forwards, the fold carries the states of producers from run to run. Backwards, it gives each run the
+fates of the messages that were pending at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gazette.errors import Bug, Corrupt
+from gazette.history.snapshot import RUN_BYTES, JournalSnapshot, Run, Snapshot
+from gazette.history.summary import ProducerSummary, RunSummary, State, Undecided
+from gazette.message.uuid import PRODUCER_BYTES, ProducerId, clock_span
+from gazette.protocol.checkpoint import Checkpoint, ProducerState, SourceCheckpoint
+from gazette.protocol.ids import JournalName, Offset
+
+Resolve = Callable[[Run, int, int], Offset]
+"""Function from a run, a producer and a clock to an offset. It is the offset of the first pending message
+of the producer above the clock (`summary.first_beyond`). The function reads the run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedRun:
+    """A run, with the facts beyond its own bytes that sequencing needs. Producers are numbers."""
+
+    run: Run
+    known: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """Clocks ``acked`` and ``newest`` of the producers in the run that were known before it."""
+    fates: Mapping[int, int] = field(default_factory=dict)
+    """For producers with pending messages at its end: the clock up to which these committed later."""
+    clock_min: int = 0
+    """Least clock of its messages. Zero if some messages have no clock."""
+    clock_max: int = 0
+    empty: bool = False
+    """True if it holds no messages."""
+    fresh: bool = False
+    """True if its messages have greater clocks than all earlier messages of their producers. Such a run
+    repeats no earlier message, so that sequencing it does not need ``known``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A snapshot whose committed messages are known."""
+
+    snapshot: Snapshot
+    runs: tuple[CommittedRun, ...]
+    sources: Mapping[JournalName, SourceCheckpoint]
+    """Checkpoint, by journal, of a consumer that has read exactly the snapshot."""
+    newest: Mapping[JournalName, Mapping[ProducerId, int]] = field(default_factory=dict)
+    """By journal and producer, the greatest clock of acknowledged or pending messages."""
+    rows: int = 0
+    """Number of messages that were read, committed or not."""
+    replays: Mapping[JournalName, frozenset[ProducerId]] = field(default_factory=dict)
+    """Producers that committed messages from before the snapshot, and were not replayed. If there are any,
+    the runs are incomplete: fold the snapshot again with these."""
+
+    @property
+    def open(self) -> dict[JournalName, tuple[ProducerId, ...]]:
+        """Return, by journal, the producers that have pending messages at its end."""
+        found = {
+            journal: tuple(p for p, state in source.producers.items() if state.begin is not None)
+            for journal, source in self.sources.items()
+        }
+        return {journal: producers for journal, producers in found.items() if producers}
+
+    def checkpoint(self, prune_horizon_ns: int = 0) -> Checkpoint:
+        """Return the sources as a checkpoint, without ACK intents.
+
+        ``prune_horizon_ns`` forgets producers that were silent for that long (0: none). As in
+        `Sequencer.checkpoint`, their age is relative to the newest acknowledgement of their
+        journal.
+        """
+        span = clock_span(prune_horizon_ns)
+        sources = dict(self.sources)
+        for journal, source in self.sources.items() if span else ():
+            if not source.producers:
+                continue
+            bound = max(state.last_ack for state in source.producers.values()) - span
+            newest = self.newest[journal]
+            kept = {p: state for p, state in source.producers.items() if newest[p] >= bound}
+            sources[journal] = SourceCheckpoint(source.read_through, kept)
+        return Checkpoint(sources)
+
+
+@dataclass(slots=True)
+class _Context:
+    """One run during the fold."""
+
+    run: Run
+    summary: RunSummary
+    known: dict[int, tuple[int, int]] = field(default_factory=dict)
+    fates: dict[int, int] = field(default_factory=dict)
+    fresh: bool = True
+
+    def committed(self) -> CommittedRun:
+        return CommittedRun(
+            self.run,
+            self.known,
+            self.fates,
+            self.summary.clock_min,
+            self.summary.clock_max,
+            not self.summary.rows,
+            self.fresh,
+        )
+
+
+def fold(
+    snapshot: Snapshot, runs: Sequence[Run], summaries: Sequence[RunSummary], resolve: Resolve
+) -> Folded:
+    """Fold the summaries of all runs of a snapshot. The summaries may come in any order.
+
+    Raise `Corrupt` if the start of a committed transaction was pruned. Raise what ``resolve``
+    raises. Raise `Bug` if the runs are not those of the snapshot.
+    """
+    by_number = {summary.number: summary for summary in summaries}
+    contexts: dict[JournalName, list[_Context]] = {j.journal: [] for j in snapshot.journals}
+    for run in runs:
+        if run.number not in by_number or run.journal not in contexts:
+            raise Bug("not a run of the snapshot", journal=run.journal, number=run.number)
+        contexts[run.journal].append(_Context(run, by_number[run.number]))
+    folds = [_JournalFold(journal, resolve) for journal in snapshot.journals]
+    sources = {one.journal: one.fold(contexts[one.journal]) for one in folds}
+    return Folded(
+        snapshot,
+        tuple(context.committed() for found in contexts.values() for context in found),
+        sources,
+        {one.journal: one.newest for one in folds},
+        sum(summary.rows for summary in summaries),
+        {one.journal: frozenset(one.replays) for one in folds if one.replays},
+    )
+
+
+def fold_snapshot(
+    snapshot: Snapshot,
+    summarise: Callable[[Sequence[Run]], Sequence[RunSummary]],
+    resolve: Resolve,
+    run_bytes: int = RUN_BYTES,
+) -> Folded:
+    """Do the whole first pass. ``summarise`` returns the summaries of runs, by any means.
+
+    Summarise runs twice if messages from before the snapshot commit in it. Raise what ``summarise``
+    and `fold` raise.
+    """
+    while True:
+        runs = snapshot.runs(run_bytes)
+        folded = fold(snapshot, runs, summarise(runs), resolve)
+        if not folded.replays:
+            return folded
+        replays = {
+            journal.journal: journal.replays | folded.replays.get(journal.journal, frozenset())
+            for journal in snapshot.journals
+        }
+        snapshot = snapshot.replaying(replays)
+
+
+class _JournalFold:
+    def __init__(self, journal: JournalSnapshot, resolve: Resolve) -> None:
+        self.journal = journal.journal
+        self.replays: set[ProducerId] = set()
+        self._begin = journal.begin
+        self._resolve = resolve
+        self._states: dict[int, State] = {}
+        self._waiting: dict[int, list[_Context]] = {}
+        """By producer, the runs that hold its pending messages."""
+        self._lost: dict[int, Offset] = {}
+        """By producer with pending messages from before the snapshot: their offset, until it is seen."""
+        self._unread: set[int] = set()
+        """Producers with pending messages from before the snapshot that are not replayed."""
+        pending = journal.pending
+        for producer, state in journal.producers.items():
+            number = int.from_bytes(producer, "big")
+            self._states[number] = State(state.last_ack, state.last_ack, state.begin)
+            if producer in journal.replays:
+                self._lost[number] = pending[producer]
+            elif producer in pending:
+                self._unread.add(number)
+
+    def fold(self, contexts: Sequence[_Context]) -> SourceCheckpoint:
+        end = self._begin
+        for context in contexts:
+            end = max(end, context.summary.end)
+            for producer, summary in context.summary.producers.items():
+                self._step(context, producer, summary)
+        return SourceCheckpoint(
+            end,
+            {
+                producer.to_bytes(PRODUCER_BYTES, "big"): ProducerState(state.acked, state.begin)
+                for producer, state in self._states.items()
+            },
+        )
+
+    @property
+    def newest(self) -> dict[ProducerId, int]:
+        return {
+            producer.to_bytes(PRODUCER_BYTES, "big"): state.newest
+            for producer, state in self._states.items()
+        }
+
+    def _step(self, context: _Context, producer: int, summary: ProducerSummary) -> None:
+        before = self._states.get(producer)
+        if before is None:
+            clock = summary.first_clock - 1
+            before = State(clock, clock, None)
+        else:
+            context.known[producer] = (before.acked, before.newest)
+            # Check the least clock too, so that each message is newer than the one before it.
+            least = summary.least_clock
+            context.fresh &= least == summary.first_clock and least > before.newest
+        if self._lost.get(producer) == summary.first_begin:
+            del self._lost[producer]
+        after, fate = summary.apply(
+            before, lambda clock: self._resolve(context.run, producer, clock)
+        )
+        waiting = self._waiting.setdefault(producer, [])
+        if fate is not Undecided.PENDING:
+            if isinstance(fate, int) and before.begin is not None:
+                if producer in self._lost:
+                    raise self._corrupt(producer, self._lost[producer])
+                if producer in self._unread:
+                    self.replays.add(producer.to_bytes(PRODUCER_BYTES, "big"))
+                for earlier in waiting:
+                    earlier.fates[producer] = fate
+            self._lost.pop(producer, None)
+            self._unread.discard(producer)
+            waiting.clear()
+        if after.begin is not None:
+            waiting.append(context)
+        self._states[producer] = after
+
+    def _corrupt(self, producer: int, begin: Offset) -> Corrupt:
+        return Corrupt(
+            "the start of a committed transaction was pruned from the journal",
+            hint="Retain fragments for longer than transactions of producers take. Or begin behind the "
+            "transaction, without the states of producers.",
+            journal=self.journal,
+            producer=producer.to_bytes(PRODUCER_BYTES, "big").hex(),
+            begin=begin,
+        )

@@ -1,0 +1,261 @@
+"""Access of a task to the bytes of a run: from blob stores, or through brokers.
+
+`Access` is a value that is sent to the tasks of a cluster. Each task opens it. Everything here
+blocks: call it from threads, never from an event loop.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Coroutine, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+from gazette.blobs.blob_store import BlobStore
+from gazette.blobs.fsspec import check_protocols
+from gazette.blobs.registry import BlobSettings, BlobStores
+from gazette.client.client import Client
+from gazette.client.flags import BrokerClientFlags
+from gazette.client.read.reader import OffsetJump, ReadParams
+from gazette.client.rpc.preflight import require_reachable
+from gazette.errors import Corrupt, Invalid, NotFound, Unavailable
+from gazette.fragment.decoder import DecodedFile, FragmentDecoder
+from gazette.history.snapshot import Piece, Run
+from gazette.protocol.ids import JournalName, Offset
+from gazette.runtime.clock import Clock, SystemClock
+from gazette.runtime.tasks import LoopThread
+
+T = TypeVar("T")
+
+BLOCK_BYTES: Final = 1 << 20
+"""Greatest size of one chunk of `OpenAccess.chunks`, in bytes. A cache of 2 MB holds it while it is
+decompressed, summed and scanned."""
+_LISTING_THREADS: Final = 8
+_CONNECT_S: Final = 10.0
+_PATIENCE_S: Final = 10.0
+"""Time to wait for a first answer. It exceeds a restart of a broker, so that tasks survive one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The places from which journals are read.
+
+    ``brokers`` holds the address and credentials of brokers, if there are any. With ``direct``,
+    this process opens stored fragments in their blob store, with its own credentials and
+    ``file_root``. Otherwise brokers sign URLs for fragments, or proxy them.
+    """
+
+    brokers: BrokerClientFlags | None = None
+    file_root: Path | None = None
+    """Root directory of ``file://`` stores."""
+    direct: bool = False
+    fsspec_protocols: frozenset[str] = frozenset()
+    """Protocols that ``fsspec+NAME://`` stores may name."""
+
+    @classmethod
+    def of(
+        cls,
+        broker: str = "",
+        *,
+        file_root: Path | str | None = None,
+        auth_keys: str = "",
+        auth_token: str = "",
+        trusted_ca_file: str = "",
+        cert_file: str = "",
+        cert_key_file: str = "",
+        direct: bool = False,
+        fsspec_protocols: Iterable[str] = (),
+    ) -> Self:
+        """Return an access from its parts. Raise `Invalid` without a broker and without direct
+        access.
+        """
+        root = None if file_root is None else Path(file_root)
+        if not broker and not direct:
+            raise Invalid(
+                "there is no source to read from: neither a broker's address nor direct access to stores",
+                path="broker",
+            )
+        brokers = None
+        if broker:
+            brokers = replace(
+                BrokerClientFlags(),
+                address=broker,
+                auth_keys=auth_keys,
+                auth_token=auth_token,
+                trusted_ca_file=trusted_ca_file,
+                cert_file=cert_file,
+                cert_key_file=cert_key_file,
+                file_root=root,
+            )
+        protocols = check_protocols(fsspec_protocols, "fsspec_protocols")
+        return cls(brokers, root, direct, protocols)
+
+    def open(self, clock: Clock | None = None) -> OpenAccess:
+        """Open the access for this process. Close the result, or use it in a ``with``."""
+        return OpenAccess(self, clock)
+
+
+class OpenAccess:
+    """An access in use. Thread-safe."""
+
+    def __init__(self, settings: Access, clock: Clock | None = None) -> None:
+        self.settings = settings
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self._lock = threading.Lock()
+        self._loop: LoopThread | None = None
+        self._client: Client | None = None
+        self.stores = BlobStores(
+            BlobSettings(settings.file_root, fsspec_protocols=settings.fsspec_protocols),
+            self.clock,
+            threads=_LISTING_THREADS,
+            rng=random.Random(),
+        )
+        """Stores, for the event loop of `run`. Other threads call `store`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close connections. A second call does nothing."""
+        with self._lock:
+            client, self._client = self._client, None
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            if client is not None:
+                loop.run(client.close())
+            loop.close()
+        self.stores.close()
+
+    def run(self, coro: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the event loop that belongs to this access."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = LoopThread("history")
+            loop = self._loop
+        return loop.run(coro)
+
+    async def client(self) -> Client:
+        """Return the client of the brokers. Call this on the loop.
+
+        Raise `Invalid` without brokers. Raise ``Unavailable`` if no broker answers the first call.
+        Later calls wait for brokers that are away.
+        """
+        if self._client is None:
+            brokers = self.settings.brokers
+            if brokers is None:
+                raise Invalid(
+                    "this needs a broker, and no address of a broker was given",
+                    path="broker",
+                    hint="Give the address of a broker.",
+                )
+            # `close` closes a client that is stored here, also after cancellation.
+            client = self._client = brokers.client("", self.clock)
+            try:
+                await require_reachable(
+                    client,
+                    "broker",
+                    connect_s=_CONNECT_S,
+                    patience_s=_PATIENCE_S,
+                    hint="Check that it runs there and can be reached from here, or correct the address.",
+                )
+            except Unavailable:
+                self._client = None
+                await client.close()
+                raise
+        return self._client
+
+    def store(self, url: str) -> BlobStore:
+        """Return the blob store of a URL. Raise `Invalid` or `NotAllowed` if it cannot be made."""
+        with self._lock:
+            return self.stores.get(url).store
+
+    def chunks(self, run: Run) -> Iterator[tuple[Offset, bytes]]:
+        """Yield the bytes of a run's pieces with their offsets, in order.
+
+        Check the SHA-1 of a fragment that is read to its end, before its last bytes are yielded.
+        Never decode a fragment beyond its length.
+
+        Raise ``NotFound`` if a fragment was pruned. Raise ``Corrupt`` if a fragment does not match
+        its name, or if the journal has lost bytes of the snapshot since. Raise ``NotAllowed``,
+        ``Unavailable`` or ``Broken`` as stores and brokers do.
+        """
+        for piece in run.pieces:
+            if piece.fragment is not None and self._is_direct(piece):
+                yield from self._stored(piece)
+            else:
+                yield from self._through_brokers(run.journal, piece)
+
+    def _is_direct(self, piece: Piece) -> bool:
+        assert piece.fragment is not None
+        return bool(self.settings.direct and piece.fragment.backing_store)
+
+    def _stored(self, piece: Piece) -> Iterator[tuple[Offset, bytes]]:
+        fragment = piece.fragment
+        assert fragment is not None
+        path = fragment.content_path()
+        try:
+            source = self.store(fragment.backing_store).open(path)
+        except NotFound as error:
+            raise NotFound(
+                "a fragment of the snapshot was pruned after the snapshot was taken",
+                hint="Read again: a new snapshot leaves it out.",
+                journal=fragment.journal,
+                file=f"{fragment.backing_store}{path}",
+            ) from error
+        with DecodedFile(source, FragmentDecoder(fragment)) as file:
+            file.skip_to(piece.begin)
+            held: list[bytes] = []
+            size, begin = 0, piece.begin
+            while block := file.read(min(BLOCK_BYTES, piece.end - file.offset) or 1):
+                held.append(block)
+                size += len(block)
+                if file.offset == piece.end and piece.end < fragment.end:
+                    break
+                if size >= BLOCK_BYTES // 2 and file.offset < piece.end:
+                    yield begin, b"".join(held)
+                    held, begin, size = [], file.offset, 0
+            if held:
+                yield begin, b"".join(held)
+
+    def _through_brokers(
+        self, journal: JournalName, piece: Piece
+    ) -> Iterator[tuple[Offset, bytes]]:
+        params = ReadParams(journal, piece.begin, block=True, end_offset=piece.end)
+
+        async def opened() -> Any:
+            return (await self.client()).retry_reader(params)
+
+        reader = self.run(opened())
+
+        async def closed() -> None:
+            reader.close()
+
+        async def gathered() -> bytes:
+            held: list[bytes] = []
+            size = 0
+            while size < BLOCK_BYTES and (block := await reader.read(BLOCK_BYTES)):
+                held.append(block)
+                size += len(block)
+            return b"".join(held)
+
+        try:
+            at = piece.begin
+            while at < piece.end:
+                data = self.run(gathered())
+                yield at, data
+                at += len(data)
+        except OffsetJump as jump:
+            raise Corrupt(
+                "the journal has lost bytes of the snapshot since it was taken",
+                hint="Read again: a new snapshot leaves them out.",
+                journal=journal,
+                begin=jump.expected,
+                end=jump.offset,
+            ) from jump
+        finally:
+            self.run(closed())

@@ -1,0 +1,1 @@
+"""Messages in bytes: JSON lines, fixed framing, CSV."""

@@ -1,0 +1,162 @@
+"""The base of every framing: `Framing`, the `Frames` that it decodes, and the errors that it
+raises.
+
+Stage 11 of the byte path. Pure. A `Framing` belongs to one reader or publisher, one content type
+and one type of message.
+
+A malformed frame never hides the frames around it. Decoding first returns the messages before it.
+Then it raises a `MalformedMessage` with the end of the frame, at which the caller may continue.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, Generic, TypeVar
+
+from gazette.errors import Corrupt, Invalid
+from gazette.message.codec import MessageCodec
+from gazette.protocol.ids import JournalName, Offset
+
+M = TypeVar("M")
+
+FRAME_BYTES_MAX: Final = 256 << 20
+"""Greatest length of a frame that is published or read, in bytes. The protocol has no bound, but a
+reader that trusts a corrupt length would hold up to 4 GiB."""
+
+_NEWLINE: Final = 0x0A
+
+
+class MalformedMessage(Corrupt):
+    """A frame of a journal that is not a message of the expected type.
+
+    ``raw`` holds its bytes. ``journal``, ``begin`` and ``end`` locate it, so that a caller can set
+    it aside and continue at ``end``.
+    """
+
+    default_hint = "Repair or stop its producer, or let the shard's poison policy skip the message."
+
+    def __init__(
+        self, reason: str, *, begin: Offset, end: Offset, raw: bytes, journal: JournalName = ""
+    ) -> None:
+        super().__init__(reason, journal=journal, begin=begin, end=end)
+        self.reason = reason
+        self.journal = journal
+        self.begin = begin
+        self.end = end
+        self.raw = raw
+
+    def of(self, journal: JournalName) -> MalformedMessage:
+        """Return the same error with the name of its journal."""
+        error = MalformedMessage(
+            self.reason, begin=self.begin, end=self.end, raw=self.raw, journal=journal
+        )
+        error.__cause__ = self.__cause__
+        return error
+
+
+class TruncatedFrame(Corrupt):
+    """The end of the bytes cuts a frame."""
+
+    default_hint = "Read to an offset at which a message ends, or block until more is written."
+
+    def __init__(
+        self, reason: str, *, begin: Offset, end: Offset, raw: bytes, journal: JournalName = ""
+    ) -> None:
+        super().__init__(reason, journal=journal, begin=begin, end=end)
+        self.reason = reason
+        self.journal = journal
+        self.begin = begin
+        self.end = end
+        self.raw = raw
+
+
+@dataclass(slots=True)
+class Frames(Generic[M]):
+    """Messages that were decoded from a buffer, in order. ``begins`` and ``ends`` are journal
+    offsets.
+    """
+
+    begins: list[Offset] = field(default_factory=list)
+    ends: list[Offset] = field(default_factory=list)
+    messages: list[M] = field(default_factory=list)
+    uuids: bytes = b""
+    """16 bytes for each message, or nothing if the type has no UUID."""
+    consumed: int = 0
+    """Bytes of the buffer that the messages occupy. An incomplete frame may follow."""
+    stopped: bool = False
+    """True if the frame that follows is malformed, not incomplete."""
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __iter__(self) -> Iterator[tuple[Offset, Offset, M]]:
+        return zip(self.begins, self.ends, self.messages, strict=True)
+
+
+class Framing(ABC, Generic[M]):
+    """The encoding of messages of one type in a journal of one content type."""
+
+    content_type: ClassVar[str]
+
+    def __init__(self, codec: MessageCodec[M], frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self.codec = codec
+        self.frame_bytes_max = frame_bytes_max
+
+    @abstractmethod
+    def decode(self, buffer: bytes, base_offset: Offset) -> Frames[M]:
+        """Decode all complete frames, up to the first malformed one.
+
+        Raise `MalformedMessage` only if the first frame is malformed. The caller may continue at
+        its ``end``.
+        """
+
+    @abstractmethod
+    def may_complete(self, pending: bytes, size: int, data: bytes) -> bool:
+        """Return True if ``data`` may complete the pending frame.
+
+        ``size`` bytes are pending, and begin with ``pending``. This avoids decoding a large frame
+        again with each of its chunks.
+        """
+
+    @abstractmethod
+    def encode_into(self, message: M, buffer: bytearray) -> None:
+        """Append the frame of a message.
+
+        Raise `Invalid` if it cannot be encoded. The caller then removes what was appended to the
+        buffer.
+        """
+
+    @abstractmethod
+    def frame(self, payload: bytes) -> bytes:
+        """Return the frame of an encoded message."""
+
+    def encode(self, message: M) -> bytes:
+        """Return the frame of a message. Raise `Invalid` if it cannot be encoded."""
+        buffer = bytearray()
+        self.encode_into(message, buffer)
+        return bytes(buffer)
+
+    def finish(self, rest: bytes, offset: Offset) -> None:
+        """Check the bytes that are left at ``offset`` when no more follow. Raise `TruncatedFrame`
+        if they cut a message.
+        """
+        if rest:
+            raise TruncatedFrame(
+                "the bytes end inside of a message",
+                begin=offset,
+                end=offset + len(rest),
+                raw=rest,
+            )
+
+    def resume(self, data: bytes) -> int | None:
+        """Return the position in ``data`` at which a frame that was too long ends. Return None if
+        it continues.
+        """
+        at = data.find(_NEWLINE)
+        return None if at < 0 else at + 1
+
+    def _unencodable(self, error: BaseException) -> Invalid:
+        name = getattr(self.codec.message_type, "__name__", self.codec.message_type)
+        return Invalid(f"message of type {name} cannot be encoded: {error}")

@@ -1,0 +1,1 @@
+"""Exactly-once order of messages."""

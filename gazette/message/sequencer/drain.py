@@ -1,0 +1,255 @@
+"""Drains of a sequencer: hand out committed messages, one by one or in batches. Pure.
+
+A drain hands out messages with `take`. Its owner reports with `consumed` how many took effect. The
+state for a checkpoint advances with each consumed message. So a shard that stops in the middle
+resumes exactly there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from gazette.errors import Bug, Corrupt
+from gazette.message.envelope import Envelope
+from gazette.message.sequencer.ring import PartialSequence
+from gazette.message.uuid import ProducerId
+from gazette.protocol.ids import JournalName, Offset
+
+M = TypeVar("M")
+
+
+class ReplayRange(NamedTuple):
+    """Bytes of a journal that must be read again, because the ring has dropped their messages."""
+
+    journal: JournalName
+    begin: Offset
+    end: Offset
+
+
+class Drain(ABC, Generic[M]):
+    """Committed messages that remain to be consumed.
+
+    ``_ready[_at:_at + _taken]`` are handed out. Those before are consumed.
+    """
+
+    def __init__(self, ready: list[Envelope[M]]) -> None:
+        self._ready = ready
+        self._at = 0
+        self._taken = 0
+
+    def take(self, limit: int) -> list[Envelope[M]]:
+        """Return at most ``limit`` more messages, or none if no more are ready."""
+        batch = self._ready[self._at : self._at + limit] if self._at else self._ready[:limit]
+        self._taken = len(batch)
+        return batch
+
+    def consumed(self, count: int | None) -> None:
+        """Mark the first ``count`` (None: all) of the messages handed out as consumed. The others
+        come again.
+        """
+        count = self._taken if count is None else count
+        if not 0 <= count <= self._taken:
+            raise Bug("cannot consume more than was dequeued", consumed=count, dequeued=self._taken)
+        if count:
+            self._advance(self._ready[self._at : self._at + count])
+        self._at += count
+        self._taken = 0
+
+    @abstractmethod
+    def _advance(self, consumed: Sequence[Envelope[M]]) -> None:
+        """Advance the state past consumed messages."""
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """True if all messages are consumed."""
+
+    @property
+    @abstractmethod
+    def partial(self) -> PartialSequence | None:
+        """Producer whose state the drain changes, if it is exactly one."""
+
+
+class RunDrain(Drain[M]):
+    """Drain of messages that each commit at once, of any producers.
+
+    Until they are consumed, the state is as if they had not been queued.
+    """
+
+    def __init__(
+        self,
+        ready: list[Envelope[M]],
+        partials: dict[ProducerId, PartialSequence],
+        offsets: dict[JournalName, Offset],
+        *,
+        one_producer: bool,
+    ) -> None:
+        super().__init__(ready)
+        self._partials = partials
+        self._offsets = offsets
+        self._one_producer = one_producer
+
+    def _advance(self, consumed: Sequence[Envelope[M]]) -> None:
+        last = consumed[-1]
+        if self._one_producer and last.clock:
+            newest = {last.producer: last.clock}
+        else:
+            newest = {envelope.producer: envelope.clock for envelope in consumed if envelope.clock}
+        for producer, clock in newest.items():
+            partial = self._partials.get(producer)
+            if partial is None:
+                self._partials[producer] = PartialSequence(last.journal, producer, clock)
+            else:
+                partial.reset(clock)
+        self._offsets[last.journal] = last.end
+
+    @property
+    def done(self) -> bool:
+        return self._at == len(self._ready)
+
+    @property
+    def partial(self) -> PartialSequence | None:
+        return None
+
+
+class SpanDrain(Drain[M]):
+    """Drain of the messages that one message committed: its producer's span, if any, then the
+    message.
+
+    The replay comes first, if one is needed, then the messages that the ring has kept.
+    """
+
+    def __init__(
+        self,
+        partial: PartialSequence,
+        last: Envelope[M],
+        offsets: dict[JournalName, Offset],
+        *,
+        needs_replay: bool,
+    ) -> None:
+        super().__init__([])
+        self._partial = partial
+        self._last = last
+        self._offsets = offsets
+        self._replay: Iterator[Sequence[Envelope[M]]] | None = None
+        self.needs_replay = needs_replay
+        """True until `start_replay` or `feed_replay` if a replay is needed."""
+        self._replaying = needs_replay
+        self._replayed = False
+        self._ring_taken = False
+        self._seen = self._given = partial.min_clock
+        assert partial.begin is not None
+        first = partial.kept[0]
+        self.replay_range = ReplayRange(partial.journal, partial.begin, first.begin)
+
+    def start_replay(self, batches: Iterator[Sequence[Envelope[M]]]) -> None:
+        if not self.needs_replay:
+            raise Bug("no replay was requested")
+        self.needs_replay = False
+        self._replay = batches
+
+    def feed_replay(self, envelopes: Sequence[Envelope[M]]) -> None:
+        if not self._replaying or self._replay is not None:
+            raise Bug("no replay was requested, or it was started with an iterator")
+        self.needs_replay = False
+        self._accept(envelopes)
+
+    def end_replay(self) -> None:
+        self.needs_replay = self._replaying = False
+
+    def take(self, limit: int) -> list[Envelope[M]]:
+        if self.needs_replay:
+            raise Bug("cannot dequeue before the replay is started", **self.replay_range._asdict())
+        if self._at == len(self._ready):
+            self._ready = []
+            self._at = 0
+            self._refill()
+        batch = super().take(limit)
+        if batch:
+            self._partial.begin = batch[0].begin
+        elif self._ring_taken:
+            self._finish()
+        return batch
+
+    def _refill(self) -> None:
+        """Make some messages ready: from the replay while it lasts, then from the ring."""
+        while self._replay is not None and not self._ready:
+            batch = next(self._replay, None)
+            if batch is None:
+                self._replay = None
+                self._replaying = False
+            else:
+                self._accept(batch)
+        if not self._replaying and not self._ready and not self._ring_taken:
+            self._ready.extend(self._committed(self._partial.kept))
+            self._partial.forget()
+            self._ring_taken = True
+
+    def _accept(self, envelopes: Sequence[Envelope[M]]) -> None:
+        """Check replayed messages, and make those of the span ready."""
+        journal, begin, end = self.replay_range
+        for envelope in envelopes:
+            if envelope.journal != journal:
+                reason = f"replay of wrong journal ({envelope.journal}; expected {journal})"
+            elif envelope.begin < begin or (not self._replayed and envelope.begin > begin):
+                # The replay must begin with the first message of the span. Otherwise the journal has
+                # lost that message, and the transaction would be delivered without it.
+                reason = f"replay has wrong Begin ({envelope.begin}; expected {begin})"
+            elif envelope.end > end:
+                reason = f"replay has wrong End ({envelope.end}; expected at most {end})"
+            else:
+                self._replayed = True
+                continue
+            raise Corrupt(
+                reason,
+                hint="The journal has lost messages of an open transaction: raise its retention, "
+                "or move the shard's min_offset behind it.",
+                journal=journal,
+                begin=begin,
+                end=end,
+            )
+        producer = self._partial.producer
+        self._ready.extend(self._committed([e for e in envelopes if e.producer == producer]))
+
+    def _committed(self, envelopes: Iterable[Envelope[M]]) -> Iterator[Envelope[M]]:
+        """Yield messages without duplicates, and without those beyond the clock of the
+        acknowledgement.
+
+        A message whose clock is not above all clocks before it is a duplicate. It was one when it
+        was queued, even if the acknowledgement does not cover the greater clock. The same holds for
+        a clock of zero, whose messages took effect when they were first read.
+        """
+        newest, seen, given = self._partial.max_clock, self._seen, self._given
+        for envelope in envelopes:
+            clock = envelope.clock
+            if envelope is self._last:
+                if clock > given or not clock:
+                    yield envelope
+            elif clock > seen:
+                seen = clock
+                if clock <= newest:
+                    given = clock
+                    yield envelope
+        self._seen, self._given = seen, given
+
+    def _advance(self, consumed: Sequence[Envelope[M]]) -> None:
+        self._partial.min_clock = consumed[-1].clock
+        after = self._at + len(consumed)
+        if after < len(self._ready):
+            self._partial.begin = self._ready[after].begin
+        elif self._ring_taken:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._offsets[self._last.journal] = self._last.end
+        self._partial.reset(self._last.clock)
+
+    @property
+    def done(self) -> bool:
+        return self._partial.begin is None
+
+    @property
+    def partial(self) -> PartialSequence | None:
+        return self._partial

@@ -1,0 +1,451 @@
+"""Stage 12 of the byte path: takes envelopes as they were read, gives those that have committed.
+
+Pure. Producers write messages that are pending until an acknowledgement. They repeat messages after
+an unclear append, and they roll back. The `Sequencer` delivers each message once, when and if it
+commits, in the order of its producer. It keeps the latest messages in a ring, and asks for a replay
+of longer transactions. A checkpoint of its state is always enough to resume elsewhere.
+
+`Sequencer.queue` with one envelope at a time is the specification. `Sequencer.queue_batch` takes
+whole runs of messages in one step, with the same result.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from typing import Any, Generic, TypeVar
+
+from gazette.errors import Bug
+from gazette.message.envelope import Envelope
+from gazette.message.sequencer.drain import Drain, ReplayRange, RunDrain, SpanDrain
+from gazette.message.sequencer.ring import PartialSequence, Ring
+from gazette.message.uuid import (
+    ACK_TXN,
+    CONTINUE_TXN,
+    OUTSIDE_TXN,
+    ProducerId,
+    clock_span,
+)
+from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
+from gazette.protocol.ids import JournalName, Offset
+
+__all__ = ["QueueOutcome", "ReplayRange", "Sequencer"]
+
+M = TypeVar("M")
+
+
+class QueueOutcome(IntEnum):
+    """Outcome of queueing a message. After an outcome that `commits`, dequeue until nothing is
+    left.
+    """
+
+    OUTSIDE_ALREADY_ACKED = 0
+    """A duplicate of a message outside of transactions. It is dropped."""
+    OUTSIDE_COMMIT = 1
+    """The message has committed at once. Pending messages of its producer are rolled back."""
+    CONTINUE_ALREADY_ACKED = 2
+    """A duplicate of a committed message. It is dropped."""
+    CONTINUE_TXN_CLOCK_LARGER = 3
+    """A duplicate of a pending message. It is dropped."""
+    CONTINUE_BEGIN_SPAN = 4
+    """The first pending message of its producer."""
+    CONTINUE_EXTEND_SPAN = 5
+    """A further pending message of its producer."""
+    ACK_ROLLBACK = 6
+    """The pending messages are rolled back: the producer has committed no more than this clock."""
+    ACK_EMPTY = 7
+    """An acknowledgement of no pending messages. The acknowledgement is delivered."""
+    ACK_COMMIT_RING = 8
+    """The pending messages have committed, and are in the ring."""
+    ACK_COMMIT_REPLAY = 9
+    """The pending messages have committed, and must be read again: see `Sequencer.replay_range`."""
+
+    @property
+    def commits(self) -> bool:
+        return self in _COMMITS
+
+    @property
+    def label(self) -> str:
+        """Value of the label ``outcome`` of metrics."""
+        first, *others = self.name.lower().replace("_txn_clock", "_ring_clock").split("_")
+        return first + "".join(map(str.capitalize, others))
+
+
+_COMMITS = frozenset(
+    {
+        QueueOutcome.OUTSIDE_COMMIT,
+        QueueOutcome.ACK_EMPTY,
+        QueueOutcome.ACK_COMMIT_RING,
+        QueueOutcome.ACK_COMMIT_REPLAY,
+    }
+)
+
+
+class Sequencer(Generic[M]):
+    """Turns messages as they stand in any number of journals into those that have committed.
+
+    ``sources`` is the `checkpoint` at which an earlier sequencer stopped. Queue the messages of
+    each journal from its ``read_through`` on, in order. ``ring_size`` is the number of messages
+    that the ring keeps.
+
+    ::
+
+        index = 0
+        while index < len(batch):
+            index = sequencer.queue_batch(batch, index)
+            if sequencer.replay_range is not None:
+                sequencer.start_replay(read_again(sequencer.replay_range))
+            while committed := sequencer.dequeue(limit):
+                ...  # process them
+    """
+
+    def __init__(self, sources: Mapping[JournalName, SourceCheckpoint], ring_size: int) -> None:
+        self._offsets: dict[JournalName, Offset] = {}
+        self._partials: defaultdict[JournalName, dict[ProducerId, PartialSequence]]
+        self._partials = defaultdict(dict)
+        for journal, source in sources.items():
+            self._offsets[journal] = source.read_through
+            self._partials[journal] = {
+                producer: PartialSequence(journal, producer, state.last_ack, state.begin)
+                for producer, state in source.producers.items()
+            }
+        self._ring = Ring(ring_size)
+        self._pending: set[PartialSequence] = set()
+        self._drain: Drain[M] | None = None
+        self.outcomes: Counter[tuple[JournalName, int, QueueOutcome]] = Counter()
+        """Number of queued messages by journal, flags and outcome, for metrics. The owner may clear it."""
+        self.rewinds = 0
+        """Number of times that a producer acknowledged less than before. The producer lost its state, and
+        readers may see messages twice."""
+        self.clobbers = 0
+        """Number of times that a message outside of transactions rolled back its producer's pending ones."""
+
+    @property
+    def offsets(self) -> Mapping[JournalName, Offset]:
+        """By journal, the offset up to which messages are queued and, if they committed,
+        consumed.
+        """
+        return self._offsets
+
+    @property
+    def draining(self) -> bool:
+        """True while committed messages remain to be dequeued."""
+        return self._drain is not None
+
+    @property
+    def has_pending(self) -> bool:
+        """True if a span has begun since the last checkpoint, and has not ended.
+
+        A span that is older does not count, since its producer may end it late.
+        """
+        return bool(self._pending)
+
+    # Queueing.
+
+    def queue(self, envelope: Envelope[M]) -> QueueOutcome:
+        """Queue the next message of its journal. Raise `Bug` during a drain.
+
+        If the outcome `commits`, dequeue the message and what it commits. The journal's offset
+        passes the message only when they are consumed.
+        """
+        if self._drain is not None:
+            raise Bug(
+                "cannot queue before committed messages are drained", journal=envelope.journal
+            )
+        self._ring.make_room()
+        journal, clock, flags = envelope.journal, envelope.clock, envelope.flags
+        if clock == 0:
+            # A message without a UUID is never deduplicated: give it a producer of its own and forget it.
+            partial = PartialSequence(journal, envelope.producer, 0)
+            outcome = self._queue_outside(partial, envelope, 1)
+        else:
+            partials = self._partials[journal]
+            found = partials.get(envelope.producer)
+            if found is None:
+                partial = PartialSequence(journal, envelope.producer, clock - 1)
+                partials[envelope.producer] = partial
+            else:
+                partial = found
+            if flags == CONTINUE_TXN:
+                outcome = self._queue_continue(partial, envelope)
+            elif flags == ACK_TXN:
+                outcome = self._queue_ack(partial, envelope)
+            else:
+                # As in the original, unknown flags mean a message outside of transactions.
+                outcome = self._queue_outside(partial, envelope, clock)
+        if outcome in _COMMITS:
+            self._drain = SpanDrain(
+                partial,
+                envelope,
+                self._offsets,
+                needs_replay=outcome == QueueOutcome.ACK_COMMIT_REPLAY,
+            )
+        else:
+            self._offsets[journal] = envelope.end
+        self.outcomes[journal, flags, outcome] += 1
+        return outcome
+
+    def _queue_outside(
+        self, partial: PartialSequence, envelope: Envelope[M], clock: int
+    ) -> QueueOutcome:
+        if clock <= partial.min_clock:
+            return QueueOutcome.OUTSIDE_ALREADY_ACKED
+        if partial.begin is not None:
+            self.clobbers += 1
+            partial.forget()
+        partial.begin = envelope.begin
+        partial.max_clock = clock
+        self._ring.add(partial, envelope)
+        return QueueOutcome.OUTSIDE_COMMIT
+
+    def _queue_continue(self, partial: PartialSequence, envelope: Envelope[M]) -> QueueOutcome:
+        if envelope.clock <= partial.min_clock:
+            return QueueOutcome.CONTINUE_ALREADY_ACKED
+        if envelope.clock <= partial.max_clock:
+            return QueueOutcome.CONTINUE_TXN_CLOCK_LARGER
+        outcome = QueueOutcome.CONTINUE_EXTEND_SPAN
+        if partial.begin is None:
+            partial.begin = envelope.begin
+            self._pending.add(partial)
+            outcome = QueueOutcome.CONTINUE_BEGIN_SPAN
+        partial.max_clock = envelope.clock
+        self._ring.add(partial, envelope)
+        return outcome
+
+    def _queue_ack(self, partial: PartialSequence, envelope: Envelope[M]) -> QueueOutcome:
+        if envelope.clock <= partial.min_clock:
+            # A smaller clock means that the producer has recovered an older state. The producer sends
+            # later messages again, as new ones: the sequencer must not drop them as duplicates.
+            self.rewinds += envelope.clock < partial.min_clock
+            partial.reset(envelope.clock)
+            self._pending.discard(partial)
+            return QueueOutcome.ACK_ROLLBACK
+        if partial.begin is None:
+            partial.begin = envelope.begin
+            outcome = QueueOutcome.ACK_EMPTY
+        elif partial.is_complete:
+            outcome = QueueOutcome.ACK_COMMIT_RING
+        else:
+            outcome = QueueOutcome.ACK_COMMIT_REPLAY
+        partial.max_clock = envelope.clock
+        self._ring.add(partial, envelope)
+        return outcome
+
+    def queue_batch(self, envelopes: Sequence[Envelope[M]], start: int = 0) -> int:
+        """Queue messages from ``envelopes[start]`` on, until some have committed.
+
+        Return the index of the first message that was not queued. The result is that of `queue` for
+        each, with one exception. Messages that commit at once may become ready as one run. Each of
+        them takes effect when it is `consumed`. Raise `Bug` during a drain.
+        """
+        if self._drain is not None:
+            raise Bug("cannot queue before committed messages are drained")
+        index, count = start, len(envelopes)
+        while index < count and self._drain is None:
+            flags = envelopes[index].flags
+            if flags == CONTINUE_TXN:
+                taken = self._queue_span(envelopes, index)
+            elif flags == OUTSIDE_TXN:
+                taken = self._queue_run(envelopes, index)
+            else:
+                taken = index
+            if taken == index:
+                self.queue(envelopes[index])
+                taken += 1
+            index = taken
+        return index
+
+    def _queue_span(self, envelopes: Sequence[Envelope[M]], start: int) -> int:
+        """Queue pending messages of one producer that are in order. Return the index at which they
+        end.
+        """
+        first = envelopes[start]
+        journal, producer = first.journal, first.producer
+        if not first.clock:
+            return start
+        partials = self._partials[journal]
+        partial = partials.get(producer)
+        clock = first.clock - 1 if partial is None else partial.max_clock
+        stop = start
+        for index in range(start, len(envelopes)):
+            envelope = envelopes[index]
+            if (
+                envelope.flags != CONTINUE_TXN
+                or envelope.clock <= clock
+                or envelope.producer != producer
+                or envelope.journal != journal
+            ):
+                break
+            clock = envelope.clock
+            stop += 1
+        if stop == start:
+            return start
+        if partial is None:
+            partial = PartialSequence(journal, producer, first.clock - 1)
+            partials[producer] = partial
+        begins = partial.begin is None
+        if begins:
+            partial.begin = first.begin
+            self._pending.add(partial)
+            self.outcomes[journal, CONTINUE_TXN, QueueOutcome.CONTINUE_BEGIN_SPAN] += 1
+        if extends := stop - start - begins:
+            self.outcomes[journal, CONTINUE_TXN, QueueOutcome.CONTINUE_EXTEND_SPAN] += extends
+        partial.max_clock = clock
+        self._ring.add_all(partial, envelopes[start:stop])
+        self._offsets[journal] = envelopes[stop - 1].end
+        return stop
+
+    def _queue_run(self, envelopes: Sequence[Envelope[M]], start: int) -> int:
+        """Queue messages that commit at once, of producers with nothing pending.
+
+        Return the index at which they end.
+        """
+        journal, producer = envelopes[start].journal, envelopes[start].producer
+        partials = self._partials[journal]
+        newest: dict[ProducerId, int] = {}
+        clock, stop = self._run_clock(partials, newest, envelopes[start]), start
+        for index in range(start, len(envelopes)):
+            envelope = envelopes[index]
+            if envelope.flags or envelope.journal != journal:
+                break
+            if envelope.producer != producer:
+                newest[producer] = clock
+                producer = envelope.producer
+                clock = self._run_clock(partials, newest, envelope)
+            if envelope.clock > clock:
+                clock = envelope.clock
+            elif envelope.clock:
+                break
+            stop += 1
+        if stop == start:
+            return start
+        self._ring.pass_through(stop - start)
+        self.outcomes[journal, OUTSIDE_TXN, QueueOutcome.OUTSIDE_COMMIT] += stop - start
+        self._drain = RunDrain(
+            list(envelopes[start:stop]), partials, self._offsets, one_producer=not newest
+        )
+        return stop
+
+    @staticmethod
+    def _run_clock(
+        partials: dict[ProducerId, PartialSequence],
+        newest: dict[ProducerId, int],
+        envelope: Envelope[Any],
+    ) -> int:
+        """Return the clock that ``envelope`` must exceed to be part of a run."""
+        clock = newest.get(envelope.producer)
+        if clock is not None:
+            return clock
+        partial = partials.get(envelope.producer)
+        if partial is None:
+            return envelope.clock - 1
+        # The message would roll back pending messages of its producer. A run cannot do that.
+        return partial.min_clock if partial.begin is None else (1 << 64)
+
+    def skip(self, journal: JournalName, end: Offset) -> None:
+        """Skip the bytes up to ``end``, which were not messages. Raise `Bug` during a drain."""
+        if self._drain is not None:
+            raise Bug("cannot skip before committed messages are drained", journal=journal)
+        self._offsets[journal] = end
+
+    # Draining.
+
+    @property
+    def replay_range(self) -> ReplayRange | None:
+        """Range to read again, and to feed as a replay, before anything can be dequeued."""
+        drain = self._drain
+        if isinstance(drain, SpanDrain) and drain.needs_replay:
+            return drain.replay_range
+        return None
+
+    def start_replay(self, batches: Iterator[Sequence[Envelope[M]]]) -> None:
+        """Make `dequeue` read the messages of `replay_range` from an iterator.
+
+        `dequeue` raises what the iterator raises. The iterator may yield nothing.
+        """
+        self._span().start_replay(batches)
+
+    def feed_replay(self, envelopes: Sequence[Envelope[M]]) -> None:
+        """Feed some messages of `replay_range`, in order, in place of an iterator.
+
+        Then dequeue until nothing comes. Call `end_replay` after the last messages. Raise `Corrupt`
+        if the messages cannot be those that were queued.
+        """
+        self._span().feed_replay(envelopes)
+
+    def end_replay(self) -> None:
+        self._span().end_replay()
+
+    def _span(self) -> SpanDrain[M]:
+        if not isinstance(self._drain, SpanDrain):
+            raise Bug("no replay was requested")
+        return self._drain
+
+    def dequeue(self, limit: int) -> list[Envelope[M]]:
+        """Return at most ``limit`` committed messages, or none if there are no more.
+
+        The messages dequeued before become `consumed`. Acknowledgements are among the messages.
+        Raise `Corrupt` if a replay differs from what was queued. Raise `Bug` if a replay has not
+        been started.
+        """
+        self.consumed()
+        if self._drain is None:
+            return []
+        batch = self._drain.take(limit)
+        if not batch:
+            self._end_if_done()
+        return batch
+
+    def step(self) -> Envelope[M] | None:
+        """Dequeue one message. Return None if there are no more."""
+        batch = self.dequeue(1)
+        return batch[0] if batch else None
+
+    def consumed(self, count: int | None = None) -> None:
+        """Mark the first ``count`` (None: all) of the messages dequeued last as consumed.
+
+        The others are dequeued again. Call this before `checkpoint` if no `dequeue` follows.
+        """
+        if self._drain is None:
+            return
+        self._drain.consumed(count)
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._drain is not None and self._drain.done:
+            if self._drain.partial is not None:
+                self._pending.discard(self._drain.partial)
+            self._drain = None
+
+    # Checkpoints.
+
+    def checkpoint(self, prune_horizon_ns: int = 0) -> dict[JournalName, SourceCheckpoint]:
+        """Return the state up to the last consumed message, by journal. Reset `has_pending`.
+
+        Forget producers whose newest message is older than the horizon in nanoseconds (0: forget
+        none). Their age is relative to the newest acknowledgement of their journal. A message that
+        such a producer repeats is delivered twice.
+        """
+        self._pending.clear()
+        span = clock_span(prune_horizon_ns)
+        moving = None if self._drain is None else self._drain.partial
+        sources = {}
+        for journal, partials in self._partials.items():
+            if span and partials:
+                newest = max(partial.min_clock for partial in partials.values())
+                # Keep the bound at zero or above: the original wraps around and forgets every producer.
+                bound = max(0, newest - span)
+                for producer, partial in list(partials.items()):
+                    if partial.max_clock < bound and partial is not moving:
+                        del partials[producer]
+            sources[journal] = SourceCheckpoint(
+                self._offsets.get(journal, 0),
+                {
+                    producer: ProducerState(partial.min_clock, partial.begin)
+                    for producer, partial in partials.items()
+                },
+            )
+        for journal, offset in self._offsets.items():
+            sources.setdefault(journal, SourceCheckpoint(offset))
+        return sources

@@ -1,0 +1,1 @@
+"""Servers: gRPC and HTTP, their limits, and how they stop."""

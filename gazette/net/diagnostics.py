@@ -1,0 +1,57 @@
+"""The HTTP routes under ``/debug``: is it ready, what does it count, what does it wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from gazette.runtime import metrics
+
+
+def diagnostic_routes(not_ready: Callable[[], str]) -> list[Route]:
+    """``not_ready`` answers why the process cannot serve now, or nothing if it can.
+
+    - ``/debug/ready``: 200, or 503 with the reason;
+    - ``/debug/metrics`` and ``/metrics``: all metrics, as Prometheus reads them;
+    - ``/debug/stacks``: where every task and thread is.
+    """
+
+    async def ready(_request: Request) -> Response:
+        reason = not_ready()
+        return PlainTextResponse(f"{reason or 'ready'}\n", 503 if reason else 200)
+
+    async def render(_request: Request) -> Response:
+        return Response(metrics.render(), media_type=metrics.CONTENT_TYPE)
+
+    async def stacks(_request: Request) -> Response:
+        return PlainTextResponse(_stacks())
+
+    return [
+        Route("/debug/ready", ready, methods=["GET", "HEAD"]),
+        Route("/debug/metrics", render, methods=["GET"]),
+        Route("/metrics", render, methods=["GET"]),
+        Route("/debug/stacks", stacks, methods=["GET"]),
+    ]
+
+
+def _stacks() -> str:
+    parts: list[str] = []
+    for task in sorted(asyncio.all_tasks(), key=lambda task: task.get_name()):
+        parts.append(f"task {task.get_name()}")
+        for frame in task.get_stack(limit=8):
+            where = traceback.extract_stack(frame, limit=1)
+            parts.extend(line.rstrip() for line in traceback.format_list(where))
+        parts.append("")
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():
+        parts.append(f"thread {names.get(ident, ident)}")
+        parts.extend(line.rstrip() for line in traceback.format_stack(frame))
+        parts.append("")
+    return "\n".join(parts)

@@ -1,0 +1,319 @@
+"""How an HTTP server bounds its connections, and ends without leaving a request unanswered.
+
+A client that could connect expects an answer, and one whose connection is closed without a word cannot
+know whether its request took effect. So:
+
+1. Connections that the kernel has established are accepted, and only then the listener is closed: what
+   comes later is refused. (The two steps are not one: a connection that is established between them, some
+   microseconds, is reset.)
+2. Answers from now on tell the client, by ``Connection: close``, that there is no next one.
+3. A connection that was never used gets `FIRST_REQUEST_S` for its request. One that was used and is idle
+   gets `NEXT_REQUEST_S`: that it may be closed at any time is a rule of HTTP/1.1 that clients know
+   (RFC 9112, 9.3.1 and 9.5).
+4. All this, and what is being answered, ends after the grace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from gazette.net.http_accept import Acceptor
+from gazette.runtime.tasks import TaskScope
+
+log = logging.getLogger(__name__)
+
+FIRST_REQUEST_S: Final = 2.0
+NEXT_REQUEST_S: Final = 0.25
+HEAD_S: Final = 10.0
+"""From the connection, or the first byte of a later request, to the end of the request's head."""
+BODY_S: Final = 30.0
+"""A client that sends nothing of a request's body for so long is given up."""
+LINGER_S: Final = 2.0
+"""What a client still sends of a body after the answer is read this long, then the connection is closed."""
+STALL_S: Final = 60.0
+"""A client that takes less than 48 KiB of an answer in this time is cut off."""
+_TOO_LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_CUT_OFF_S: Final = 1.0
+"""How long requests that are cancelled may take to end."""
+
+
+class _State(ServerState):
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved = asyncio.Event()
+        """Set whenever a connection was used, or lost."""
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection with time limits, which tells its server when it was used, or lost.
+
+    ``since`` is the loop's time since when it awaits a request; it means nothing while ``busy``.
+    """
+
+    server_state: _State
+
+    def __init__(self, *args: Any, made: Callable[[], None], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._made = made
+        self.heard = False
+        """Whether a whole head of a request has come."""
+        self.since = self.loop.time()
+        self._head: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._body: asyncio.TimerHandle | None = None
+        self._heard_at = self.since
+
+    @property
+    def idle(self) -> bool:
+        """Whether it was used before, and awaits the next request."""
+        return self.heard and self.cycle.response_complete
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self.heard and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._made()
+        self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self.loop.time()
+        super().data_received(data)
+        if self.cycle is not None:
+            self._moved()
+        self._watch_body()
+        if self.busy:
+            self._unset_head()
+        elif self.timeout_keep_alive_task is None:
+            self._expect_head()  # A part of the next head ends the time that it may stay idle.
+
+    def on_response_complete(self) -> None:
+        self.since = self.loop.time()
+        self._unset_body()
+        super().on_response_complete()
+        self._moved()
+        self._watch_body()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall = self.loop.call_later(STALL_S, self._stalled)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unset_stall()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_head()
+        self._unset_stall()
+        self._unset_body()
+        self._moved()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP. In the middle of an answer there is no place for another one."""
+        cycle: Any = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True  # What its application still sends goes nowhere.
+            cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+    def _should_upgrade(self) -> bool:
+        return False  # A request for another protocol is one for HTTP/1.1, without a warning each time.
+
+    def close_idle(self) -> None:
+        """Close it without an answer: no request was taken."""
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _expect_head(self) -> None:
+        if self._head is None and not self.transport.is_closing():
+            self._head = self.loop.call_later(HEAD_S, self._too_late)
+
+    def _unset_head(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _unset_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _watch_body(self) -> None:
+        """Bound the time of a body that has not ended, before the answer and after it."""
+        if self.conn.their_state is not h11.SEND_BODY or self.transport.is_closing():
+            self._unset_body()
+        elif self._body is None and self.cycle.response_complete:
+            self._body = self.loop.call_later(LINGER_S, self.transport.close)
+        elif self._body is None:
+            self._body = self.loop.call_later(BODY_S, self._body_late)
+
+    def _unset_body(self) -> None:
+        if self._body is not None:
+            self._body.cancel()
+            self._body = None
+
+    def _body_late(self) -> None:
+        self._body = None
+        late_s = self.loop.time() - self._heard_at
+        if late_s < BODY_S or self.flow.read_paused or self.cycle.waiting_for_100_continue:
+            wait_s = BODY_S - late_s if late_s < BODY_S else BODY_S
+            self._body = self.loop.call_later(wait_s, self._body_late)
+            return
+        if not self.cycle.response_started:
+            self.transport.write(_TOO_LATE)
+        self.transport.close()
+
+    def _too_late(self) -> None:
+        self._head = None
+        if self.transport.is_closing() or self.busy:
+            return
+        if self.conn.trailing_data[0]:
+            self.transport.write(_TOO_LATE)
+        self.transport.close()
+
+    def _stalled(self) -> None:
+        log.debug("a client takes nothing: its connection is cut off")
+        self.transport.abort()
+
+    def _moved(self) -> None:
+        self.heard = self.cycle is not None
+        self.server_state.moved.set()
+
+
+class PatientServer(uvicorn.Server):
+    """uvicorn that leaves signals to us, does not wake up ten times a second, and ends as described.
+
+    Its ``config`` has `Connection` for ``http``, and ``sockets`` of ``serve`` are one. It holds at most
+    ``limit`` connections. Set ``grace_s``, then ``stopping``.
+    """
+
+    def __init__(self, config: uvicorn.Config, *, scope: TaskScope, limit: int) -> None:
+        super().__init__(config)
+        self.stopping = asyncio.Event()
+        self.grace_s = 0.0
+        self.server_state: _State = _State()
+        self._scope = scope
+        self._limit = limit
+        self._acceptor: Acceptor | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None
+        (listener,) = sockets
+        await self.lifespan.startup()
+        state, config = self.server_state, self.config
+
+        def connect(made: Callable[[], None]) -> Connection:
+            return Connection(
+                config=config, server_state=state, app_state=self.lifespan.state, made=made
+            )
+
+        self._acceptor = Acceptor(
+            listener,
+            self._scope,
+            connect,
+            limit=self._limit,
+            count=lambda: len(state.connections),
+            make_room=self._make_room,
+            tls=config.ssl,
+        )
+        self._acceptor.start()
+        self.started = True
+
+    def close(self) -> None:
+        """Stop listening. May be repeated."""
+        if self._acceptor is not None:
+            self._acceptor.close()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.stopping.wait()
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        assert self._acceptor is not None
+        try:
+            async with asyncio.timeout(self.grace_s):
+                await self._acceptor.stop()
+                await self._let_end()
+        except TimeoutError:
+            await self._cut_off()
+        finally:
+            self._acceptor.close()
+        assert not self.server_state.connections
+
+    def _make_room(self) -> bool:
+        """Close the connection that has waited longest for a request; first, for its first one."""
+        waiting = [
+            one for one in self._connections() if not one.busy and not one.transport.is_closing()
+        ]
+        if not waiting:
+            return False
+        min(waiting, key=lambda one: (one.heard, one.since)).close_idle()
+        return True
+
+    async def _let_end(self) -> None:
+        state = self.server_state
+        # Requests that are being answered have the very same list.
+        state.default_headers.append((b"connection", b"close"))
+        for connection in self._connections():
+            if connection.busy:
+                connection.shutdown()
+        await self._wait(NEXT_REQUEST_S, lambda: not self._unheard() and not self._idle())
+        for connection in self._idle():
+            connection.shutdown()
+        await self._wait(FIRST_REQUEST_S - NEXT_REQUEST_S, lambda: not self._unheard())
+        for connection in self._connections():
+            connection.shutdown()
+        await self._wait(None, lambda: not state.connections)
+        if state.tasks:  # Those whose client is gone.
+            await asyncio.wait(set(state.tasks))
+
+    def _connections(self) -> list[Connection]:
+        return [one for one in self.server_state.connections if isinstance(one, Connection)]
+
+    def _idle(self) -> list[Connection]:
+        return [one for one in self._connections() if one.idle]
+
+    def _unheard(self) -> list[Connection]:
+        return [one for one in self._connections() if not one.heard]
+
+    async def _wait(self, timeout_s: float | None, done: Callable[[], bool]) -> None:
+        moved = self.server_state.moved
+        # What nobody asks for in time is closed.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not done():
+                    moved.clear()
+                    await moved.wait()
+
+    async def _cut_off(self) -> None:
+        state = self.server_state
+        if state.tasks:
+            log.error("%(count)d HTTP requests did not end in time", {"count": len(state.tasks)})
+        for task in state.tasks:
+            task.cancel("the HTTP server has stopped")
+        if state.tasks:
+            await asyncio.wait(set(state.tasks), timeout=_CUT_OFF_S)
+        for connection in self._connections():
+            connection.transport.abort()
+        await self._wait(None, lambda: not state.connections)

@@ -1,0 +1,237 @@
+"""What is around every handler of our gRPC servers: counts, under the names of the common Prometheus
+interceptors, and an end without noise for calls whose caller is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
+
+from gazette.runtime import tracing
+from gazette.runtime.clock import Clock
+from gazette.runtime.metrics import (
+    GRPC_SERVER_HANDLED,
+    GRPC_SERVER_RECEIVED,
+    GRPC_SERVER_SECONDS,
+    GRPC_SERVER_SENT,
+    GRPC_SERVER_STARTED,
+    grpc_code_name,
+)
+
+_REASON_MAX: Final = 200
+_TYPES = {
+    (False, False): "unary",
+    (False, True): "server_stream",
+    (True, False): "client_stream",
+    (True, True): "bidi_stream",
+}
+
+
+class MalformedRequest(DecodeError):
+    """A message of a stream that is not one of its type."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Malformed:
+    """Stands for the message of a unary request that cannot be decoded: gRPC would log a traceback."""
+
+    reason: str
+
+
+def _tolerant(decode: Callable[[bytes], Any] | None, *, streaming: bool) -> Any:
+    """Return a deserializer that fails so that the call can be refused without noise."""
+    if decode is None:
+        return None
+
+    def tolerant(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except Exception as error:
+            reason = f"malformed request: {error}"[:_REASON_MAX]
+            if streaming:
+                raise MalformedRequest(reason) from error
+            return _Malformed(reason)
+
+    return tolerant
+
+
+class _Requests:
+    """Counts requests as the handler takes them."""
+
+    __slots__ = ("_next", "_received", "_requests")
+
+    def __init__(self, requests: AsyncIterator[Any], received: Callable[[], None]) -> None:
+        self._requests = requests
+        self._next: Callable[[], Awaitable[Any]] | None = None
+        self._received = received
+
+    def __aiter__(self) -> _Requests:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._next is None:  # gRPC complains of an iterator that was made and never used.
+            self._next = self._requests.__aiter__().__anext__
+        request = await self._next()
+        self._received()
+        return request
+
+
+class _Call:
+    """The context of a call whose handler reads and writes messages itself."""
+
+    __slots__ = ("_context", "_received", "_sent")
+
+    def __init__(
+        self, context: Any, received: Callable[[], None], sent: Callable[[], None]
+    ) -> None:
+        self._context = context
+        self._received = received
+        self._sent = sent
+
+    async def write(self, message: Any) -> None:
+        """Raises ``CancelledError`` when the caller is gone: there is nobody to go on for."""
+        self._sent()
+        try:
+            await self._context.write(message)
+        except cygrpc.ExecuteBatchError as error:
+            # gRPC would log this with a traceback, as if the handler was defective.
+            raise asyncio.CancelledError("the caller is gone") from error
+
+    def read(self) -> Any:
+        self._received()
+        return self._context.read()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+class _Method:
+    """The series of one method, and its handler with the counting around it."""
+
+    def __init__(self, name: str, handler: grpc.RpcMethodHandler[Any, Any], clock: Clock) -> None:
+        service, _, method = name.lstrip("/").partition("/")
+        streams = (bool(handler.request_streaming), bool(handler.response_streaming))
+        self.name = name
+        self.labels = (_TYPES[streams], service, method)
+        self._clock = clock
+        self._started = GRPC_SERVER_STARTED.labels(*self.labels)
+        self._received = GRPC_SERVER_RECEIVED.labels(*self.labels)
+        self._sent = GRPC_SERVER_SENT.labels(*self.labels)
+        self._seconds = GRPC_SERVER_SECONDS.labels(*self.labels)
+        self.inner = handler
+        self.handler = self._wrapped(handler, streams)
+
+    def _wrapped(self, handler: Any, streams: tuple[bool, bool]) -> Any:
+        make, inner = {
+            (False, False): (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
+            (False, True): (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
+            (True, False): (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
+            (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
+        }[streams]
+        generates = inspect.isasyncgenfunction(inner)
+        behavior = self._coroutine(_writing(inner) if generates else inner)
+        decode = _tolerant(handler.request_deserializer, streaming=streams[0])
+        return make(behavior, decode, handler.response_serializer)
+
+    def _request(self, request: Any) -> Any:
+        if self.inner.request_streaming:
+            return _Requests(request, self._received.inc)
+        self._received.inc()
+        return request
+
+    def _coroutine(self, inner: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            counting: Any = context
+            if self.inner.response_streaming:
+                counting = _Call(context, self._received.inc, self._sent.inc)
+            with self._measured(context), self._traced(context):
+                if isinstance(request, _Malformed):
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.reason)
+                try:
+                    response = await inner(self._request(request), counting)
+                except MalformedRequest as error:
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                if response is not None:
+                    self._sent.inc()
+                return response
+
+        return call
+
+    def _traced(self, context: Any) -> AbstractContextManager[None]:
+        if not tracing.active():
+            return nullcontext()
+        return tracing.serving(self.name, context.invocation_metadata())
+
+    @contextmanager
+    def _measured(self, context: Any) -> Iterator[None]:
+        self._started.inc()
+        begin = self._clock.monotonic()
+        code = grpc.StatusCode.UNKNOWN
+        try:
+            yield
+            code = context.code() or grpc.StatusCode.OK
+        except asyncio.CancelledError:
+            code = grpc.StatusCode.CANCELLED
+            raise
+        except grpc.aio.AbortError:
+            code = context.code() or code
+            raise
+        finally:
+            self._seconds.observe(self._clock.monotonic() - begin)
+            name = grpc_code_name(_code(code))
+            GRPC_SERVER_HANDLED.labels(*self.labels, name).inc()
+
+
+def _writing(
+    generator: Callable[[Any, Any], AsyncIterator[Any]],
+) -> Callable[[Any, Any], Awaitable[None]]:
+    """A handler that writes its responses, of one that yields them."""
+
+    async def call(request: Any, context: Any) -> None:
+        responses = generator(request, context)
+        try:
+            async for response in responses:
+                await context.write(response)
+        finally:
+            if isinstance(responses, AsyncGenerator):
+                await responses.aclose()
+
+    return call
+
+
+def _code(code: Any) -> Any:
+    """aio contexts give an integer."""
+    if isinstance(code, grpc.StatusCode):
+        return code
+    return next((one for one in grpc.StatusCode if one.value[0] == code), code)
+
+
+class MetricsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Install it first, so that what other interceptors refuse is counted too."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._methods: dict[str, _Method] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        name = handler_call_details.method
+        method = self._methods.get(name)
+        if method is None or method.inner is not handler:
+            method = self._methods[name] = _Method(name, handler, self._clock)
+        return method.handler

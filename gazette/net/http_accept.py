@@ -1,0 +1,218 @@
+"""Accepts connections of one listening socket, and never more than a limit.
+
+asyncio's own server accepts without a limit. Out of file descriptors, it tries again as often as its
+backlog is long, with a traceback each time. This one waits a second and logs one line a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+from gazette.runtime.metrics import HTTP_CONNECTIONS_REFUSED
+from gazette.runtime.tasks import TaskScope
+
+log = logging.getLogger(__name__)
+
+_ACCEPTS_PER_TURN: Final = 64
+"""Other work of the loop goes on between them."""
+_RETRY_S: Final = 1.0
+_HANDSHAKE_S: Final = 10.0
+"""From the connection to the end of its TLS handshake."""
+_OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 60),
+    (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 15),
+    (socket.IPPROTO_TCP, "TCP_KEEPCNT", 4),
+)
+"""A client whose machine is gone is found out within two minutes, also while it waits for bytes."""
+_BUSY: Final = b"too many connections\n"
+_REFUSAL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
+    b"Content-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n\r\n%s" % (len(_BUSY), _BUSY)
+)
+
+
+class Acceptor:
+    """Hands accepted connections of ``listener`` to protocols that ``connect`` makes. Loop-bound.
+
+    A protocol calls the function that ``connect`` is given once its connection is made: from then on
+    ``count`` includes it. At ``limit`` connections ``make_room`` is asked to close an idle one. If it
+    cannot, the new one is answered 503 and closed.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        scope: TaskScope,
+        connect: Callable[[Callable[[], None]], asyncio.Protocol],
+        *,
+        limit: int,
+        count: Callable[[], int],
+        make_room: Callable[[], bool],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._scope = scope
+        self._connect = connect
+        self._limit = limit
+        self._count = count
+        self._make_room = make_room
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._starting: dict[asyncio.Task[None], None] = {}
+        """In the order of their beginning."""
+        self._uncounted = 0
+        """Of those, connections that are not made yet."""
+        self._retry: asyncio.TimerHandle | None = None
+        self._name = str(listener.getsockname())
+
+    def start(self) -> None:
+        """Accept from now on."""
+        self._loop.add_reader(self._listener, self._accept)
+
+    async def stop(self) -> None:
+        """Accept what the kernel has established, then refuse the rest; return once all have begun.
+
+        Cancellation: nothing more is accepted.
+        """
+        try:
+            while self._accept():
+                await next_turn(self._loop)
+        finally:
+            self._pause()
+        with contextlib.suppress(OSError):  # Some systems refuse; closing it has the same effect.
+            self._listener.shutdown(socket.SHUT_RDWR)
+        if self._starting:
+            await asyncio.wait(set(self._starting))
+
+    def close(self) -> None:
+        """Stop listening, and cut off connections that have not begun. May be repeated."""
+        self._pause()
+        for task in self._starting:
+            task.cancel()
+
+    def _pause(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        self._loop.remove_reader(self._listener)
+
+    def _accept(self) -> bool:
+        """Accept what there is. Return True if there may be more."""
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return False
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                if error.errno not in _OUT_OF_RESOURCES:
+                    raise
+                self._wait_for_resources(error)
+                return False
+            self._admit(connection)
+        return True
+
+    def _wait_for_resources(self, error: OSError) -> None:
+        HTTP_CONNECTIONS_REFUSED.labels("descriptors").inc()
+        log.error(
+            "no connection to %(endpoint)s can be accepted: %(error)s",
+            {"endpoint": self._name, "error": error},
+            extra={"cause": f"accept {self._name} {error.errno}"},
+        )
+        self._pause()
+        self._retry = self._loop.call_later(_RETRY_S, self.start)
+
+    def _admit(self, connection: socket.socket) -> None:
+        if self._count() + self._uncounted >= self._limit and not self._evict():
+            self._refuse(connection)
+            return
+        counted = False
+
+        def made() -> None:
+            nonlocal counted
+            if not counted:
+                counted = True
+                self._uncounted -= 1
+
+        def started(_: asyncio.Task[None]) -> None:
+            made()
+            del self._starting[task]
+            if task.cancelled():
+                connection.close()  # It may have been cancelled before it made a transport.
+
+        self._uncounted += 1
+        task = self._scope.spawn(self._begin(connection, made), name="http connection")
+        self._starting[task] = None
+        task.add_done_callback(started)
+
+    def _evict(self) -> bool:
+        """Close a connection of which nothing is lost: in its handshake, or idle."""
+        HTTP_CONNECTIONS_REFUSED.labels("idle").inc()
+        log.warning(
+            "%(endpoint)s has %(count)d connections, its limit: idle ones are closed for new ones",
+            {"endpoint": self._name, "count": self._limit},
+            extra={"cause": f"idle {self._name}"},
+        )
+        if self._make_room():
+            return True
+        for task in self._starting:
+            if not task.cancelling():
+                task.cancel()
+                return True
+        return False
+
+    def _refuse(self, connection: socket.socket) -> None:
+        HTTP_CONNECTIONS_REFUSED.labels("limit").inc()
+        log.warning(
+            "%(endpoint)s refuses connections: %(count)d are busy, which is its limit",
+            {"endpoint": self._name, "count": self._limit},
+            extra={"cause": f"limit {self._name}"},
+        )
+        with contextlib.suppress(OSError), connection:
+            connection.setblocking(False)
+            if self._tls is None:
+                connection.send(_REFUSAL)
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(1 << 16)  # What is not read would reset the connection.
+
+    async def _begin(self, connection: socket.socket, made: Callable[[], None]) -> None:
+        connection.setblocking(False)
+        if connection.family != socket.AF_UNIX:
+            with contextlib.suppress(OSError):  # The client is gone; the transport finds out.
+                for level, name, value in _KEEPALIVE:
+                    if hasattr(socket, name):
+                        connection.setsockopt(level, getattr(socket, name), value)
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: self._connect(made),
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_S,
+            )
+        except OSError as error:  # A reset, or a handshake that failed or took too long.
+            log.debug("a connection did not begin: %(error)s", {"error": error})
+        except Exception as error:  # One connection must not end the server.
+            log.exception(
+                "a connection to %(endpoint)s could not begin",
+                {"endpoint": self._name},
+                extra={"cause": f"begin {self._name} {type(error).__name__}"},
+            )
+            connection.close()
+
+
+async def next_turn(loop: asyncio.AbstractEventLoop) -> None:
+    """Return when all callbacks that are due now were called."""
+    turned = asyncio.Event()  # Unlike a future, it may be set when the wait was cancelled.
+    loop.call_soon(turned.set)
+    await turned.wait()

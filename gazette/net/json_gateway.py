@@ -1,0 +1,229 @@
+"""Calls of a gRPC service over HTTP: POST with JSON for messages, and CORS for browsers.
+
+JSON names are lowerCamelCase, 64-bit integers are strings, bytes are base64, enumerations are names,
+and fields have their zero values; messages that are absent are null.
+"""
+
+from __future__ import annotations
+
+import http
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import grpc
+from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from gazette.errors import Closed, GazetteError, Invalid, NotAllowed, Retryable
+from gazette.runtime.numbers import parse_number
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+BODY_BYTES_MAX: Final = 1 << 20
+_METHODS: Final = ("GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS")
+CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
+"""With every 401: what would be accepted."""
+_HTTP_CODES: Final = {
+    grpc.StatusCode.OK: 200,
+    grpc.StatusCode.CANCELLED: 408,
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.UNIMPLEMENTED: 501,
+    grpc.StatusCode.UNAVAILABLE: 503,
+}
+
+
+_NUMBERS: Final = frozenset(
+    {
+        FieldDescriptor.CPPTYPE_INT32,
+        FieldDescriptor.CPPTYPE_INT64,
+        FieldDescriptor.CPPTYPE_UINT32,
+        FieldDescriptor.CPPTYPE_UINT64,
+        FieldDescriptor.CPPTYPE_FLOAT,
+        FieldDescriptor.CPPTYPE_DOUBLE,
+    }
+)
+
+
+class Cors:
+    """Which pages of other origins may call. Only origins that were named get headers at all."""
+
+    METHODS: Final = "GET, POST, OPTIONS"
+    HEADERS: Final = (
+        "Cache-Control, Content-Language, Content-Length, Content-Type, Expires, Last-Modified, "
+        "Pragma, Authorization"
+    )
+
+    def __init__(
+        self,
+        origins: Sequence[str],
+        *,
+        methods: str = METHODS,
+        headers: str = HEADERS,
+        expose: str = "",
+    ) -> None:
+        self._origins = frozenset(origins)
+        self._headers = {
+            "Access-Control-Allow-Methods": methods,
+            "Access-Control-Allow-Headers": headers,
+        }
+        if expose:
+            self._headers["Access-Control-Expose-Headers"] = expose
+
+    def __bool__(self) -> bool:
+        return bool(self._origins)
+
+    def wrap(self, handle: Handler) -> Handler:
+        """``handle``, which does not see OPTIONS, with the headers on what it answers."""
+
+        async def wrapped(request: Request) -> Response:
+            response = Response() if request.method == "OPTIONS" else await handle(request)
+            origin = request.headers.get("origin")
+            if self._origins:
+                response.headers["Vary"] = "Origin"
+            if origin is not None and origin in self._origins:
+                response.headers["Access-Control-Allow-Origin"] = origin
+                response.headers.update(self._headers)
+            return response
+
+        return wrapped
+
+
+class WrongMediaType(Invalid):
+    """A body that is not declared as JSON: any page may send one, without asking the server first."""
+
+    default_hint = "Send the header Content-Type: application/json."
+
+
+async def parse_body(request: Request, message: Message) -> None:
+    """Read the body as the JSON of ``message``; no body is an empty message. Skip unknown fields.
+
+    Raises ``Invalid``, and ``WrongMediaType`` for a body that is not ``application/json``.
+    """
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > BODY_BYTES_MAX:
+            raise Invalid(
+                f"request body is too large (expected <= {BODY_BYTES_MAX} bytes)", path="body"
+            )
+    types = request.headers.getlist("content-type")
+    if body and [one.partition(";")[0].strip().lower() for one in types] != ["application/json"]:
+        raise WrongMediaType("expected a body of Content-Type application/json", path="body")
+    try:
+        json_format.Parse(bytes(body) or b"{}", message, ignore_unknown_fields=True)
+        _check_numbers(json.loads(bytes(body) or b"{}"), message.DESCRIPTOR)
+    except (json_format.ParseError, ValueError, RecursionError) as error:
+        raise Invalid(str(error), path="body") from error
+
+
+def _check_numbers(value: Any, descriptor: Any) -> None:
+    """Raise ``ValueError`` for a number in a string which ``json_format`` takes and JSON does not have.
+
+    ``value`` was parsed as a message of ``descriptor`` before.
+    """
+    if not isinstance(value, dict) or descriptor.full_name.startswith("google.protobuf."):
+        return
+    known = {one.json_name: one for one in descriptor.fields} | dict(descriptor.fields_by_name)
+    for name, inner in value.items():
+        field = known.get(name)
+        if field is None:
+            continue
+        if _is_map(field):
+            field = field.message_type.fields_by_name["value"]
+            inner = list(inner.values()) if isinstance(inner, dict) else inner
+        for one in inner if isinstance(inner, list) else [inner]:
+            if field.message_type is not None:
+                _check_numbers(one, field.message_type)
+            elif isinstance(one, str) and field.cpp_type in _NUMBERS:
+                parse_number(one)
+
+
+def error_object(code: grpc.StatusCode, text: str, status: int = 0) -> dict[str, Any]:
+    """The value of ``error``; ``status`` replaces the HTTP status that goes with the code."""
+    status = status or http_code_of(code)
+    return {
+        "grpcCode": code.value[0],
+        "httpCode": status,
+        "message": text,
+        "httpStatus": http.HTTPStatus(status).phrase,
+        "details": [],
+    }
+
+
+def error_response(code: grpc.StatusCode, text: str) -> Response:
+    """``{"error": …}`` with the HTTP status that goes with the code of a failed call."""
+    headers = CHALLENGE if code is grpc.StatusCode.UNAUTHENTICATED else None
+    return JSONResponse({"error": error_object(code, text)}, http_code_of(code), headers)
+
+
+def failure_response(error: GazetteError) -> Response:
+    """``error_response`` of an error of our tree."""
+    if isinstance(error, WrongMediaType):
+        body = error_object(grpc.StatusCode.INVALID_ARGUMENT, str(error), 415)
+        return JSONResponse({"error": body}, 415)
+    return error_response(code_of(error), str(error))
+
+
+def not_implemented_route(allow_origins: Sequence[str]) -> Route:
+    """Return the route of all paths below ``/v1/`` that no other route has. They are answered 501."""
+
+    async def handle(_request: Request) -> Response:
+        code, text = grpc.StatusCode.UNIMPLEMENTED, "Not Implemented"
+        body = {"code": code.value[0], "message": text, "details": []}
+        return JSONResponse(body, http_code_of(code))
+
+    return Route("/v1/{path:path}", Cors(allow_origins).wrap(handle), methods=list(_METHODS))
+
+
+def http_code_of(code: grpc.StatusCode) -> int:
+    return _HTTP_CODES.get(code, 500)
+
+
+def code_of(error: GazetteError) -> grpc.StatusCode:
+    """The code of a call that failed so, for what does not come from a gRPC call itself."""
+    if isinstance(error, NotAllowed):
+        return grpc.StatusCode.UNAUTHENTICATED
+    if isinstance(error, Retryable | Closed):
+        return grpc.StatusCode.UNAVAILABLE
+    if isinstance(error, Invalid):
+        return grpc.StatusCode.INVALID_ARGUMENT
+    return grpc.StatusCode.UNKNOWN
+
+
+def json_line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def to_json(message: Message) -> dict[str, Any]:
+    """The JSON form with every field: messages that are absent are null."""
+    value = json_format.MessageToDict(message, always_print_fields_with_no_presence=True)
+    _add_nulls(message, value)
+    return value
+
+
+def _add_nulls(message: Message, value: dict[str, Any]) -> None:
+    for field in message.DESCRIPTOR.fields:
+        if field.type != FieldDescriptor.TYPE_MESSAGE or _is_map(field):
+            continue
+        inner = value.get(field.json_name)
+        if inner is None:
+            value[field.json_name] = None
+        elif isinstance(inner, dict):
+            _add_nulls(getattr(message, field.name), inner)
+        elif isinstance(inner, list):
+            for one, of in zip(inner, getattr(message, field.name), strict=True):
+                _add_nulls(of, one)
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)

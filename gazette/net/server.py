@@ -1,0 +1,233 @@
+"""A process's two servers: gRPC on one port, HTTP on another.
+
+gRPC's core owns its own listening socket, so the two cannot share a port. The endpoint that a member
+advertises is the gRPC one; the HTTP port is the next one, unless it is given.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from starlette.types import ASGIApp
+
+from gazette.net.grpc_metrics import MetricsInterceptor
+from gazette.net.http_guard import is_loopback
+from gazette.net.http_server import (
+    UNIX_PREFIX,
+    HttpServer,
+    ReloadedTls,
+    TlsFiles,
+    bind_tcp,
+    bind_unix,
+    cannot_listen,
+    clear_stale_socket,
+    port_number,
+)
+from gazette.runtime.clock import Clock
+from gazette.runtime.file_limit import ConnectionLimits
+from gazette.runtime.ports import bracketed
+from gazette.runtime.tasks import TaskScope
+
+log = logging.getLogger(__name__)
+
+KEEPALIVE_S: Final = 10.0
+KEEPALIVE_TIMEOUT_S: Final = 10.0
+_HANDSHAKE_S: Final = 10.0
+_IDLE_S: Final = 600.0
+STREAM_WINDOW_BYTES: Final = 1 << 22
+"""At 1 ms to a client, four gigabytes a second; at 100 ms, 40 megabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Where to listen, and what to call that.
+
+    A port is ``""`` (a free one), a number, or ``unix:///path``. ``host`` is what is advertised,
+    ``bind_host`` what is listened on (empty: all interfaces).
+    """
+
+    host: str
+    port: str = ""
+    http_port: str = ""
+    bind_host: str = ""
+    tls: TlsFiles | None = None
+    max_recv_bytes: int = 4_194_304
+    graceful_stop_s: float = 15.0
+    limits: ConnectionLimits | None = None
+    """Connections of each port; None: as many as the limit of open files permits."""
+
+
+def advertised_host(bind_host: str, default_host: str) -> str:
+    """Return what to advertise where no host is given: what listens on loopback is nowhere else."""
+    return bind_host if is_loopback(bind_host) else default_host
+
+
+def warn_of_open_server(settings: ServerSettings, group: str, what: str) -> None:
+    """Log a warning if other machines may call a server that has no keys.
+
+    ``group`` is that of its flags, ``what`` says what callers can do.
+    """
+    sockets = settings.port.startswith(UNIX_PREFIX) and (
+        not settings.http_port or settings.http_port.startswith(UNIX_PREFIX)
+    )
+    private = sockets or is_loopback(settings.bind_host)
+    certified = settings.tls is not None and settings.tls.ca_file
+    if private or certified:
+        return
+    log.warning(
+        "without keys, everyone who can connect to %(address)s can %(what)s: set --%(group)s.auth-keys, or"
+        " listen on loopback only with --%(group)s.bind-host=127.0.0.1",
+        {
+            "address": settings.bind_host or "any address of this machine",
+            "what": what,
+            "group": group,
+        },
+    )
+
+
+def _credentials(tls: ReloadedTls) -> grpc.ServerCredentials:
+    """Credentials that follow the files. gRPC asks for them with every connection, in a thread of its
+    own; that callers must have certificates cannot change while it serves."""
+
+    def configuration() -> Any:
+        certificate, key, authority = tls.contents
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+
+    def fetch() -> Any:
+        return configuration() if tls.changed() else None  # None: as before
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(),
+        fetch,
+        require_client_authentication=tls.contents[2] is not None,
+    )
+
+
+def grpc_options(max_recv_bytes: int, connections: int) -> list[tuple[str, Any]]:
+    """Options of the gRPC server: pings find peers that are silently gone.
+
+    Beyond ``connections``, new ones are closed at once. One that does not speak HTTP/2 within
+    ``_HANDSHAKE_S``, or has no call for ``_IDLE_S``, is closed as well.
+    """
+    return [
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.server_handshake_timeout_ms", int(_HANDSHAKE_S * 1000)),
+        ("grpc.max_connection_idle_ms", int(_IDLE_S * 1000)),
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", max_recv_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
+        ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Clients may ping as often as they like: our own do, to notice a dead broker early.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+        ("grpc.http2.max_ping_strikes", 0),
+        # How much of a stream may be on its way to us, or here and not taken yet. By itself gRPC lets that
+        # grow with what a connection could carry: some hundred megabytes for an append that comes in
+        # faster than its bytes are replicated.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
+    ]
+
+
+class Server:
+    """Binds both ports first, so that the endpoint is known; serves when it is started.
+
+    ``grpc`` takes servicers until ``start_grpc``.
+    """
+
+    def __init__(self, clock: Clock, settings: ServerSettings) -> None:
+        self.settings = settings
+        self._limits = settings.limits or ConnectionLimits.of_process()
+        self.grpc = grpc.aio.server(
+            options=grpc_options(settings.max_recv_bytes, self._limits.grpc),
+            interceptors=[MetricsInterceptor(clock)],
+        )
+        self.endpoint = ""
+        """``http(s)://host:port`` or ``unix://host/path`` of the gRPC server."""
+        self.http_endpoint = ""
+        self._http_socket: socket.socket | None = None
+        self._http: HttpServer | None = None
+
+    def bind(self) -> None:
+        """Take both ports. Raises ``Unavailable`` (in use) or ``Invalid``; ``stop`` gives them back."""
+        if self.settings.tls is not None:
+            ReloadedTls(self.settings.tls).context()  # C-core would only say that it cannot listen.
+        scheme = "http" if self.settings.tls is None else "https"
+        self._bind_http(scheme, self._bind_grpc(scheme))
+
+    def _bind_grpc(self, scheme: str) -> int:
+        """Bind the gRPC server; returns its port, or -1 for a unix socket."""
+        settings = self.settings
+        if settings.port.startswith(UNIX_PREFIX):
+            path = settings.port.removeprefix(UNIX_PREFIX)
+            clear_stale_socket(path)
+            self._add_port(f"unix:{path}", settings.port, None)
+            self.endpoint = f"{UNIX_PREFIX}{settings.host}{path}"
+            return -1
+        wanted = port_number(settings.port, "port")
+        if wanted:
+            # C-core reports a port in use on stderr and by an unspecific error: ask the kernel first.
+            bind_tcp(settings.bind_host, wanted).close()
+        host = settings.bind_host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
+        address = f"[{host}]:{wanted}" if ":" in host else f"{host}:{wanted}"
+        port = self._add_port(address, address, settings.tls)
+        self.endpoint = f"{scheme}://{bracketed(settings.host)}:{port}"
+        return port
+
+    def _add_port(self, address: str, name: str, tls: TlsFiles | None) -> int:
+        try:
+            if tls is None:
+                return self.grpc.add_insecure_port(address)
+            return self.grpc.add_secure_port(address, _credentials(ReloadedTls(tls)))
+        except RuntimeError as error:
+            raise cannot_listen(name, OSError(0, str(error).partition(";")[0])) from error
+
+    def _bind_http(self, scheme: str, grpc_port: int) -> None:
+        settings, wanted = self.settings, self.settings.http_port
+        if not wanted and settings.port.startswith(UNIX_PREFIX):
+            wanted = f"{settings.port}.http"
+        if wanted.startswith(UNIX_PREFIX):
+            path = wanted.removeprefix(UNIX_PREFIX)
+            self._http_socket = bind_unix(path)
+            self.http_endpoint = f"{UNIX_PREFIX}{settings.host}{path}"
+            return
+        number = port_number(wanted, "http-port")
+        if not number and port_number(settings.port, "port"):
+            number = grpc_port + 1
+        self._http_socket = bind_tcp(settings.bind_host, number)
+        port = self._http_socket.getsockname()[1]
+        self.http_endpoint = f"{scheme}://{bracketed(settings.host)}:{port}"
+
+    def start_http(self, scope: TaskScope, app: ASGIApp) -> None:
+        """Serve ``app``; should the HTTP server die, ``scope`` fails."""
+        assert self._http_socket is not None, "bind() comes first"
+        unix = self._http_socket.family == socket.AF_UNIX
+        self._http = HttpServer(
+            self._http_socket,
+            app,
+            tls=None if unix else self.settings.tls,
+            limit=self._limits.http,
+        )
+        self._http.start(scope)
+
+    async def start_grpc(self) -> None:
+        """Serve the servicers that were added to ``grpc``. Before, connections wait."""
+        await self.grpc.start()
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Refuse new calls, let accepted ones end within ``grace_s``, then cut them off."""
+        grace = self.settings.graceful_stop_s if grace_s is None else grace_s
+        scope = TaskScope("server-stop")
+        async with scope:
+            scope.spawn(self.grpc.stop(grace), name="grpc")
+            if self._http is not None:
+                scope.spawn(self._http.stop(grace), name="http")
+            elif self._http_socket is not None:
+                self._http_socket.close()

@@ -1,0 +1,1 @@
+"""Forms of text that the protocol takes from Go and YAML."""

@@ -1,0 +1,1 @@
+"""The log: its operations, its state machine, its recorder and its sources."""

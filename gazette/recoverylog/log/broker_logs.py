@@ -1,0 +1,135 @@
+"""Recovery logs as brokers serve them, for code that runs in a thread beside the client's event
+loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from gazette.client.append.appender import AppendParams, SuspendControl
+from gazette.client.read.reader import OffsetJump, ReadParams
+from gazette.client.rpc.errors import status_of
+from gazette.errors import NotAllowed, Unavailable
+from gazette.protocol.ids import JournalName, Offset
+from gazette.protocol.status import Status
+
+if TYPE_CHECKING:
+    from gazette.client.client import Client
+    from gazette.client.read.retry_reader import RetryReader
+
+T = TypeVar("T")
+
+READ_BYTES: Final = 1 << 20
+
+
+async def write_head(client: Client, log: JournalName) -> Offset:
+    """Return the offset at which a log ends.
+
+    Only the primary knows the head, so ask by an empty append. The append leaves a suspended log
+    suspended. (A plain one would resume it: reference, consumer trap 72.)
+    """
+    try:
+        result = await client.append(AppendParams(log, suspend=SuspendControl.KEEP), b"")
+    except NotAllowed as error:
+        if status_of(error) != Status.SUSPENDED.name:
+            raise
+    else:
+        return result.commit.end
+    # No broker serves a suspended log without bytes. Its specification holds its head.
+    spec = (await client.get_journal(log)).spec
+    return 0 if spec.suspend is None else spec.suspend.offset
+
+
+class BrokerLogs:
+    """A `LogSource` of a client whose event loop runs in another thread.
+
+    ``stall_timeout_s`` bounds every single wait (``Unavailable``). Reads block until bytes arrive.
+    A broker that has just taken a log over may learn of stored fragments only at its next listing.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        stall_timeout_s: float = 60.0,
+    ) -> None:
+        self.knows_heads = True
+        self._client = client
+        self._loop = loop
+        self._stall_timeout_s = stall_timeout_s
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _result(self, future: concurrent.futures.Future[T], log: JournalName) -> T:
+        try:
+            return future.result(timeout=self._stall_timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise Unavailable(
+                "no bytes of the recovery log arrived in time",
+                log=log,
+                seconds=self._stall_timeout_s,
+                hint="Check the brokers of this journal and its fragment store.",
+            ) from None
+
+    def bounds(self, log: JournalName) -> tuple[Offset, Offset]:
+        async def look() -> tuple[Offset, Offset]:
+            end = await write_head(self._client, log)
+            if not end:
+                return 0, 0
+            begin = end
+            async with self._client.retry_reader(
+                ReadParams(log, block=True, end_offset=end, metadata_only=True)
+            ) as reader:
+                try:
+                    await reader.read()
+                except OffsetJump as jump:
+                    begin = jump.offset
+                except NotAllowed as error:
+                    if status_of(error) != Status.SUSPENDED.name:
+                        raise
+                else:
+                    begin = 0
+            return min(begin, end), end
+
+        return self._result(self._start(look()), log)
+
+    def read(self, log: JournalName, begin: Offset, end: Offset) -> Iterator[tuple[Offset, bytes]]:
+        if begin >= end:
+            return
+        reader: RetryReader | None = None
+
+        async def piece() -> tuple[Offset, bytes]:
+            nonlocal reader
+            if reader is None:
+                reader = self._client.retry_reader(
+                    ReadParams(log, begin, block=True, end_offset=end)
+                )
+            while True:
+                try:
+                    data = await reader.read(READ_BYTES)
+                except OffsetJump:
+                    continue
+                return reader.offset - len(data), data
+
+        # Fetch the next piece while the caller works on this one.
+        following = self._start(piece())
+        try:
+            while True:
+                at, data = self._result(following, log)
+                if not data:
+                    return
+                following = self._start(piece())
+                yield at, data
+        finally:
+            following.cancel()
+            if reader is not None:
+                self._loop.call_soon_threadsafe(reader.close)
+
+
+__all__ = ["BrokerLogs", "write_head"]

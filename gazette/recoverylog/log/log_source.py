@@ -1,0 +1,262 @@
+"""Sources of the bytes of recovery logs, for code without an event loop: blob stores, or a copy.
+
+`broker_logs` has the source that reads through brokers.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Final, Protocol, Self
+
+from gazette.blobs.blob_store import BlobStore
+from gazette.errors import NotFound
+from gazette.fragment.cover_set import CoverSet
+from gazette.fragment.decoder import DecodedFile, FragmentDecoder
+from gazette.fragment.listing import FragmentOwner, fragments_in
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import JournalName, Offset
+from gazette.runtime.tasks import BlockingPool
+
+BLOCK_BYTES: Final = 1 << 20
+BLOCKS_AHEAD: Final = 16
+
+
+class LogSource(Protocol):
+    """Source of the bytes of recovery logs. Blocking. Use it in one thread at a time.
+
+    Every method may raise ``NotFound``, ``NotAllowed``, ``Unavailable`` and ``Corrupt``.
+    """
+
+    @property
+    def knows_heads(self) -> bool:
+        """True if no bytes exist behind ``bounds``. Then hints that name later bytes prove a loss
+        of data.
+        """
+        ...
+
+    def bounds(self, log: JournalName) -> tuple[Offset, Offset]:
+        """Return the offset of the log's first remaining byte, and the offset at which the log
+        ends.
+        """
+        ...
+
+    def read(self, log: JournalName, begin: Offset, end: Offset) -> Iterator[tuple[Offset, bytes]]:
+        """Yield pieces of ``[begin, end)`` in order, each with its offset. Leave out bytes that no
+        longer exist.
+
+        Close the iterator to end reading.
+        """
+        ...
+
+
+class StoredLogs:
+    """Logs as far as they are in blob stores. Brokers store fragments there when these are closed.
+
+    No broker is called. ``stores`` are those of the journals' specifications. A fragment in several
+    of them is read once. ``threads`` threads fetch and decode fragments ahead, with at most 16 MiB
+    each in memory. Use this as a context manager, or ``close`` it.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[BlobStore],
+        *,
+        path_postfix_template: str = "",
+        nested: Collection[JournalName] = (),
+        threads: int = 4,
+    ) -> None:
+        """Open logs with the given ``path_postfix_template``. ``nested`` are journals below the
+        logs.
+        """
+        self._stores = tuple(stores)
+        self._template = path_postfix_template
+        self._nested = nested
+        self._threads = threads
+        self._pool = BlockingPool("log-fragments", threads)
+        self._covers: dict[JournalName, tuple[CoverSet[Fragment], dict[Fragment, BlobStore]]] = {}
+
+    knows_heads = False  # Brokers have later bytes that are not stored yet.
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the threads that read ahead."""
+        self._pool.close()
+
+    def bounds(self, log: JournalName) -> tuple[Offset, Offset]:
+        """Return the bounds as of the first listing of the log. Raise ``NotFound`` if the stores
+        have no fragment.
+        """
+        cover, _ = self._cover(log)
+        return cover.begin, cover.end
+
+    def refresh(self) -> None:
+        """Forget the listings, so that logs are listed again when they are needed."""
+        self._covers.clear()
+
+    def _cover(self, log: JournalName) -> tuple[CoverSet[Fragment], dict[Fragment, BlobStore]]:
+        known = self._covers.get(log)
+        if known is None:
+            owner = FragmentOwner(log, self._template, self._nested)
+            cover: CoverSet[Fragment] = CoverSet()
+            places: dict[Fragment, BlobStore] = {}
+            for store in self._stores:
+                for fragment in fragments_in(store, log, owner):
+                    places[fragment] = store
+                    cover.add(fragment)
+            if not len(cover):
+                raise NotFound(
+                    "the fragment stores have no fragment of the recovery log",
+                    log=log,
+                    hint="Check the journal's name and stores, and that brokers have stored fragments.",
+                )
+            known = self._covers[log] = cover, places
+        return known
+
+    def read(self, log: JournalName, begin: Offset, end: Offset) -> Iterator[tuple[Offset, bytes]]:
+        cover, places = self._cover(log)
+        waiting = [one for one in cover if one.end > begin and one.begin < end]
+        waiting.reverse()
+        running: list[_Ahead] = []
+        offset = begin
+        try:
+            while waiting or running:
+                while waiting and len(running) < self._threads:
+                    fragment = waiting.pop()
+                    ahead = _Ahead(places[fragment], fragment, max(begin, fragment.begin))
+                    running.append(ahead)
+                    self._pool.submit(ahead.run)
+                for at, block in running[0].blocks():
+                    # Cut the block, since fragments may overlap.
+                    taken = block[max(0, offset - at) : max(0, end - at)]
+                    if taken:
+                        at = max(at, offset)
+                        offset = at + len(taken)
+                        yield at, taken
+                running.pop(0)
+        finally:
+            for ahead in running:
+                ahead.stop()
+
+
+class _Ahead:
+    """A fragment that a thread decodes while earlier fragments are read."""
+
+    def __init__(self, store: BlobStore, fragment: Fragment, begin: Offset) -> None:
+        self._store = store
+        self._fragment = fragment
+        self._offset = begin
+        self._blocks: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
+        self._room = threading.Semaphore(BLOCKS_AHEAD)
+        self._stopped = False
+
+    def run(self) -> None:
+        try:
+            if self._stopped:
+                return
+            fragment = self._fragment
+            source = self._store.open(fragment.content_path())
+            with DecodedFile(source, FragmentDecoder(fragment)) as file:
+                file.skip_to(self._offset)
+                while True:
+                    self._room.acquire()
+                    if self._stopped:
+                        return
+                    block = file.read(BLOCK_BYTES)
+                    self._blocks.put(block)
+                    if not block:
+                        return
+        except BaseException as error:  # noqa: BLE001 - the reader raises it
+            self._blocks.put(error)
+
+    def blocks(self) -> Iterator[tuple[Offset, bytes]]:
+        while True:
+            block = self._blocks.get()
+            if isinstance(block, BaseException):
+                raise block
+            if not block:
+                return
+            self._room.release()
+            yield self._offset, block
+            self._offset += len(block)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._room.release()
+
+
+class CopiedLogs:
+    """Copy of another source in a directory, so that its bytes are fetched only once.
+
+    ``directory`` must exist. ``close`` removes the copies from it.
+    """
+
+    def __init__(self, source: LogSource, directory: Path) -> None:
+        self._source = source
+        self._directory = directory
+        self._files: dict[JournalName, int] = {}
+        self._spans: dict[JournalName, list[tuple[Offset, Offset]]] = {}
+        self._bounds: dict[JournalName, tuple[Offset, Offset]] = {}
+
+    @property
+    def knows_heads(self) -> bool:
+        return self._source.knows_heads
+
+    def bounds(self, log: JournalName) -> tuple[Offset, Offset]:
+        """Return the bounds as of the first call."""
+        if log not in self._bounds:
+            self._bounds[log] = self._source.bounds(log)
+        return self._bounds[log]
+
+    def read(self, log: JournalName, begin: Offset, end: Offset) -> Iterator[tuple[Offset, bytes]]:
+        if log not in self._files:
+            path = self._directory / f"log-{len(self._files)}"
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            self._files[log] = os.open(path, flags, 0o600)
+            path.unlink()
+        file, spans = self._files[log], self._spans.setdefault(log, [])
+        while begin < end:
+            span = next((span for span in spans if span[0] <= begin < span[1]), None)
+            if span is not None:
+                data = os.pread(file, min(BLOCK_BYTES, span[1] - begin, end - begin), begin)
+                yield begin, data
+                begin += len(data)
+                continue
+            following = min((span[0] for span in spans if span[0] > begin), default=end)
+            for at, data in self._source.read(log, begin, min(end, following)):
+                _keep(file, data, at)
+                _note(spans, at, at + len(data))
+                yield at, data
+            begin = min(end, following)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+        self._spans.clear()
+
+
+def _keep(file: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while len(view):
+        written = os.pwrite(file, view, offset)
+        view = view[written:]
+        offset += written
+
+
+def _note(spans: list[tuple[Offset, Offset]], begin: Offset, end: Offset) -> None:
+    if spans and spans[-1][1] == begin:
+        spans[-1] = spans[-1][0], end
+    else:
+        spans.append((begin, end))
+
+
+__all__ = ["CopiedLogs", "LogSource", "StoredLogs"]

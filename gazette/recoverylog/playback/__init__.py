@@ -1,0 +1,1 @@
+"""Files played back from a log."""

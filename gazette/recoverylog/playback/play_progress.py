@@ -1,0 +1,58 @@
+"""Progress and result of a player."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+
+from gazette.recoverylog.log.fsm import RecoveryFSM
+
+
+class PlayerState(enum.Enum):
+    BACKFILL = "backfill"
+    TAILING = "tailing"
+    LIVE = "live"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredState:
+    """Result of a player: the directory holds the files of ``fsm``.
+
+    ``author`` is the author that the log was handed to, or None after a read-only recovery.
+    ``write_head`` is the offset at which ``log`` ended then, in bytes.
+    """
+
+    log: str
+    fsm: RecoveryFSM
+    directory: Path
+    author: int | None
+    write_head: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlayProgress:
+    """Progress of a player. Offsets and sizes are in bytes."""
+
+    state: PlayerState
+    log: str
+    offset: int
+    read_through: int
+    bytes_read: int
+    seconds: float
+
+    @property
+    def lag_bytes(self) -> int:
+        return max(0, self.read_through - self.offset)
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bytes_read / self.seconds if self.seconds > 0 else 0.0
+
+    def __str__(self) -> str:
+        eta = self.lag_bytes / self.bytes_per_second if self.bytes_per_second else float("inf")
+        return (
+            f"{self.state.value} {self.log} at {self.offset} of {self.read_through},"
+            f" {self.bytes_per_second / 1e6:.1f} MB/s, {eta:.0f} s left"
+        )

@@ -1,0 +1,486 @@
+"""Stage 16 of the byte path: takes a recovery log from `client/read/retry_reader`, gives a directory.
+
+A player rebuilds the files of a log in a directory. Then it tails the log (a hot standby), or ends.
+It ends at the write head (a read-only recovery), or by a *hand-off*. A hand-off is an operation
+that makes a new author the owner of the log, exactly at the point that was played to.
+
+::
+
+    BACKFILL ── at the head ──► TAILING ── hand_off(author) ──► INJECTED ── read, applied ──► LIVE
+        │                          │                               │ read, lost the race
+        └── finish() ──────────────┴── at the head ──► LIVE        └──► read on, inject again
+
+The append of a hand-off also carries the new author's fence into the journal's registers. So the
+old author is refused from then on, even if the operation loses the race.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from gazette.client.append.appender import AppendParams
+from gazette.client.read.reader import OffsetJump, ReadParams
+from gazette.client.read.retry_reader import RetryReader
+from gazette.client.rpc.errors import status_of
+from gazette.errors import Bug, Closed, Corrupt, NotAllowed, Unavailable
+from gazette.protocol.hints import FSMHints
+from gazette.protocol.status import Status
+from gazette.recoverylog.log.broker_logs import write_head
+from gazette.recoverylog.log.recorder import fence, no_op
+from gazette.recoverylog.playback.file_writer import WriteBehind
+from gazette.recoverylog.playback.play_progress import PlayerState, PlayProgress, RecoveredState
+from gazette.recoverylog.playback.playback import Playback, PrunedLog
+from gazette.recoverylog.playback.staged_files import PlayedFiles, StagedFiles
+from gazette.runtime.clock import Clock
+from gazette.runtime.failpoints import reach
+from gazette.runtime.metrics import RECOVERED_BYTES
+from gazette.runtime.tasks import Pool, TaskScope, portable
+
+if TYPE_CHECKING:
+    from gazette.client.client import Client
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+READ_BYTES = 1 << 20
+
+SUSPENDED_POLL_S = 2.0
+"""Seconds between checks of a standby for a resume of a fully suspended log."""
+
+CATCH_UPS_MAX = 3
+"""Number of times that the end of a play waits for new appends. After that, a hand-off goes ahead
+against an owner that never pauses. It loses that race, but its fence stops the owner. The next
+hand-off succeeds."""
+
+
+class _View(Generic[T]):
+    """A request to read the files."""
+
+    def __init__(self, call: Callable[[PlayedFiles], T], result: asyncio.Future[T]) -> None:
+        self.call = call
+        self.result = result
+
+    def succeed(self, value: T) -> None:
+        if not self.result.done():
+            self.result.set_result(value)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.result.done():
+            self.result.set_exception(portable(error))
+
+
+class Player:
+    """Plays one log into one directory. Loop-bound. File work runs in ``pool``.
+
+    ``directory`` is wiped first. On failure and on cancellation it is removed.
+    """
+
+    def __init__(
+        self,
+        hints: FSMHints,
+        directory: Path,
+        client: Client,
+        clock: Clock,
+        pool: Pool,
+        *,
+        older_hints: Sequence[FSMHints] = (),
+        stall_timeout_s: float = 60.0,
+    ) -> None:
+        """Make a player. If the log was pruned of operations that ``hints`` need, play
+        ``older_hints`` in turn.
+
+        ``stall_timeout_s`` bounds the wait for bytes that the log must hold.
+        """
+        self.hints = hints
+        """Hints that are being played."""
+        self.directory = directory
+        self.tailing = asyncio.Event()
+        """Set when the player has reached the head for the first time."""
+        self.state = PlayerState.BACKFILL
+        self._client = client
+        self._clock = clock
+        self._pool = pool
+        self._older_hints = list(older_hints)
+        self._stall_timeout_s = stall_timeout_s
+        self._playback = Playback(hints)
+        self._files = StagedFiles(directory)
+        self._author: int | None = None
+        self._permit: Callable[[], Awaitable[None]] | None = None
+        self._finish = False
+        self._requested = asyncio.Event()
+        self._woken = asyncio.Event()
+        """Set when the loop of `play` should check for new requests."""
+        self._views: list[_View[Any]] = []
+        self._cut: int | None = None
+        """Offset at which views are taken: the end of an append, so that views hold whole transactions."""
+        self._rest = b""
+        """Bytes that were read beyond the cut."""
+        self._read_through = 0
+        self._catch_ups = 0
+        self._tailed = False
+        """True if the hand-off was requested after the head had been reached."""
+        self._fenced = False
+        """True if the log's registers have our fence, which stops its former owner."""
+        self._bytes_read = 0
+        self._started = clock.monotonic()
+        self._write_behind = WriteBehind(self._files, pool)
+        self._reader: RetryReader | None = None
+        self._pending: asyncio.Task[bytes | OffsetJump] | None = None
+
+    @property
+    def progress(self) -> PlayProgress:
+        offset = self._playback.read_offset
+        # While a standby tails, the broker reports the head of the log to its reader.
+        head = 0 if self._reader is None else self._reader.write_head
+        return PlayProgress(
+            state=self.state,
+            log=self._playback.log,
+            offset=offset,
+            read_through=max(self._read_through, head, offset),
+            bytes_read=self._bytes_read,
+            seconds=self._clock.monotonic() - self._started,
+        )
+
+    def hand_off(self, author: int, *, permit: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Ask ``play`` to take the log over as ``author`` and end.
+
+        ``permit`` is awaited each time before the log is fenced, which may be long after this call.
+        The fence stops the log's owner at that time. An error of ``permit`` ends ``play``.
+        """
+        if self._finish or self._author is not None:
+            raise Bug("a player is ended once", log=self.hints.log)
+        self._author, self._permit = author, permit
+        self._tailed = self.tailing.is_set()
+        self._requested.set()
+        self._woken.set()
+
+    def finish(self) -> None:
+        """Ask ``play`` to end at the write head, and to leave the log to its owner."""
+        if self._finish or self._author is not None:
+            raise Bug("a player is ended once", log=self.hints.log)
+        self._finish = True
+        self._requested.set()
+        self._woken.set()
+
+    def note_head(self, head: int) -> None:
+        """Record that the log reaches to ``head``. If play-back does not get there, it has
+        stalled.
+        """
+        if self.tailing.is_set() and self._author is None and head > self._read_through:
+            self._read_through = head
+            self._woken.set()
+
+    async def view(self, call: Callable[[PlayedFiles], T]) -> T:
+        """Call ``call`` with the files as they are at the end of an append that is no older than
+        this call.
+
+        The call waits until the log was played once. It runs on a thread of the pool, and play-back
+        waits for it. Raise what it raises, and ``Closed`` if play-back ends first. After
+        cancellation it may still run.
+        """
+        view = _View(call, asyncio.get_running_loop().create_future())
+        if self.state in (PlayerState.LIVE, PlayerState.FAILED):
+            raise Closed("play-back has ended", log=self.hints.log)
+        self._views.append(view)
+        self._woken.set()
+        result: T = await view.result
+        return result
+
+    async def play(self) -> RecoveredState:
+        """Play until a requested `hand_off` or `finish` is done.
+
+        Raise ``Corrupt`` if the log lacks operations that the hints name. Raise ``Unavailable`` if
+        no bytes arrive for ``stall_timeout_s`` seconds although the log must hold more.
+
+        Cancellation removes the directory. A hand-off may or may not have been appended. That is
+        harmless, since the next recovery hands off again.
+        """
+        done = False
+        try:
+            async with TaskScope(f"player {self.hints.log}") as scope:
+                state = await self._play_some_hints(scope)
+                scope.cancel()
+            self.state = PlayerState.LIVE
+            done = True
+            return state
+        finally:
+            self._close_reader()
+            self._end_views()
+            if not done:
+                self.state = PlayerState.FAILED
+                # Start the removal without an await, since a cancelled task must not await.
+                try:
+                    self._pool.submit(self._files.abandon)
+                except RuntimeError:  # The pool is closed: the process is about to end.
+                    self._files.abandon()
+
+    async def _play_some_hints(self, scope: TaskScope) -> RecoveredState:
+        """Play by the first hints whose operations the log still has."""
+        while True:
+            await self._pool.run(self._files.prepare)
+            try:
+                return await self._play(scope)
+            except PrunedLog as error:
+                if not self._older_hints:
+                    raise
+                log.warning("%(error)s; trying older hints", {"error": error})
+            self._close_reader()
+            await self._write_behind.give_up()  # The next attempt wipes what it writes.
+            self.hints = self._older_hints.pop(0)
+            self._playback = Playback(self.hints)
+
+    async def _play(self, scope: TaskScope) -> RecoveredState:
+        playback = self._playback
+        await reach("recovery.playing", playback.log, self._clock)
+        heads = await self._check_heads()
+        self._read_through = heads[playback.log]
+        injected = False
+        while True:
+            if (wanted := playback.wanted()) is not None:
+                self._close_reader()
+                playback.seek(*wanted)
+                self._read_through = heads[wanted[0]]
+            at_head = playback.read_offset >= self._read_through
+            if at_head and playback.fsm.has_hints:
+                raise playback.missing()
+            if at_head and injected:
+                # The player has passed its own operation, which neither applied nor lost a race.
+                raise self._torn()
+            if at_head and not self.tailing.is_set():
+                self.state = PlayerState.TAILING
+                self.tailing.set()
+            if at_head and self._requested.is_set() and not await self._must_catch_up():
+                if self._finish:
+                    break
+                await self._inject()
+                injected = True
+            if self._requested.is_set():
+                self._cut = None  # No more views are taken, so keep back no bytes for one.
+            elif self._views and self.tailing.is_set():
+                await self._write_behind.settle(scope)
+                await self._take_views()
+            if at_head:
+                await self._write_behind.begin(scope)
+            at_head = playback.read_offset >= self._read_through
+            # A request may have arrived since the check above. It must not wait for more bytes.
+            await self._read_some(scope, at_head=at_head, may_return=not injected)
+            if playback.handoff_applied:
+                break
+            if injected and playback.handoff_applied is False:
+                log.info(
+                    "hand-off of %(journal)s lost a race; injecting it again",
+                    {"journal": playback.log},
+                )
+                injected = False
+        await self._write_behind.settle(scope)
+        await reach("recovery.handed_off", playback.log, self._clock)
+        await self._pool.run(self._files.make_live, playback.fsm)
+        await reach("recovery.live", playback.log, self._clock)
+        return RecoveredState(
+            self.hints.log, playback.fsm, self.directory, self._author, playback.offset
+        )
+
+    async def _take_views(self) -> None:
+        """Serve the requests for views, or set the cut up to which the log must be read first."""
+        playback = self._playback
+        if self._cut is None:
+            self._cut = await self._write_head(playback.log)
+            self._read_through = max(self._read_through, self._cut)
+        if playback.read_offset < self._cut:
+            return
+        self._cut = None
+        views, self._views = self._views, []
+        for view in views:
+            try:
+                if playback.incomplete:
+                    raise self._torn()
+                result = await self._pool.run(self._files.view, playback.fsm, view.call)
+            except asyncio.CancelledError:
+                self._views = views  # For `_end_views`.
+                raise
+            except BaseException as error:  # noqa: BLE001 - the caller of `view` raises it
+                view.fail(error)
+            else:
+                view.succeed(result)
+
+    def _end_views(self) -> None:
+        views, self._views = self._views, []
+        for view in views:
+            view.fail(Closed("play-back has ended", log=self.hints.log))
+
+    async def _must_catch_up(self) -> bool:
+        """Return True if more must be read before the log is ended or taken over."""
+        playback = self._playback
+        if self._at_end:
+            return False
+        head = await self._write_head(playback.log)
+        if playback.incomplete and playback.read_offset == head:
+            raise self._torn()
+        if playback.read_offset < head and self._catch_ups < CATCH_UPS_MAX:
+            self._catch_ups += 1
+            self._read_through = head
+            return True
+        if playback.incomplete and self._finish:
+            # The bytes read so far end within an operation. The log holds its rest.
+            self._read_through = max(head, playback.read_offset + 1)
+            return True
+        return False
+
+    @property
+    def _at_end(self) -> bool:
+        """Return True if the log can be taken over without asking a broker for its head.
+
+        This holds for a standby whose reader waits for bytes, and once our fence is in the log. If
+        the log grew meanwhile, the hand-off loses its race and is injected again.
+        """
+        if self._author is None or self._playback.incomplete:
+            return False
+        waits = self._pending is not None and not self._pending.done()
+        return self._fenced or (self._tailed and waits)
+
+    def _torn(self) -> Corrupt:
+        return Corrupt(
+            "the recovery log ends within an operation and cannot be continued",
+            log=self._playback.log,
+            offset=self._playback.offset,
+            hint="A program that is not a recorder appended to this journal. Recover from a copy of the"
+            " log up to that offset, or from older hints into another log.",
+        )
+
+    async def _check_heads(self) -> dict[str, int]:
+        """Return the write head of every log to be read. Raise ``Corrupt`` if hints reach beyond
+        one.
+        """
+        heads = {name: await self._write_head(name) for name in sorted(self._playback.logs)}
+        self._playback.require_heads(heads)
+        return heads
+
+    async def _write_head(self, name: str) -> int:
+        return await write_head(self._client, name)
+
+    async def _inject(self) -> None:
+        """Append the operation of the hand-off. Reading must then pass it."""
+        playback = self._playback
+        author = self._author
+        assert author is not None
+        if self._permit is not None:
+            await self._permit()
+        playback.expect_handoff(author)
+        result = await self._client.append(
+            AppendParams(journal=playback.log, union_registers=fence(author)),
+            no_op(playback.fsm, author),
+        )
+        self._fenced = True
+        self._read_through = result.commit.end
+
+    async def _read(self, reader: RetryReader) -> bytes | OffsetJump:
+        # Return a jump, since an error of this task would end the whole scope.
+        while True:
+            try:
+                return await reader.read(READ_BYTES)
+            except OffsetJump as jump:
+                return jump
+            except NotAllowed as error:
+                if status_of(error) != Status.SUSPENDED.name:
+                    raise
+            # The log is suspended, without fragments. The next append resumes it.
+            head = await self._write_head(self._playback.log)
+            if head > self._playback.read_offset:
+                return OffsetJump(self._playback.log, self._playback.read_offset, head)
+            await self._clock.sleep(SUSPENDED_POLL_S)
+
+    async def _read_some(self, scope: TaskScope, *, at_head: bool, may_return: bool) -> None:
+        """Feed one chunk. If ``may_return``, return without a chunk when a request arrives."""
+        if self._rest:
+            rest, self._rest = self._rest, b""
+            await self._write_behind.add(
+                scope, self._playback.feed(self._up_to_cut(rest)), len(rest)
+            )
+            return
+        if self._pending is None:
+            if self._reader is None:
+                self._reader = RetryReader(
+                    self._client,
+                    ReadParams(
+                        journal=self._playback.log,
+                        offset=self._playback.read_offset,
+                        block=True,
+                    ),
+                    clock=self._clock,
+                )
+            self._pending = scope.spawn(self._read(self._reader), name="read")
+        waits: set[asyncio.Task[object]] = {self._pending}
+        request: asyncio.Task[object] | None = None
+        if at_head and may_return:
+            request = scope.spawn(self._woken.wait(), name="request")
+            waits.add(request)
+        try:
+            done, _ = await asyncio.wait(
+                waits,
+                timeout=None if at_head else self._stall_timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            if request is not None:
+                request.cancel()
+                self._woken.clear()
+        if not done:
+            raise Unavailable(
+                "play-back stalled: the log holds more bytes, but none arrive",
+                log=self._playback.log,
+                offset=self._playback.read_offset,
+                write_head=self._read_through,
+                seconds=self._stall_timeout_s,
+                hint="Check the brokers of this journal and its fragment store.",
+            )
+        if self._pending in done:
+            assert self._reader is not None
+            await self._feed(scope, self._reader, self._pending)
+
+    async def _feed(
+        self, scope: TaskScope, reader: RetryReader, task: asyncio.Task[bytes | OffsetJump]
+    ) -> None:
+        self._pending = None
+        data = task.result()
+        if isinstance(data, OffsetJump):
+            log.warning(
+                "recovery log %(journal)s jumps to offset %(offset)d",
+                {"journal": self._playback.log, "offset": data.offset},
+            )
+            self._playback.jump(data.offset)
+            self._close_reader()
+            return
+        if not data:
+            self._close_reader()
+            return
+        self._bytes_read += len(data)
+        RECOVERED_BYTES.inc(len(data))
+        actions = self._playback.feed(self._up_to_cut(data))
+        if self._playback.wanted() is None and not self._playback.handoff_applied:
+            # Read on while files are written.
+            self._pending = scope.spawn(self._read(reader), name="read")
+        await self._write_behind.add(scope, actions, len(data))
+
+    def _up_to_cut(self, data: bytes) -> bytes:
+        if self._cut is None:
+            return data
+        count = max(0, self._cut - self._playback.read_offset)
+        self._rest = data[count:]
+        return data[:count]
+
+    def _close_reader(self) -> None:
+        self._rest = b""
+        if self._pending is not None:
+            self._pending.cancel()
+            self._pending = None
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+__all__ = ["PlayProgress", "Player", "PlayerState", "RecoveredState"]

@@ -1,0 +1,235 @@
+"""Files of a directory during play-back: numbered by fnode until they get their paths."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from gazette.errors import Closed, Corrupt, GazetteError
+from gazette.recoverylog.log.fsm import RecoveryFSM
+from gazette.recoverylog.playback.playback import (
+    DropNode,
+    FileAction,
+    OpenNode,
+    WriteNode,
+    local_path,
+)
+from gazette.recoverylog.private_files import (
+    DIRECTORY_MODE,
+    FILE_MODE,
+    copy_private,
+    empty_private,
+    write_private,
+)
+
+T = TypeVar("T")
+
+STAGING: Final = ".fnodes"
+DESCRIPTORS_MAX: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedFiles:
+    """Files of a log as of one moment, readable until the caller of `view` returns.
+
+    ``paths`` are relative to the directory of the shard. Do not change the files behind them.
+    """
+
+    paths: Mapping[str, Path]
+    properties: Mapping[str, str]
+
+    def copy_to(self, directory: Path) -> None:
+        """Copy the files to their paths below ``directory``, which is wiped first.
+
+        The result equals a recovery that ends here. Raise ``Corrupt`` for paths that cannot coexist
+        in one directory.
+        """
+        empty_private(directory)
+        for path, source in self.paths.items():
+            copy_private(source, target_of(directory, path))
+        for path, content in self.properties.items():
+            write_private(target_of(directory, path), content.encode(), new=True)
+
+
+def target_of(directory: Path, path: str) -> Path:
+    """Return the location of a relative path below a directory, and make its parents. Raise
+    ``Corrupt``.
+    """
+    target = directory / path
+    try:
+        for parent in reversed(target.relative_to(directory).parents):
+            (directory / parent).mkdir(DIRECTORY_MODE, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise Corrupt(
+            "the recovery log has a file and a directory with one path", path=path
+        ) from error
+    if os.path.lexists(target):
+        raise Corrupt("the recovery log has two files with one path", path=path)
+    return target
+
+
+class StagedFiles:
+    """Files of a directory during play-back. Blocking. A lock admits one thread at a time.
+
+    A cancelled play leaves a running call behind. Cleaning up must come after it. Otherwise a
+    descriptor could be closed, and reused for another file, while the call writes to it. A call
+    that begins later finds the files abandoned, and does nothing.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._files: dict[int, int] = {}
+        self._lengths: dict[int, int] = {}
+        """By fnode, how far writes reached, in bytes."""
+        self._lock = threading.Lock()
+        self._abandoned = False
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        with self._lock:
+            if self._abandoned:
+                raise Closed("play-back was cancelled", directory=str(self.directory))
+            try:
+                yield
+            except OSError as error:
+                raise GazetteError(
+                    f"cannot {what}: {error.strerror or error}",
+                    hint="Free space in the directory for recovered files, or choose another.",
+                    directory=str(self.directory),
+                    errno=error.errno,
+                ) from error
+
+    def prepare(self) -> None:
+        """Begin with an empty directory that only this user may enter. Its former content is
+        removed.
+
+        An existing directory is emptied, and stays, with its lock. Raise what `empty_private`
+        raises.
+        """
+        with self._guarded("prepare the directory of a play-back"):
+            self._close()
+            self._lengths.clear()
+            empty_private(self.directory)
+            (self.directory / STAGING).mkdir(DIRECTORY_MODE)
+
+    def _staged(self, fnode: int) -> Path:
+        return self.directory / STAGING / str(fnode)
+
+    def perform(self, actions: list[FileAction]) -> None:
+        """Perform actions of the log. Raise ``GazetteError`` if the disk is full or fails."""
+        with self._guarded("write a played-back file"):
+            for action in actions:
+                match action:
+                    case WriteNode(fnode=fnode, offset=offset, data=data):
+                        _write_all(self._open(fnode), data, offset)
+                        end = offset + len(data)
+                        self._lengths[fnode] = max(self._lengths.get(fnode, 0), end)
+                    case OpenNode(fnode=fnode):
+                        self._open(fnode, os.O_CREAT | os.O_EXCL)
+                    case DropNode(fnode=fnode):
+                        if (descriptor := self._files.pop(fnode, None)) is not None:
+                            os.close(descriptor)
+                        self._lengths.pop(fnode, None)
+                        self._staged(fnode).unlink()
+
+    def _open(self, fnode: int, flags: int = 0) -> int:
+        """Return the descriptor of a staged file.
+
+        Only recently written files are open. A database of a hundred gigabytes has more files than
+        a process may open.
+        """
+        descriptor = self._files.pop(fnode, None)
+        if descriptor is None:
+            if len(self._files) >= DESCRIPTORS_MAX:
+                os.close(self._files.pop(next(iter(self._files))))
+            flags |= os.O_RDWR | os.O_CLOEXEC
+            descriptor = os.open(self._staged(fnode), flags, FILE_MODE)
+        self._files[fnode] = descriptor  # Keep the dict in order of use.
+        return descriptor
+
+    def _require_whole(self, fsm: RecoveryFSM) -> None:
+        """Check that files have all bytes that were written to them, since a standby keeps them for
+        days.
+
+        A file that lost its end may be valid, and then holds an older state. Raise ``Corrupt``.
+        """
+        for fnode, node in fsm.nodes.items():
+            expected, length = self._lengths.get(fnode, 0), self._staged(fnode).stat().st_size
+            if length != expected:
+                raise Corrupt(
+                    "a played-back file has another length than was written to it",
+                    path=", ".join(sorted(node.links)),
+                    length=length,
+                    expected=expected,
+                    hint="The disk, or a program on this machine, changed it. The recovery log is intact."
+                    " `gazctl shards unassign --failed` plays the log into another directory.",
+                )
+
+    def make_live(self, fsm: RecoveryFSM) -> None:
+        """Give every file its paths.
+
+        Raise ``Corrupt`` for a path that leaves the directory, or for a file and a directory of one
+        name. Raise it also for a file that was changed.
+        """
+        with self._guarded("put played-back files in place"):
+            self._close()
+            self._require_whole(fsm)
+            for fnode, node in fsm.nodes.items():
+                first, *others = sorted(node.links)
+                target = self._target(first)
+                self._staged(fnode).rename(target)
+                for path in others:
+                    os.link(target, self._target(path))
+            for path, content in fsm.properties.items():
+                write_private(self._target(path), content.encode(), new=True)
+            shutil.rmtree(self.directory / STAGING)
+
+    def view(self, fsm: RecoveryFSM, call: Callable[[PlayedFiles], T]) -> T:
+        """Call ``call`` with the files as they are now. The files do not change during the call.
+
+        Raise ``Corrupt`` if another program has changed them.
+        """
+        with self._guarded("read played-back files"):
+            self._require_whole(fsm)
+            paths = {
+                local_path(path): self._staged(fnode)
+                for fnode, node in fsm.nodes.items()
+                for path in sorted(node.links)
+            }
+            properties = {local_path(path): text for path, text in fsm.properties.items()}
+            return call(PlayedFiles(paths, properties))
+
+    def copy_live(self, fsm: RecoveryFSM, directory: Path) -> None:
+        """Copy the files as they are now to their paths below ``directory``, which is wiped
+        first.
+        """
+        self.view(fsm, lambda files: files.copy_to(directory))
+
+    def _target(self, path: str) -> Path:
+        return target_of(self.directory, local_path(path))
+
+    def _close(self) -> None:
+        while self._files:
+            _, descriptor = self._files.popitem()
+            os.close(descriptor)
+
+    def abandon(self) -> None:
+        """Remove all files, for good."""
+        with self._lock:
+            self._abandoned = True
+            self._close()
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    view = memoryview(data)
+    while len(view):
+        written = os.pwrite(descriptor, view, offset)
+        view = view[written:]
+        offset += written

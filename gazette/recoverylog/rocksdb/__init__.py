@@ -1,0 +1,1 @@
+"""How RocksDB databases stand in a recovery log."""

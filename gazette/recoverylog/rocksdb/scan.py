@@ -1,0 +1,134 @@
+"""Keys and values of a RocksDB column family between two bounds, in their order.
+
+While an iterator exists, RocksDB keeps its lock and all overwritten values. Closing ends an
+iterator, from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from gazette.errors import Closed, Invalid
+from gazette.recoverylog.rocksdb.keys import FIRST_USER_KEY
+from gazette.recoverylog.rocksdb.native import DEFAULT, map_errors
+
+
+def bounds(
+    prefix: bytes, begin: bytes | None, end: bytes | None, column_family: str
+) -> tuple[bytes, bytes | None]:
+    """Return the bounds of a scan without reserved keys: (the first key, the key behind the
+    last).
+    """
+    low, high = prefix, after(prefix)
+    if column_family == DEFAULT:
+        low = max(low, FIRST_USER_KEY)
+    if begin is not None:
+        low = max(low, begin)
+    if end is not None:
+        high = end if high is None else min(high, end)
+    return low, high
+
+
+def after(prefix: bytes) -> bytes | None:
+    """Return the least key that is greater than every key with a prefix, or None without such a
+    key.
+    """
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes((stem[-1] + 1,)) if stem else None
+
+
+def no_family(name: str) -> Invalid:
+    return Invalid(f"no column family {name!r}", hint="List it in column_families of RocksDBStore.")
+
+
+class Pinned:
+    """An iterator over the state at the time when it was made, and the scan that moved it last."""
+
+    def __init__(self, native: Any, family: Any, path: str) -> None:
+        options = native.ReadOptions()
+        # Order by whole keys, even if the application configured a prefix extractor. Do not use the
+        # bounds of these options: rocksdict encodes them as if keys were not raw.
+        options.set_total_order_seek(True)
+        self.path = path
+        self.owner: Scan | None = None
+        self.lock = threading.Lock()
+        try:
+            self.iterator: Any = family.iter(options)
+        except Exception as error:
+            raise map_errors(error, "read keys", path) from error
+
+    def close(self) -> None:
+        with self.lock:
+            self.iterator = None
+
+
+class Scan(Iterator[tuple[bytes, bytes]]):
+    """Scan of an iterator between two bounds. Several scans of one iterator may be interleaved."""
+
+    def __init__(self, pinned: Pinned, low: bytes, high: bytes | None, *, reverse: bool) -> None:
+        self._pinned: Pinned | None = pinned
+        self._low, self._high, self._reverse = low, high, reverse
+        self._last: bytes | None = None
+        self._ended = False
+
+    def __next__(self) -> tuple[bytes, bytes]:
+        if self._ended:
+            raise StopIteration
+        pinned = self._pinned
+        if pinned is None:
+            raise closed_error()
+        with pinned.lock:
+            iterator = pinned.iterator
+            if iterator is None:
+                raise closed_error()
+            try:
+                self._advance(iterator, moved=pinned.owner is not self)
+                pinned.owner = self
+                if iterator.valid():
+                    key: bytes = iterator.key()
+                    if key >= self._low and (self._high is None or key < self._high):
+                        self._last = key
+                        return key, iterator.value()
+                else:
+                    iterator.status()  # Without this check, a damaged file would look like the end.
+            except Exception as error:
+                raise map_errors(error, "read keys", pinned.path) from error
+        self._ended = True
+        self._pinned = None
+        raise StopIteration
+
+    def _advance(self, iterator: Any, *, moved: bool) -> None:
+        """Move to the next key: from the iterator's position, or by a new seek if another scan
+        moved it.
+        """
+        last = self._last
+        if last is None:
+            self._seek_first(iterator)
+        elif self._reverse:
+            if moved:
+                iterator.seek_for_prev(last)
+            iterator.prev()
+        else:
+            if moved:
+                iterator.seek(last)
+            iterator.next()
+
+    def _seek_first(self, iterator: Any) -> None:
+        if not self._reverse:
+            iterator.seek(self._low)
+        elif self._high is None:
+            iterator.seek_to_last()
+        else:
+            iterator.seek_for_prev(self._high)
+            if iterator.valid() and iterator.key() == self._high:
+                iterator.prev()
+
+    def close(self) -> None:
+        """End the scan. It raises ``Closed`` from now on. Any thread may call this."""
+        self._pinned = None
+
+
+def closed_error() -> Closed:
+    return Closed("the view or its store was closed")

@@ -1,0 +1,1 @@
+"""How SQLite databases stand in a recovery log."""

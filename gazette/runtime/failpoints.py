@@ -1,0 +1,255 @@
+"""Points in the code at which a test has the process die, stop, fail or wait. Off unless armed.
+
+A point is a call, ``hit("commit.finalized", shard_id)``, which costs one look at an empty tuple. Armed
+are points by text, that of ``GAZETTE_FAILPOINTS`` when the process starts::
+
+    commit.finalized=kill@3                              die when it is passed for the third time
+    append.applied(recovery/*)=error@2;ack.appended=kill
+
+``POINT(GLOB)=ACTION@WHEN``, separated by semicolons. ``GLOB`` (default: all) is matched against the
+detail of a hit, a shard's id or a journal's name. ``WHEN`` (default 1) counts matching hits, or is ``*``:
+each of them. Actions:
+
+``kill``      SIGKILL to this process: no handler runs, nothing is flushed
+``stop``      SIGSTOP to this process: every thread stands still until somebody sends SIGCONT
+``error``     raise ``Unavailable``
+``delay:S``   wait S seconds: the thread for ``hit``, the task for ``reach``
+``mark``      append a line to the file that ``GAZETTE_FAILPOINT_MARKS`` names: when, in nanoseconds of the
+              machine's monotonic clock, which point, which detail. For timelines across processes
+
+Not for production: whoever may set a process's environment may kill it anyway, but once is enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import fnmatch
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from gazette.errors import Invalid, Unavailable
+from gazette.runtime.clock import Clock, SystemClock
+
+ENV: Final = "GAZETTE_FAILPOINTS"
+MARKS_ENV: Final = "GAZETTE_FAILPOINT_MARKS"
+
+POINTS: Final[Mapping[str, str]] = {
+    "append.begin": "before an append's RPC begins; of a journal",
+    "append.sent": "its content was sent, and not the request to commit it; of a journal",
+    "append.applied": "the broker has applied an append, nobody has been told; of a journal",
+    "source.read": "bytes of a source came in, and are about to be handed to its shard; of a journal",
+    "transaction.begun": "before the first message of a transaction; of a shard",
+    "transaction.consumed": "some messages of a transaction were consumed; of a shard",
+    "commit.finalized": "the application finalized a transaction, its publishes are enqueued; of a shard",
+    "commit.recording": "the store has committed locally, nothing is enqueued for the log; of a log",
+    "commit.started": "Store.start_commit returned; of a shard",
+    "commit.enqueued": "acknowledgements are enqueued behind the commit; of a shard",
+    "sql.committing": "before the COMMIT of a SQL database; of a shard's fully qualified name",
+    "sql.committed": "after that COMMIT, nobody has been told; of a shard's fully qualified name",
+    "ack.appended": "an acknowledgement is in its journal; of a journal",
+    "transaction.acknowledged": "all acknowledgements of a transaction are in place; of a shard",
+    "recovery.playing": "play-back has begun; of a log",
+    "recovery.handed_off": "play-back was handed over, its files are not in place; of a log",
+    "recovery.live": "its files are in place; of a log",
+    "promotion.fencing": "the shard is ours, its checkpoint is about to be restored; of a shard",
+    "promotion.opened": "the store is open, and its checkpoint restored; of a shard",
+    "promotion.hinted": "the recovered hints are stored; of a shard",
+    "backfill.built": "a state is built, nothing of it is staged; of a shard",
+    "backfill.uploading": "a state's bytes are in the staging area, and not under its name; of that name",
+    "backfill.staged": "a state is staged, nobody has been told; of a shard",
+    "backfill.fenced": "a log is fenced, what its former state owes is not appended; of a shard",
+    "backfill.acknowledging": "before each acknowledgement that a former state owes; of a shard",
+    "backfill.acknowledged": "all of them are in place, nothing of the new state is; of a shard",
+    "backfill.appending": "before each piece of a state is appended to its log; of a shard",
+    "backfill.publishing": "all states are appended, none is published; of a shard",
+    "backfill.published": "hints are stored, nobody has been told; of a shard",
+    "sink.published": "a task of a sink has published, and told nobody; of its producer",
+    "sink.deciding": "tasks of a sink have ended, what commits is not recorded; of the commit",
+    "sink.decided": "that is recorded, and nothing of it appended; of the commit",
+    "sink.acknowledged": "an acknowledgement of a sink is in its journal; of a journal",
+    "sink.committed": "all of them are, and Spark has not been told; of the commit",
+    "hints.storing": "before recorded hints are stored; of a shard",
+}
+"""Every point there is, and what its detail is."""
+
+_ENTRY: Final = re.compile(
+    r"(?P<point>[a-z_.]+)(?:\((?P<glob>[^()]*)\))?=(?P<action>[a-z]+)(?::(?P<seconds>[0-9.]+))?"
+    r"(?:@(?P<when>[0-9]+|\*))?"
+)
+
+
+class Action(enum.Enum):
+    KILL = "kill"
+    STOP = "stop"
+    ERROR = "error"
+    DELAY = "delay"
+    MARK = "mark"
+
+
+@dataclass(slots=True)
+class _Armed:
+    point: str
+    glob: str
+    action: Action
+    seconds: float
+    when: int | None
+    """At which matching hit; None: at each."""
+    seen: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def fires(self, point: str, detail: str) -> bool:
+        if point != self.point or not fnmatch.fnmatchcase(detail, self.glob):
+            return False
+        with self.lock:
+            self.seen += 1
+            return self.when is None or self.seen == self.when
+
+    def perform(self, point: str, detail: str) -> float:
+        """Do what is armed, if it fires; how many seconds are to be waited."""
+        if not self.fires(point, detail):
+            return 0.0
+        match self.action:
+            case Action.KILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case Action.STOP:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case Action.ERROR:
+                raise Unavailable("a failpoint", point=point, detail=detail)
+            case Action.DELAY:
+                return self.seconds
+            case Action.MARK:
+                _marks.write(point, detail)
+        return 0.0
+
+
+Hook: TypeAlias = Callable[[str, str], float]
+"""Called with a point and its detail where it is passed; returns how many seconds are to be waited."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Hooked:
+    perform: Hook
+
+
+_armed: tuple[_Armed | _Hooked, ...] = ()
+
+
+def parse(text: str) -> tuple[_Armed, ...]:
+    """Raises ``Invalid`` for what names no point, no action, or is no specification at all."""
+    entries = [one.strip() for one in text.split(";")]
+    return tuple(_parse_one(entry) for entry in entries if entry)
+
+
+def _parse_one(entry: str) -> _Armed:
+    found = _ENTRY.fullmatch(entry)
+    if found is None:
+        raise Invalid(
+            f"invalid failpoint ({entry!r})", path=ENV, hint="POINT(GLOB)=ACTION[:SECONDS][@WHEN]"
+        )
+    point, action = found["point"], found["action"]
+    if point not in POINTS:
+        raise Invalid(f"unknown failpoint ({point})", path=ENV, hint=f"One of {', '.join(POINTS)}.")
+    if action not in {one.value for one in Action}:
+        raise Invalid(
+            f"unknown action ({action})", path=ENV, hint="kill, stop, error, delay or mark."
+        )
+    if (found["seconds"] is not None) != (action == Action.DELAY.value):
+        raise Invalid(f"seconds belong to delay, and to nothing else ({entry!r})", path=ENV)
+    when = None if found["when"] == "*" else int(found["when"] or 1)
+    if when == 0:
+        raise Invalid(f"hits are counted from one ({entry!r})", path=ENV)
+    try:
+        seconds = float(found["seconds"] or 0.0)
+    except ValueError as error:
+        raise Invalid(f"seconds are no number ({entry!r})", path=ENV) from error
+    glob = "*" if found["glob"] is None else found["glob"]
+    return _Armed(point, glob, Action(action), seconds, when)
+
+
+def arm(text: str) -> None:
+    """Arm these points, and no others. Raises ``Invalid``, which leaves all as it was."""
+    global _armed
+    _armed = parse(text)
+
+
+@contextlib.contextmanager
+def armed(text: str) -> Iterator[None]:
+    """``arm`` within a block. One at a time: points belong to the process."""
+    global _armed
+    before = _armed
+    arm(text)
+    try:
+        yield
+    finally:
+        _armed = before
+
+
+@contextlib.contextmanager
+def hooked(hook: Hook) -> Iterator[None]:
+    """Have ``hook`` called at every point within a block, for simulations."""
+    global _armed
+    before = _armed
+    _armed = (*before, _Hooked(hook))
+    try:
+        yield
+    finally:
+        _armed = before
+
+
+def hit(point: str, detail: str = "") -> None:
+    """Pass a point, on a thread that may wait."""
+    if _armed and (seconds := _perform(point, detail)):
+        threading.Event().wait(seconds)
+
+
+async def reach(point: str, detail: str, clock: Clock) -> None:
+    """Pass a point, on the event loop. Cancellation: ends a delay."""
+    if _armed and (seconds := _perform(point, detail)):
+        await clock.sleep(seconds)
+
+
+def _perform(point: str, detail: str) -> float:
+    """Do what is armed; how many seconds are to be waited."""
+    return sum(one.perform(point, detail) for one in _armed)
+
+
+class _Marks:
+    """The file of marks. Its descriptor is opened at the first of them, and kept."""
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self._file: int | None = None
+        self._lock = threading.Lock()
+        """Held to open the file: several threads may be the first."""
+
+    def write(self, point: str, detail: str) -> None:
+        """One line, in one call: processes may share the file. Raises ``Invalid`` without a file."""
+        at = int(self._clock.monotonic() * 1e9)
+        with self._lock:
+            if self._file is None:
+                self._file = self._opened()
+        # Of names of journals and shards nothing but blanks and ends of lines could be mistaken.
+        detail = "_".join(detail.split())
+        os.write(self._file, f"{at} {point} {detail}\n".encode("utf-8", "backslashreplace"))
+
+    def _opened(self) -> int:
+        path = os.environ.get(MARKS_ENV)
+        if not path:
+            raise Invalid("marks need a file", path=MARKS_ENV, hint="Name one.")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        try:
+            return os.open(path, flags, 0o600)
+        except OSError as error:
+            raise Invalid(
+                f"the file of marks cannot be opened: {error.strerror}", path=MARKS_ENV, file=path
+            ) from error
+
+
+_marks: Final = _Marks()
+arm(os.environ.get(ENV, ""))

@@ -1,0 +1,166 @@
+"""How a process logs: to stderr, as text, JSON lines or coloured text.
+
+What a line is about is in it by name, once: ``log.warning("pulse of %(journal)s failed: %(error)s",
+{"journal": …, "error": …})``. JSON has each of them as a field beside the message. Names are those of
+docs/operating.md; an error is given as the exception, whose hint and facts come with it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any, Final, TextIO
+
+from gazette.errors import GazetteError
+from gazette.runtime.log_limit import OncePerMinute
+
+LEVELS: Final = {
+    "trace": 5,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+    "panic": logging.CRITICAL,
+}
+_NAMES: Final = {5: "trace", 10: "debug", 20: "info", 30: "warning", 40: "error", 50: "fatal"}
+_COLORS: Final = {5: "2", 10: "2", 20: "36", 30: "33", 40: "31", 50: "1;31"}
+_GONE: Final = "ExecuteBatchError"
+_CUT_OFF: Final = "ASGI callable returned without completing response."
+_OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {
+    *("message", "asctime", "color_message", "cause"),
+}
+"""What is no fact of a record: its own fields, and why it may be left out (`gazette.runtime.log_limit`)."""
+
+
+def setup(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
+    """Send every log line of the process to ``stream`` (stderr). Replaces what was set up before."""
+    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler.setFormatter(
+        JsonFormatter() if log_format == "json" else TextFormatter(color=log_format == "color")
+    )
+    handler.addFilter(_is_news)
+    handler.addFilter(OncePerMinute(handler))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(LEVELS[level])
+    # These speak of every request; their warnings are enough.
+    for chatty in ("uvicorn", "asyncio", "botocore", "urllib3"):
+        logging.getLogger(chatty).setLevel(max(LEVELS[level], logging.WARNING))
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Leave out what we log ourselves, or what is no news.
+
+    gRPC logs with a traceback that a caller was gone when its call was answered. uvicorn logs that a
+    body was cut off, which is how `gazette.net.streaming_body` tells a client of a failure that it has
+    logged.
+    """
+    error = record.exc_info[0] if record.exc_info else None
+    if record.name == "uvicorn.error" and record.msg == _CUT_OFF:
+        return False
+    return not (record.name.startswith("grpc.") and getattr(error, "__name__", "") == _GONE)
+
+
+def _facts(record: logging.LogRecord) -> dict[str, Any]:
+    """What a record knows by name: the values of its message, and what came as ``extra``."""
+    named = record.args if isinstance(record.args, Mapping) else {}
+    return {**named, **_extra(record)}
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in vars(record).items() if key not in _OWN}
+
+
+def _error(record: logging.LogRecord) -> BaseException | None:
+    """What a record reports: the exception in its message, or else the one that was handled."""
+    values = record.args.values() if isinstance(record.args, Mapping) else record.args or ()
+    named = next((value for value in values if isinstance(value, BaseException)), None)
+    if named is not None:
+        return named
+    return record.exc_info[1] if record.exc_info else None
+
+
+def _described(error: BaseException) -> str:
+    return str(error) or repr(error)
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class TextFormatter(logging.Formatter):
+    """``2026-01-31T12:00:00.000Z warning gazette.broker: message key=value``.
+
+    The message of an error comes with its hint, if it has one of its own, or if it ends the process.
+    """
+
+    def __init__(self, *, color: bool) -> None:
+        super().__init__()
+        self._color = color
+
+    def format(self, record: logging.LogRecord) -> str:
+        name = _NAMES.get(record.levelno, record.levelname.lower())
+        if self._color:
+            name = f"\x1b[{_COLORS.get(record.levelno, '0')}m{name}\x1b[0m"
+        facts = "".join(f" {key}={value}" for key, value in _extra(record).items())
+        line = f"{_time(record)} {name} {record.name}: {record.getMessage()}{facts}"
+        error = _error(record)
+        if isinstance(error, GazetteError) and (
+            error.hint != error.default_hint or record.levelno >= logging.CRITICAL
+        ):
+            line += f". {error.hint}"
+        if record.exc_info:
+            line += f"\n{self.formatException(record.exc_info)}"
+        # What cannot be encoded (half of a surrogate pair in some input) must not cost the line.
+        return line.encode("utf-8", "backslashreplace").decode()
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: ``time``, ``level``, ``logger``, ``msg``, and what is known by name.
+
+    Of an error: ``error`` (its message), ``error_type``, ``hint``, its own facts where their names are
+    free, and ``traceback`` if it was not expected.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _time(record),
+            "level": _NAMES.get(record.levelno, record.levelname.lower()),
+            "logger": record.name,
+            "msg": record.getMessage(),
+        }
+        for key, value in _facts(record).items():
+            line.setdefault(key, _described(value) if isinstance(value, BaseException) else value)
+        error = _error(record)
+        if error is not None:
+            line.setdefault("error", _described(error))
+            line.setdefault("error_type", type(error).__name__)
+        if isinstance(error, GazetteError):
+            line.setdefault("hint", error.hint)
+            for key, value in error.facts.items():
+                line.setdefault(key, value)
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        try:
+            return json.dumps(line, default=str, allow_nan=False)
+        except (TypeError, ValueError):
+            # Keys that are no texts, what contains itself, numbers that JSON has not: not worth the line.
+            return json.dumps({key: _plain(value) for key, value in line.items()})
+
+
+def _plain(value: object) -> object:
+    """A value that JSON has for certain."""
+    if isinstance(value, str | int | None):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return str(value)

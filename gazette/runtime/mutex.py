@@ -1,0 +1,79 @@
+"""Exclusive things are handed over, not locked around."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
+
+from gazette.errors import Bug, Closed
+
+T = TypeVar("T")
+
+
+class Mutex(Generic[T]):
+    """Holds one mutable thing for whoever comes first; holding it *is* the right to mutate it.
+
+    Waiters are served in the order in which they came. Loop-bound, not thread-safe.
+    """
+
+    def __init__(self, name: str, value: T) -> None:
+        self.name = name
+        self._free: list[T] = [value]
+        self._waiters: deque[asyncio.Future[T]] = deque()
+        self._closed = False
+
+    async def take(self) -> T:
+        """Take the thing. Raises ``Closed`` once ``close`` was called.
+
+        Cancellation: the thing stays where it was, or goes to the next waiter.
+        """
+        if self._closed:
+            raise Closed(f"{self.name} was closed")
+        if self._free and not self._waiters:
+            return self._free.pop()
+        waiter: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self.give(waiter.result())
+            else:
+                waiter.cancel()
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+            raise
+
+    def give(self, value: T) -> None:
+        """Give the thing (or its successor) back. Never blocks."""
+        if self._free:
+            raise Bug("baton given back twice", baton=self.name)
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(value)
+                return
+        self._free.append(value)
+
+    @property
+    def idle(self) -> bool:
+        return bool(self._free)
+
+    def close(self) -> None:
+        """Refuse present and future waiters; the current holder keeps what it holds."""
+        self._closed = True
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_exception(Closed(f"{self.name} was closed"))
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncIterator[T]:
+        value = await self.take()
+        try:
+            yield value
+        finally:
+            self.give(value)

@@ -1,0 +1,50 @@
+"""How a process ends, whatever its threads do."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from typing import Final, NoReturn
+
+from gazette.runtime.clock import SystemClock
+
+log = logging.getLogger(__name__)
+
+_THREADS_S: Final = 2.0
+_NAMED_MAX: Final = 8
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process with exit code ``code``, once its threads have ended or 2 s have passed.
+
+    A thread that hangs, as in a blob store or a query of an application, would keep the interpreter for
+    ever: it is named in the log and left.
+    """
+    if left := threads_left(_THREADS_S):
+        named = ", ".join(one.name for one in left[:_NAMED_MAX])
+        more = f" and {len(left) - _NAMED_MAX} more" if len(left) > _NAMED_MAX else ""
+        log.error("threads do not end; leaving without %(threads)s", {"threads": f"{named}{more}"})
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def threads_left(timeout_s: float) -> list[threading.Thread]:
+    """Threads that the interpreter's exit would wait for, after waiting for them for that long in all.
+
+    Idle threads of pools that were closed end meanwhile.
+    """
+    clock = SystemClock()
+    deadline = clock.monotonic() + timeout_s
+    left: list[threading.Thread] = []
+    for thread in threading.enumerate():
+        if thread is threading.main_thread() or thread.daemon:
+            continue
+        thread.join(max(0.0, deadline - clock.monotonic()))
+        if thread.is_alive():
+            left.append(thread)
+    return left

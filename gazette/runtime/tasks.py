@@ -1,0 +1,365 @@
+"""Structured concurrency: every task has a parent, a daemon that returns is a failure.
+
+This module is the only one that creates asyncio tasks and the only doorway for blocking work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Callable, Collection, Coroutine
+from types import TracebackType
+from typing import Any, ParamSpec, Protocol, Self, TypeAlias, TypeVar
+
+from gazette.errors import Broken, Bug, Unavailable
+from gazette.runtime.clock import Clock
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+log = logging.getLogger(__name__)
+
+
+class TaskScope:
+    """A named owner of tasks.
+
+    Used either as ``async with TaskScope("name") as scope`` (leaving the body waits for the children
+    and raises their first failure; an error in the body cancels them), or as a field of a service
+    that calls ``wait`` and ``stop`` itself.
+
+    The first child to fail becomes ``failure``; its siblings are cancelled and ``on_failure`` is
+    called once, on the loop. Cancelling a child by itself is not a failure.
+    """
+
+    def __init__(
+        self, name: str, *, on_failure: Callable[[BaseException], None] | None = None
+    ) -> None:
+        self.name = name
+        self.failure: BaseException | None = None
+        # Not a set: they are cancelled in the order in which they were spawned.
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._on_failure = on_failure
+        self._stopping = False
+        self._owner: asyncio.Task[Any] | None = None
+        self._owner_cancelled = False
+        self._waiters: list[asyncio.Future[None]] = []
+        """Of `_empty`."""
+
+    def spawn(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        """Start a child that may end. Raises ``Bug`` (and closes ``coro``) once the scope stopped."""
+        if self._stopping:
+            coro.close()
+            raise Bug("task scope has stopped", scope=self.name, task=name)
+        task = asyncio.get_running_loop().create_task(coro, name=f"{self.name}/{name}")
+        self._tasks[task] = None
+        task.add_done_callback(self._on_done)
+        return task
+
+    def daemon(self, coro: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[None]:
+        """Start a child that must run until it is cancelled: returning early fails the scope."""
+
+        async def run() -> None:
+            await coro
+            raise Bug("daemon returned", scope=self.name, task=name)
+
+        task = self.spawn(run(), name=name)
+        # If it is cancelled before it began, nothing else ends what it was to await.
+        task.add_done_callback(lambda _: coro.close())
+        return task
+
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if not self._tasks:
+            self._wake()
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None or self.failure is not None:
+            return
+        self.failure = error
+        for sibling in self._tasks:
+            sibling.cancel()
+        if self._owner is not None and not self._owner.done():
+            self._owner_cancelled = True
+            self._owner.cancel()
+        if self._on_failure is not None:
+            self._on_failure(error)
+
+    @property
+    def children(self) -> int:
+        return len(self._tasks)
+
+    def cancel(self) -> None:
+        """Ask every child to stop; does not wait."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait(self) -> None:
+        """Return when no child is left; raise the first failure."""
+        while self._tasks:
+            await self._empty()
+        if self.failure is not None:
+            raise self.failure
+
+    async def stop(self, timeout_s: float = 10.0) -> None:
+        """Cancel what is left and wait for it, at most ``timeout_s`` seconds.
+
+        Raises ``Unavailable`` naming the tasks that did not end in time. Failures of children are in
+        ``failure``; they are not raised here, so that stopping is one straight sequence.
+        """
+        self._stopping = True
+        self.cancel()
+        if self._tasks:
+            _, pending = await asyncio.wait(set(self._tasks), timeout=timeout_s)
+            if pending:
+                names = sorted(task.get_name() for task in pending)
+                raise Unavailable(
+                    "tasks did not stop in time",
+                    scope=self.name,
+                    tasks=", ".join(names),
+                    timeout_s=timeout_s,
+                )
+
+    async def _empty(self) -> None:
+        """Wait until the last child has ended: others may have been spawned since. Cheaper than
+        `asyncio.wait`, which would add a callback to each."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            raise
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def __aenter__(self) -> Self:
+        self._owner = asyncio.current_task()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        owner = self._owner
+        outer_cancel = exc_type is asyncio.CancelledError
+        if outer_cancel and self._owner_cancelled and owner is not None:
+            # The cancellation was ours, on behalf of a failed child: take it back.
+            outer_cancel = owner.uncancel() > 0
+            self._owner_cancelled = False
+        if exc_type is not None:
+            self.cancel()
+        while self._tasks:
+            try:
+                await self._empty()
+            except asyncio.CancelledError:
+                if self._owner_cancelled and owner is not None:
+                    self._owner_cancelled = False
+                    if owner.uncancel() == 0:
+                        continue
+                outer_cancel = True
+                self.cancel()
+        self._owner = None
+        self._stopping = True
+        if self._owner_cancelled and owner is not None:
+            # Delivered neither in the body nor in the wait: swallow it before it surfaces later.
+            self._owner_cancelled = False
+            owner.uncancel()
+        if outer_cancel:
+            if exc_type is asyncio.CancelledError:
+                return
+            raise asyncio.CancelledError
+        if self.failure is not None and exc is not self.failure:
+            if exc is not None and exc_type is not asyncio.CancelledError:
+                return
+            raise self.failure
+
+
+class Pool(Protocol):
+    """Runs blocking calls beside the loop. `BlockingPool` does, in threads.
+
+    The seam for simulations: theirs turn calls into events of a virtual loop. See `PoolFactory`.
+    """
+
+    name: str
+
+    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``fn`` and return its result. Cancellation: a call that has begun goes on."""
+        ...
+
+    def submit(
+        self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> concurrent.futures.Future[T]:
+        """Queue ``fn``. Raises ``RuntimeError`` once the pool is closed. Threads may call it, too."""
+        ...
+
+    def close(self) -> None:
+        """Refuse new calls and drop those that have not begun; does not wait for the others."""
+        ...
+
+
+PoolFactory: TypeAlias = Callable[[str, int], Pool]
+"""Makes a pool: its name, and how many calls run at a time. `BlockingPool` is one."""
+
+
+class BlockingPool:
+    """Threads for work that would block the loop: compression, fsync, SQL, cloud SDKs.
+
+    ``run`` bounds concurrency to ``threads``; waiting callers queue in order.
+    """
+
+    def __init__(self, name: str, threads: int) -> None:
+        self.name = name
+        self._executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``fn`` in a thread of the pool.
+
+        Cancellation: the caller returns at once; a call that a thread has begun runs to its end, so
+        ``fn`` must leave its objects usable whether or not anybody waits.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, lambda: fn(*args, **kwargs))
+
+    def submit(
+        self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> concurrent.futures.Future[T]:
+        return self._executor.submit(fn, *args, **kwargs)
+
+    def close(self) -> None:
+        """Refuse new work and drop what has not begun; does not wait for what runs."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class LoopThread:
+    """An event loop in a thread of its own, for code that blocks and has none.
+
+    ``run`` may be called from any thread but its own. Close it; what still runs is cancelled then.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, coro: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop; return or raise what it does.
+
+        An interrupt of the waiting thread (``KeyboardInterrupt``) cancels it.
+        """
+        future = asyncio.run_coroutine_threadsafe(coro, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Cancel what runs, wait for it, and end the thread. May be repeated."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()
+
+
+async def first_of(*events: asyncio.Event) -> None:
+    """Return when one of the events is set."""
+    async with TaskScope("first of") as scope:
+        waits = {scope.spawn(event.wait(), name="event") for event in events}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        scope.cancel()
+
+
+async def sleep_unless(clock: Clock, seconds: float, event: asyncio.Event) -> bool:
+    """Sleep; return early, and True, when ``event`` is set."""
+    async with TaskScope("sleep") as scope:
+        over = {
+            scope.spawn(clock.sleep(seconds), name="time"),
+            scope.spawn(event.wait(), name="event"),
+        }
+        await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+        scope.cancel()
+    return event.is_set()
+
+
+OpFuture = concurrent.futures.Future
+"""The outcome of an operation that threads and the loop both wait for (an append, a commit).
+
+Set once, by its owner. Threads use ``result(timeout)``, the loop ``await settled(future)``.
+"""
+
+
+async def settled(future: OpFuture[T]) -> T:
+    """Await an ``OpFuture`` on the loop. Cancellation: the operation itself goes on."""
+    wrapped = asyncio.wrap_future(future)
+    try:
+        return await asyncio.shield(wrapped)
+    except asyncio.CancelledError:
+        # Nobody waits any more: an error that comes later is its owner's to report, not the loop's.
+        wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
+        raise
+
+
+def portable(error: BaseException) -> BaseException:
+    """``error``, as one that the event loop takes for nothing but an error.
+
+    Raised there, SystemExit and KeyboardInterrupt would end the process, a CancelledError would pass
+    for the cancellation of whoever waits, and a StopIteration would keep it waiting for ever.
+    """
+    special = StopIteration | asyncio.CancelledError | concurrent.futures.CancelledError
+    if isinstance(error, Exception) and not isinstance(error, special):
+        return error
+    broken = Broken(
+        f"a thread raised {type(error).__name__}: {error}",
+        hint="Code that runs on a thread must not raise this: the process goes on, what was asked for fails.",
+    )
+    broken.__cause__ = error
+    return broken
+
+
+Waiter: TypeAlias = Callable[[OpFuture[Any], float | None], bool]
+"""Blocks the calling thread until a future is done, at most so many seconds (None: without end). Returns
+whether it is done. `wait_done` is one; simulations have their own."""
+
+
+def wait_done(future: OpFuture[Any], timeout_s: float | None) -> bool:
+    """Block this thread until the future is done. Return False if that takes longer."""
+    return bool(concurrent.futures.wait((future,), timeout_s).done)
+
+
+def resolved(value: T) -> OpFuture[T]:
+    """An ``OpFuture`` that has already succeeded."""
+    future: OpFuture[T] = OpFuture()
+    future.set_result(value)
+    return future
+
+
+def failed(error: BaseException) -> OpFuture[Any]:
+    """An ``OpFuture`` that has already failed."""
+    future: OpFuture[Any] = OpFuture()
+    future.set_exception(error)
+    return future
+
+
+def first_failure(futures: Collection[OpFuture[Any]]) -> BaseException | None:
+    """The error of some future that is done and failed, if there is one."""
+    for future in futures:
+        if not future.done():
+            continue
+        if future.cancelled():
+            return Broken("an operation was cancelled")
+        if (error := future.exception()) is not None:
+            return error
+    return None

@@ -1,0 +1,57 @@
+"""Masters of Spark: which texts name one, and whether a standalone one answers, before Java is started.
+
+Spark itself tells of either only after a minute, by a stack trace.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import Final
+
+from gazette.errors import Invalid, Unavailable
+from gazette.runtime.numbers import is_digits
+
+_LOCAL: Final = re.compile(r"local(\[(\*|[0-9]+)(\s*,\s*[0-9]+)?\])?|local-cluster\[[0-9, ]+\]")
+_OTHERS: Final = re.compile(r"yarn|k8s://.+")
+_STANDALONE: Final = "spark://"
+_CONNECT_S: Final = 10.0
+
+
+def addresses_of(master: str) -> tuple[tuple[str, int], ...]:
+    """Host and port of each standalone master that is named; none of other kinds. Raises ``Invalid``."""
+    if _LOCAL.fullmatch(master) or _OTHERS.fullmatch(master):
+        return ()
+    found = []
+    if master.startswith(_STANDALONE):
+        for address in master.removeprefix(_STANDALONE).split(","):
+            host, _, port = address.rpartition(":")
+            if not host or not is_digits(port) or not 0 < int(port) < 1 << 16:
+                break
+            found.append((host.strip("[]"), int(port)))
+        else:
+            return tuple(found)
+    raise Invalid(
+        f"not a master of Spark ({master!r})",
+        path="--master",
+        hint="local[*] for this machine, spark://host:7077 for a cluster; or yarn, k8s://….",
+    )
+
+
+def require_reachable(master: str) -> None:
+    """Require that a standalone master accepts connections. Blocks for up to 10 s each.
+
+    Raises ``Invalid``, and ``Unavailable`` if none of those that are named does.
+    """
+    reasons: list[str] = []
+    for host, port in addresses_of(master):
+        try:
+            with socket.create_connection((host, port), _CONNECT_S):
+                return
+        except OSError as error:
+            reasons.append(f"{host}:{port}: {error.strerror or error}")
+    if reasons:
+        raise Unavailable(
+            f"cannot reach the Spark master at {'; '.join(reasons)}",
+            hint="Check that it runs there; its log tells its URL, spark://host:port.",
+        )

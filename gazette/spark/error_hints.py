@@ -1,0 +1,50 @@
+"""What to do about an error, told to people who see nothing of it but its traceback."""
+
+from __future__ import annotations
+
+from contextlib import ContextDecorator
+from typing import Final, Self
+
+from gazette.errors import Bug, GazetteError, NotAllowed
+
+_SKIP: Final = (
+    "Repair or stop its producer. `mode=PERMISSIVE` reads such messages as null, "
+    "`mode=DROPMALFORMED` leaves them out."
+)
+_WHOLE: Final = "Set run_bytes to more than the journal holds, so that one task reads it all."
+_SIGN: Final = "Set the option broker.auth_keys to the brokers' keys, or broker.auth_token."
+
+
+class with_hints(ContextDecorator):
+    """Has errors show their hint below their message, in Python's tracebacks and so in Spark's.
+
+    These are all that users of Spark see, in the middle of Java's. So of an error that says by itself
+    what is wrong the frames that led to it are left out, and what it was made of; of a ``Bug`` they are
+    what is needed. A decorator too, but not of generators.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if not isinstance(error, GazetteError):
+            return
+        note = f"What to do: {_hint_of(error)}"
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        if not isinstance(error, Bug):
+            raise error.with_traceback(None) from None
+
+
+def _hint_of(error: GazetteError) -> str:
+    """That of the error, unless it speaks of what Spark has no part in."""
+    # Late: Spark imports this in every process that looks for a data source.
+    from gazette.message.framing.frames import MalformedMessage, TruncatedFrame
+
+    if isinstance(error, MalformedMessage) and error.hint == MalformedMessage.default_hint:
+        return _SKIP
+    if isinstance(error, TruncatedFrame):
+        return _WHOLE
+    if isinstance(error, NotAllowed) and error.facts.get("code") == "UNAUTHENTICATED":
+        return _SIGN
+    return error.hint

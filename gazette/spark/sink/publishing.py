@@ -1,0 +1,361 @@
+"""What a task of a sink does, and what the driver does with it: `publish`, `commit`, `roll_back`.
+
+Every attempt of every task is a producer of its own, which leaves its messages pending. What commits
+them, or rolls them back, it hands to the driver and does not append: only the driver knows which attempt
+of a task has won. The driver records what it is about to append before it appends anything, so that
+whoever does it again appends the same. Appending an acknowledgement twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import logging
+import os
+import random
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gazette.client.append.appender import AppendParams
+from gazette.client.append.service import AppendService
+from gazette.errors import Corrupt, GazetteError, Invalid, NotFound, Unavailable
+from gazette.history.source import OpenAccess
+from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
+from gazette.message import mapping as mappings
+from gazette.message.framing.framing import framing_of
+from gazette.message.mapping import Partition, Partitions
+from gazette.message.publisher import Publisher
+from gazette.message.uuid import ACK_TXN, ProducerId, build_uuid
+from gazette.protocol.ids import JournalName
+from gazette.protocol.journal import JournalSpec
+from gazette.runtime.failpoints import hit, reach
+from gazette.runtime.tasks import settled
+from gazette.spark.source.options import CONTENT_TYPE_OF, WriteOptions
+
+log = logging.getLogger(__name__)
+
+_RECORDS_KEPT: Final = 100
+"""Records of a query that are kept; Spark asks again for its last batch only."""
+
+_OTHER_VALUES: Final = {
+    CONTENT_JSON_LINES: "Set value to json.",
+    CONTENT_CSV: "Set value to csv.",
+    CONTENT_PROTO_FIXED: "Set message to the class of its messages, as module:Class.",
+}
+
+Message = Any
+Keyed = tuple[Any, Message]
+"""The value of the column by which a message is mapped (None without one), and the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What one attempt of a task has published: by journal, what commits it and what rolls it back."""
+
+    producer: ProducerId
+    commits: Mapping[JournalName, bytes]
+    rolls_back: Mapping[JournalName, bytes]
+    rows: int
+    query: str = ""
+
+
+def publish(
+    access: OpenAccess, options: WriteOptions, batches: Iterable[Sequence[Keyed]], query: str = ""
+) -> Attempt:
+    """Publish messages as a new producer, pending; returns once they are in their journals.
+
+    If anything fails, what was published is rolled back, as well as can be, and the failure raised.
+    """
+    service = access.run(_service(access))
+    try:
+        partitions = access.run(_partitions(access, options))
+        return _Publishing(access, service, options, partitions).run(batches, query)
+    finally:
+        access.run(service.close())
+
+
+async def _service(access: OpenAccess) -> AppendService:
+    return AppendService(await access.client())
+
+
+async def _partitions(access: OpenAccess, options: WriteOptions) -> Partitions:
+    client = await access.client()
+    specs: list[JournalSpec]
+    if options.selector is not None:
+        specs = [one.spec for one in (await client.list_journals(options.selector)).journals]
+        if not specs:
+            raise NotFound(
+                "no journal matches the selector",
+                hint="Create journals, or see `gazctl journals list` for their labels.",
+                selector=str(options.selector),
+            )
+    else:
+        specs = [(await client.get_journal(name)).spec for name in options.journals]
+    found = []
+    for spec in sorted(specs, key=lambda spec: spec.name):
+        content_type = (
+            options.content_type
+            or spec.labels.value_of(CONTENT_TYPE)
+            or options.content_type_unlabelled
+        )
+        if not content_type:
+            raise Invalid(
+                f"journal {spec.name} has no label content-type",
+                path="option content_type",
+                hint="Label the journal, or set the option to application/x-ndjson.",
+            )
+        wanted = CONTENT_TYPE_OF[options.value]
+        if content_type != wanted:
+            raise Invalid(
+                f"journal {spec.name} holds {content_type}, and not {wanted}",
+                path="option value",
+                hint=_OTHER_VALUES.get(content_type, "Choose another journal."),
+            )
+        found.append(Partition(spec.name, content_type))
+    return Partitions(found)
+
+
+class _Chosen:
+    """The mapping of a message whose journal is known."""
+
+    __slots__ = ("_partition",)
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+
+    def __call__(self, _message: Message) -> Partition:
+        return self._partition
+
+
+class _Publishing:
+    """One attempt."""
+
+    def __init__(
+        self,
+        access: OpenAccess,
+        service: AppendService,
+        options: WriteOptions,
+        partitions: Partitions,
+    ) -> None:
+        self._access = access
+        self._service = service
+        self._publisher = Publisher.standalone(service, access.clock, random.SystemRandom())
+        self._publisher.clock.update(int(access.clock.now() * 1e9))
+        self._begin_clock = self._publisher.clock.value
+        self._mapping = mapping_of(options, partitions)
+        self._samples: dict[Partition, Message] = {}
+        """One message of each journal, of which acknowledgements are made."""
+
+    def run(self, batches: Iterable[Sequence[Keyed]], query: str) -> Attempt:
+        publisher, rows = self._publisher, 0
+        try:
+            for batch in batches:
+                rows += len(batch)
+                for key, message in batch:
+                    partition = self._mapping(key)
+                    self._samples.setdefault(partition, message)
+                    publisher.publish_uncommitted(_Chosen(partition), message)
+            intents = publisher.build_ack_intents()
+            self._access.run(self._appended())
+            hit("sink.published", publisher.producer.hex())
+        except BaseException:
+            self._give_up()
+            raise
+        return Attempt(publisher.producer, intents, self._rollbacks(), rows, query)
+
+    def _rollbacks(self) -> dict[JournalName, bytes]:
+        """By journal, an acknowledgement of nothing: below the clocks of all that was published."""
+        uuid = build_uuid(self._publisher.producer, self._begin_clock, ACK_TXN)
+        found = {}
+        for (journal, content_type), message in self._samples.items():
+            framing = framing_of(content_type, type(message))
+            found[journal] = framing.frame(framing.codec.acknowledgement(message, journal)(uuid))
+        return found
+
+    async def _appended(self) -> None:
+        for future in self._service.pending_except(""):
+            await settled(future)
+
+    def _give_up(self) -> None:
+        async def append() -> None:
+            for journal, content in self._rollbacks().items():
+                self._service.append(AppendParams(journal), content)
+            await self._appended()
+
+        try:
+            self._access.run(append())
+        except GazetteError as error:
+            # Readers know these messages as pending until they forget their producer.
+            log.warning(
+                "messages of a failed task could not be rolled back: %(error)s", {"error": error}
+            )
+
+
+def mapping_of(options: WriteOptions, partitions: Partitions) -> Callable[[Any], Partition]:
+    """From the value of the key to a journal, by the publisher's mapping of that name."""
+
+    def current() -> Partitions:
+        return partitions
+
+    if options.mapping == "modulo":
+        return mappings.modulo_mapping(current, key_bytes)
+    if options.mapping == "rendezvous":
+        return mappings.rendezvous_mapping(current, key_bytes)
+    if len(partitions.all) == 1:
+        only = partitions.all[0]
+        return mappings.fixed_mapping(only.journal, only.content_type)
+    return mappings.random_mapping(current, random.Random())
+
+
+def key_bytes(value: Any) -> bytes | str:
+    """What of a key is hashed: texts and bytes as they are, others as JSON writes them (``7``)."""
+    if isinstance(value, bytes | str):
+        return value
+    return b"" if value is None else msgspec.json.encode(value)
+
+
+# On the driver.
+
+
+def commit(
+    access: OpenAccess, attempts: Sequence[Attempt], commits: str = "", name: str = ""
+) -> None:
+    """Have what the winners published become visible: once, however often this is called.
+
+    With ``commits`` (a directory), what is to be appended is recorded there as ``name`` before. If such
+    a record exists it is what has been decided: that is appended again, and attempts that are not of it
+    are rolled back. Raises what appends do; then call it again.
+    """
+    attempts = [attempt for attempt in attempts if attempt.rows]
+    decided = [dict(attempt.commits) for attempt in attempts]
+    if commits:
+        record = _Record(Path(commits), name)
+        hit("sink.deciding", name)
+        winners = record.decide({a.producer.hex(): dict(a.commits) for a in attempts})
+        decided = list(winners.values())
+        hit("sink.decided", name)
+        roll_back(access, [a for a in attempts if a.producer.hex() not in winners])
+    _append(access, _joined(decided))
+    hit("sink.committed", name)
+    if commits:
+        record.tidy()
+
+
+def roll_back(access: OpenAccess, attempts: Iterable[Attempt]) -> None:
+    """Have what these published never be visible. Raises what appends do."""
+    _append(access, _joined([attempt.rolls_back for attempt in attempts if attempt.rows]))
+
+
+def _joined(contents: Iterable[Mapping[JournalName, bytes]]) -> dict[JournalName, bytes]:
+    joined: dict[JournalName, bytes] = {}
+    for by_journal in contents:
+        for journal, content in by_journal.items():
+            joined[journal] = joined.get(journal, b"") + content
+    return joined
+
+
+def _append(access: OpenAccess, contents: Mapping[JournalName, bytes]) -> None:
+    """Append to each journal in one piece."""
+
+    async def append() -> None:
+        client = await access.client()
+        for journal, content in contents.items():
+            await client.append(AppendParams(journal), content)
+            await reach("sink.acknowledged", journal, access.clock)
+
+    if contents:
+        access.run(append())
+
+
+@dataclass(slots=True)
+class _Record:
+    """What one commit appends, as a file that is written once."""
+
+    directory: Path
+    name: str
+    _path: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._path = self.directory / f"{self.name}.json"
+
+    def decide(
+        self, commits: Mapping[str, Mapping[JournalName, bytes]]
+    ) -> dict[str, dict[JournalName, bytes]]:
+        """Record this; or give what was recorded before."""
+        if (found := self._load()) is not None:
+            return found
+        text = {
+            producer: {
+                journal: base64.b64encode(content).decode()
+                for journal, content in sorted(by.items())
+            }
+            for producer, by in sorted(commits.items())
+        }
+        temporary = ""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(prefix=".record-", dir=self.directory)
+            with os.fdopen(handle, "w") as file:
+                json.dump(text, file)
+                file.flush()
+                os.fsync(file.fileno())
+            # Unlike a rename, fails if another driver was first.
+            os.link(temporary, self._path)
+            self._sync_directory()
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise Unavailable(
+                f"a commit cannot be recorded in {self.directory}: {error.strerror}",
+                hint="Set the option commits to a directory that can be written, and that stays.",
+            ) from error
+        finally:
+            if temporary:
+                with suppress(OSError):
+                    os.unlink(temporary)
+        found = self._load()
+        if found is None:
+            raise Unavailable("a commit that was recorded is gone", file=self._path)
+        return found
+
+    def tidy(self) -> None:
+        """Remove records of the same query that nobody asks for any more."""
+        query, _, number = self.name.rpartition("-")
+        if not query or not number.isdigit():
+            return
+        for path in self.directory.glob(f"{query}-*.json"):
+            other = path.stem.rpartition("-")[2]
+            if other.isdigit() and int(other) < int(number) - _RECORDS_KEPT:
+                path.unlink(missing_ok=True)
+
+    def _load(self) -> dict[str, dict[JournalName, bytes]] | None:
+        try:
+            text = self._path.read_text()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise Unavailable(f"cannot read {self._path}: {error.strerror}") from error
+        try:
+            return {
+                producer: {
+                    journal: base64.b64decode(content, validate=True)
+                    for journal, content in by_journal.items()
+                }
+                for producer, by_journal in json.loads(text).items()
+            }
+        except (ValueError, AttributeError, TypeError, binascii.Error) as error:
+            raise Corrupt("the record of a commit cannot be read", file=self._path) from error
+
+    def _sync_directory(self) -> None:
+        handle = os.open(self.directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,205 @@
+"""Writing to journals: rows become messages. What publishes and commits them is in `publishing`."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from gazette.errors import Invalid
+from gazette.history.columns import MessageFormat
+from gazette.labels import CONTENT_PROTO_FIXED
+from gazette.message.message import CSVRecord
+from gazette.spark.error_hints import with_hints
+from gazette.spark.sink.publishing import Attempt, commit, publish, roll_back
+from gazette.spark.source.options import WriteOptions, one_of
+
+_UUID: Final = "uuid"
+_QUERY_PROPERTY: Final = "sql.streaming.queryId"
+
+Maker = Callable[[dict[str, Any]], Any]
+
+
+class Published(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+
+
+class _Writer:
+    """What both kinds of writers share. Made on the driver, pickled, and run elsewhere."""
+
+    def __init__(self, options: WriteOptions, schema: Any) -> None:
+        self._options = options
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        names = self._schema.names
+        if options.key and options.key not in names:
+            raise Invalid(
+                f"there is no column {options.key} (there are {one_of(names)})", path="option key"
+            )
+        if not [name for name in names if name != _UUID]:
+            raise Invalid("there is no column to publish beside the UUID", path="columns")
+        if options.value == "csv":
+            for field in self._schema:
+                if field.name != _UUID and not _is_text(field.type):
+                    raise Invalid(
+                        f"a {field.type} is not written as CSV",
+                        path=field.name,
+                        hint="Convert it to a string in Spark, or leave it out.",
+                    )
+        if options.value == "protobuf":
+            kind = MessageFormat(CONTENT_PROTO_FIXED, message=options.message).message_type()
+            known = set(kind.DESCRIPTOR.fields_by_name)
+            if unknown := set(names) - known - {_UUID}:
+                raise Invalid(
+                    f"messages {options.message} have no such fields: {one_of(unknown)}",
+                    path="option message",
+                    hint="Select the columns to publish.",
+                )
+
+    @with_hints()
+    def write(self, iterator: Iterator[Any]) -> Published:
+        make, key = _maker(self._options, self._schema), self._options.key
+
+        def messages() -> Iterator[Sequence[Any]]:
+            for batch in iterator:
+                yield [(row.get(key), make(row)) for row in _rows(batch)]
+
+        context: Any = TaskContext.get()
+        query = (context and context.getLocalProperty(_QUERY_PROPERTY)) or ""
+        with self._options.access.open() as access:
+            return Published(publish(access, self._options, messages(), query))
+
+    def _abort(self, messages: Sequence[Any]) -> None:
+        with self._options.access.open() as access:
+            roll_back(access, _attempts(messages))
+
+
+class GazetteWriter(_Writer, DataSourceArrowWriter):
+    """Publishes a table: all of it becomes visible, or nothing does."""
+
+    @with_hints()
+    def commit(self, messages: list[Any]) -> None:
+        options = self._options
+        with options.access.open() as access:
+            commit(access, _attempts(messages), options.commits, options.commit_id)
+
+    @with_hints()
+    def abort(self, messages: list[Any]) -> None:
+        self._abort(messages)
+
+
+class GazetteStreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """Publishes a stream: each batch becomes visible once, after it has ended."""
+
+    @with_hints()
+    def commit(self, messages: list[Any], batchId: int) -> None:
+        attempts = _attempts(messages)
+        if not attempts:
+            return
+        # Of the query too: batches of another one have the same numbers.
+        name = f"{attempts[0].query or 'query'}-{batchId}"
+        with self._options.access.open() as access:
+            commit(access, attempts, self._options.commits, name)
+
+    @with_hints()
+    def abort(self, messages: list[Any], batchId: int) -> None:
+        del batchId
+        self._abort(messages)
+
+
+def _attempts(messages: Sequence[Any]) -> list[Attempt]:
+    return [message.attempt for message in messages if isinstance(message, Published)]
+
+
+def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    maps = [field.name for field in batch.schema if _has_map(field.type)]
+    for name in maps:
+        kind = batch.schema.field(name).type
+        for row in rows:
+            row[name] = _without_maps(row[name], kind)
+    return rows
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    if pa.types.is_map(kind):
+        return True
+    if pa.types.is_struct(kind):
+        return any(_has_map(kind.field(at).type) for at in range(kind.num_fields))
+    return bool(pa.types.is_list(kind) and _has_map(kind.value_type))
+
+
+def _without_maps(value: Any, kind: pa.DataType) -> Any:
+    """Maps, which Arrow gives as pairs, as objects."""
+    if value is None:
+        return None
+    if pa.types.is_map(kind):
+        return {key: _without_maps(item, kind.item_type) for key, item in value}
+    if pa.types.is_struct(kind):
+        return {name: _without_maps(item, kind.field(name).type) for name, item in value.items()}
+    if pa.types.is_list(kind):
+        return [_without_maps(item, kind.value_type) for item in value]
+    return value
+
+
+def _maker(options: WriteOptions, schema: pa.Schema) -> Maker:
+    """From rows to messages, which are given their UUID when they are published."""
+    names = [name for name in schema.names if name != _UUID]
+    if options.value == "json":
+        # The UUID comes first, where readers find it fastest.
+        return lambda row: {_UUID: "", **{name: row[name] for name in names}}
+    if options.value == "csv":
+        return lambda row: CSVRecord(["", *[_text(row[name]) for name in names]])
+    kind = MessageFormat(CONTENT_PROTO_FIXED, message=options.message).message_type()
+
+    def protobuf(row: dict[str, Any]) -> Any:
+        given = {name: row[name] for name in names if row[name] is not None}
+        try:
+            return kind(**given)
+        except (TypeError, ValueError) as error:
+            raise Invalid(
+                f"a row does not fit message {options.message}: {error} ({str(given)[:200]})",
+                path="option message",
+                hint="Convert the columns to the types of its fields.",
+            ) from error
+
+    return protobuf
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether what CSV has of values is read as the same ones."""
+    is_of = pa.types
+    return bool(
+        is_of.is_string(kind)
+        or is_of.is_boolean(kind)
+        or is_of.is_integer(kind)
+        or is_of.is_floating(kind)
+        or is_of.is_decimal(kind)
+        or is_of.is_date(kind)
+        or is_of.is_timestamp(kind)
+    )
+
+
+def _text(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "true" if value else "false"
+        case datetime.date():
+            return value.isoformat()
+        case decimal.Decimal():
+            return format(value, "f")
+    return value if isinstance(value, str) else str(value)

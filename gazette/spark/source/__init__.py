@@ -1,0 +1,1 @@
+"""Journals as tables and streams of Spark."""

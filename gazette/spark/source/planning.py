@@ -1,0 +1,122 @@
+"""Reading a long history with a cluster: `read` has both passes run by Spark's executors.
+
+A data source plans in a process of the driver that has no Spark. So ``format("gazette")`` by itself makes
+the first pass there, with threads, which is well for gigabytes. For terabytes, `read` makes it a job. Its
+tasks keep the rows that they come by on the disks of their executors, where Spark keeps what it shuffles and
+removes it at its end; the second pass has little left to do wherever it finds them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from gazette.history.merge import Folded, fold_snapshot
+from gazette.history.read import resolver, summarise_run
+from gazette.history.row_cache import Keeping, summarise_keeping
+from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
+from gazette.history.snapshot_builder import require_stored, take_snapshot
+from gazette.history.source import Access
+from gazette.history.summary import RunSummary
+from gazette.spark.error_hints import with_hints
+from gazette.spark.source.options import ReadOptions
+from gazette.spark.source.plan import DIRECTORY, Plan, encode_plan
+from gazette.spark.source.schema import common_value, row_format, table_schema
+from gazette.spark.source.table import check_isolation
+from gazette.spark.worker_process import keep_imports
+
+_LOCAL_DIRECTORIES: Final = "SPARK_LOCAL_DIRS"
+"""Where Spark tells its Python workers which directories the executor has. It removes them at its end."""
+
+
+@with_hints()
+def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
+    """A DataFrame of journals, as of now, with the first pass made by the executors.
+
+    ``options`` are those of ``format("gazette")``; a dot in a name is written as ``__``
+    (``broker__address``). What is read is fixed by this call, whatever is appended later.
+    Raises what planning does.
+    """
+    given = {
+        name.replace("__", "."): value if isinstance(value, str) else _text(value)
+        for name, value in options.items()
+    }
+    parsed = ReadOptions.parse(given)
+    if parsed.isolation == "read_committed":
+        if schema is None:
+            schema, inferred = table_schema(parsed)
+            if inferred and not parsed.has_mode:
+                parsed, given = parsed.inferred(), {**given, "mode": "FAILFAST"}
+        elif isinstance(schema, str):
+            schema = spark.createDataFrame([], schema).schema
+    reader = spark.read.format("gazette").options(**given)
+    if parsed.isolation == "read_committed":
+        with parsed.access.open() as opened:
+            snapshot = take_snapshot(opened, parsed.selection)
+            require_stored(snapshot, parsed.selection)
+            check_isolation(parsed, snapshot)
+        format = row_format(parsed, schema, common_value(parsed, snapshot.shapes))
+        keeping = Keeping(format) if parsed.keep else None
+        _, plan = plan_by_spark(spark, parsed.access, snapshot, parsed.run_bytes, keeping)
+        reader = reader.option("plan", encode_plan(plan))
+    if schema is not None:
+        reader = reader.schema(schema)
+    return reader.load()
+
+
+def plan_by_spark(
+    spark: Any,
+    access: Access,
+    snapshot: Snapshot,
+    run_bytes: int = RUN_BYTES,
+    keeping: Keeping | None = None,
+) -> tuple[Folded, Plan]:
+    """Run the first pass as a job: each run is summarised by a task, and the driver folds.
+
+    ``keeping``: what the tasks keep for the second pass. Raises what reading does, as of the driver.
+    """
+    context = spark.sparkContext
+    kept: dict[int, str] = {}
+
+    def summarise_all(runs: Sequence[Run]) -> list[RunSummary]:
+        # It may be called once more, with runs that begin earlier.
+        kept.clear()
+        if not runs:
+            return []
+        tasks = context.parallelize([(access, run, keeping) for run in runs], len(runs))
+        found: list[tuple[RunSummary, str]] = tasks.map(_summarise).collect()
+        kept.update((summary.number, path) for summary, path in found if path)
+        return [summary for summary, _ in found]
+
+    with access.open() as opened:
+        folded = fold_snapshot(snapshot, summarise_all, resolver(opened), run_bytes)
+    return folded, Plan(folded.runs, kept)
+
+
+@with_hints()
+def _summarise(task: tuple[Access, Run, Keeping | None]) -> tuple[RunSummary, str]:
+    access, run, keeping = task
+    local = os.environ.get(_LOCAL_DIRECTORIES, "").split(",")[0]
+    with access.open() as opened:
+        if keeping is None or not local:
+            found = summarise_run(opened, run), ""
+        else:
+            found = summarise_keeping(
+                opened, run, keeping, Path(os.path.abspath(local)) / DIRECTORY
+            )
+    keep_imports()
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        import json
+
+        return json.dumps(value)
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value)

@@ -1,0 +1,109 @@
+"""``format("gazette")``: journals as a data source of Spark.
+
+Spark imports this in every process that looks for a data source, of whatever kind; so nothing that is
+slow to import is imported before it is needed. Readers and writers are made on the driver, pickled, and
+run in processes of their own: they hold options and what these mean, and nothing else.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql.datasource import DataSource
+
+from gazette.spark.error_hints import with_hints
+
+
+class GazetteDataSource(DataSource):
+    """Journals. See docs/spark.md for the options."""
+
+    _inferred = False
+    """Whether Spark was given columns that follow from some messages. It keeps this object with them."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "gazette"
+
+    @classmethod
+    def _combine(cls) -> Callable[[Any], Any] | None:
+        """Return the function that puts the rows of a run together. No option names one."""
+        return None
+
+    @with_hints()
+    def schema(self) -> Any:
+        from gazette.spark.source.options import STREAM, ReadOptions
+        from gazette.spark.source.schema import table_schema
+
+        # Whether the table is read at once or as a stream is not known yet.
+        schema, self._inferred = table_schema(ReadOptions.parse(self.options, STREAM))
+        return schema
+
+    @with_hints()
+    def reader(self, schema: Any) -> Any:
+        from gazette.spark.source.options import ReadOptions
+        from gazette.spark.source.table import GazettePushdownReader, GazetteReader
+
+        options = ReadOptions.parse(self.options)
+        if self._inferred:
+            options = options.inferred()
+        kind = GazettePushdownReader if options.pushdown else GazetteReader
+        return kind(options, schema, self._combine())
+
+    @with_hints()
+    def streamReader(self, schema: Any) -> Any:
+        from gazette.spark.source.options import StreamOptions
+        from gazette.spark.source.stream import GazetteStreamReader
+
+        options = StreamOptions.parse(self.options)
+        if self._inferred:
+            options = replace(options, read=options.read.inferred())
+        return GazetteStreamReader(options, schema)
+
+    @with_hints()
+    def writer(self, schema: Any, overwrite: bool) -> Any:
+        from gazette.spark.sink.sink import GazetteWriter
+        from gazette.spark.source.options import WriteOptions
+
+        _no_overwriting(overwrite)
+        return GazetteWriter(WriteOptions.parse(self.options, streaming=False), schema)
+
+    @with_hints()
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+        from gazette.spark.sink.sink import GazetteStreamWriter
+        from gazette.spark.source.options import WriteOptions
+
+        _no_overwriting(overwrite)
+        return GazetteStreamWriter(WriteOptions.parse(self.options, streaming=True), schema)
+
+
+def with_combine(combine: Callable[[Any], Any] | None) -> type[GazetteDataSource]:
+    """Make a source whose tasks put the rows of each run together, under a name of its own.
+
+    Spark ships the class from the driver that registers it, like all of a job's own code.
+    """
+    own = f"gazette_{uuid.uuid4().hex}"
+
+    class CombiningSource(GazetteDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return own
+
+        @classmethod
+        def _combine(cls) -> Callable[[Any], Any] | None:
+            return combine
+
+    return CombiningSource
+
+
+def _no_overwriting(overwrite: bool) -> None:
+    if overwrite:
+        from gazette.errors import Invalid
+
+        raise Invalid(
+            "journals are not overwritten",
+            path="mode",
+            hint='Write with mode("append"); prune a journal by `gazctl journals prune`.',
+        )

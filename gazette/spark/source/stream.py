@@ -1,0 +1,402 @@
+"""Journals as a stream of Spark: micro-batches of committed messages.
+
+The offset that Spark keeps of a stream has, for each journal, how far it was read *and* what was known
+of its producers there: it is the sources of a checkpoint, in JSON. So the messages of a batch follow
+from its two offsets and the journals alone, however often and in whatever process it is planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    SupportsTriggerAvailableNow,
+)
+
+from gazette.errors import Corrupt, Invalid, NotFound
+from gazette.history.merge import Folded
+from gazette.history.read import read_columns
+from gazette.history.snapshot import JournalSnapshot, Run, Snapshot
+from gazette.history.snapshot_builder import require_stored, take_snapshot
+from gazette.history.source import OpenAccess
+from gazette.message.framing.frames import MalformedMessage
+from gazette.message.uuid import PRODUCER_BYTES
+from gazette.protocol.checkpoint import Checkpoint, ProducerState, SourceCheckpoint
+from gazette.protocol.ids import JournalName, Offset
+from gazette.runtime.clock import Clock, SystemClock
+from gazette.spark.error_hints import with_hints
+from gazette.spark.source.options import StreamOptions
+from gazette.spark.source.schema import common_value, row_format
+from gazette.spark.source.table import RunPartition, check_isolation, fold_on_driver, read_partition
+
+StreamOffset: TypeAlias = dict[str, Any]
+"""``{journal: {"at": offset, "producers": {hex: "clock" or "clock@begin"}}}``, clocks in hex."""
+
+_AT, _PRODUCERS = "at", "producers"
+_LAG_S: Final = 30.0
+_LAG_POLL_S: Final = 0.5
+_DIGITS: Final = 2 * PRODUCER_BYTES
+
+
+def encode_offset(sources: Mapping[JournalName, SourceCheckpoint]) -> StreamOffset:
+    """Keys ascend: Spark compares offsets as texts."""
+    offset: StreamOffset = {}
+    for journal, source in sorted(sources.items()):
+        producers = {}
+        for producer, state in sorted(source.producers.items()):
+            begin = "" if state.begin is None else f"@{state.begin}"
+            producers[producer.hex()] = f"{state.last_ack:x}{begin}"
+        offset[journal] = {_AT: source.read_through, _PRODUCERS: producers}
+    return offset
+
+
+def decode_offset(offset: StreamOffset) -> dict[JournalName, SourceCheckpoint]:
+    """Undo `encode_offset`. Raises `Corrupt`."""
+    sources = {}
+    try:
+        for journal, value in offset.items():
+            producers = {}
+            for digits, text in value[_PRODUCERS].items():
+                clock, at, begin = text.partition("@")
+                if len(digits) != _DIGITS:
+                    raise ValueError(digits)
+                state = ProducerState(int(clock, 16), int(begin) if at else None)
+                producers[bytes.fromhex(digits)] = state
+            sources[journal] = SourceCheckpoint(int(value[_AT]), producers)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Corrupt(
+            f"the offset of the stream cannot be read: {error!r}",
+            hint="The query's checkpoint is of another source: give it another checkpointLocation.",
+        ) from error
+    return sources
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """What there was of the journals, at some time of the machine's clock."""
+
+    at_s: float
+    snapshot: Snapshot
+    known: frozenset[JournalName]
+    """Those of which something had been read then."""
+
+
+class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads journals as a stream."""
+
+    def __init__(self, options: StreamOptions, schema: Any, clock: Clock | None = None) -> None:
+        self._options = options
+        self._schema = schema
+        self._clock = clock
+        self._access: OpenAccess | None = None
+        self._listed: _Listed | None = None
+        self._target: dict[JournalName, Offset] | None = None
+        self._folded: tuple[StreamOffset, StreamOffset, Folded] | None = None
+        """Of the batch that was planned last: its offsets, and its fold."""
+        self._served: JournalName = ""
+        """The journal that the last batch of limited size ended with."""
+
+    # On the driver.
+
+    @with_hints()
+    def initialOffset(self) -> StreamOffset:
+        selection = self._options.read.selection
+        sources = {}
+        for journal in self._list({}).journals:
+            name = journal.journal
+            begin = selection.begin.get(name, selection.begin_all)
+            if self._options.starting == "latest" and name not in selection.begin:
+                begin = journal.end
+            sources[name] = SourceCheckpoint(begin)
+        return encode_offset(sources)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.max_bytes is not None:
+            return ReadMaxBytes(self._options.max_bytes)
+        if self._options.max_fragments is not None:
+            return ReadMaxFiles(self._options.max_fragments)
+        return ReadAllAvailable()
+
+    @with_hints()
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Journals end where they do now, and others are left out."""
+        self._target = {one.journal: one.end for one in self._list({}).journals}
+
+    @with_hints()
+    def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:
+        known = decode_offset(start)
+        ends = self._ends(known, limit)
+        while True:
+            if all(
+                journal in known and end <= known[journal].read_through
+                for journal, end in ends.items()
+            ):
+                return start
+            sources = {**known, **self._read_to(known, ends)}
+            further = self._further(known, ends, sources)
+            if not further:
+                break
+            ends = {**ends, **further}
+        end = encode_offset(sources)
+        if self._folded is not None:
+            self._folded = (start, end, self._folded[2])
+        return end
+
+    def reportLatestOffset(self) -> StreamOffset | None:
+        if self._listed is None:
+            return None
+        return {one.journal: {_AT: one.end} for one in self._listed.snapshot.journals}
+
+    @with_hints()
+    def partitions(self, start: StreamOffset, end: StreamOffset) -> list[InputPartition]:
+        known, until = decode_offset(start), decode_offset(end)
+        ends = {
+            journal: source.read_through
+            for journal, source in until.items()
+            if source.read_through > known.get(journal, SourceCheckpoint()).read_through
+        }
+        if not ends:
+            return []
+        read = self._options.read
+        if read.isolation == "read_uncommitted":
+            snapshot = self._snapshot(known, ends)
+            runs: Sequence[Any] = snapshot.runs(read.run_bytes)
+        else:
+            folded = self._fold(start, end, known, ends)
+            snapshot, runs = folded.snapshot, folded.runs
+        format = row_format(read, self._schema, common_value(read, snapshot.shapes))
+        return [RunPartition(run, format) for run in runs if format.selects(run)]
+
+    def commit(self, end: StreamOffset) -> None:
+        """Nothing is kept for what Spark may ask for again."""
+
+    def stop(self) -> None:
+        if self._access is not None:
+            self._access.close()
+            self._access = None
+
+    # On an executor.
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return read_partition(self._options.read.access, partition)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **self.__dict__,
+            "_access": None,
+            "_listed": None,
+            "_folded": None,
+        }
+
+    # The journals.
+
+    def _opened(self) -> OpenAccess:
+        if self._access is None:
+            self._access = self._options.read.access.open(self._clock)
+        return self._access
+
+    def _list(self, known: Mapping[JournalName, SourceCheckpoint]) -> Snapshot:
+        """What there is now, or was a moment ago: Spark may ask hundreds of times a second."""
+        now = (self._clock or SystemClock()).monotonic()
+        if (
+            self._listed is None
+            or now - self._listed.at_s >= self._options.refresh_s
+            # Of those it was not asked whether they have lost what was read.
+            or not known.keys() <= self._listed.known
+        ):
+            self._listed = _Listed(now, self._take(known), frozenset(known))
+        return self._listed.snapshot
+
+    def _take(self, known: Mapping[JournalName, SourceCheckpoint]) -> Snapshot:
+        """What there is now.
+
+        Raises ``Corrupt`` for a journal that ends before what was read of it, and still does so when even
+        a broker that lags behind its peers would know better.
+        """
+        access, selection = self._opened(), self._options.read.selection
+        # From where each journal was read: what is behind may have been pruned.
+        begin = {journal: source.read_through for journal, source in known.items()}
+        given = replace(selection, begin={**selection.begin, **begin})
+        began = access.clock.monotonic()
+        while True:
+            snapshot = take_snapshot(access, given)
+            require_stored(snapshot, given, known)
+            # A snapshot begins at its end, if that is before where it was to begin. A store that has
+            # nothing of a journal any more does not know where it ends.
+            short = [
+                one
+                for one in snapshot.journals
+                if one.begin < begin.get(one.journal, 0) and (one.begin or not selection.stores)
+            ]
+            if not short:
+                return snapshot
+            if access.clock.monotonic() - began >= _LAG_S:
+                raise Corrupt(
+                    "a journal of the stream ends before what was read of it",
+                    hint="It was deleted and made anew, or has lost its end: give the query another "
+                    "checkpointLocation to read it from its begin.",
+                    journal=short[0].journal,
+                    end=short[0].begin,
+                    read=begin[short[0].journal],
+                )
+            access.run(access.clock.sleep(_LAG_POLL_S))
+
+    def _ends(
+        self, known: Mapping[JournalName, SourceCheckpoint], limit: ReadLimit
+    ) -> dict[JournalName, Offset]:
+        """Where to end the next batch: at the ends of fragments, taken from all journals in turn."""
+        listed = self._listed_to_target(known)
+        begins = {
+            one.journal: known[one.journal].read_through
+            if one.journal in known
+            else self._first(one)
+            for one in listed
+        }
+        if isinstance(limit, ReadMaxBytes):
+            budget, by_bytes = limit.max_bytes, True
+        elif isinstance(limit, ReadMaxFiles):
+            budget, by_bytes = limit.max_files, False
+        else:
+            return {one.journal: max(one.end, begins[one.journal]) for one in listed}
+        ends: dict[JournalName, Offset] = {}
+        # Who comes after the last one served is first: else those that always have more are all there is.
+        waiting = [
+            (journal.journal, iter([p for p in journal.pieces if p.end > begins[journal.journal]]))
+            for journal in sorted(
+                listed, key=lambda one: (one.journal <= self._served, one.journal)
+            )
+        ]
+        while waiting and budget > 0:
+            journal, pieces = waiting.pop(0)
+            piece = next(pieces, None)
+            if piece is None:
+                continue
+            begin = max(piece.begin, begins[journal])
+            budget -= piece.end - begin if by_bytes else 1
+            ends[journal] = piece.end
+            self._served = journal
+            waiting.append((journal, pieces))
+        return ends
+
+    def _listed_to_target(
+        self, known: Mapping[JournalName, SourceCheckpoint]
+    ) -> list[JournalSnapshot]:
+        """What there is now; of a query that is to end, as far as it goes."""
+        listed = self._list(known).journals
+        if self._target is None:
+            return list(listed)
+        return [
+            _until(one, self._target[one.journal]) for one in listed if one.journal in self._target
+        ]
+
+    def _further(
+        self,
+        known: Mapping[JournalName, SourceCheckpoint],
+        ends: Mapping[JournalName, Offset],
+        sources: Mapping[JournalName, SourceCheckpoint],
+    ) -> dict[JournalName, Offset]:
+        """Where to end instead, of journals whose next message does: it goes on behind its fragment."""
+        further = {}
+        for journal in self._listed_to_target(known):
+            name = journal.journal
+            begin = known[name].read_through if name in known else self._first(journal)
+            end = ends.get(name, begin)
+            behind = [piece.end for piece in journal.pieces if piece.end > end]
+            if behind and end > begin and sources[name].read_through <= begin:
+                further[name] = behind[0]
+        return further
+
+    def _first(self, journal: JournalSnapshot) -> Offset:
+        """Where a journal begins to be read that was created since the query began."""
+        selection = self._options.read.selection
+        return selection.begin.get(journal.journal, selection.begin_all)
+
+    def _read_to(
+        self, known: Mapping[JournalName, SourceCheckpoint], ends: Mapping[JournalName, Offset]
+    ) -> dict[JournalName, SourceCheckpoint]:
+        ends = {
+            journal: end
+            for journal, end in ends.items()
+            if journal not in known or end > known[journal].read_through
+        }
+        self._folded = None
+        if self._options.read.isolation == "read_uncommitted":
+            snapshot = self._snapshot(known, ends)
+            return {one.journal: SourceCheckpoint(self._whole(one)) for one in snapshot.journals}
+        folded = self._fold_to(known, ends)
+        self._folded = ({}, {}, folded)
+        sources: Checkpoint = folded.checkpoint(self._options.horizon_ns)
+        return sources.sources
+
+    def _whole(self, journal: JournalSnapshot) -> Offset:
+        """Where its last message ends that is all there: mostly, where the last fragment does."""
+        if not journal.pieces:
+            return journal.end
+        last = replace(journal, begin=journal.pieces[-1].begin, pieces=journal.pieces[-1:])
+        try:
+            found = self._last_end(last)
+        except MalformedMessage:
+            # It begins within a message.
+            found = None
+        if found is None:
+            found = self._last_end(journal)
+        return journal.begin if found is None else found
+
+    def _last_end(self, journal: JournalSnapshot) -> Offset | None:
+        run = Run(journal.journal, journal.shape, 0, journal.pieces, journal.begin)
+        found = None
+        for batch in read_columns(self._opened(), run):
+            found = int(batch.columns.ends[-1])
+        return found
+
+    def _fold(
+        self,
+        start: StreamOffset,
+        end: StreamOffset,
+        known: Mapping[JournalName, SourceCheckpoint],
+        ends: Mapping[JournalName, Offset],
+    ) -> Folded:
+        if self._folded is not None and self._folded[:2] == (start, end):
+            return self._folded[2]
+        return self._fold_to(known, ends)
+
+    def _fold_to(
+        self, known: Mapping[JournalName, SourceCheckpoint], ends: Mapping[JournalName, Offset]
+    ) -> Folded:
+        snapshot = self._snapshot(known, ends)
+        check_isolation(self._options.read, snapshot)
+        return fold_on_driver(self._opened(), snapshot, self._options.read)
+
+    def _snapshot(
+        self, known: Mapping[JournalName, SourceCheckpoint], ends: Mapping[JournalName, Offset]
+    ) -> Snapshot:
+        """What a batch reads. It is listed anew, since fragments may have been joined or pruned."""
+        selection = replace(
+            self._options.read.selection,
+            journals=tuple(sorted(ends)),
+            selector=None,
+            end=dict(ends),
+            sources={journal: known[journal] for journal in ends if journal in known},
+        )
+        try:
+            return take_snapshot(self._opened(), selection)
+        except (Invalid, NotFound) as error:
+            raise Corrupt(
+                f"a batch of the stream cannot be read again: {error}",
+                hint="A journal was deleted or made anew: give the query another checkpointLocation.",
+            ) from error
+
+
+def _until(journal: JournalSnapshot, end: Offset) -> JournalSnapshot:
+    """Less of a journal."""
+    if journal.end <= end:
+        return journal
+    pieces = [replace(p, end=min(p.end, end)) for p in journal.pieces if p.begin < end]
+    return replace(journal, begin=min(journal.begin, end), end=end, pieces=tuple(pieces))

@@ -1,0 +1,242 @@
+"""Journals as a table of Spark: its runs are the partitions, and filters leave some of them out."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
+
+from gazette.errors import Invalid
+from gazette.history.columns import MessageFormat, require_uuids
+from gazette.history.combine import Combine
+from gazette.history.merge import CommittedRun, Folded, fold_snapshot
+from gazette.history.read import resolver, summarise_run
+from gazette.history.row_cache import Keeping, read_keeping
+from gazette.history.rows import RowFormat, read_rows
+from gazette.history.snapshot import Run, Snapshot
+from gazette.history.snapshot_builder import require_stored, take_snapshot
+from gazette.history.source import Access, OpenAccess
+from gazette.history.summary import RunSummary
+from gazette.message.uuid import clock_at
+from gazette.spark.error_hints import with_hints
+from gazette.spark.source.options import ReadOptions
+from gazette.spark.source.plan import decode_plan
+from gazette.spark.source.schema import common_value, row_format
+from gazette.spark.worker_process import keep_imports
+
+
+class RunPartition(InputPartition):
+    """A run for a task. ``kept`` is the path of the rows that a first pass has kept of it."""
+
+    def __init__(
+        self,
+        run: CommittedRun | Run,
+        format: RowFormat,
+        *,
+        kept: str = "",
+        combine: Combine | None = None,
+    ) -> None:
+        super().__init__(run)
+        self.format = format
+        self.kept = kept
+        self.combine = combine
+
+
+def read_partition(access: Access, partition: InputPartition | None) -> Iterator[Any]:
+    """The rows of one task."""
+    # Spark makes a partition of nothing where there is none.
+    if not isinstance(partition, RunPartition):
+        return
+    run, format = partition.value, partition.format
+    with with_hints(), access.open() as opened:
+        if isinstance(run, CommittedRun):
+            keeping = Keeping(format, partition.combine)
+            yield from read_keeping(opened, run, keeping, partition.kept)
+        else:
+            yield from read_rows(opened, run, format)
+    keep_imports()
+
+
+def fold_on_driver(access: OpenAccess, snapshot: Snapshot, options: ReadOptions) -> Folded:
+    """The first pass, by threads of this process."""
+    with concurrent.futures.ThreadPoolExecutor(options.threads) as pool:
+
+        def summarise_all(runs: Sequence[Run]) -> list[RunSummary]:
+            return list(pool.map(lambda run: summarise_run(access, run), runs))
+
+        return fold_snapshot(snapshot, summarise_all, resolver(access), options.run_bytes)
+
+
+def check_isolation(options: ReadOptions, snapshot: Snapshot) -> None:
+    """Raises `Invalid` if messages cannot be read committed, since we cannot see their UUID."""
+    for journal in snapshot.journals if options.isolation == "read_committed" else ():
+        try:
+            require_uuids(journal.journal, journal.shape)
+        except Invalid as error:
+            raise error.within("option") from error
+
+
+class GazetteReader(DataSourceReader):
+    """Reads journals as a table."""
+
+    def __init__(self, options: ReadOptions, schema: Any, combine: Combine | None = None) -> None:
+        self._options = options
+        self._schema = schema
+        self._combine = combine
+        self._bounds = Bounds()
+
+    @with_hints()
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        if options.plan:
+            plan = decode_plan(options.plan)
+            shapes = [run.run.shape for run in plan.runs]
+            return self._partitions(shapes, plan.runs, plan.kept)
+        with options.access.open() as access:
+            snapshot = take_snapshot(access, options.selection)
+            require_stored(snapshot, options.selection)
+            snapshot = self._bounds.selected(snapshot)
+            check_isolation(options, snapshot)
+            if options.isolation == "read_uncommitted":
+                return self._partitions(snapshot.shapes, snapshot.runs(options.run_bytes))
+            folded = fold_on_driver(access, snapshot, options)
+            return self._partitions(snapshot.shapes, folded.runs)
+
+    def _partitions(
+        self,
+        shapes: Iterable[MessageFormat],
+        runs: Sequence[CommittedRun | Run],
+        kept: Mapping[int, str] = {},
+    ) -> list[InputPartition]:
+        format = row_format(self._options, self._schema, common_value(self._options, shapes))
+        format = self._bounds.applied(format)
+        return [
+            RunPartition(run, format, kept=kept.get(_number(run), ""), combine=self._combine)
+            for run in runs
+            if format.selects(run)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return read_partition(self._options.access, partition)
+
+
+class GazettePushdownReader(GazetteReader):
+    """The same, where Spark offers filters: a class of its own, since else it refuses such readers.
+
+    Filters leave out runs and rows before these are parsed. Spark applies them once more.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        prefix = self._options.meta_prefix
+        for one in filters:
+            self._bounds = self._bounds.narrowed(one, prefix)
+            yield one
+
+
+class Bounds:
+    """What filters say of journals, offsets and times."""
+
+    def __init__(self) -> None:
+        self.journals: frozenset[str] | None = None
+        self.journal_prefix = ""
+        self.offset_begin = 0
+        self.offset_end: int | None = None
+        self.clock_begin = 0
+        self.clock_end: int | None = None
+
+    def selected(self, snapshot: Snapshot) -> Snapshot:
+        """Without journals that no row is asked of."""
+        kept = [
+            journal
+            for journal in snapshot.journals
+            if (self.journals is None or journal.journal in self.journals)
+            and journal.journal.startswith(self.journal_prefix)
+        ]
+        return Snapshot(tuple(kept))
+
+    def applied(self, format: RowFormat) -> RowFormat:
+        return replace(
+            format,
+            offset_begin=max(format.offset_begin, self.offset_begin),
+            offset_end=_least(format.offset_end, self.offset_end),
+            clock_begin=max(format.clock_begin, self.clock_begin),
+            clock_end=_least(format.clock_end, self.clock_end),
+            # Spark leaves out what has no time, and keeps what has the clock 0.
+            unclocked=format.clock_end is None,
+        )
+
+    def narrowed(self, filter: Filter, prefix: str) -> Bounds:
+        """By one more filter; by nothing, if it is of another kind."""
+        bounds = Bounds()
+        bounds.__dict__.update(self.__dict__)
+        attribute: tuple[str, ...] = getattr(filter, "attribute", ())
+        name = attribute[0] if len(attribute) == 1 else ""
+        value = getattr(filter, "value", None)
+        match name.removeprefix(prefix) if name.startswith(prefix) else "":
+            case "journal":
+                bounds._narrow_journal(filter, value)
+            case "offset" if isinstance(value, int):
+                bounds._narrow_number(filter, value, "offset")
+            case "clock" if isinstance(value, int) and value > 0:
+                bounds._narrow_number(filter, value, "clock")
+            case "timestamp" if hasattr(value, "timestamp"):
+                assert value is not None
+                micros = round(value.timestamp() * 1e6)
+                if micros > 0:
+                    # A microsecond wide, as the column is.
+                    bounds._narrow_number(filter, clock_at(micros * 1000), "clock", 160)
+        return bounds
+
+    def _narrow_journal(self, filter: Filter, value: Any) -> None:
+        names: frozenset[str] | None = None
+        if isinstance(filter, EqualTo):
+            names = frozenset([value])
+        elif isinstance(filter, In):
+            names = frozenset(value)
+        elif isinstance(filter, StringStartsWith) and len(value) > len(self.journal_prefix):
+            self.journal_prefix = value
+        if names is not None:
+            self.journals = names if self.journals is None else self.journals & names
+
+    def _narrow_number(self, filter: Filter, value: int, what: str, width: int = 1) -> None:
+        begin: int | None = None
+        end: int | None = None
+        if isinstance(filter, EqualTo):
+            begin, end = value, value + width
+        elif isinstance(filter, GreaterThan):
+            begin = value + width
+        elif isinstance(filter, GreaterThanOrEqual):
+            begin = value
+        elif isinstance(filter, LessThan):
+            end = value
+        elif isinstance(filter, LessThanOrEqual):
+            end = value + width
+        if begin is not None:
+            key = f"{what}_begin"
+            setattr(self, key, max(getattr(self, key), begin))
+        if end is not None:
+            key = f"{what}_end"
+            setattr(self, key, _least(getattr(self, key), end))
+
+
+def _number(run: CommittedRun | Run) -> int:
+    return run.run.number if isinstance(run, CommittedRun) else run.number
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    given = [value for value in (one, other) if value is not None]
+    return min(given) if given else None

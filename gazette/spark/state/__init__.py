@@ -1,0 +1,1 @@
+"""States of shards as tables of Spark."""

@@ -1,0 +1,341 @@
+"""The state of shards as a table, from their recovery logs: what ``format("gazette-state")`` reads.
+
+Rows of a table of SQLite, keys and values of a RocksDB column family, or the document of a JSON file; as
+of the last commit, or of one that `gazette.recoverylog.time_travel.Moment` says. Each shard is a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from gazette.client.client import Client
+from gazette.client.flags import BrokerClientFlags, ConsumerClientFlags
+from gazette.client.rpc.preflight import require_reachable
+from gazette.client.shards import ShardClient
+from gazette.errors import GazetteError, Invalid, NotFound
+from gazette.protocol.hints import FSMHints
+from gazette.protocol.label_set import LabelSelector
+from gazette.recoverylog.log.broker_logs import BrokerLogs
+from gazette.recoverylog.shard_state import ShardState, StateKind
+from gazette.recoverylog.time_travel import NOW, Moment, open_at
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import LoopThread
+from gazette.spark.error_hints import with_hints
+
+T = TypeVar("T")
+
+KNOWN: Final[dict[str, str]] = {
+    "broker.address": "address of a broker, or of several, separated by commas",
+    "broker.auth_keys": "base64 keys to sign tokens with",
+    "consumer.address": "address of a member of the consumer",
+    "consumer.auth_keys": "base64 keys to sign tokens with",
+    "selector": "shards to read, such as id=shard-000 (default: all)",
+    "table": "table of SQLite databases",
+    "column_family": "column family of RocksDB databases (default: default)",
+    "fields": "columns of the table, as of CREATE TABLE (default: those of the first shard's)",
+    "at": "of which moment: a time, an offset of the log, or journal=offset,… (default: now)",
+}
+SHARD: Final = "shard"
+_CONNECT_S: Final = 10.0
+_BATCH_ROWS: Final = 1 << 14
+_TYPES: Final = (("INT", "long"), ("CHAR", "string"), ("TEXT", "string"), ("CLOB", "string"))
+_REAL: Final = ("REAL", "FLOA", "DOUB")
+
+
+@dataclass(frozen=True, slots=True)
+class StateOptions:
+    """What is read."""
+
+    brokers: BrokerClientFlags
+    consumers: ConsumerClientFlags
+    selector: LabelSelector
+    table: str
+    column_family: str
+    fields: str
+    at: Moment
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> StateOptions:
+        """Raises `Invalid` that names the option."""
+        given = {name.lower(): value for name, value in options.items()}
+        for name in given:
+            if name == "path":
+                raise Invalid(
+                    f"shards are not named by a path ({given[name]!r})",
+                    path="load()",
+                    hint="Set the option selector, as id=shard-000.",
+                )
+            if name not in KNOWN:
+                known = ", ".join(KNOWN)
+                raise Invalid(
+                    "there is no such option", path=f"option {name}", hint=f"Known: {known}."
+                )
+        for name in ("broker.address", "consumer.address"):
+            if not given.get(name):
+                raise Invalid("an address is required", path=f"option {name}")
+        selector = given.get("selector", "")
+        return cls(
+            BrokerClientFlags(
+                address=given["broker.address"], auth_keys=given.get("broker.auth_keys", "")
+            ),
+            ConsumerClientFlags(
+                address=given["consumer.address"], auth_keys=given.get("consumer.auth_keys", "")
+            ),
+            _parsed("selector", LabelSelector.parse, selector or "id"),
+            given.get("table", ""),
+            given.get("column_family", "default"),
+            given.get("fields", ""),
+            _parsed("at", Moment.parse, given["at"]) if given.get("at") else NOW,
+        )
+
+
+def _parsed(name: str, parse: Callable[[str], T], text: str) -> T:
+    try:
+        return parse(text)
+    except Invalid as error:
+        raise error.within(f"option {name}") from error
+
+
+class ShardPartition(InputPartition):
+    """A shard, and all hints that it has."""
+
+    def __init__(self, shard: str, hints: tuple[FSMHints, ...]) -> None:
+        super().__init__(shard)
+        self.hints = hints
+
+
+def list_partitions(options: StateOptions) -> list[ShardPartition]:
+    """The shards that match. Blocks. Raises ``NotFound``, ``Invalid`` if one has no recovery log."""
+
+    async def listed() -> list[ShardPartition]:
+        found: list[ShardPartition] = []
+        async with options.consumers.client("", SystemClock()) as client:
+            await _require_reachable(client, "consumer")
+            for shard in (await client.list_shards(options.selector)).shards:
+                spec = shard.spec
+                if not spec.recovery_log:
+                    raise Invalid(f"shard {spec.id} has no recovery log: its state is elsewhere")
+                stored = await client.get_hints(spec.id)
+                hints = [one for one in (stored.primary, *stored.backups) if one is not None]
+                found.append(
+                    ShardPartition(spec.id, tuple(hints) or (FSMHints(log=spec.recovery_log),))
+                )
+        if not found:
+            raise NotFound("no shard matches", selector=str(options.selector))
+        return sorted(found, key=lambda one: str(one.value))
+
+    loop = LoopThread("state")
+    try:
+        return loop.run(listed())
+    finally:
+        loop.close()
+
+
+async def _require_reachable(client: Client | ShardClient, what: str) -> None:
+    await require_reachable(
+        client,
+        what,
+        connect_s=_CONNECT_S,
+        patience_s=_CONNECT_S,
+        hint=f"Check that it runs there and can be reached from here, or correct {what}.address.",
+    )
+
+
+class _Opened:
+    """A shard's state in a directory of its own. Use it as ``with``."""
+
+    def __init__(self, options: StateOptions, partition: ShardPartition) -> None:
+        self._options = options
+        self._partition = partition
+        self._directory = tempfile.TemporaryDirectory(prefix="gazette-state-")
+        self._state: ShardState | None = None
+
+    def __enter__(self) -> ShardState:
+        loop = LoopThread("state")
+        try:
+
+            async def connected() -> tuple[Any, asyncio.AbstractEventLoop]:
+                client = self._options.brokers.client("", SystemClock())
+                try:
+                    await _require_reachable(client, "broker")
+                except BaseException:
+                    await client.close()
+                    raise
+                return client, asyncio.get_running_loop()
+
+            client, running = loop.run(connected())
+            try:
+                logs = BrokerLogs(client, running)
+                directory = Path(self._directory.name) / "state"
+                self._state = open_at(logs, self._partition.hints, directory, self._options.at)
+                return self._state
+            finally:
+                loop.run(client.close())
+        except BaseException:
+            self._directory.cleanup()
+            raise
+        finally:
+            loop.close()
+
+    def __exit__(self, *_: object) -> None:
+        if self._state is not None:
+            self._state.close()
+        self._directory.cleanup()
+
+
+def columns_of(options: StateOptions, state: ShardState) -> list[tuple[str, str]]:
+    """(name, type of Spark) of what a state has."""
+    if state.kind is StateKind.SQLITE:
+        if not options.table:
+            names = [
+                row[0] for row in state.query("SELECT name FROM sqlite_master WHERE type = 'table'")
+            ]
+            raise Invalid(
+                "a table is required", path="option table", hint=f"One of {', '.join(names)}."
+            )
+        rows = state.query("SELECT name, type FROM pragma_table_info(?)", (options.table,))
+        if not rows:
+            raise NotFound(
+                "the state has no such table",
+                hint="Leave shards of other applications out by the option selector.",
+                table=options.table,
+            )
+        return [(name, _type_of(kind)) for name, kind in rows]
+    if state.kind is StateKind.ROCKSDB:
+        if options.column_family not in state.column_families:
+            raise NotFound(
+                "the state has no such column family",
+                hint=f"One of {', '.join(state.column_families)}.",
+                column_family=options.column_family,
+            )
+        return [("key", "binary"), ("value", "binary")]
+    if state.kind is StateKind.JSON:
+        return [("document", "string")]
+    if is_empty(state):
+        raise NotFound(
+            "the shard has committed nothing yet, by which its columns could be told",
+            hint='Give the option fields: "document string" of a JSON store.',
+        )
+    raise Invalid(
+        "the state is not one of a SQLite, RocksDB or JSON store",
+        hint="`gazctl shards recover` brings its files to a directory.",
+    )
+
+
+def is_empty(state: ShardState) -> bool:
+    """Whether there is no file: stores of JSON have none before their first commit."""
+    return state.kind is StateKind.FILES and not any(state.directory.iterdir())
+
+
+def require_columns(
+    options: StateOptions, state: ShardState, shard: str, names: Sequence[str]
+) -> None:
+    """Require that the state of a shard has these columns. Raises `Invalid`, and as `columns_of`."""
+    try:
+        known = [name for name, _ in columns_of(options, state)]
+    except GazetteError as error:
+        error.facts["shard"] = shard
+        raise
+    if unknown := [name for name in names if name not in known]:
+        raise Invalid(
+            f"there are no such columns: {', '.join(unknown)} (there are {', '.join(known)})",
+            path="option fields",
+            shard=shard,
+        )
+
+
+def _type_of(declared: str) -> str:
+    """What a column holds, by SQLite's rules of affinity."""
+    upper = declared.upper()
+    for part, kind in _TYPES:
+        if part in upper:
+            return kind
+    if any(part in upper for part in _REAL):
+        return "double"
+    return "binary" if not upper or "BLOB" in upper else "double"
+
+
+def rows_of(
+    options: StateOptions, state: ShardState, names: list[str]
+) -> Iterator[tuple[Any, ...]]:
+    """The rows of a state, of these columns."""
+    if state.kind is StateKind.SQLITE:
+        quoted = ", ".join(_quoted(name) for name in names) or "NULL"
+        sql = f"SELECT {quoted} FROM {_quoted(options.table)}"  # noqa: S608
+        yield from state.connection().execute(sql)
+    elif state.kind is StateKind.ROCKSDB:
+        places = [("key", "value").index(name) for name in names]
+        for pair in state.iterate(column_family=options.column_family):
+            yield tuple(pair[place] for place in places)
+    else:
+        yield (msgspec.json.encode(state.document()).decode(),)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+class StateReader(DataSourceReader):
+    """Reads states."""
+
+    def __init__(self, options: StateOptions, schema: Any) -> None:
+        self._options = options
+        self._schema = schema
+
+    @with_hints()
+    def partitions(self) -> list[InputPartition]:
+        return list(list_partitions(self._options))
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        if not isinstance(partition, ShardPartition):
+            return
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        names = [name for name in schema.names if name != SHARD]
+        with with_hints(), _Opened(self._options, partition) as state:
+            if is_empty(state):
+                return
+            require_columns(self._options, state, partition.value, names)
+            held: list[tuple[Any, ...]] = []
+            for row in rows_of(self._options, state, names):
+                held.append(row)
+                if len(held) >= _BATCH_ROWS:
+                    yield _batch(schema, names, partition.value, held)
+                    held = []
+            if held:
+                yield _batch(schema, names, partition.value, held)
+
+
+def _batch(schema: pa.Schema, names: list[str], shard: str, rows: list[tuple[Any, ...]]) -> Any:
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if names else {}
+    columns[SHARD] = (shard,) * len(rows)
+    try:
+        arrays = [pa.array(columns[field.name], field.type) for field in schema]
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise Invalid(
+            f"a value of the state is not of its column's type: {error}",
+            path="option fields",
+            hint="SQLite keeps any type in any column: give the fields' types yourself.",
+        ) from error
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def state_schema(given: Mapping[str, str]) -> str:
+    """The columns of what these options name, as of CREATE TABLE. Blocks: recovers a shard, if they do
+    not say the fields."""
+    options = StateOptions.parse(given)
+    if options.fields:
+        return f"{SHARD} string, {options.fields}"
+    with _Opened(options, list_partitions(options)[0]) as state:
+        columns = columns_of(options, state)
+    return ", ".join([f"{SHARD} string", *(f"`{name}` {kind}" for name, kind in columns)])

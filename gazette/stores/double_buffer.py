@@ -1,0 +1,75 @@
+"""The state of a shard on a hot standby, as two copies that take turns: what `StateView` is made of.
+
+Queries read one copy while the other is brought up to date, by what the log has gained since. A copy that
+is read is never changed, so that queries need no locks and see one commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from gazette.consumer.application import StateView
+from gazette.errors import Bug, Corrupt
+from gazette.recoverylog.playback.staged_files import PlayedFiles
+
+
+class Reader(Protocol):
+    """What queries are served with."""
+
+    def close_reading(self) -> None: ...
+
+
+class Copy(Protocol):
+    """A private copy of the state. Used by one thread at a time."""
+
+    def follow(self, files: PlayedFiles) -> None:
+        """Bring it to the last commit among ``files``, for the price of what changed.
+
+        Raises ``Corrupt`` and other ``GazetteError``; it is then built from nothing the next time.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+CopyT = TypeVar("CopyT", bound=Copy)
+
+
+class TwoCopies(StateView, Generic[CopyT]):
+    """Two copies, and who reads them."""
+
+    def __init__(self, copies: Sequence[CopyT], open_reader: Callable[[CopyT], Reader]) -> None:
+        self._open_reader = open_reader
+        self.copies = tuple(copies)
+        self._free = list(copies)
+        self._used: dict[int, tuple[Reader, CopyT]] = {}
+
+    def refresh(self, files: PlayedFiles) -> Any:
+        if not self._free:
+            raise Bug("both copies of a view are in use")
+        # The one that was used last is closest to the present: what it lacks is shorter.
+        copy = self._free.pop()
+        try:
+            try:
+                copy.follow(files)
+            except Corrupt:
+                copy.follow(files)  # From the beginning: ours may be what is damaged.
+            reader = self._open_reader(copy)
+        except BaseException:
+            self._free.insert(0, copy)
+            raise
+        self._used[id(reader)] = (reader, copy)
+        return reader
+
+    def release(self, reader: Any) -> None:
+        opened, copy = self._used.pop(id(reader))
+        opened.close_reading()
+        self._free.append(copy)
+
+    def close(self) -> None:
+        for reader, _ in self._used.values():
+            reader.close_reading()
+        self._used.clear()
+        for copy in self.copies:
+            copy.close()

@@ -1,0 +1,234 @@
+"""The RocksDB database of a shard, following its recovery log, for queries on a hot standby.
+
+A copy has two parts. Tables, and the manifest that names them, are opened read-only, and anew whenever the
+manifest has changed: that costs little, since tables are not copied. They never change once the manifest
+refers to them, so the copy has further links of the very files that are played back, which stay for as
+long as it needs them, whatever the log unlinks. What was written since is in WALs, of which the copy
+reads what is new, and keeps it in memory, over the tables.
+
+RocksDB could do both by itself, but for this: opening reads all WALs again, with the interpreter's lock
+held all the while (seconds, for tens of megabytes); and a *secondary* instance, which reads only what is
+new, answers with overwritten values after flushes (facebook/rocksdb issues 14444 and 15051).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from gazette.errors import Corrupt, GazetteError, NotYet
+from gazette.recoverylog.playback.staged_files import PlayedFiles
+from gazette.recoverylog.private_files import copy_private, make_private, write_private
+from gazette.recoverylog.rocksdb.native import DEFAULT, native_errors
+from gazette.stores.rocksdb.batch import Layer, WrittenAhead
+from gazette.stores.rocksdb.manifest import Manifest
+from gazette.stores.rocksdb.options import recorded_options
+from gazette.stores.rocksdb.recording import MANIFEST, SMALL, TABLE, WAL
+from gazette.stores.rocksdb.wal import records
+
+_CURRENT: Final = "CURRENT"
+_OPEN_FILES_MAX: Final = 512
+_CANNOT_LINK: Final = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES}
+)
+
+
+@dataclass(slots=True)
+class _FollowedWal:
+    """A WAL of the log, read up to ``offset``."""
+
+    source: Path
+    offset: int = 0
+    written: WrittenAhead = field(default_factory=WrittenAhead)
+
+    def read(self) -> None:
+        """What was appended. Raises ``OSError``, ``Corrupt``, ``NotAllowed``."""
+        with self.source.open("rb") as file:
+            file.seek(self.offset)
+            data = file.read()
+        for record, end in records(data, self.offset):
+            self.written.apply(record)
+            self.offset = end
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedFamily:
+    """A column family: its tables, and what was written over them, the oldest first."""
+
+    tables: Any
+    layers: tuple[Layer, ...]
+
+
+class FollowedRocksDB:
+    """One copy."""
+
+    def __init__(self, native: Any, directory: Path, cache: Any) -> None:
+        self._native = native
+        self._cache = cache
+        self._path = directory
+        self._database: Any = None
+        self._tables: dict[str, Any] = {}
+        self._opened: tuple[Path, int] | None = None
+        """The manifest that is open: which played-back file, and how much of it."""
+        self._manifest = Manifest()
+        self._copied: dict[str, tuple[Path, int]] = {}
+        """Tables that could not be linked: of which played-back file, and how much of it."""
+        self._wals: dict[str, _FollowedWal] = {}
+        self.families: dict[str, FollowedFamily] = {}
+        """The column families by name, as of the last time."""
+        self.openings = 0
+        """How often tables were opened anew."""
+
+    @property
+    def path(self) -> str:
+        return str(self._path)
+
+    def follow(self, files: PlayedFiles) -> None:
+        """Bring it to the last commit among ``files``. Costs what WALs have gained, and an opening of the
+        tables if the manifest has changed.
+
+        Raises ``NotYet`` before the first commit, ``Corrupt``, ``NotAllowed`` for what no store writes, and
+        ``GazetteError`` (a full disk); it is then built anew next time.
+        """
+        if _CURRENT not in files.paths:
+            raise NotYet("the shard's database has not been made yet")
+        self.families = {}
+        try:
+            self._follow_tables(files)
+            self._follow_wals(files.paths)
+        except OSError as error:
+            self.close()
+            raise GazetteError(
+                f"cannot follow the database: {error}",
+                hint="Free space in the directory for recovered files, or choose another.",
+                directory=self.path,
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+        self.families = {
+            name: FollowedFamily(self._tables[name], self._layers_of(number))
+            for number, name in self._manifest.families.items()
+        }
+
+    # -- tables
+
+    def _follow_tables(self, files: PlayedFiles) -> None:
+        current = files.paths[_CURRENT].read_text(errors="replace").strip()
+        source = files.paths.get(current)
+        if source is None:
+            raise Corrupt("the log has no manifest of the name that CURRENT has", manifest=current)
+        at = (source, source.stat().st_size)
+        if at == self._opened:
+            return
+        self._close_tables()
+        self._take(files)
+        self._manifest = Manifest.of(source.read_bytes())
+        with native_errors("open the tables of a hot standby", self.path):
+            self._open_tables()
+        if self._tables.keys() != set(self._manifest.families.values()):
+            raise Corrupt(
+                "RocksDB finds other column families than its manifest names",
+                found=", ".join(sorted(self._tables)),
+            )
+        self._opened = at
+
+    def _take(self, files: PlayedFiles) -> None:
+        """Have the directory hold tables and manifest as they are now."""
+        make_private(self._path)
+        wanted = {name for name in files.paths if _is_taken(name)}
+        for path in self._path.iterdir():
+            # A table of another inode is the same one, recorded anew, or one that nothing refers to.
+            if path.name in wanted and TABLE.fullmatch(path.name):
+                source = files.paths[path.name]
+                linked = os.path.samestat(path.stat(), source.stat())
+                if linked or self._copied.get(path.name) == (source, source.stat().st_size):
+                    wanted.discard(path.name)
+                    continue
+            self._copied.pop(path.name, None)
+            path.unlink()
+        for name in wanted:
+            source = files.paths[name]
+            if not TABLE.fullmatch(name):
+                copy_private(source, self._path / name)
+            elif not _linked(source, self._path / name):
+                copied = copy_private(source, self._path / name)
+                self._copied[name] = (source, copied.stat().st_size)
+        for name, content in files.properties.items():
+            write_private(self._path / name, content.encode())
+
+    def _open_tables(self) -> None:
+        native, path = self._native, self.path
+        self.openings += 1
+        recorded = recorded_options(native, path, self._cache)
+        database = native.Options(raw_mode=True) if recorded is None else recorded.database
+        database.set_max_open_files(_OPEN_FILES_MAX)
+        database.set_skip_stats_update_on_db_open(True)
+        families = {
+            name: native.Options(raw_mode=True) if recorded is None else recorded.families[name]
+            for name in native.Rdict.list_cf(path)
+        }
+        self._database = native.Rdict(
+            path, database, families, access_type=native.AccessType.read_only(False)
+        )
+        self._tables = {name: self._database.get_column_family(name) for name in families}
+        self._tables[DEFAULT] = self._database
+
+    def _close_tables(self) -> None:
+        # RocksDB stays open until the last of these is gone.
+        self._opened = None
+        self._tables.clear()
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+
+    # -- what was written since
+
+    def _follow_wals(self, paths: Mapping[str, Path]) -> None:
+        before, self._wals = self._wals, {}
+        names = [name for name in paths if WAL.fullmatch(name)]
+        for name in sorted(names, key=_number):
+            wal = before.get(name)
+            if wal is None or wal.source != paths[name]:
+                wal = _FollowedWal(paths[name])
+            wal.read()
+            self._wals[name] = wal
+
+    def _layers_of(self, family: int) -> tuple[Layer, ...]:
+        first = self._manifest.first_wals.get(family, 0)
+        return tuple(
+            layer
+            for name, wal in self._wals.items()
+            if _number(name) >= first and (layer := wal.written.layers.get(family)) is not None
+        )
+
+    def close(self) -> None:
+        """Close everything. It begins from nothing if it follows again."""
+        self.families = {}
+        self._wals = {}
+        self._copied.clear()
+        self._close_tables()
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
+def _is_taken(name: str) -> bool:
+    return any(kind.fullmatch(name) for kind in (TABLE, MANIFEST, SMALL))
+
+
+def _linked(source: Path, target: Path) -> bool:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+        return False
+    return True
+
+
+def _number(name: str) -> int:
+    return int(name.partition(".")[0])

@@ -1,0 +1,236 @@
+"""How a RocksDB store's column families are kept: what is given, what was recorded, and what must be.
+
+Options that are given count. Those of a family for which none are given are what they were when the
+database was last open: RocksDB writes them beside its files, and so they are in the recovery log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from gazette.errors import Invalid
+from gazette.recoverylog.rocksdb.native import CONFIG_FILE, DEFAULT
+
+Compression = Literal["none", "snappy", "lz4", "lz4hc", "zlib", "zstd"]
+
+MANIFEST_BYTES: Final = 128 << 10
+WAL_BYTES: Final = 64 << 20
+"""WALs are kept below this: it bounds what a new owner replays, beside the log's horizon."""
+
+_OPTIONS_FILE: Final = re.compile(r"OPTIONS-\d+")
+_BLOOM_FILTER: Final = re.compile(r"filter_policy=bloomfilter\b.*")
+
+_RECORDABLE: Final = {
+    "allow_mmap_writes": "false",
+    "manual_wal_flush": "false",
+    "recycle_log_file_num": "0",
+    "two_write_queues": "false",
+    "unordered_write": "false",
+    "use_direct_io_for_flush_and_compaction": "false",
+    "wal_compression": "kNoCompression",
+}
+"""What recording rests on, as RocksDB writes its options."""
+
+
+_UNRECORDABLE: Final = frozenset({"set_cf_paths", "set_db_paths"})
+"""Calls whose effect is not among the options that RocksDB writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RocksDBOptions:
+    """How a column family is kept. They may be others at each opening.
+
+    ``tune`` is called with the ``rocksdict.Options`` for what is not named here. What recording
+    rests on is set after it, or refused (``Invalid``).
+    Raises ``Invalid`` for values that cannot be.
+    """
+
+    write_buffer_bytes: int = 16 << 20
+    """A memtable is flushed when it is this large."""
+    table_bytes: int = 16 << 20
+    """How large tables get."""
+    cache_bytes: int = 64 << 20
+    """Of uncompressed blocks, of this column family."""
+    compression: Compression = "lz4"
+    bloom_bits_per_key: float = 10.0
+    """0: no bloom filters."""
+    min_blob_bytes: int | None = None
+    """Values from this size on are kept in blob files. None: all are kept in tables."""
+    background_jobs: int = 2
+    """Threads for flushes and compactions. Only that of the default column family counts."""
+    tune: Callable[[Any], None] | None = None
+
+    def __post_init__(self) -> None:
+        least = {"write_buffer_bytes": 1, "table_bytes": 1, "background_jobs": 1}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and value < least.get(field.name, 0):
+                raise Invalid(
+                    f"invalid value ({value}; expected >= {least.get(field.name, 0)})",
+                    path=f"RocksDBOptions.{field.name}",
+                )
+        if self.compression not in get_args(Compression):
+            raise Invalid(
+                f"unknown compression {self.compression!r}",
+                path="RocksDBOptions.compression",
+                hint=f"Known are {', '.join(get_args(Compression))}.",
+            )
+
+
+Families = Mapping[str, RocksDBOptions | None]
+"""Column families by name; None: with the options that they had, or the default ones."""
+
+
+def named_families(given: Mapping[str, RocksDBOptions] | Iterable[str]) -> Families:
+    """What a store is given as ``column_families``. Raises ``Invalid``."""
+    families: Families = given if isinstance(given, Mapping) else dict.fromkeys(given)
+    for name, options in families.items():
+        if not name:
+            raise Invalid("a column family needs a name", path="column_families")
+        if name == DEFAULT:
+            raise Invalid("give the options of the default column family as `options`")
+        if options is not None and not isinstance(options, RocksDBOptions):
+            raise Invalid(
+                f"no options of a column family ({type(options).__name__})",
+                path=f"column_families[{name}]",
+                hint="Use RocksDBOptions.",
+            )
+    return families
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedWith:
+    """What a database is opened with: rocksdict's options of it, and of each of its column families."""
+
+    database: Any
+    families: dict[str, Any]
+
+
+def recorded_options(native: Any, path: str, cache: Any) -> OpenedWith | None:
+    """The options of a database as of when it was last open, but for the cache of blocks, and how many bits
+    of a bloom filter a key has: RocksDB writes down only that there is one.
+
+    None for one that the binding did not make, whose options may be of a RocksDB that knows others.
+    """
+    config = Path(path, CONFIG_FILE)
+    texts = [one for one in Path(path).iterdir() if _OPTIONS_FILE.fullmatch(one.name)]
+    if not texts or not config.exists():
+        return None
+    newest = max(texts, key=lambda one: int(one.name.partition("-")[2]))
+    bits = RocksDBOptions().bloom_bits_per_key
+    with tempfile.TemporaryDirectory(prefix="options-", dir=Path(path).parent) as scratch:
+        # And what it writes, it reads as none.
+        text = _BLOOM_FILTER.sub(f"filter_policy=bloomfilter:{bits:g}:false", newest.read_text())
+        Path(scratch, newest.name).write_text(text)
+        shutil.copyfile(config, Path(scratch, CONFIG_FILE))
+        return OpenedWith(*native.Options.load_latest(scratch, native.Env(), True, cache))
+
+
+def options_to_open(
+    native: Any, path: str, options: RocksDBOptions | None, named: Families, *, exists: bool
+) -> OpenedWith:
+    """What to open a database with: ``named`` families, and those that it has besides.
+
+    Raises RocksDB's errors, and what ``tune`` does.
+    """
+    defaults = RocksDBOptions()
+    cache = native.Cache(defaults.cache_bytes)
+    recorded = recorded_options(native, path, cache) if exists else None
+
+    def of(name: str, given: RocksDBOptions | None) -> Any:
+        if given is None and recorded is not None and name in recorded.families:
+            return recorded.families[name]
+        return native_options(native, given or defaults)
+
+    names = dict.fromkeys(native.Rdict.list_cf(path)) if exists else {}
+    families = {name: of(name, named.get(name)) for name in {**names, **named} if name != DEFAULT}
+    families[DEFAULT] = of(DEFAULT, options)
+    if options is None and recorded is not None:
+        database = recorded.database
+    else:
+        # Of these, what is of the database as a whole counts.
+        database = native_options(native, options or defaults)
+        database.set_max_background_jobs((options or defaults).background_jobs)
+    _make_recordable(native, database)
+    return OpenedWith(database, families)
+
+
+def native_options(native: Any, options: RocksDBOptions) -> Any:
+    """Of one column family, as rocksdict has them."""
+    result = native.Options(raw_mode=True)
+    result.set_write_buffer_size(options.write_buffer_bytes)
+    # Writes that RocksDB holds up hold up the whole process: make that rare. They fail instead
+    # (see `RocksDBStore._write`) while memtables wait for their flush.
+    result.set_max_write_buffer_number(6)
+    result.set_level_zero_slowdown_writes_trigger(1 << 30)
+    result.set_level_zero_stop_writes_trigger(128)
+    result.set_soft_pending_compaction_bytes_limit(0)
+    result.set_hard_pending_compaction_bytes_limit(0)
+    result.set_target_file_size_base(options.table_bytes)
+    result.set_compression_type(getattr(native.DBCompressionType, options.compression)())
+    table = native.BlockBasedOptions()
+    table.set_block_cache(native.Cache(options.cache_bytes))
+    if options.bloom_bits_per_key:
+        table.set_bloom_filter(options.bloom_bits_per_key, False)
+    result.set_block_based_table_factory(table)
+    if options.min_blob_bytes is not None:
+        result.set_enable_blob_files(True)
+        result.set_min_blob_size(options.min_blob_bytes)
+        result.set_blob_file_size(options.table_bytes)
+        result.set_enable_blob_gc(True)
+    if options.tune is not None:
+        options.tune(_Tuned(result))
+    return result
+
+
+class _Tuned:
+    """The options that ``tune`` is called with: RocksDB does not tell afterwards what some have set."""
+
+    def __init__(self, options: Any) -> None:
+        self._options = options
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _UNRECORDABLE:
+            raise Invalid(
+                f"a RocksDB with {name} cannot be recorded: its files would be elsewhere",
+                hint=f"Do not call {name} in RocksDBOptions.tune; give the shard's directory more room.",
+            )
+        return getattr(self._options, name)
+
+
+def _make_recordable(native: Any, database: Any) -> None:
+    database.create_if_missing(True)
+    database.create_missing_column_families(True)
+    database.set_max_total_wal_size(WAL_BYTES)
+    database.set_max_manifest_file_size(MANIFEST_BYTES)
+    database.set_keep_log_file_num(1)
+    database.set_recycle_log_file_num(0)
+    database.set_wal_ttl_seconds(0)
+    database.set_wal_size_limit_mb(0)
+    database.set_wal_recovery_mode(native.DBRecoveryMode.point_in_time())
+    database.set_allow_mmap_writes(False)
+    database.set_use_direct_io_for_flush_and_compaction(False)
+    database.set_unordered_write(False)
+
+
+def check_recordable(text: str, *, has_wal: bool) -> None:
+    """Refuse options, as RocksDB wrote them, under which files are not written as recording expects."""
+    actual = dict(line.strip().split("=", 1) for line in text.splitlines() if "=" in line)
+    for name, value in _RECORDABLE.items():
+        if actual.get(name, value) != value:
+            raise Invalid(
+                f"a RocksDB with {name}={actual[name]} cannot be recorded",
+                hint=f"Leave {name} at {value} in RocksDBOptions.tune.",
+            )
+    if not has_wal:
+        raise Invalid(
+            "RocksDB writes its WAL elsewhere, so it cannot be recorded",
+            hint="Do not call set_wal_dir in RocksDBOptions.tune.",
+        )

@@ -1,0 +1,467 @@
+"""How commits of a RocksDB database reach the recovery log: by the difference of its directory.
+
+RocksDB flushes and compacts in threads of its own, and nothing tells us of it. What recording rests on
+is how it treats its files, and in which order it does:
+
+- tables (``.sst``) and blob files are appended to until they are complete, and never change again;
+- WALs (``.log``) and ``MANIFEST-…`` are only ever appended to; ``CURRENT`` is replaced by renaming;
+- a file is complete before the manifest refers to it, and is deleted after the manifest has ceased to.
+
+So between two moments at which the manifest was the same, every file that it refers to was there and
+complete. A commit reads the manifest's name and size, gathers what is new, and looks again: if nothing
+changed, what it gathered is consistent, and goes to the log as one append (but for tables, which go
+before it: nothing refers to them yet). When the manifest is what it was at the last commit, the new
+bytes of the WALs are all there is; that they hold every write is checked by sequence numbers.
+
+Rules that keep this exact, each found by cutting logs:
+
+- nothing writes to the database while a commit is recorded;
+- WALs and the manifest are held open *before* the manifest is looked at again: they may be gone later;
+- nothing is unlinked in the log before the manifest that makes it obsolete, and in the same append;
+- files that were played back are held open until the first commit: their inodes cannot be taken by new
+  files then, so that name and inode tell a file that was recorded from a new one of the same name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gazette.errors import Broken
+from gazette.recoverylog.disk_errors import check_kind, check_lengths
+from gazette.recoverylog.log.recorder import PROPERTY_PATHS, Group, Recorder
+from gazette.recoverylog.private_files import FILE_MODE
+from gazette.runtime.tasks import OpFuture
+from gazette.stores.rocksdb.wal import continues
+
+TABLE: Final = re.compile(r"\d+\.(sst|blob)")
+WAL: Final = re.compile(r"\d+\.log")
+MANIFEST: Final = re.compile(r"MANIFEST-\d+")
+SMALL: Final = re.compile(r"CURRENT|OPTIONS-\d+|rocksdict-config\.json")
+
+PIECE: Final = 4 << 20
+"""How much of a table goes into one append."""
+SYNC_ATTEMPTS: Final = 10_000
+"""Looks for a moment at which the manifest stands still; some few are needed under heavy load."""
+HORIZON_SLACK: Final = 32 << 20
+"""A recovery reads at most the live files twice and 64 MiB; re-recording starts well before that."""
+COPY_RATIO: Final = 4
+COPY_MIN: Final = 256 << 10
+"""A commit re-records this many times what it recorded, and at least so much, while the horizon is
+too far away: so it is brought closer faster than commits push it off."""
+
+_COPY_SUFFIX: Final = ".rebase"
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """A file in the log. ``recorded`` bytes of it are; ``fd`` is open where it is 0 or more."""
+
+    name: str
+    inode: int
+    fnode: int
+    recorded: int
+    fd: int = -1
+
+    @property
+    def path(self) -> str:
+        return "/" + self.name
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A file that is being recorded anew, at another path until it is complete."""
+
+    source: _Tracked
+    fnode: int
+    fd: int
+    copied: int = 0
+
+    @property
+    def path(self) -> str:
+        return self.source.path + _COPY_SUFFIX
+
+
+_Sample = tuple[bytes, int]
+"""The content of CURRENT, and the size of the manifest that it names."""
+
+
+class RocksDBRecording:
+    """Records the database in a recorder's directory. Used from the shard's thread only."""
+
+    def __init__(self, recorder: Recorder, *, horizon_slack: int = HORIZON_SLACK) -> None:
+        self._recorder = recorder
+        self._directory = str(recorder.directory)
+        self._horizon_slack = horizon_slack
+        self._latest: Callable[[], int] = lambda: 0
+        self._live: Callable[[], Iterable[str]] = list
+        self._tracked: dict[str, _Tracked] = {}
+        self._small: dict[str, bytes] = {}
+        self._wals: list[_Tracked] = []
+        self._sample: _Sample | None = None
+        self._sequence = 0
+        self._logged = 0
+        self._copy: _Copy | None = None
+        self._private: set[str] = set()
+        """Files of the directory that only this user may read."""
+        self.syncs = 0
+        """How many commits had to look at all files."""
+
+    # -- opening
+
+    def adopt(self) -> None:
+        """Take over what was played back. Call it before the database is opened.
+
+        Raises ``Invalid`` when the log holds another kind of store, and ``Corrupt`` for files that are
+        not as long as it says.
+        """
+        links = self._recorder.fsm.links
+        # Without CURRENT, the log ends before the first commit of its first owner.
+        check_kind(self._recorder, "RocksDB database", _is_ours)
+        check_lengths(self._recorder)
+        for path, fnode in sorted(links.items()):
+            name = path[1:]
+            if SMALL.fullmatch(name):
+                with open(self._local(name), "rb") as file:
+                    self._small[name] = file.read()
+            elif _is_recorded(name):
+                fd = os.open(self._local(name), os.O_RDONLY | os.O_CLOEXEC)
+                status = os.fstat(fd)
+                self._tracked[name] = _Tracked(name, status.st_ino, fnode, status.st_size, fd)
+            elif name.endswith(_COPY_SUFFIX):
+                os.unlink(self._local(name))
+
+    def start(self, latest: Callable[[], int], live: Callable[[], Iterable[str]]) -> None:
+        """Record the database as it was opened.
+
+        ``latest`` gives its latest sequence number, ``live`` the names of the tables that it reads.
+        Raises as ``ship`` does.
+        """
+        self._latest = latest
+        self._live = live
+        self._sync((), everything=True)
+        for tracked in self._tracked.values():
+            if TABLE.fullmatch(tracked.name):
+                self._release(tracked)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether there was a database to adopt."""
+        return "CURRENT" in self._small or self._sample is not None
+
+    def options_text(self) -> str:
+        """The options that the database was opened with, as RocksDB wrote them."""
+        names = [name for name in os.listdir(self._directory) if name.startswith("OPTIONS-")]
+        newest = max(names, key=lambda name: int(name.partition("-")[2]))
+        with open(self._local(newest), encoding="utf-8") as file:
+            return file.read()
+
+    def has_wal(self) -> bool:
+        return any(WAL.fullmatch(name) for name in os.listdir(self._directory))
+
+    def _local(self, name: str) -> str:
+        return f"{self._directory}/{name}"
+
+    # -- commits
+
+    def ship(self, wait_for: Collection[OpFuture[Any]] = ()) -> OpFuture[Any]:
+        """Record what was written since the last call, as one append after ``wait_for``.
+
+        Blocks neither on the append nor on RocksDB. Raises what the recorder does, and ``Broken`` for tables
+        that RocksDB keeps elsewhere.
+        """
+        self._logged = 0
+        if self._sample is not None and self._look() == self._sample:
+            tails = self._tails()
+            future = None if tails is None else self._record_tails(tails, wait_for)
+        else:
+            future = None
+        if future is None:
+            future = self._sync(wait_for)
+        self._bound_horizon()
+        return future
+
+    def _look(self) -> _Sample | None:
+        try:
+            with open(self._local("CURRENT"), "rb") as file:
+                current = file.read()
+            return current, os.stat(self._local(current.decode().strip())).st_size
+        except FileNotFoundError:
+            return None  # It is just being replaced.
+
+    def _tails(self) -> list[tuple[_Tracked, bytes]] | None:
+        """What is new in the WALs, if that is all there is."""
+        latest = self._latest()
+        for listed in (False, True):
+            if listed:
+                # Only now: a directory may have many files, and WALs are few.
+                with contextlib.suppress(FileNotFoundError):
+                    self._hold_wals(os.listdir(self._directory))
+            tails = [(wal, _unrecorded(wal)) for wal in self._wals]
+            known = [(data, wal.recorded) for wal, data in tails]
+            if continues(known, self._sequence, latest):
+                self._sequence = latest
+                return tails
+        return None
+
+    def _record_tails(
+        self, tails: list[tuple[_Tracked, bytes]], wait_for: Collection[OpFuture[Any]]
+    ) -> OpFuture[Any]:
+        with self._recorder.group(wait_for) as group:
+            for wal, data in tails:
+                self._append(group, wal, data)
+        self._logged += group.bytes
+        return group.future
+
+    def _append(self, group: Group, tracked: _Tracked, data: bytes) -> None:
+        """Record bytes at a file's end; the file first, if it is new."""
+        if tracked.fnode == 0:
+            tracked.fnode = group.create(tracked.path)
+        group.write(tracked.fnode, tracked.recorded, data)
+        tracked.recorded += len(data)
+
+    def _sync(
+        self, wait_for: Collection[OpFuture[Any]], *, everything: bool = False
+    ) -> OpFuture[Any]:
+        """Record all files as they are at one moment."""
+        self.syncs += 1
+        for _ in range(SYNC_ATTEMPTS):
+            sample = self._look()
+            if sample is None:
+                continue
+            manifest_name = sample[0].decode().strip()
+            try:
+                self._record_tables()
+                names = os.listdir(self._directory)
+                manifest = self._hold(manifest_name)
+                self._hold_wals(names)
+                small = self._read_small(names)
+                elsewhere = sorted(set(self._live()).difference(names))
+            except FileNotFoundError:
+                continue
+            if self._look() == sample:
+                break
+        else:
+            raise Broken("RocksDB changes its files without end", attempts=SYNC_ATTEMPTS)
+        self._make_private(names)
+        if elsewhere:
+            raise Broken(
+                f"RocksDB keeps {len(elsewhere)} of its tables outside of the recorded directory",
+                directory=self._directory,
+                tables=", ".join(elsewhere[:5]),
+                hint="Do not set other paths for files in RocksDBOptions.tune. If none is set, something"
+                " removes files of this directory: give the shard one of its own.",
+            )
+        latest = self._latest()
+        keep = {name for name in names if not MANIFEST.fullmatch(name)} | {manifest_name}
+        with self._recorder.group(wait_for) as group:
+            for wal in self._wals:
+                if wal.name in keep:
+                    self._append(group, wal, _unrecorded(wal))
+            self._append(group, manifest, _unrecorded(manifest, sample[1]))
+            self._record_small(group, small)
+            for tracked in [t for t in self._tracked.values() if t.name not in keep]:
+                self._forget(group, tracked)
+            if everything:
+                self._unlink_unknown(group)
+        self._wals = [wal for wal in self._wals if wal.name in keep]
+        self._logged += group.bytes
+        self._sample = sample
+        self._sequence = latest
+        return group.future
+
+    def _make_private(self, names: Collection[str]) -> None:
+        """RocksDB makes its files as the process's umask allows, within a directory that is private."""
+        for name in names:
+            # A small file is replaced by another one of its name.
+            if name not in self._private or SMALL.fullmatch(name):
+                with contextlib.suppress(FileNotFoundError):
+                    os.chmod(self._local(name), FILE_MODE)
+        self._private = set(names)
+
+    def _hold(self, name: str) -> _Tracked:
+        """An append-only file of the directory, held open. Raises ``FileNotFoundError``."""
+        tracked = self._tracked.get(name)
+        if tracked is not None and tracked.fd >= 0 and self._sample is not None:
+            return tracked
+        fd = os.open(self._local(name), os.O_RDONLY | os.O_CLOEXEC)
+        inode = os.fstat(fd).st_ino
+        if tracked is not None and tracked.inode == inode:
+            if tracked.fd >= 0:
+                os.close(fd)
+            else:
+                tracked.fd = fd
+            return tracked
+        if tracked is not None:
+            self._release(tracked)
+        # `create` unlinks what was recorded under its name before.
+        tracked = self._tracked[name] = _Tracked(name, inode, 0, 0, fd)
+        return tracked
+
+    def _hold_wals(self, names: Collection[str]) -> None:
+        wals = {wal.name: wal for wal in self._wals}
+        wals |= {name: self._hold(name) for name in names if WAL.fullmatch(name)}
+        self._wals = sorted(wals.values(), key=lambda wal: int(wal.name.partition(".")[0]))
+
+    def _record_tables(self) -> None:
+        """Record what tables have that the log has not. Harmless at any time: nothing refers to it."""
+        names = [name for name in os.listdir(self._directory) if TABLE.fullmatch(name)]
+        for name in names:
+            tracked = self._tracked.get(name)
+            status = os.stat(self._local(name))
+            known = tracked is not None and tracked.inode == status.st_ino
+            if tracked is None or not known or tracked.recorded < status.st_size:
+                self._record_table(name)
+
+    def _record_table(self, name: str) -> None:
+        tracked = self._hold(name)
+        try:
+            while data := os.pread(tracked.fd, PIECE, tracked.recorded):
+                with self._recorder.group() as group:
+                    self._append(group, tracked, data)
+                self._logged += group.bytes
+        finally:
+            if self._sample is not None:
+                self._release(tracked)
+
+    def _read_small(self, names: Collection[str]) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for name in names:
+            if SMALL.fullmatch(name) or "/" + name in PROPERTY_PATHS:
+                with open(self._local(name), "rb") as file:
+                    found[name] = file.read()
+        return found
+
+    def _record_small(self, group: Group, small: dict[str, bytes]) -> None:
+        for name, content in sorted(small.items()):
+            path = "/" + name
+            if path in PROPERTY_PATHS:
+                text = content.decode()
+                if self._recorder.fsm.properties.get(path) != text:
+                    group.unlink(path, missing_ok=True)
+                    group.property(path, text)
+            elif self._small.get(name) != content:
+                group.write(group.create(path), 0, content)
+                self._small[name] = content
+        for name in self._small.keys() - small.keys():
+            group.unlink("/" + name)
+            del self._small[name]
+
+    def _forget(self, group: Group, tracked: _Tracked) -> None:
+        copy = self._copy
+        if copy is not None and copy.source is tracked:
+            group.unlink(copy.path)
+            os.close(copy.fd)
+            self._copy = None
+        group.unlink(tracked.path, missing_ok=True)
+        self._release(tracked)
+        del self._tracked[tracked.name]
+
+    def _unlink_unknown(self, group: Group) -> None:
+        """What former owners recorded and we do not: copies in the making, RocksDB's own log."""
+        for path in self._recorder.live_paths():
+            if path[1:] not in self._tracked and path[1:] not in self._small:
+                group.unlink(path)
+
+    def _release(self, tracked: _Tracked) -> None:
+        if tracked.fd >= 0:
+            os.close(tracked.fd)
+            tracked.fd = -1
+
+    # -- bounding what a recovery reads
+
+    @property
+    def live_bytes(self) -> int:
+        """The size of the recorded files."""
+        return sum(tracked.recorded for tracked in self._tracked.values())
+
+    def _bound_horizon(self) -> None:
+        """Record the oldest file anew, in pieces, while the log that a recovery reads is too long.
+
+        RocksDB may leave a table as it is for years. Nothing changes locally.
+        """
+        recorder = self._recorder
+        if recorder.horizon_bytes <= self._horizon_slack:
+            return
+        bound = self.live_bytes * 3 // 2 + self._horizon_slack
+        room = max(COPY_MIN, COPY_RATIO * self._logged)
+        while room > 0 and recorder.horizon_bytes > bound:
+            done = self._copy_some(room)
+            if done == 0:
+                return
+            room -= max(done, 4096)
+
+    def _copy_some(self, limit: int) -> int:
+        """Bytes of the oldest file that were recorded anew; 0 when that has to wait."""
+        copy = self._copy
+        if copy is None:
+            nodes = self._recorder.fsm.nodes
+            (path,) = nodes[next(iter(nodes))].links
+            name = path[1:]
+            if name in self._small:
+                with self._recorder.group() as group:
+                    group.write(group.create(path), 0, self._small[name])
+                return len(self._small[name])
+            copy = self._begin_copy(self._tracked[name])
+            if copy is None:
+                return 0
+        source = copy.source
+        size = min(limit, PIECE, source.recorded - copy.copied)
+        data = os.pread(copy.fd, size, copy.copied)
+        if len(data) != size:
+            raise Broken("a file of RocksDB shrank", path=self._local(source.name))
+        with self._recorder.group() as group:
+            if copy.fnode == 0:
+                copy.fnode = group.create(copy.path)
+            group.write(copy.fnode, copy.copied, data)
+            copy.copied += size
+            if copy.copied == source.recorded:
+                group.rename(copy.path, source.path)
+                source.fnode = copy.fnode
+        if source.fnode == copy.fnode:
+            os.close(copy.fd)
+            self._copy = None
+        return max(size, 1)
+
+    def _begin_copy(self, source: _Tracked) -> _Copy | None:
+        try:
+            fd = os.open(self._local(source.name), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None  # Obsolete: the next commit unlinks it.
+        if os.fstat(fd).st_ino != source.inode:
+            os.close(fd)
+            return None
+        self._copy = _Copy(source, 0, fd)
+        return self._copy
+
+    def close(self) -> None:
+        """Close what is held open, and let go of the database. Nothing is recorded."""
+        self._latest = lambda: 0
+        self._live = list
+        for tracked in self._tracked.values():
+            self._release(tracked)
+        if self._copy is not None:
+            os.close(self._copy.fd)
+            self._copy = None
+
+
+def _is_recorded(name: str) -> bool:
+    return any(kind.fullmatch(name) for kind in (TABLE, WAL, MANIFEST))
+
+
+def _is_ours(path: str) -> bool:
+    name = path[1:].removesuffix(_COPY_SUFFIX)
+    return _is_recorded(name) or SMALL.fullmatch(name) is not None
+
+
+def _unrecorded(tracked: _Tracked, size: int | None = None) -> bytes:
+    """What the file has and the log has not, up to ``size``."""
+    end = os.fstat(tracked.fd).st_size if size is None else size
+    data = os.pread(tracked.fd, max(0, end - tracked.recorded), tracked.recorded)
+    if len(data) != max(0, end - tracked.recorded):
+        raise Broken("a file of RocksDB is shorter than it said", path=tracked.path)
+    return data

@@ -1,0 +1,476 @@
+"""Stage 14 of the byte path: keys and values of a shard in RocksDB, replicated to its recovery log.
+
+Needs the extra ``gazette[rocksdb]``. Flushes and compactions go on in the background; each commit,
+with its checkpoint, reaches the recovery log as one append.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from gazette.consumer.application import Shard, StateView, Store
+from gazette.consumer.transaction.error_cause import ErrorCause
+from gazette.errors import Closed, Invalid, NotAllowed
+from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.recoverylog.rocksdb.keys import (
+    CHECKPOINT_KEY,
+    MARK_PREFIX,
+    decode_offset,
+    encode_offset,
+    journal_of,
+    mark_key,
+)
+from gazette.recoverylog.rocksdb.native import DEFAULT, load_rocksdict, map_errors, native_errors
+from gazette.recoverylog.rocksdb.scan import Pinned, Scan, after, bounds, no_family
+from gazette.runtime.tasks import OpFuture
+from gazette.stores.double_buffer import TwoCopies
+from gazette.stores.rocksdb.follower import FollowedRocksDB
+from gazette.stores.rocksdb.options import (
+    Families,
+    RocksDBOptions,
+    check_recordable,
+    named_families,
+    options_to_open,
+)
+from gazette.stores.rocksdb.recording import RocksDBRecording
+from gazette.stores.rocksdb.view import (
+    FamilyCopy,
+    FamilySnapshot,
+    FamilyTransaction,
+    FamilyView,
+    RocksDBView,
+)
+from gazette.stores.rocksdb.write_buffer import Pending, PendingSavepoint, merged
+
+_BATCH_OPS: Final = 8192
+_STALL_FLUSHES: Final = 3
+_INGESTED_TABLE_BYTES: Final = 64 << 20
+
+
+class RocksDBStore(Store):
+    """A store whose state is a RocksDB database: ordered keys and values, bytes both.
+
+    ``column_families`` names those beside the default one. Families that a former version of the
+    application named, and that are not named any more, are opened with the options that they had,
+    and kept.
+
+    ``get``, ``put``, ``delete``, ``delete_range`` and ``iterate`` belong to the shard's thread and to
+    its running transaction, which sees its own writes. They are held in memory until it commits.
+    Other threads read by ``view``, which is then of the last local commit.
+
+    In the default column family, keys must not be empty nor begin with a zero byte (``Invalid``).
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder | None,
+        *,
+        column_families: Mapping[str, RocksDBOptions] | Iterable[str] = (),
+        options: RocksDBOptions | None = None,
+        batch_bytes: int = 1 << 20,
+    ) -> None:
+        """Open the played-back database, or a new one.
+
+        Of the default column family without ``options``, and of those that are only named, the options
+        are what they were when the database was last open, or the defaults.
+
+        ``batch_bytes``: a commit is written to RocksDB in batches of about this size, since no other
+        thread of the process runs during one.
+        Raises ``Invalid``, among others when the package is missing or the log holds another store.
+        """
+        if recorder is None:
+            raise Invalid(
+                "RocksDBStore needs a recovery log",
+                hint="Set recovery_log_prefix in the shard's specification.",
+            )
+        self._native = load_rocksdict("RocksDBStore")
+        if batch_bytes < 1:
+            raise Invalid(f"invalid batch_bytes ({batch_bytes}; expected >= 1)")
+        families = named_families(column_families)
+        self._batch_bytes = batch_bytes
+        self._lock = threading.Lock()
+        self._thread = threading.get_ident()
+        """The shard's: views that it opens hold what the transaction wrote."""
+        self._closed = False
+        self._copy: FollowedRocksDB | None = None
+        """What a hot standby reads."""
+        self._views: weakref.WeakSet[RocksDBView] = weakref.WeakSet()
+        self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
+        self._marks: dict[str, int] = {}
+        self._families: dict[str, Any] = {}
+        self._handles: dict[str, Any] = {}
+        self._table_options: dict[str, Any] = {}
+        self._recorder = recorder
+        self._path = str(recorder.directory)
+        self._recording = RocksDBRecording(recorder)
+        self._database: Any = None
+        try:
+            self._recording.adopt()
+            self._open(options, families)
+            self._pending = {name: Pending() for name in self._families}
+            check_recordable(self._recording.options_text(), has_wal=self._recording.has_wal())
+            database: Any = self._database
+            self._recording.start(
+                database.latest_sequence_number,
+                lambda: [file["name"].lstrip("/") for file in database.live_files()],
+            )
+        except BaseException:
+            self.destroy()
+            raise
+
+    # -- opening
+
+    def _open(self, options: RocksDBOptions | None, families: Families) -> None:
+        with native_errors("open the database", self._path):
+            opened = options_to_open(
+                self._native, self._path, options, families, exists=self._recording.is_recorded
+            )
+            self._table_options = opened.families
+            self._database = self._native.Rdict(self._path, opened.database, opened.families)
+            self._families[DEFAULT] = self._database
+            for name in opened.families.keys() - {DEFAULT}:
+                self._families[name] = self._database.get_column_family(name)
+                self._handles[name] = self._database.get_column_family_handle(name)
+
+    @classmethod
+    def standby_view(cls, directory: Path, *, cache_bytes: int = 64 << 20) -> StateView:
+        """What `Application.new_view` returns for shards with this store.
+
+        Queries then get an object of this class on which ``__init__`` was not called: methods that
+        rest on ``view`` alone work as on the primary, and everything else raises ``NotAllowed``.
+        ``cache_bytes`` are for uncompressed blocks of all column families. What WALs hold, at most 64 MiB, is
+        in memory twice.
+        Raises ``Invalid``.
+        """
+        native = load_rocksdict("RocksDBStore")
+        with native_errors("make a cache of blocks", str(directory)):
+            cache = native.Cache(cache_bytes)
+        copies = [FollowedRocksDB(native, directory / name, cache) for name in ("one", "two")]
+        return TwoCopies(copies, lambda copy: cls._reading(native, copy))
+
+    @classmethod
+    def _reading(cls, native: Any, copy: FollowedRocksDB) -> Self:
+        store = cls.__new__(cls)
+        store._native = native
+        store._path = copy.path
+        store._lock = threading.Lock()
+        store._closed = False
+        store._views = weakref.WeakSet()
+        store._copy = copy
+        nothing: Any = _OnlyReads()
+        store._pending = store._recording = store._recorder = nothing
+        return store
+
+    # -- the running transaction
+
+    def get(self, key: bytes, *, column_family: str = DEFAULT) -> bytes | None:
+        """The value of a key, as of the running transaction. None: there is none."""
+        pending = self._pending_of(column_family)
+        if key in pending.values:
+            return pending.values[key]
+        if pending.ranges and pending.is_deleted(key):
+            return None
+        try:
+            value: bytes | None = self._families[column_family].get(key)
+        except Exception as error:
+            raise map_errors(error, "read a key", self._path) from error
+        return value
+
+    def put(self, key: bytes, value: bytes, *, column_family: str = DEFAULT) -> None:
+        """Set a key. Raises ``Invalid`` for a reserved one."""
+        self._check(key, value, column_family)
+        self._pending_of(column_family).set(key, value)
+
+    def delete(self, key: bytes, *, column_family: str = DEFAULT) -> None:
+        """Remove a key, if there is one. Raises ``Invalid`` for a reserved one."""
+        self._check(key, b"", column_family)
+        self._pending_of(column_family).set(key, None)
+
+    def delete_range(self, begin: bytes, end: bytes, *, column_family: str = DEFAULT) -> None:
+        """Remove every key from ``begin`` up to, and without, ``end``."""
+        self._check(begin, end, column_family)
+        if begin < end:
+            self._pending_of(column_family).delete_range(begin, end)
+
+    def iterate(
+        self,
+        prefix: bytes = b"",
+        *,
+        begin: bytes | None = None,
+        end: bytes | None = None,
+        reverse: bool = False,
+        column_family: str = DEFAULT,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """(key, value) in the order of keys, of those with ``prefix`` from ``begin`` up to ``end``.
+
+        As of the running transaction when this is called; writes after that are not seen. It ends
+        with the transaction: what is left of it after a commit is undefined.
+        """
+        low, high = bounds(prefix, begin, end, column_family)
+        pending = self._pending_of(column_family)
+        ours = pending.between(low, high, reverse=reverse)
+        pinned = Pinned(self._native, self._families[column_family], self._path)
+        scan = Scan(pinned, low, high, reverse=reverse)
+        self._scans.add(scan)
+        if not ours and not pending.ranges:
+            return scan
+        return merged(scan, ours, Pending(dict(ours), list(pending.ranges)), reverse)
+
+    def savepoint(self) -> PendingSavepoint:
+        if self._closed:
+            raise self._closed_error()
+        return PendingSavepoint(self._pending.values())
+
+    def classify_error(self, error: Exception) -> ErrorCause:
+        """Return that it is the message's: errors of RocksDB are ours, and never looked at here."""
+        return ErrorCause.MESSAGE
+
+    def _pending_of(self, column_family: str) -> Pending:
+        if self._closed:
+            raise self._closed_error()
+        try:
+            return self._pending[column_family]
+        except KeyError:
+            raise no_family(column_family) from None
+
+    def _check(self, key: bytes, value: bytes, column_family: str) -> None:
+        if type(key) is not bytes or type(value) is not bytes:
+            raise Invalid(
+                "keys and values are bytes", key=type(key).__name__, value=type(value).__name__
+            )
+        if column_family == DEFAULT and (not key or key[0] == 0):
+            raise Invalid(
+                "keys that are empty or begin with a zero byte are reserved",
+                key=key.hex(),
+                hint="Put a prefix before your keys, or use a column family of your own.",
+            )
+
+    @property
+    def column_families(self) -> tuple[str, ...]:
+        """The names of all column families, also of those that were only named formerly."""
+        return tuple(self._families)
+
+    # -- building a state
+
+    def ingest(self, items: Iterable[tuple[bytes, bytes]], *, column_family: str = DEFAULT) -> int:
+        """Take over keys in ascending order, each once, as finished tables; how many.
+
+        Several times faster than ``put``, and only for a store that is being built by a backfill:
+        tables take effect at once, outside of any transaction (``NotAllowed`` for a live one).
+        Raises ``Invalid`` for reserved keys, and for those that are not in ascending order.
+        """
+        self._pending_of(column_family)
+        if not self._recorder.offline:
+            raise NotAllowed(
+                "ingest() is for building a state, and this store is live",
+                hint="Use put(), which is part of the running transaction.",
+            )
+        family = self._families[column_family]
+        count = 0
+        last: bytes | None = None
+        with tempfile.TemporaryDirectory(prefix="ingest-", dir=Path(self._path).parent) as scratch:
+            tables: list[str] = []
+            writer: Any = None
+            size = 0
+            with native_errors("ingest keys", self._path):
+                for key, value in items:
+                    self._check(key, value, column_family)
+                    if last is not None and key <= last:
+                        raise Invalid(
+                            "keys must be in ascending order, each once",
+                            key=key.hex(),
+                            last=last.hex(),
+                        )
+                    if writer is None:
+                        writer = self._native.SstFileWriter(self._table_options[column_family])
+                        tables.append(f"{scratch}/{len(tables):06d}.sst")
+                        writer.open(tables[-1])
+                    writer[key] = value
+                    last = key
+                    count += 1
+                    size += len(key) + len(value)
+                    if size >= _INGESTED_TABLE_BYTES:
+                        writer.finish()
+                        writer, size = None, 0
+                if writer is not None:
+                    writer.finish()
+                if tables:
+                    options = self._native.IngestExternalFileOptions()
+                    options.set_move_files(True)
+                    family.ingest_external_file(tables, options)
+        return count
+
+    # -- reading beside it
+
+    def view(self) -> RocksDBView:
+        """Return a consistent view, for any thread. Use it as a context manager.
+
+        Opened on the shard's thread, it holds what the running transaction has written by then; elsewhere,
+        the last local commit. Later writes do not change it. Waits while a commit is being written.
+        Raises ``Closed`` when the store was destroyed.
+        """
+        with self._lock:
+            if self._closed:
+                raise self._closed_error()
+            view = self._new_view()
+            self._views.add(view)
+            return view
+
+    def _new_view(self) -> RocksDBView:
+        native, path = self._native, self._path
+        families: dict[str, FamilyView] = {}
+        if self._copy is None:
+            ours = threading.get_ident() == self._thread
+            for name, family in self._families.items():
+                families[name] = FamilySnapshot(native, family, path)
+                if ours and (pending := self._pending[name]):
+                    families[name] = FamilyTransaction(families[name], pending.copy())
+        else:
+            for name, followed in self._copy.families.items():
+                families[name] = FamilyCopy(native, followed, path)
+        return RocksDBView(families, path)
+
+    @property
+    def live_bytes(self) -> int:
+        """The size of the database's files, in bytes."""
+        return self._recording.live_bytes
+
+    def _closed_error(self) -> Closed:
+        return Closed("the store was destroyed", path=self._path)
+
+    # -- the store's contract
+
+    def start_commit(
+        self, shard: Shard, checkpoint: Checkpoint, wait_for: Collection[OpFuture[Any]]
+    ) -> OpFuture[Any]:
+        ours = self._pending_of(DEFAULT).values
+        ours[CHECKPOINT_KEY] = checkpoint.to_bytes()
+        for journal, source in checkpoint.sources.items():
+            if self._marks.get(journal) != source.read_through:
+                self._marks[journal] = source.read_through
+                ours[mark_key(journal)] = encode_offset(source.read_through)
+        with self._lock, native_errors("write a commit", self._path):
+            for batch in self._batches():
+                self._write(batch)
+        for pending in self._pending.values():
+            pending.clear()
+        return self._recording.ship(wait_for)
+
+    def _batches(self) -> Iterator[list[_Write]]:
+        batch: list[_Write] = []
+        size = 0
+        for family, pending in self._pending.items():
+            handle = self._handles.get(family)
+            # Ranges first: what was set after one was deleted is among the values, and only that.
+            batch += [_Write(handle, begin, end, True) for begin, end in pending.ranges]
+            for key, value in pending.values.items():
+                batch.append(_Write(handle, key, value, False))
+                size += len(key) + (0 if value is None else len(value))
+                if size >= self._batch_bytes or len(batch) >= _BATCH_OPS:
+                    yield batch
+                    batch, size = [], 0
+        if batch:
+            yield batch
+
+    def _write(self, writes: list[_Write]) -> None:
+        """Write one batch. While RocksDB would make it wait, wait with the other threads running."""
+        impatient = self._native.WriteOptions()
+        impatient.no_slowdown = True
+        for _ in range(_STALL_FLUSHES):
+            try:
+                self._database.write(self._batch(writes), impatient)
+                return
+            except Exception as error:
+                if "incomplete" not in str(error):
+                    raise
+            for family in self._families.values():
+                family.flush(True)
+        self._database.write(self._batch(writes))
+
+    def _batch(self, writes: list[_Write]) -> Any:
+        batch = self._native.WriteBatch(raw_mode=True)
+        for write in writes:
+            if write.is_range:
+                batch.delete_range(write.key, write.value, write.handle)
+            elif write.value is None:
+                batch.delete(write.key, write.handle)
+            else:
+                batch.put(write.key, write.value, write.handle)
+        return batch
+
+    def restore_checkpoint(self, shard: Shard) -> Checkpoint:
+        for pending in self._pending.values():
+            pending.clear()
+        with native_errors("read the checkpoint", self._path):
+            pinned = Pinned(self._native, self._database, self._path)
+            scan = Scan(pinned, MARK_PREFIX, after(MARK_PREFIX), reverse=False)
+            marks = {journal_of(key): decode_offset(value) for key, value in scan}
+            data: bytes | None = self._database.get(CHECKPOINT_KEY)
+        self._marks = marks
+        if data is not None:
+            return Checkpoint.from_bytes(data)
+        return Checkpoint({journal: SourceCheckpoint(offset) for journal, offset in marks.items()})
+
+    def close_reading(self) -> None:
+        """End views and iterations (``Closed``), of a store that a hot standby reads with."""
+        with self._lock:
+            self._closed = True
+            for view in list(self._views):
+                view.close()
+
+    def destroy(self) -> None:
+        """Ends views and iterations (``Closed``), and compactions. Waits for nothing of the log."""
+        with self._lock:
+            self._closed = True
+            for scan in list(self._scans):
+                scan.close()
+            for view in list(self._views):
+                view.close()
+        # RocksDB keeps its lock until the last of these is gone.
+        self._families.clear()
+        self._handles.clear()
+        self._recording.close()
+        database, self._database = self._database, None
+        if database is not None:
+            database.cancel_all_background(True)
+            try:
+                database.close()
+            except Exception as error:
+                # It would flush first, for which there is no need: the log has everything.
+                if "Shutdown in progress" not in str(error):
+                    raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    handle: Any
+    key: bytes
+    value: bytes | None
+    """Of a range, its end."""
+    is_range: bool
+
+
+class _OnlyReads:
+    """Stands for what a hot standby's store has not."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise _refused()
+
+    def __getitem__(self, name: str) -> Any:
+        raise _refused()
+
+
+def _refused() -> NotAllowed:
+    return NotAllowed(
+        "a hot standby's state is only read", hint="Use view(), or ask the shard's primary."
+    )
+
+
+__all__ = ["DEFAULT", "RocksDBOptions", "RocksDBStore", "RocksDBView"]

@@ -1,0 +1,198 @@
+"""What a RocksDB store held at one commit, for queries: on the primary a snapshot, on a hot standby tables
+and what was written over them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, Self
+
+from gazette.errors import Closed
+from gazette.recoverylog.rocksdb.native import DEFAULT, map_errors
+from gazette.recoverylog.rocksdb.scan import Pinned, Scan, bounds, closed_error, no_family
+from gazette.stores.rocksdb.batch import folded, lookup
+from gazette.stores.rocksdb.follower import FollowedFamily
+from gazette.stores.rocksdb.write_buffer import Pending, merged
+
+
+class FamilyView(Protocol):
+    """A column family at one commit."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def scan(
+        self, low: bytes, high: bytes | None, *, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes]]: ...
+
+    def close(self) -> None:
+        """End it, and scans of it. Any thread."""
+        ...
+
+
+class _Pins:
+    """An iterator that stays where it is, and the scans that share it."""
+
+    def __init__(self, native: Any, family: Any, path: str) -> None:
+        # Iterators of rocksdict's snapshots are of the present state, not of the snapshot. One that is
+        # made now is of now, so scans share it.
+        self._pinned = Pinned(native, family, path)
+        self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
+
+    def scan(self, low: bytes, high: bytes | None, *, reverse: bool) -> Scan:
+        scan = Scan(self._pinned, low, high, reverse=reverse)
+        self._scans.add(scan)
+        return scan
+
+    def close(self) -> None:
+        for scan in list(self._scans):
+            scan.close()
+        self._pinned.close()
+
+
+class FamilySnapshot:
+    """Of a database that goes on changing."""
+
+    def __init__(self, native: Any, family: Any, path: str) -> None:
+        """Raises RocksDB's errors as ours."""
+        self._path = path
+        try:
+            self._snapshot = family.snapshot()
+        except Exception as error:
+            raise map_errors(error, "make a view", path) from error
+        self._pins = _Pins(native, family, path)
+
+    def get(self, key: bytes) -> bytes | None:
+        try:
+            value: bytes = self._snapshot[key]
+        except Exception as error:
+            if str(error) == "key not found":
+                return None
+            raise map_errors(error, "read a key", self._path) from error
+        return value
+
+    def scan(self, low: bytes, high: bytes | None, *, reverse: bool) -> Scan:
+        return self._pins.scan(low, high, reverse=reverse)
+
+    def close(self) -> None:
+        self._pins.close()
+
+
+class FamilyCopy:
+    """Of a copy that is not changed while it is read."""
+
+    def __init__(self, native: Any, family: FollowedFamily, path: str) -> None:
+        """Raises RocksDB's errors as ours."""
+        self._family = family
+        self._path = path
+        self._pins = _Pins(native, family.tables, path)
+        self._closed = False
+
+    def get(self, key: bytes) -> bytes | None:
+        known, written = lookup(self._family.layers, key)
+        if known:
+            return written
+        try:
+            value: bytes | None = self._family.tables.get(key)
+        except Exception as error:
+            raise map_errors(error, "read a key", self._path) from error
+        return value
+
+    def scan(
+        self, low: bytes, high: bytes | None, *, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes]]:
+        over = folded(self._family.layers, low, high)
+        ours = over.between(low, high, reverse=reverse)
+        return self._open(merged(self._pins.scan(low, high, reverse=reverse), ours, over, reverse))
+
+    def _open(self, items: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        for item in items:
+            if self._closed:
+                raise closed_error()
+            yield item
+
+    def close(self) -> None:
+        self._closed = True
+        self._pins.close()
+
+
+class FamilyTransaction:
+    """A snapshot, and what a running transaction wrote over it."""
+
+    def __init__(self, below: FamilyView, written: Pending) -> None:
+        self._below = below
+        self._written = written
+
+    def get(self, key: bytes) -> bytes | None:
+        if key in self._written.values:
+            return self._written.values[key]
+        return None if self._written.is_deleted(key) else self._below.get(key)
+
+    def scan(
+        self, low: bytes, high: bytes | None, *, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes]]:
+        ours = self._written.between(low, high, reverse=reverse)
+        return merged(self._below.scan(low, high, reverse=reverse), ours, self._written, reverse)
+
+    def close(self) -> None:
+        self._below.close()
+
+
+class RocksDBView:
+    """What a store held at one commit. May be passed between threads, and used by one at a time.
+
+    Close it soon: RocksDB keeps what was overwritten for as long as a view needs it.
+    """
+
+    def __init__(self, families: Mapping[str, FamilyView], path: str) -> None:
+        """See `RocksDBStore.view`."""
+        self._path = path
+        self._families = dict(families)
+        self._lock = threading.Lock()
+
+    def _family(self, name: str) -> FamilyView:
+        family = self._families.get(name)
+        if family is None:
+            if self._families:
+                raise no_family(name)
+            raise Closed("the store was destroyed", path=self._path)
+        return family
+
+    def get(self, key: bytes, *, column_family: str = DEFAULT) -> bytes | None:
+        """The value of a key. None: there is none. Raises ``Closed``, ``Corrupt``."""
+        return self._family(column_family).get(key)
+
+    def iterate(
+        self,
+        prefix: bytes = b"",
+        *,
+        begin: bytes | None = None,
+        end: bytes | None = None,
+        reverse: bool = False,
+        column_family: str = DEFAULT,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """(key, value) in the order of keys, of those with ``prefix`` from ``begin`` up to ``end``.
+
+        Raises ``Closed``, also while it goes on when the view is closed, and ``Corrupt``.
+        """
+        low, high = bounds(prefix, begin, end, column_family)
+        with self._lock:
+            return self._family(column_family).scan(low, high, reverse=reverse)
+
+    @property
+    def column_families(self) -> tuple[str, ...]:
+        """The names of all column families."""
+        return tuple(self._families)
+
+    def close(self) -> None:
+        """End it, and iterations of it. Any thread."""
+        with self._lock:
+            families, self._families = self._families, {}
+            for family in families.values():
+                family.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

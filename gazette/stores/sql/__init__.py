@@ -1,0 +1,19 @@
+"""State of shards in a SQL database that all of them share: `SQLStore`."""
+
+from __future__ import annotations
+
+from gazette.stores.sql.store import SQLStore as SQLStore
+from gazette.stores.sql.store import checkpoint_table as checkpoint_table
+from gazette.stores.sql.store import create_checkpoint_table as create_checkpoint_table
+from gazette.stores.sql.store import create_engine as create_engine
+from gazette.stores.sql.store import create_tables as create_tables
+from gazette.stores.sql.store import shared_engine as shared_engine
+
+__all__ = [
+    "SQLStore",
+    "checkpoint_table",
+    "create_checkpoint_table",
+    "create_engine",
+    "create_tables",
+    "shared_engine",
+]

@@ -1,0 +1,91 @@
+"""Stage 14 of the byte path: how a backfill's transaction is kept apart from a live shard's, in SQL.
+
+See `gazette.stores.claims` for what is claimed, and why. The mark is a row of the same table, of a key
+that no shard has: then databases need no other table, and nothing has to be migrated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from gazette.errors import Fenced
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.protocol.ids import JournalName
+from gazette.stores.claims import BackfillClaim, Held
+
+MARK: Final = "#backfill"
+"""Ends the key of a mark. Ids of shards have no ``#``."""
+
+
+def held_in(connection: sa.Connection, table: sa.Table, fqn: str) -> Held:
+    """What the table of checkpoints holds of a shard."""
+    keys = (fqn, fqn + MARK)
+    rows = connection.execute(
+        sa.select(table.c.shard_fqn, table.c.fence, table.c.checkpoint).where(
+            table.c.shard_fqn.in_(keys)
+        )
+    ).all()
+    found = {row.shard_fqn: (int(row.fence), bytes(row.checkpoint)) for row in rows}
+    fence, data = found.get(fqn, (0, b""))
+    mark_fence, mark = found.get(fqn + MARK, (0, b""))
+    return Held(fence, Checkpoint.from_bytes(data), mark.decode("utf-8", "replace"), mark_fence)
+
+
+def taken_over(fqn: str) -> Fenced:
+    return Fenced(
+        "somebody has opened the shard's state since the run began: nothing of it was changed",
+        hint="The shard was enabled, or another backfill was faster. If its state is to be built anew"
+        " nonetheless, disable it, and run the backfill again with a new --run-id.",
+        shard=fqn,
+    )
+
+
+class ClaimedRow:
+    """The row of a shard's checkpoint, for the one transaction of an attempt."""
+
+    def __init__(self, table: sa.Table, fqn: str, claim: BackfillClaim) -> None:
+        self._table = table
+        self._fqn = fqn
+        self._claim = claim
+        self._owed: Mapping[JournalName, bytes] = {}
+
+    @property
+    def next_fence(self) -> int:
+        """What the transaction leaves: former owners, and other attempts, are fenced by it."""
+        return self._claim.fence + 1
+
+    def lock(self, connection: sa.Connection) -> None:
+        """Lock the row until the transaction ends, and leave the mark. Raises ``Fenced``.
+
+        Waits for a transaction that has it locked. What the row's checkpoint owes is final from here on.
+        """
+        table = self._table
+        if self._claim.fence:
+            mine = sa.select(table.c.fence, table.c.checkpoint).where(
+                table.c.shard_fqn == self._fqn
+            )
+            row = connection.execute(mine.with_for_update()).one_or_none()
+            if row is None or row.fence != self._claim.fence:
+                raise taken_over(self._fqn)
+            self._owed = Checkpoint.from_bytes(bytes(row.checkpoint)).ack_intents
+        else:
+            self._insert(connection, self._fqn, 0, Checkpoint().to_bytes())
+        key = self._fqn + MARK
+        connection.execute(table.delete().where(table.c.shard_fqn == key))
+        self._insert(connection, key, self.next_fence, self._claim.token.encode())
+
+    def carrying(self, checkpoint: Checkpoint) -> Checkpoint:
+        """A checkpoint that also owes what the one owes that it replaces; once the row is locked."""
+        return replace(checkpoint, ack_intents={**self._owed, **checkpoint.ack_intents})
+
+    def _insert(self, connection: sa.Connection, key: str, fence: int, value: bytes) -> None:
+        insert = self._table.insert().values(shard_fqn=key, fence=fence, checkpoint=value)
+        try:
+            connection.execute(insert)
+        except exc.IntegrityError as error:
+            raise taken_over(self._fqn) from error

@@ -1,0 +1,147 @@
+"""Errors of a SQL database as ours: which are of the connection, and which of the statement."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from gazette.consumer.transaction.error_cause import ErrorCause
+from gazette.errors import Fenced, GazetteError, Invalid, Unavailable
+
+_OF_THE_MESSAGE: Final = frozenset({"21", "22", "23", "44", "P0"})
+"""Classes of SQLSTATE: cardinality, data, constraints, checks of views, and what SQL code of the application
+raises."""
+_VALUE_TOO_LARGE: Final = "54000"
+"""Such as that of a key in an index."""
+_TRANSIENT: Final = frozenset({"08", "40", "53", "55", "57"})
+"""Connection, serialization and deadlocks, resources, locks, and intervention: a shutdown, a timeout."""
+_TRANSIENT_STATES: Final = frozenset({"25006", "25P03", "25P04"})
+"""A server that is read-only since a fail-over, and transactions that took too long."""
+_MESSAGE_KINDS: Final = frozenset({"IntegrityError", "DataError"})
+_TRANSIENT_KINDS: Final = frozenset({"OperationalError", "InterfaceError"})
+_DRIVER_KINDS: Final = frozenset({"DatabaseError", "InterfaceError"})
+"""Names that PEP 249 gives the errors of every driver."""
+_SERIALIZATION: Final = frozenset({"40001", "40P01"})
+_TERMINATED: Final = "57P01"
+"""A session was ended: by an operator, by the server's end, or by a new owner of its shard."""
+
+
+class TryAgain(Unavailable):
+    """Somebody else was faster: the same transaction succeeds the next time."""
+
+
+def classify(error: Exception) -> ErrorCause:
+    """Return what an error is about: of SQLAlchemy or a driver by what it says, any other is the message's.
+
+    See `gazette.consumer.application.Store.classify_error`.
+    """
+    if isinstance(error, exc.DBAPIError):
+        if error.connection_invalidated:
+            return ErrorCause.TRANSIENT
+        return _of_driver(error.orig) if isinstance(error.orig, Exception) else ErrorCause.STORE
+    match error:
+        case exc.TimeoutError():
+            return ErrorCause.TRANSIENT
+        # The application's own expectations of rows, and values that do not fit a statement.
+        case exc.StatementError() | exc.NoResultFound() | exc.MultipleResultsFound():
+            return ErrorCause.MESSAGE
+        case exc.SQLAlchemyError():
+            return ErrorCause.STORE
+    if _kinds(error) & _DRIVER_KINDS:
+        return _of_driver(error)
+    return ErrorCause.MESSAGE
+
+
+def _of_driver(error: Exception) -> ErrorCause:
+    state = _state_of(error) or ""
+    if state[:2] in _OF_THE_MESSAGE or state == _VALUE_TOO_LARGE:
+        return ErrorCause.MESSAGE
+    if state[:2] in _TRANSIENT or state in _TRANSIENT_STATES:
+        return ErrorCause.TRANSIENT
+    kinds = _kinds(error)
+    if kinds & _MESSAGE_KINDS:
+        return ErrorCause.MESSAGE
+    return ErrorCause.TRANSIENT if kinds & _TRANSIENT_KINDS else ErrorCause.STORE
+
+
+def _kinds(error: Exception) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}
+
+
+@contextlib.contextmanager
+def translating(
+    engine: sa.Engine,
+    what: str,
+    *,
+    table: str | None = None,
+    hint: str | None = None,
+    is_fenced: Callable[[], bool] | None = None,
+) -> Iterator[None]:
+    """Errors of the connection, and of nothing else, as ours. ``table``: also those of restoring.
+
+    ``is_fenced`` is asked when the session was ended: that is how a new owner begins, and the error of the
+    one before it is ``Fenced`` then. What it raises is taken for a no.
+    """
+    try:
+        yield
+    except exc.TimeoutError as error:
+        raise Unavailable(
+            f"no connection to the database was free: {error}",
+            database=_name(engine),
+            hint="Give the engine a larger pool (pool_size), and end transactions of your own.",
+        ) from error
+    except exc.PendingRollbackError as error:
+        raise GazetteError(
+            "the transaction has failed already, and what it did before is lost",
+            hint="Do not catch errors of statements: let them end the shard. Use begin_nested() for"
+            " what may fail, and leave commits to the runtime.",
+        ) from error
+    except exc.DBAPIError as error:
+        message = f"the database could not {what}: {error.orig}"
+        if table is not None:
+            if isinstance(error, exc.IntegrityError) or _sqlstate(error) in _SERIALIZATION:
+                raise TryAgain(message, database=_name(engine)) from error
+            if not error.connection_invalidated and _is_missing(engine, table):
+                raise Invalid(
+                    f"the database has no table {table}",
+                    database=_name(engine),
+                    hint="Create it: gazette.stores.sql.store.create_checkpoint_table(engine).",
+                ) from error
+        if _sqlstate(error) == _TERMINATED and is_fenced is not None and _agrees(is_fenced):
+            raise Fenced(f"{message} (its fence was counted up)", database=_name(engine)) from error
+        lost = isinstance(error, exc.OperationalError | exc.InterfaceError)
+        if (lost or error.connection_invalidated) and classify(error) is not ErrorCause.MESSAGE:
+            raise Unavailable(message, database=_name(engine), hint=hint) from error
+        raise
+
+
+def _name(engine: sa.Engine) -> str:
+    return engine.url.render_as_string(hide_password=True)
+
+
+def _is_missing(engine: sa.Engine, table: str) -> bool:
+    try:
+        return not sa.inspect(engine).has_table(table)
+    except exc.SQLAlchemyError:
+        return False
+
+
+def _agrees(is_fenced: Callable[[], bool]) -> bool:
+    try:
+        return is_fenced()
+    except (GazetteError, exc.SQLAlchemyError):
+        return False  # A server that ends does not answer: the session's error says it all.
+
+
+def _sqlstate(error: exc.DBAPIError) -> str | None:
+    return _state_of(error.orig)
+
+
+def _state_of(error: object) -> str | None:
+    # psycopg2 has it under another name.
+    state: str | None = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return state

@@ -1,0 +1,235 @@
+"""The databases of one SQLite store, which commit together: the redo mode.
+
+A transaction may change several attached databases. SQLite commits them one after the other, each in its
+own WAL; what makes the commit one is that all of them are recorded by one append, and nothing before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+
+from gazette.errors import Broken, Invalid
+from gazette.recoverylog.disk_errors import check_kind, check_lengths
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.recoverylog.shard_state import PRIMARY_DATABASE
+from gazette.runtime.tasks import OpFuture
+from gazette.stores.sqlite.redo_recording import RedoRecording
+
+REIMAGE_MAX: Final = 4
+"""Groups imaged per commit, at the most: it bounds what a commit has to wait for."""
+IMAGE_FILES: Final = 1024
+"""About so many files of images a large store has: each gets as large as this part of all of it."""
+FILES_PER_IMAGE_FILE: Final = 2
+"""With more files than this many times as many, images are made anew although no horizon asks for it."""
+MERGE_EVERY: Final = 8
+"""Such an image is made once in so many commits, so that they add little to what is recorded."""
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED: Final = frozenset({"main", "temp", "primary"})
+_SQLITE_FILE: Final = re.compile(r"/.*\.db(-wal|-journal|\.(redo|image)-[0-9-]+|\.rebase)?")
+_DATABASE_FILE: Final = re.compile(r"/([A-Za-z_][A-Za-z0-9_]*)\.db(?:\.(?:redo|image)-[0-9-]+)?")
+
+
+def check_log(recorder: Recorder) -> None:
+    """Refuse the log of another kind of store, and files that are not as it says.
+
+    Raises ``Invalid``, ``Corrupt``.
+    """
+    check_kind(recorder, "SQLite database", lambda path: bool(_SQLITE_FILE.fullmatch(path)))
+    check_lengths(recorder)
+
+
+def no_frames(path: Path) -> Broken:
+    """The error of a commit that changed the database, and of which nothing can be recorded."""
+    return Broken(
+        "a commit left nothing to record: SQLite did not write it to the shard's database",
+        path=str(path),
+        hint="Use store.connection for reading and for blobs only; do not change how it keeps its file.",
+    )
+
+
+def database_names(given: Iterable[str], links: Iterable[str]) -> list[str]:
+    """The databases of a store beside its primary: those that are given, and those that the log has.
+
+    What a former version of the application attached, and a later one does not name, stays attached: it
+    would else be in the log for ever, without anybody to record it anew. Raises ``Invalid``.
+    """
+    names = list(dict.fromkeys(given))
+    for name in names:
+        if not _NAME.fullmatch(name) or name.lower() in _RESERVED:
+            raise Invalid(
+                f"invalid name of a database ({name!r})",
+                hint="Use letters, digits and underscores; not main, temp or primary.",
+            )
+    recorded = {match[1] for path in links if (match := _DATABASE_FILE.fullmatch(path))}
+    return sorted({*names, *recorded} - {PRIMARY_DATABASE.removesuffix(".db")})
+
+
+class RedoDatabases:
+    """Records all databases of a store. Used from the shard's thread only."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        names: Iterable[str] = (),
+        *,
+        page_size: int = 4096,
+        image_files: int = IMAGE_FILES,
+    ) -> None:
+        self._recorder = recorder
+        self._image_files = image_files
+        self._until_merge = 0
+        self._primary = RedoRecording(recorder, PRIMARY_DATABASE, page_size=page_size)
+        attached = database_names(names, recorder.fsm.links)
+        self._all = [
+            self._primary,
+            *(
+                RedoRecording(recorder, f"{name}.db", schema=name, page_size=page_size)
+                for name in attached
+            ),
+        ]
+        self._by_schema = {one.schema: one for one in self._all}
+        self._connection: apsw.Connection | None = None
+
+    @property
+    def path(self) -> Path:
+        """Of the primary database."""
+        return self._primary.path
+
+    @property
+    def attached(self) -> Mapping[str, Path]:
+        """The other databases, by name."""
+        return {one.schema: one.path for one in self._all[1:]}
+
+    def open(self) -> apsw.Connection:
+        """Open the databases as they were recorded, or new ones. Blocks; raises ``Corrupt``, ``Invalid``."""
+        connection = self._connection = self._primary.open()
+        limit = connection.limit(apsw.SQLITE_LIMIT_ATTACHED)
+        if len(self._all) - 1 > limit:
+            raise Invalid(
+                f"too many databases ({len(self._all) - 1} beside the primary; SQLite attaches {limit})"
+            )
+        for one in self._all[1:]:
+            one.attach(connection)
+        connection.set_wal_hook(self._on_commit)
+        if self._recorder.offline:
+            self._recorder.at_end(self._record_images)
+        return connection
+
+    def _record_images(self) -> None:
+        for one in self._all:
+            one.settle()
+        for one in self._all:
+            one.record_images(self._file_bytes)
+
+    def _on_commit(self, _connection: object, schema: str, frames: int) -> int:
+        if (one := self._by_schema.get(schema)) is not None:
+            one.note_commit(frames)
+        return apsw.SQLITE_OK
+
+    def ship(
+        self, wait_for: Collection[OpFuture[Any]] = (), *, changed: bool = True
+    ) -> OpFuture[Any]:
+        """Record what was committed since the last call, as one append after ``wait_for``.
+
+        ``changed``: the commit changed the primary database. Does not block on the append. Raises ``Broken``
+        for a change that left no frame, and as `RedoRecording.collect` does.
+        Of an offline log nothing is recorded before its end.
+        """
+        if self._recorder.offline:
+            shortened = [one.shorten() for one in self._all]
+            if changed and not shortened[0]:
+                raise no_frames(self.path)
+            return self._recorder.barrier(wait_for)
+        collected = [(one, one.collect()) for one in self._all]
+        if changed and collected[0][1] is None:
+            raise no_frames(self.path)
+        if all(changes is None for _, changes in collected):
+            # The store was opened. An owner that never commits must not only add a file of redo.
+            for _ in range(REIMAGE_MAX):
+                if self._many_files:
+                    self._merge_files()
+            return self._recorder.barrier(wait_for)
+        with self._recorder.group(wait_for) as group:
+            for one, changes in collected:
+                if changes is not None:
+                    one.record(group, changes)
+        self._bound_horizon()
+        self._bound_files()
+        for one in self._all:
+            one.checkpoint_if_due()
+        return group.future
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(one.live_bytes for one in self._all)
+
+    @property
+    def _bound(self) -> int:
+        """Of the horizon, in bytes."""
+        return self.live_bytes * 7 // 4 + self._primary.horizon_slack
+
+    @property
+    def _file_bytes(self) -> int:
+        return self.live_bytes // self._image_files
+
+    def _bound_horizon(self) -> None:
+        # A cycle of images logs the live state once, so what the horizon has beyond that is redo: the
+        # more of it, the less is copied per byte of redo (here at most 4/3 of one).
+        recorder = self._recorder
+        bound = self._bound
+        for one in self._all:
+            one.rotate_if_long(bound)
+        for _ in range(REIMAGE_MAX):
+            if recorder.horizon_bytes <= bound:
+                return
+            oldest = self._of_oldest_file()
+            if oldest is None or not oldest.renew(bound, self._file_bytes):
+                return
+
+    def _bound_files(self) -> None:
+        """Merge files when there are many: of a version with smaller ones, or of many short-lived owners.
+
+        Images and redo go in the order of their age, so that making the oldest image anew removes the
+        smallest files first. In a whole cycle of images each is replaced.
+        """
+        if not self._many_files:
+            self._until_merge = 0
+            return
+        self._until_merge -= 1
+        if self._until_merge < 0:
+            self._until_merge = MERGE_EVERY - 1
+            self._merge_files()
+
+    @property
+    def _many_files(self) -> bool:
+        return sum(one.files for one in self._all) > FILES_PER_IMAGE_FILE * self._image_files
+
+    def _merge_files(self) -> None:
+        max(self._all, key=lambda one: one.files).renew(self._bound, self._file_bytes)
+
+    def _of_oldest_file(self) -> RedoRecording | None:
+        """Whose file is the oldest of the log; None: nobody's here."""
+        nodes = self._recorder.fsm.nodes
+        for path in nodes[next(iter(nodes))].links:
+            if match := _DATABASE_FILE.fullmatch(path):
+                name = match[1]
+                return self._by_schema.get("main" if f"{name}.db" == PRIMARY_DATABASE else name)
+        return None
+
+    def close(self) -> None:
+        """Close the connection, then descriptors. Nothing is recorded."""
+        if self._connection is not None:
+            self._connection.set_wal_hook(None)
+            self._connection.close()
+            self._connection = None
+        for one in self._all:
+            one.close()
+
+
+__all__ = ["RedoDatabases", "check_log", "database_names", "no_frames"]

@@ -1,0 +1,469 @@
+"""Stage 14 of the byte path: SQL state of a shard, in SQLite, replicated to its recovery log.
+
+The database is a plain SQLite database in the shard's directory: full SQL, transactions of the shard,
+and read connections beside it for queries. Its commit and the checkpoint are one transaction, which
+reaches the recovery log as one append.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, Self, cast
+
+import apsw
+
+from gazette.consumer.application import Shard, StateView, Store
+from gazette.consumer.transaction.error_cause import ErrorCause
+from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.recoverylog.disk_errors import damaged_file, disk_error, full_disk
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.runtime.tasks import OpFuture
+from gazette.stores.double_buffer import TwoCopies
+from gazette.stores.sqlite.connections import (
+    ConnectionSetup,
+    PragmaValue,
+    PrepareConnection,
+    check_pragma,
+)
+from gazette.stores.sqlite.databases import RedoDatabases, check_log
+from gazette.stores.sqlite.migrations import Migration, apply_migrations
+from gazette.stores.sqlite.read_pool import ReadPool, authorize_reading, only_reads
+from gazette.stores.sqlite.vfs_recording import VfsRecording
+from gazette.stores.sqlite.view import FollowedDatabases
+
+Bindings = Sequence[Any] | dict[str, Any]
+
+CHECKPOINT_TABLE = """
+CREATE TABLE IF NOT EXISTS gazette_checkpoint (
+    rowid INTEGER PRIMARY KEY CHECK (rowid = 0),
+    checkpoint BLOB NOT NULL
+)
+"""
+
+
+class Recording(Protocol):
+    """How commits of the database reach the log."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def attached(self) -> Mapping[str, Path]: ...
+
+    def open(self) -> apsw.Connection: ...
+
+    def ship(
+        self, wait_for: Collection[OpFuture[Any]] = (), *, changed: bool = True
+    ) -> OpFuture[Any]: ...
+
+    @property
+    def live_bytes(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+_OF_THE_DISK: Final = (
+    apsw.FullError,
+    apsw.CorruptError,
+    apsw.NotADBError,
+    apsw.CantOpenError,
+    apsw.IOError,
+    apsw.ReadOnlyError,
+    apsw.PermissionsError,
+    OSError,
+)
+
+
+_OF_THE_MESSAGE: Final = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError)
+
+
+class SQLiteStore(Store):
+    """A store whose state is a SQLite database.
+
+    ``schema`` is SQL that runs at every start, so it says ``IF NOT EXISTS``. ``migrations`` are what is done
+    once, each a version of the schema: see `stores/sqlite/migrations`.
+    ``databases`` names further ones that are attached under these names (``archive``: tables are
+    ``archive.…``), and commit together with the main one, ``primary.db``. Those that the log has and that
+    are not named any more stay attached.
+    ``mode`` is how commits are recorded: ``"redo"`` ships the bytes that changed; ``"vfs"`` records
+    every write through a VFS of our own and is the plain specification of the other, slower.
+
+    ``execute`` and ``executemany`` belong to the shard's thread and to its running transaction, which
+    the first statement begins and the runtime commits: an application never says BEGIN, COMMIT or
+    ROLLBACK (``NotAllowed``), and uses SAVEPOINT for what it may want to undo. ATTACH and DETACH are
+    refused as well: what would be attached is not recorded.
+    ``query`` may be called from any thread. On the thread that opened the store, which is the shard's, it
+    sees the running transaction; on others, the last local commit.
+
+    ``connection_pragmas`` are settings such as ``{"foreign_keys": True}``. ``prepare_connection`` adds
+    functions and collations to the ``apsw.Connection`` that it is called with. Both are applied to each
+    connection, the writing one and those of queries, before the schema; give the same ones to `view`.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder | None,
+        schema: str = "",
+        *,
+        databases: Iterable[str] = (),
+        migrations: Sequence[Migration] = (),
+        mode: Literal["redo", "vfs"] = "redo",
+        page_size: int = 4096,
+        cache_bytes: int = 64 << 20,
+        readers: int = 4,
+        connection_pragmas: Mapping[str, PragmaValue] | None = None,
+        prepare_connection: PrepareConnection | None = None,
+    ) -> None:
+        """Open the played-back database, or a new one, of which ``page_size`` is then the page size.
+
+        ``prepare_connection`` is called on the thread that needs the connection; it registers functions and
+        collations, and must neither write nor replace the connection's authorizer.
+        Raises ``Invalid``, among others when the log was recorded in another mode, and ``Corrupt``.
+        """
+        if recorder is None:
+            raise Invalid(
+                "SQLiteStore needs a recovery log",
+                hint="Set recovery_log_prefix in the shard's specification.",
+            )
+        if not 512 <= page_size <= 65536 or page_size & (page_size - 1):
+            raise Invalid(
+                f"invalid page_size ({page_size})", hint="Use a power of two from 512 to 65536."
+            )
+        _check_readers(readers)
+        check_log(recorder)
+        self._directory = recorder.directory
+        if mode == "redo":
+            self._recording: Recording = RedoDatabases(recorder, databases, page_size=page_size)
+        elif mode == "vfs":
+            self._recording = VfsRecording(recorder, names=databases, page_size=page_size)
+        else:
+            raise Invalid(f"unknown recording mode {mode!r}", hint="Use 'redo' or 'vfs'.")
+        self._thread: int | None = threading.get_ident()
+        """The shard's: its queries see what the transaction wrote."""
+        self._ours = False
+        self._querying = False
+        self._rolled_back = False
+        self._destroyed = False
+        setup = ConnectionSetup(connection_pragmas, prepare_connection)
+        self._readers = ReadPool(
+            self._recording.path, readers, setup, attached=self._recording.attached
+        )
+        try:
+            with self._disk_errors("open the database"):
+                self.connection = self._recording.open()
+            """The writing connection, for what this class does not offer (tracing, blobs …)."""
+            self.connection.execute(f"PRAGMA cache_size=-{cache_bytes >> 10}").fetchall()
+            setup.set_pragmas(self.connection)
+            self.connection.authorizer = self._authorize
+            # By a name of ours: the application may set one of its own.
+            self.connection.set_rollback_hook(self._on_rollback, id=self)
+            setup.call_prepare(self.connection)
+            self._begin()
+            self.connection.execute(CHECKPOINT_TABLE).fetchall()
+            if schema:
+                self.connection.execute(schema).fetchall()
+            apply_migrations(self.connection, migrations)
+            self._commit()
+            self._recording.ship(changed=False)
+            self._committed = self._checkpoint_row()
+            """The checkpoint of the last commit, encoded."""
+        except BaseException:
+            self.destroy()
+            raise
+
+    # -- of a hot standby
+
+    @classmethod
+    def view(
+        cls,
+        directory: Path,
+        *,
+        readers: int = 4,
+        connection_pragmas: Mapping[str, PragmaValue] | None = None,
+        prepare_connection: PrepareConnection | None = None,
+    ) -> StateView:
+        """What `Application.new_view` returns for shards with this store.
+
+        Queries then get an object of this class on which ``__init__`` was not called: methods that
+        rest on ``query`` alone work as on the primary, and what writes raises ``NotAllowed``. All
+        databases are there, those as well that the primary has attached.
+        Raises ``Invalid``.
+        """
+        _check_readers(readers)
+        setup = ConnectionSetup(connection_pragmas, prepare_connection)
+        copies = [FollowedDatabases(directory / name) for name in ("one", "two")]
+        return TwoCopies(copies, lambda copy: cls._reading(copy, readers, setup))
+
+    @classmethod
+    def _reading(cls, copy: FollowedDatabases, readers: int, setup: ConnectionSetup) -> Self:
+        store = cls.__new__(cls)
+        store._readers = ReadPool(copy.path, readers, setup, attached=copy.attached, immutable=True)
+        store._directory = copy.path.parent
+        store._thread = None
+        store.connection = cast("apsw.Connection", _NoConnection())
+        return store
+
+    # -- the running transaction
+
+    def _transaction(self, statement: str) -> None:
+        # Not cached: an application's own COMMIT would find the statement, and not be looked at.
+        self._ours = True
+        try:
+            with self._disk_errors(statement):
+                self.connection.execute(statement, can_cache=False)
+        finally:
+            self._ours = False
+
+    @contextlib.contextmanager
+    def _disk_errors(self, what: str) -> Iterator[None]:
+        """What SQLite says of the disk, as ours."""
+        try:
+            yield
+        except _OF_THE_DISK as error:
+            raise self._disk_error(what, error) from error
+
+    def _disk_error(self, what: str, error: apsw.Error | OSError) -> GazetteError:
+        if isinstance(error, OSError):
+            return disk_error(what, self._directory, error)
+        message = f"SQLite could not {what}: {error}"
+        match error:
+            case apsw.FullError():
+                return full_disk(message, self._directory)
+            case apsw.CorruptError() | apsw.NotADBError():
+                return damaged_file(message, self._directory)
+        return Broken(
+            message,
+            directory=str(self._directory),
+            hint="The process must be able to write the directory for recovered files, and nobody else may.",
+        )
+
+    def _begin(self) -> None:
+        self._require_transaction()
+        self._transaction("BEGIN IMMEDIATE")
+
+    def _require_transaction(self) -> None:
+        """Require that what the running transaction wrote is still there."""
+        if self._rolled_back:
+            raise GazetteError(
+                "the transaction was rolled back by an error, and what it did before is lost",
+                hint="Do not catch errors of ON CONFLICT ROLLBACK, RAISE(ROLLBACK) or a full disk: let"
+                " them end the shard. Use SAVEPOINT for what may fail.",
+            )
+
+    def _commit(self) -> None:
+        if self.connection.in_transaction:
+            self._transaction("COMMIT")
+
+    def _on_rollback(self) -> None:
+        self._rolled_back = self._rolled_back or not self._ours
+
+    def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
+        """SQLite asks this of everything that a statement would do, before it does anything."""
+        if self._ours:
+            return apsw.SQLITE_OK
+        if self._querying:
+            return authorize_reading(action, first, second)
+        if action == apsw.SQLITE_TRANSACTION:
+            raise NotAllowed(
+                f"a store's transaction is the runtime's: {first} is refused",
+                hint="Leave it out; use SAVEPOINT and ROLLBACK TO for what you may want to undo.",
+            )
+        if action in (apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH):
+            raise NotAllowed(
+                "ATTACH and DETACH are refused: what is attached so is not recorded",
+                hint="Name the database in SQLiteStore(databases=…), or open another connection to read"
+                " from. For VACUUM, call vacuum().",
+            )
+        if action == apsw.SQLITE_PRAGMA:
+            check_pragma(first or "", second)
+        return apsw.SQLITE_OK
+
+    def execute(self, sql: str, bindings: Bindings = ()) -> apsw.Cursor:
+        """Run SQL within the running transaction. Rows are read from the returned cursor.
+
+        Several statements separated by semicolons run one after the other as rows are fetched: call
+        ``fetchall`` unless the SQL yields none. Raises ``NotAllowed`` for SQL that the class refuses,
+        ``Unavailable`` for a full disk, ``Corrupt`` for a damaged file, and ``apsw.Error`` for what SQLite
+        says of the SQL.
+        """
+        connection = self.connection
+        if not connection.in_transaction:
+            self._begin()
+        try:
+            return connection.execute(sql, bindings)
+        except _OF_THE_DISK as error:
+            raise self._disk_error("run a statement", error) from error
+
+    def executemany(self, sql: str, rows: Collection[Bindings] | Iterator[Bindings]) -> apsw.Cursor:
+        """Run SQL once for each row of bindings, within the running transaction."""
+        connection = self.connection
+        if not connection.in_transaction:
+            self._begin()
+        try:
+            return connection.executemany(sql, rows)
+        except _OF_THE_DISK as error:
+            raise self._disk_error("run a statement", error) from error
+
+    def savepoint(self) -> _Savepoint:
+        if not self.connection.in_transaction:
+            self._begin()
+        self.connection.execute("SAVEPOINT gazette_message")
+        return _Savepoint(self)
+
+    def classify_error(self, error: Exception) -> ErrorCause:
+        """Return what an error is about; of SQLite, values and constraints are the message's."""
+        if not isinstance(error, apsw.Error) or isinstance(error, _OF_THE_MESSAGE):
+            return ErrorCause.MESSAGE
+        # SQLite knows the place of an error in the SQL. Without one, a value was what did not fit.
+        of_value = getattr(error, "error_offset", -1) < 0 and not str(error).startswith("no such ")
+        if isinstance(error, apsw.SQLError) and of_value:
+            return ErrorCause.MESSAGE
+        transient = isinstance(error, apsw.BusyError | apsw.LockedError | apsw.FullError)
+        return ErrorCause.TRANSIENT if transient else ErrorCause.STORE
+
+    def vacuum(self, database: str = "main") -> None:
+        """Give free pages of a database back, which rewrites it. Blocks; recorded with the next commit.
+
+        Only before the first statement of a transaction: in ``new_store``, or ``begin_transaction``.
+        Raises ``NotAllowed`` later.
+        """
+        if self.connection.in_transaction:
+            raise NotAllowed(
+                "VACUUM needs that no transaction runs",
+                hint="Call vacuum() in begin_transaction(), before the first execute().",
+            )
+        if database != "main" and database not in self._recording.attached:
+            raise Invalid(f"no database {database!r}", hint="Name it in SQLiteStore(databases=…).")
+        self._transaction(f'VACUUM "{database}"')
+
+    # -- queries beside it
+
+    def query(self, sql: str, bindings: Bindings = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of a reading statement. Any thread; the rows stay valid for ever.
+
+        On the shard's thread it sees what the running transaction wrote. On another thread it sees every
+        transaction that was committed here, including one whose append is still on its way, and waits
+        while ``readers`` others run.
+        Raises ``NotAllowed`` for SQL that writes, ``Closed`` when the store is or was destroyed, and
+        ``apsw.Error`` for what SQLite says of the SQL; the transaction goes on.
+        """
+        if threading.get_ident() == self._thread:
+            return self._query_transaction(sql, bindings)
+        with self._readers.connection() as connection:
+            try:
+                return connection.execute(sql, bindings).fetchall()
+            except (apsw.CorruptError, apsw.NotADBError) as error:
+                raise self._disk_error("run a query", error) from error
+
+    def _query_transaction(self, sql: str, bindings: Bindings) -> list[tuple[Any, ...]]:
+        if self._destroyed:
+            raise Closed("the store was destroyed", directory=str(self._directory))
+        self._require_transaction()
+        cursor = self.connection.cursor()
+        # Virtual tables prepare statements that write, so the authorizer lets these pass.
+        cursor.exec_trace = _only_if_reading
+        # A function of the application may ask in turn.
+        before, self._querying = self._querying, True
+        try:
+            # Not cached: a statement of execute() would be found, and not be looked at.
+            return cursor.execute(sql, bindings, can_cache=False).fetchall()
+        except _OF_THE_DISK as error:
+            raise self._disk_error("run a query", error) from error
+        finally:
+            self._querying = before
+
+    @property
+    def live_bytes(self) -> int:
+        """The size of the databases, in bytes."""
+        return self._recording.live_bytes
+
+    # -- the store's contract
+
+    def start_commit(
+        self, shard: Shard, checkpoint: Checkpoint, wait_for: Collection[OpFuture[Any]]
+    ) -> OpFuture[Any]:
+        # Equality, since each access makes another bound method.
+        if self.connection.authorizer != self._authorize:
+            raise Broken(
+                "the authorizer of the store's connection was replaced",
+                directory=str(self._directory),
+                hint="Leave store.connection.authorizer alone: by it the store keeps its transactions whole.",
+            )
+        data = checkpoint.to_bytes()
+        self.execute(
+            "INSERT INTO gazette_checkpoint VALUES (0, ?)"
+            " ON CONFLICT (rowid) DO UPDATE SET checkpoint = excluded.checkpoint",
+            (data,),
+        )
+        self._commit()
+        # SQLite writes nothing for a row that is as it was.
+        changed, self._committed = data != self._committed, data
+        with self._disk_errors("record a commit"):
+            return self._recording.ship(wait_for, changed=changed)
+
+    def restore_checkpoint(self, shard: Shard) -> Checkpoint:
+        if self.connection.in_transaction:
+            self._transaction("ROLLBACK")
+        self._rolled_back = False
+        data = self._committed = self._checkpoint_row()
+        return Checkpoint() if data is None else Checkpoint.from_bytes(data)
+
+    def _checkpoint_row(self) -> bytes | None:
+        row = self.connection.execute("SELECT checkpoint FROM gazette_checkpoint").fetchall()
+        return cast("bytes", row[0][0]) if row else None
+
+    def close_reading(self) -> None:
+        """End queries, of a store that a hot standby reads with."""
+        self._readers.close()
+
+    def destroy(self) -> None:
+        """Ends queries that run (``Closed``); does not wait for them."""
+        self._destroyed = True
+        self._readers.close()
+        self._ours = True
+        self._recording.close()
+
+
+def _only_if_reading(cursor: apsw.Cursor, _sql: str, _bindings: object) -> bool:
+    if not cursor.is_readonly:
+        raise only_reads()
+    return True
+
+
+def _check_readers(readers: int) -> None:
+    if readers < 1:
+        raise Invalid(f"invalid readers ({readers}; expected >= 1)")
+
+
+class _Savepoint:
+    """Of `SQLiteStore.savepoint`."""
+
+    __slots__ = ("_store",)
+
+    def __init__(self, store: SQLiteStore) -> None:
+        self._store = store
+
+    def release(self) -> None:
+        self._end("RELEASE gazette_message")
+
+    def roll_back(self) -> None:
+        self._end("ROLLBACK TO gazette_message; RELEASE gazette_message")
+
+    def _end(self, sql: str) -> None:
+        connection = self._store.connection
+        if not connection.in_transaction:
+            self._store._begin()  # Raises: an error rolled back more than was to be undone.
+        connection.execute(sql).fetchall()
+
+
+class _NoConnection:
+    """The writing connection of a store that only reads."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotAllowed(
+            "a hot standby's state is only read", hint="Use query(), or ask the shard's primary."
+        )

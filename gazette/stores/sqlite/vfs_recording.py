@@ -1,0 +1,268 @@
+"""How commits of a SQLite database reach the recovery log: the VFS mode.
+
+Every write that SQLite makes to the database, its journal or its WAL goes through a VFS that performs it
+and notes it; at the commit, all of them become one append. This is the plain specification of recording:
+the log then holds the very files that SQLite wrote, which stock SQLite opens after play-back (rolling
+back a hot journal or reading a WAL as after a crash). It costs whole pages per transaction, and every
+page that SQLite touches passes through Python, so `stores/sqlite/redo_recording` is what shards use by
+default.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+
+from gazette.errors import Invalid
+from gazette.recoverylog.log.recorder import Recorder
+from gazette.recoverylog.shard_state import PRIMARY_DATABASE
+from gazette.recoverylog.sqlite.redo import is_recorded
+from gazette.recoverylog.sqlite.wal import require_whole_wal
+from gazette.runtime.tasks import OpFuture
+from gazette.stores.sqlite.databases import database_names, no_frames
+from gazette.stores.sqlite.redo_recording import BUSY_MS, check_file, checkpoint
+
+RECORDED_KINDS: Final = (
+    apsw.SQLITE_OPEN_MAIN_DB
+    | apsw.SQLITE_OPEN_MAIN_JOURNAL
+    | apsw.SQLITE_OPEN_SUPER_JOURNAL
+    | apsw.SQLITE_OPEN_WAL
+)
+"""Temporary files are of no use to a later owner."""
+
+_BEGINS_ANEW: Final = (b"\0\0\0\0", b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
+"""First bytes of a write at offset 0 by which a journal is invalidated, or a WAL restarted: what the
+file held before is of the past, so it becomes a new fnode and the old one can be pruned."""
+
+COALESCE_BYTES: Final = 1 << 20
+HORIZON_SLACK: Final = 32 << 20
+
+_serial = itertools.count(1)
+
+
+@dataclass(slots=True)
+class _Opened:
+    path: str
+
+
+@dataclass(slots=True)
+class _Emptied:
+    path: str
+
+
+@dataclass(slots=True)
+class _Deleted:
+    path: str
+
+
+@dataclass(slots=True)
+class _Written:
+    path: str
+    offset: int
+    data: bytearray
+
+
+_Noted = _Opened | _Emptied | _Deleted | _Written
+
+
+class _RecordedFile(apsw.VFSFile):
+    """A file whose writes are noted. Everything else is the base VFS's."""
+
+    def __init__(
+        self, recording: VfsRecording, name: str | apsw.URIFilename | None, flags: list[int]
+    ) -> None:
+        super().__init__("", name, flags)
+        text = name.filename() if isinstance(name, apsw.URIFilename) else name
+        self._recording = recording
+        self._path: str | None = None
+        self._is_log = bool(flags[0] & ~apsw.SQLITE_OPEN_MAIN_DB & RECORDED_KINDS)
+        if text is not None and flags[0] & RECORDED_KINDS:
+            self._path = recording.log_path(text)
+            recording.note(_Opened(self._path))
+
+    def xWrite(self, data: bytes, offset: int) -> None:
+        super().xWrite(data, offset)
+        if self._path is None:
+            return
+        if self._is_log and offset == 0 and bytes(data[:4]) in _BEGINS_ANEW:
+            self._recording.note(_Emptied(self._path))
+        self._recording.note_write(self._path, offset, data)
+
+    def xTruncate(self, newsize: int) -> None:
+        super().xTruncate(newsize)
+        # A log cannot say "shorter": to nothing is a new file, and a database that shrank in part is
+        # read by the size in its header.
+        if self._path is not None and newsize == 0:
+            self._recording.note(_Emptied(self._path))
+
+
+class _RecordedVFS(apsw.VFS):
+    def __init__(self, name: str, recording: VfsRecording) -> None:
+        self._recording = recording
+        super().__init__(name, "")
+
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:
+        return _RecordedFile(self._recording, name, flags)
+
+    def xDelete(self, filename: str, syncdir: bool) -> None:
+        super().xDelete(filename, syncdir)
+        self._recording.note(_Deleted(self._recording.log_path(filename)))
+
+
+class VfsRecording:
+    """Records the databases of a recorder's directory. Used from the shard's thread only."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        database: str = PRIMARY_DATABASE,
+        names: Iterable[str] = (),
+        *,
+        page_size: int = 4096,
+        journal_mode: str = "WAL",
+        horizon_slack: int = HORIZON_SLACK,
+    ) -> None:
+        self.recorder = recorder
+        self.database = database
+        self.path: Path = recorder.directory / database
+        self._page_size = page_size
+        self._journal_mode = journal_mode
+        self._horizon_slack = horizon_slack
+        self._noted: list[_Noted] = []
+        self._connection: apsw.Connection | None = None
+        self._vfs: _RecordedVFS | None = None
+        self.attached: Mapping[str, Path] = {
+            name: recorder.directory / f"{name}.db"
+            for name in database_names(names, recorder.fsm.links)
+        }
+        """The other databases, by name."""
+        self._fds: dict[Path, int] = {}
+        self._closed = False
+
+    def open(self) -> apsw.Connection:
+        """Open the database as it was recorded, or a new one. Blocks."""
+        directory = self.recorder.directory
+        paths = (self.path, *self.attached.values())
+        if any(is_recorded(directory, path.name) for path in paths):
+            raise Invalid(
+                "the recovery log holds this database in another form",
+                path=str(self.path),
+                hint="Open the store with the mode that recorded it ('redo'), or begin a new log.",
+            )
+        name = f"gazette-{os.getpid()}-{next(_serial)}"
+        self._vfs = _RecordedVFS(name, self)
+        for path in paths:
+            # Before the connection, and closed after it: see the redo mode for why.
+            self._fds[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        connection = apsw.Connection(str(self.path), vfs=name)
+        self._connection = connection
+        connection.set_busy_timeout(BUSY_MS)
+        for name, path in self.attached.items():
+            connection.execute(f'ATTACH ? AS "{name}"', (str(path),)).fetchall()
+        for schema, path in zip(("main", *self.attached), paths, strict=True):
+            require_whole_wal(connection, path, schema)
+        for schema in ("main", *self.attached):
+            for pragma in (
+                f"page_size={self._page_size}",
+                f"journal_mode={self._journal_mode}",
+                "synchronous=OFF",
+            ):
+                connection.execute(f"PRAGMA {schema}.{pragma}").fetchall()
+        connection.execute("PRAGMA temp_store=MEMORY").fetchall()
+        return connection
+
+    def log_path(self, name: str) -> str:
+        """A file of the directory, as the log names it."""
+        return "/" + os.path.relpath(name, self.recorder.directory)
+
+    def note(self, event: _Noted) -> None:
+        if not self._closed:
+            self._noted.append(event)
+
+    def note_write(self, path: str, offset: int, data: bytes) -> None:
+        if self._closed:
+            return
+        last = self._noted[-1] if self._noted else None
+        if (
+            isinstance(last, _Written)
+            and last.path == path
+            and last.offset + len(last.data) == offset
+            and len(last.data) < COALESCE_BYTES
+        ):
+            last.data += data
+            return
+        self._noted.append(_Written(path, offset, bytearray(data)))
+
+    def ship(
+        self, wait_for: Collection[OpFuture[Any]] = (), *, changed: bool = True
+    ) -> OpFuture[Any]:
+        """Record everything that SQLite wrote since the last call, as one append after ``wait_for``.
+
+        ``changed``: the commit changed the primary database. Raises ``Broken`` if nothing was written.
+        """
+        noted, self._noted = self._noted, []
+        assert self._connection is not None
+        for schema, file in {"main": self.path, **self.attached}.items():
+            check_file(self._connection, schema, file)
+        if changed and not noted:
+            raise no_frames(self.path)
+        with self.recorder.group(wait_for) as group:
+            for event in noted:
+                match event:
+                    case _Opened(path=path):
+                        if group.fnode_of(path) is None:
+                            group.create(path)
+                    case _Emptied(path=path):
+                        group.create(path)
+                    case _Deleted(path=path):
+                        group.unlink(path, missing_ok=True)
+                    case _Written(path=path, offset=offset, data=data):
+                        fnode = group.fnode_of(path)
+                        if fnode is None:
+                            fnode = group.create(path)
+                        group.write(fnode, offset, data)
+        if self.recorder.horizon_bytes > self.live_bytes * 7 // 4 + self._horizon_slack:
+            self._rebase()
+        return group.future
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(os.fstat(fd).st_size for fd in self._fds.values())
+
+    def _rebase(self) -> None:
+        """Record the databases whole, as new fnodes. Stalls the shard for as long as that takes."""
+        assert self._connection is not None
+        if self._journal_mode.upper() == "WAL" and not all(
+            checkpoint(self._connection, 0, schema) for schema in ("main", *self.attached)
+        ):
+            return  # A reader holds a WAL: a later commit tries again.
+        mains = {self.log_path(str(path)): fd for path, fd in self._fds.items()}
+        with self.recorder.group() as group:
+            for event in self._noted:
+                if isinstance(event, _Emptied | _Opened) and event.path not in mains:
+                    group.create(event.path)
+            for path, fd in mains.items():
+                fnode = group.create(path)
+                for offset in range(0, os.fstat(fd).st_size, COALESCE_BYTES):
+                    group.write(fnode, offset, os.pread(fd, COALESCE_BYTES, offset))
+        self._noted.clear()
+
+    def close(self) -> None:
+        """Close the connection. What SQLite does at that moment is of no interest to the log."""
+        self._closed = True
+        if self._connection is not None:
+            # Closing would move the WAL into the database, for which the disk may have no room.
+            self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            self._connection.close()
+            self._connection = None
+        if self._vfs is not None:
+            self._vfs.unregister()
+            self._vfs = None
+        while self._fds:
+            os.close(self._fds.popitem()[1])

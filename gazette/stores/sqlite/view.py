@@ -1,0 +1,139 @@
+"""The SQLite databases of a shard, following its recovery log, for queries on a hot standby."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import apsw
+
+from gazette.errors import GazetteError
+from gazette.recoverylog.playback.staged_files import PlayedFiles
+from gazette.recoverylog.private_files import make_private
+from gazette.recoverylog.shard_state import PRIMARY_DATABASE
+from gazette.recoverylog.sqlite.redo import apply_redo, build, redo_files
+from gazette.stores.sqlite.databases import database_names
+
+
+class FollowedDatabase:
+    """One database: a plain file, and how far in the redo it is."""
+
+    def __init__(self, directory: Path, database: str = PRIMARY_DATABASE) -> None:
+        self._directory = directory
+        self._database = database
+        self.path = directory / database
+        self.rebuilds = 0
+        self._pages = 0
+        self._redo: tuple[int, int] | None = None
+        """(index, offset) of the redo that was not applied yet."""
+
+    def follow(self, files: PlayedFiles) -> None:
+        """Bring it to the last commit among ``files``. Costs what changed since the last time, and the
+        whole database at first, or if redo that was needed is gone.
+
+        Raises ``Corrupt``, ``apsw.Error`` and ``OSError``; it is then built anew next time.
+        """
+        before, self._redo = self._redo, None
+        after = None if before is None else self._apply(files.paths, *before)
+        self._redo = after or self._build(files.paths)
+
+    def _build(self, paths: Mapping[str, Path]) -> tuple[int, int]:
+        self.rebuilds += 1
+        make_private(self._directory)
+        state = build(paths, self._database, self.path)
+        self._pages = state.pages
+        return state.last_index, state.redo[state.last_index]
+
+    def _apply(self, paths: Mapping[str, Path], index: int, offset: int) -> tuple[int, int] | None:
+        """Where the redo ends now; None if it does not go on from where we are."""
+        files = [file for file in redo_files(paths, self._database) if file.index >= index]
+        if not files or files[0].index != index:
+            return None
+        end = files[0].end
+        if offset > (files[0].path.stat().st_size if end is None else end):
+            return None  # Another owner has written over what we took for its end.
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            pages = self._pages
+            for file in files:
+                begin = offset if file.index == index else 0
+                pages, at = apply_redo(descriptor, file, begin, pages)
+            os.ftruncate(descriptor, pages * files[0].page_size)
+        finally:
+            os.close(descriptor)
+        self._pages = pages
+        return files[-1].index, at
+
+
+class FollowedDatabases:
+    """One copy of all databases of a store, as of one commit of them all."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._followed: dict[str, FollowedDatabase] = {}
+        self.rebuilds = 0
+        """How often a database was built from nothing, but for one that is new."""
+
+    @property
+    def path(self) -> Path:
+        """Of the primary database."""
+        return self._directory / PRIMARY_DATABASE
+
+    @property
+    def attached(self) -> dict[str, Path]:
+        """The other databases, by the names under which stores attach them."""
+        return {
+            name.removesuffix(".db"): self._directory / name
+            for name in self._followed
+            if name != PRIMARY_DATABASE
+        }
+
+    def follow(self, files: PlayedFiles) -> None:
+        """See `FollowedDatabase.follow`. Raises ``Corrupt``, and ``GazetteError`` (a full disk)."""
+        before, self._followed = self._followed, {}
+        names = [f"{name}.db" for name in database_names((), (f"/{path}" for path in files.paths))]
+        try:
+            if redo_files(files.paths, PRIMARY_DATABASE):
+                if not before:
+                    self.rebuilds += 1
+                    shutil.rmtree(self._directory, ignore_errors=True)
+                recorded = [name for name in names if redo_files(files.paths, name)]
+                followed = self._follow([PRIMARY_DATABASE, *recorded], before, files)
+            else:
+                followed = self._recover(names, files)
+        except (OSError, apsw.Error) as error:
+            raise GazetteError(
+                f"cannot follow the database: {error}",
+                hint="Free space in the directory for recovered files, or choose another.",
+                directory=str(self._directory),
+            ) from error
+        self._followed = followed
+
+    def _follow(
+        self, names: list[str], before: Mapping[str, FollowedDatabase], files: PlayedFiles
+    ) -> dict[str, FollowedDatabase]:
+        followed: dict[str, FollowedDatabase] = {}
+        for name in names:
+            one = followed[name] = before.get(name) or FollowedDatabase(self._directory, name)
+            built = one.rebuilds
+            one.follow(files)
+            if built and one.rebuilds > built:
+                self.rebuilds += 1
+        return followed
+
+    def _recover(self, names: list[str], files: PlayedFiles) -> dict[str, FollowedDatabase]:
+        """They were recorded as they were: with the journals or WALs of their owner."""
+        self.rebuilds += 1
+        files.copy_to(self._directory)
+        for name in (PRIMARY_DATABASE, *names):
+            connection = apsw.Connection(str(self._directory / name))
+            try:
+                connection.execute("PRAGMA journal_mode=DELETE").fetchall()
+            finally:
+                connection.close()
+        return {name: FollowedDatabase(self._directory, name) for name in names}
+
+    def close(self) -> None:
+        """Nothing is held open."""

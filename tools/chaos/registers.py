@@ -1,0 +1,128 @@
+"""Whether the registers of a journal are linearizable, given the order of its appends. Pure.
+
+The log is the order: an append changes registers just where its bytes are. So each append is checked
+against the registers at its place, and one that was refused for them against those that there were
+between its beginning and its end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gazette.protocol.label_set import LabelSelector, LabelSet, subtract, union
+from tools.chaos.history import Completed, Invoked, Labels
+
+REGISTER_MISMATCH = "REGISTER_MISMATCH"
+_LAST = 10
+"""Of so many states one may be left when a head is reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt to append; ``completed`` None: its client never came to know."""
+
+    invoked: Invoked
+    completed: Completed | None
+
+    @property
+    def outcome(self) -> str:
+        return "unknown" if self.completed is None else self.completed.outcome
+
+
+def labels_of(labels: LabelSet) -> Labels:
+    return tuple((label.name, label.value) for label in labels.labels)
+
+
+def check_registers(
+    log: Sequence[Attempt], refused: Sequence[Attempt], gone: Collection[int] = ()
+) -> Iterator[str]:
+    """What is wrong. ``log`` has the attempt that is at each place of the journal, in order; ``refused``
+    those that failed with ``REGISTER_MISMATCH``. ``gone`` are places before which all brokers had ended,
+    and registers with them."""
+    states = [LabelSet()]
+    forgotten: dict[int, LabelSet] = {}
+    for place, attempt in enumerate(log):
+        if place in gone:
+            forgotten[place], states[-1] = states[-1], _left(states, attempt)
+        before = states[-1]
+        invoked = attempt.invoked
+        if not _passes(before, invoked.check):
+            yield (
+                f"op {invoked.op} is there, though it required {invoked.check!r} and the registers were"
+                f" {_text(before)}"
+            )
+        after = _changed(before, invoked)
+        completed = attempt.completed
+        if attempt.outcome == "ok" and completed is not None:
+            answered = LabelSet.of(*completed.registers)
+            if answered != after:
+                yield (
+                    f"op {invoked.op} was answered registers {_text(answered)}, but left {_text(after)}"
+                )
+        states.append(after)
+    yield from _check_refused(log, refused, states, forgotten)
+
+
+def _check_refused(
+    log: Sequence[Attempt],
+    refused: Sequence[Attempt],
+    states: Sequence[LabelSet],
+    forgotten: Mapping[int, LabelSet],
+) -> Iterator[str]:
+    # Acknowledged before we began: certainly before us. Begun after we ended: certainly after.
+    known = [
+        (attempt.completed.time, index + 1)
+        for index, attempt in enumerate(log)
+        if attempt.completed is not None and attempt.outcome == "ok"
+    ]
+    known.sort()
+    times = [time for time, _ in known]
+    most: list[int] = []
+    for _, place in known:
+        most.append(max(place, most[-1] if most else 0))
+    begun = sorted((attempt.invoked.time, index + 1) for index, attempt in enumerate(log))
+    begun_times = [time for time, _ in begun]
+    latest: list[int] = []
+    for _, place in begun:
+        latest.append(max(place, latest[-1] if latest else 0))
+    for attempt in refused:
+        invoked, completed = attempt.invoked, attempt.completed
+        assert completed is not None
+        before = bisect_left(times, invoked.time)
+        first = most[before - 1] if before else 0
+        until = bisect_left(begun_times, completed.time)
+        last = max(latest[until - 1] if until else 0, first)
+        possible = [*states[first : last + 1]]
+        possible += [state for place, state in forgotten.items() if first <= place <= last]
+        if all(_passes(state, invoked.check) for state in possible):
+            yield (
+                f"op {invoked.op} was refused for its registers, but {invoked.check!r} held all the time"
+            )
+
+
+def _changed(before: LabelSet, invoked: Invoked) -> LabelSet:
+    return union(LabelSet.of(*invoked.union), subtract(before, LabelSet.of(*invoked.subtract)))
+
+
+def _left(states: Sequence[LabelSet], attempt: Attempt) -> LabelSet:
+    """The registers after the head was reset, as its first append tells: none, or those of a broker that
+    had not ended, which may not know of the last bytes."""
+    for state in (LabelSet(), *reversed(states[-_LAST:])):
+        completed = attempt.completed
+        agrees = attempt.outcome != "ok" or (
+            completed is not None
+            and LabelSet.of(*completed.registers) == _changed(state, attempt.invoked)
+        )
+        if agrees and _passes(state, attempt.invoked.check):
+            return state
+    return LabelSet()
+
+
+def _passes(registers: LabelSet, check: str) -> bool:
+    return not check or not registers or LabelSelector.parse(check).matches(registers)
+
+
+def _text(registers: LabelSet) -> str:
+    return "{" + ", ".join(f"{one.name}={one.value}" for one in registers.labels) + "}"
