@@ -139,11 +139,21 @@ class KnownHead:
         return self._head.limit(tenure)
 
     async def load(self) -> Offset:
-        """Look at etcd. Raise what ``Etcd.get`` raises, and ``Conflict`` for an unknown value."""
+        """Look at etcd. Raise what ``Etcd.get`` raises, and ``Conflict`` for an unknown value, or if the
+        journal was created again since."""
         kv = await self._context.etcd.get(self._key)
         head = Head(self._head.life)
         if kv is not None:
             found = Head.decode(kv.value)
+            if found.life > head.life:
+                # Never write over it: it protects what the later journal has acknowledged.
+                raise Conflict(
+                    "the journal was deleted and created again",
+                    hint="No action: this broker learns of it from etcd.",
+                    journal=self._journal,
+                    life=head.life,
+                    created_at=found.life,
+                )
             if found.life == head.life:
                 head = found
         self._head, self._mod_revision = head, 0 if kv is None else kv.mod_revision

@@ -222,6 +222,19 @@ async def test_the_head_of_another_life_means_nothing(cluster: FixedCluster) -> 
     assert (head.life, head.offset) == (cluster.life(JOURNAL), 1)
 
 
+async def test_a_replica_of_a_former_life_does_not_write_over_the_head(
+    cluster: FixedCluster,
+) -> None:
+    """Of a broker that does not know yet that the journal was created again."""
+    cluster.create(journal_spec(JOURNAL, stores=()), "a")
+    later = Head(cluster.life(JOURNAL) + 100, 7, ((2, 0),))
+    cluster.etcd.change({KEY: later.encode()})
+    outcome = await append(cluster["a"], b"x")
+    assert outcome.ending is Ending.FAILED
+    assert isinstance(outcome.error, Conflict)
+    assert known(cluster) == later
+
+
 async def test_no_answer_without_it(cluster: FixedCluster) -> None:
     """etcd refuses the write before the first answer: the append may have happened, and fails."""
     cluster.create(journal_spec(JOURNAL), "a")
