@@ -10,7 +10,9 @@ endif
 PYTHON3 ?= python3
 STAMP := $(BIN)/.gazette-installed
 DEV_STAMP := $(BIN)/.gazette-dev-installed
-WORKERS ?= 2
+# Tests wait for processes, timers and disks more than they compute: two per core.
+WORKERS ?= 4
+PARALLEL := -n $(WORKERS) --dist loadfile --max-worker-restart 0
 
 .PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers protos clean
 
@@ -65,19 +67,19 @@ RERUNS ?= 1
 
 test: $(DEV_STAMP)
 	$(BIN)/python -m gazette.history.json_kernel
-	$(BIN)/python -m pytest -m 'not faults and not spark and not long' -n $(WORKERS) --dist loadfile --reruns $(RERUNS) $(ARGS)
+	$(BIN)/python -m pytest -m 'not faults and not spark and not long' $(PARALLEL) --reruns $(RERUNS) $(ARGS)
 	$(BIN)/python -m pytest -m 'spark and not faults and not long' tests/spark tests/examples --reruns $(RERUNS) $(ARGS)
 
 # Tests that take more than a few seconds by their nature: at most 25 minutes. CI runs them after `make test`.
 test-long: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m 'long and not faults' -n $(WORKERS) --dist loadfile --reruns $(RERUNS) --timeout 600 $(ARGS)
+	$(BIN)/python -m pytest -m 'long and not faults' $(PARALLEL) --reruns $(RERUNS) --timeout 600 $(ARGS)
 
 # Hostile input in every matrix: tokens, calls, HTTP, TLS, connections, stored fragments, texts. Prints its seed, and what was tried and
 # refused. `make test` has a short form. To repeat a run: HOSTILE_SEED=7.
 HOSTILE ?= 20
 HOSTILE_SEED ?=
 hostile: $(DEV_STAMP)
-	GAZETTE_HOSTILE=$(HOSTILE) GAZETTE_HOSTILE_SEED=$(HOSTILE_SEED) $(BIN)/python -m pytest -n $(WORKERS) --timeout 600 \
+	GAZETTE_HOSTILE=$(HOSTILE) GAZETTE_HOSTILE_SEED=$(HOSTILE_SEED) $(BIN)/python -m pytest $(PARALLEL) --timeout 600 \
 	    tests/hostile tests/test_authorization.py tests/test_http_guard.py tests/test_idle_connections.py \
 	    tests/protocol/test_strict_yaml.py $(ARGS)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import faulthandler
+import os
+import sys
+from collections.abc import AsyncIterator, Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -15,6 +18,31 @@ from gazette.testing.etcd import EtcdServer, etcd_for_tests
 # Machines are shared: how long an example takes says nothing.
 settings.register_profile("gazette", deadline=None)
 settings.load_profile("gazette")
+
+
+_STDERR = pytest.StashKey[int]()
+"""A descriptor of standard error, which pytest captures while tests run."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_STDERR] = os.dup(sys.stderr.fileno())
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End the process if a test is still running long after its timeout, and print every thread's stack.
+
+    The timeout needs a thread of Python's to run. A call that never returns the interpreter's lock
+    would hang the whole run otherwise.
+    """
+    marker = item.get_closest_marker("timeout")
+    option = item.config.getoption("timeout") or item.config.getini("timeout")
+    limit_s = float(marker.args[0] if marker is not None and marker.args else option)
+    faulthandler.dump_traceback_later(limit_s + 30.0, exit=True, file=item.config.stash[_STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")
