@@ -272,11 +272,24 @@ async def test_calls_that_hang_are_cut_off_after_the_grace(etcd: Etcd, tmp_path:
     await broker.crash()
 
 
+class RefusingStore(FileStore):
+    """A store that accepts no fragment of the journal."""
+
+    def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
+        if path.startswith(JOURNAL):
+            raise Unavailable("the store is full", hint="Delete something.")
+        super().put(path, source, content_encoding=content_encoding)
+
+
 async def test_spools_that_cannot_be_persisted_are_named(etcd: Etcd, tmp_path: Path) -> None:
-    broker = await BrokerFixture.start(etcd, tmp_path, persist_timeout_s=0.3)
+    def construct(url: FragmentStoreUrl) -> FileStore:
+        return RefusingStore(tmp_path / "root", url)
+
+    broker = await BrokerFixture.start(
+        etcd, tmp_path, persist_timeout_s=0.3, constructors={"file": construct}
+    )
     await broker.create(journal_spec(JOURNAL))
     await append(broker, b"content")
-    (broker.file_root / "fragments").rename(broker.file_root / "moved")
     with pytest.raises(Unavailable, match=rf"not persisted in time: {JOURNAL} \[0, 7\)"):
         await broker.stop()
     assert (await etcd.range("/gazette/cluster/members/")).kvs == ()
