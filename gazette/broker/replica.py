@@ -23,6 +23,7 @@ from gazette.errors import Closed, GazetteError, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.conflicts import FragmentCover
+from gazette.fragment.emptied_stores import EmptiedStore, EmptiedStores
 from gazette.fragment.index import Index
 from gazette.fragment.listing import list_fragments
 from gazette.fragment.local_file import LocalFragment
@@ -88,6 +89,9 @@ class Replica:
         """Where the spool ended when a peer refused its bytes: it had others."""
         self.refresh_error: str | None = None
         """Why the last listing of the blob stores failed; None if it did not."""
+        self.emptied_stores: list[EmptiedStore] = []
+        """Stores that the last listing found without any of their former fragments."""
+        self._former = EmptiedStores(context.clock)
         self._other_stores = asyncio.Event()
         self._context = context
         self.head = KnownHead(context, journal, life)
@@ -171,6 +175,7 @@ class Replica:
 
     def stored(self, fragment: Fragment) -> None:
         """Keep the local file of ``fragment``, which a store has, for as long as that is permitted."""
+        self._former.note(fragment)
         self._context.kept_files.keep(lambda: self.index.stored(fragment))
 
     async def wait_listed(self, timeout_s: float) -> None:
@@ -364,6 +369,16 @@ class Replica:
         for aside in cover.set_aside:
             if aside.life == self.life and await self._confirm(aside):
                 cover.add(aside.fragment)
+        retention_ns = spec.fragment.retention_ns
+        self.emptied_stores = self._former.restore(cover, spec.fragment.stores, retention_ns)
+        for emptied in self.emptied_stores:
+            log.warning(
+                "store %(store)s lists none of the %(count)d fragments of %(journal)s that it listed before: "
+                "check that it is mounted and the right one; their offsets are kept for 6 h",
+                {"store": emptied.url, "count": emptied.fragments, "journal": self.journal},
+                # The same for all journals of the store.
+                extra={"cause": f"emptied store {emptied.url}"},
+            )
         return cover
 
     def _take_listing(self, cover: FragmentCover) -> None:

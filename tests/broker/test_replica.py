@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -247,6 +248,34 @@ async def test_flushed_journal_is_put_to_rest_and_resumed(
     assert outcome.commit is not None
     assert outcome.commit.begin == 7
     assert spec_of(timed).suspend_level is SuspendLevel.NONE
+
+
+async def test_readers_do_not_jump_over_a_store_that_is_not_mounted(
+    timed: FixedCluster, clock: ManualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The directory is empty, and brokers fill it again."""
+    clock.jump(SystemClock().now() - clock.now())  # Files have the machine's time.
+    spec = journal_spec(JOURNAL)
+    times = {"flush_interval_ns": duration.MINUTE, "refresh_interval_ns": 10 * duration.SECOND}
+    timed.create(replace(spec, fragment=replace(spec.fragment, **times)), "a")
+    broker = timed["a"]
+    await append(broker, b"content")
+    index = broker.replica(JOURNAL).index
+    await pass_time(clock, 200, lambda: [one.mod_time for one in index.fragments()] != [0])
+    mounted, root = tmp_path / "mounted", tmp_path / "root" / "fragments"
+    root.rename(mounted)
+    root.mkdir()
+    await append(broker, b"more")
+    await pass_time(clock, 200, lambda: stored(tmp_path) == [name_of(7, b"more")])
+    await pass_time(clock, 60, lambda: "check that it is mounted" in caplog.text)
+    found = await index.query(0)
+    assert (found.status, found.offset) == (Status.OK, 0)
+    # Case: the store is back, with what was stored elsewhere in the meantime.
+    (root / JOURNAL / name_of(7, b"more")).rename(mounted / JOURNAL / name_of(7, b"more"))
+    shutil.rmtree(root)
+    mounted.rename(root)
+    await pass_time(clock, 60, lambda: not broker.replica(JOURNAL).emptied_stores)
+    assert (index.begin_offset, index.end_offset) == (0, 11)
 
 
 async def test_resumed_journal_keeps_its_offsets(cluster: FixedCluster) -> None:
