@@ -17,11 +17,11 @@ USAGE: Final = f"""gazette {__version__}
 usage: gazette COMMAND [FLAGS]
 
   serve          run a broker
-  dev            run etcd and brokers on this machine, to develop against
+  dev            run etcd and brokers on this machine, for development
   demo           count words exactly once while processes are killed
-  soak           sum streams exactly once while everything is broken, and verify it
+  soak           sum streams exactly once under faults, and verify the sums
   bench          measure this machine
-  chaos          break a cluster under load, and check what came of it
+  chaos          break a cluster under load, and verify the outcome
   print-config   print the effective configuration of `serve`
 
 `gazette COMMAND --help` lists the flags of a command.
@@ -57,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
         print(f"gazette: unknown command {command}{guess}\n\n{USAGE}", file=sys.stderr)
         return 2
     module, name = _COMMANDS[command]
-    # Imported on demand: a broker need not load what only the demonstration uses.
+    # Import on demand: a broker need not load what only other commands use.
     try:
         function: Callable[..., int] = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:

@@ -17,7 +17,7 @@ from gazette.message.uuid import Clock as MessageClock
 from gazette.runtime.clock import Clock
 
 READ_BYTES: Final = 1 << 16
-"""Few enough that the clock, which is read once for each batch, is never much behind."""
+"""Bytes of one read: few enough that the clock, read once for each batch, is hardly behind."""
 
 _ACTION = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _UUID: Final = ".UUID"
@@ -31,7 +31,7 @@ def run(context: Context, _command: Command) -> int:
     attacher = UuidAttacher(Template(flags.template), context.clock, context.rng)
     stdout = context.terminal.stdout
     with ExitStack() as stack:
-        # All are opened first: a typing error in the last name should not leave half of an output.
+        # Open all files first: a typing error in the last name must not leave half of an output.
         inputs = [
             (name, _open(name, context, stack)) for name in context.loaded.arguments or ("-",)
         ]
@@ -39,7 +39,7 @@ def run(context: Context, _command: Command) -> int:
             skip = flags.skip_header
             for lines in read_lines(name, file, flags.max_length):
                 stdout.write(attacher.attach(lines[1:] if skip else lines))
-                stdout.flush()  # Within a pipeline, what came in should go out.
+                stdout.flush()  # In a pipeline, each batch of input goes out at once.
                 skip = False
     return 0
 
@@ -58,7 +58,7 @@ class Template:
 
     def __init__(self, text: str) -> None:
         self.parts: list[tuple[str, bytes]] = []
-        """``.UUID``, ``.Line`` or nothing, and the text that follows it."""
+        """Pairs of an action (``.UUID``, ``.Line`` or empty) and the text that follows it."""
         first, *words = _ACTION.split(text)
         self._add("", first)
         for action, literal in zip(words[0::2], words[1::2], strict=True):
@@ -81,7 +81,7 @@ class Template:
 
 
 class UuidAttacher:
-    """Renders lines, each with a UUID of one new producer; all are committed by themselves."""
+    """Renderer of lines, each with a UUID of one new producer. Each message is committed alone."""
 
     def __init__(self, template: Template, clock: Clock, entropy: Entropy) -> None:
         self._template = template
@@ -97,9 +97,9 @@ class UuidAttacher:
 
 
 def read_lines(name: str, file: BinaryIO, max_length: int) -> Iterator[list[bytes]]:
-    """The lines of a file without their ends, in batches as they come.
+    """Yield the lines of a file without their ends, in batches as they come.
 
-    Raises ``Invalid`` for a line that is longer than ``max_length``.
+    Raise ``Invalid`` for a line that is longer than ``max_length`` bytes.
     """
     rest, count = b"", 0
     read = getattr(file, "read1", file.read)

@@ -1,4 +1,4 @@
-"""The command tree: what there is, what each takes, and where it is implemented."""
+"""The command tree: all commands, their arguments, and where each is implemented."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ GROUPS: Final = {
     "consumer": flags.ConsumerFlags,
     "log": flags.LogFlags,
 }
-"""The groups of settings that commands share, all of which the file may have."""
+"""Groups of settings that commands share. The file may have all of them."""
 FILE_STEM: Final = "gazctl"
 
 _BROKER: Final = ("broker", "log")
 _BOTH: Final = ("consumer", "broker", "log")
 FAMILIES: Final = {"journals": _BROKER, "shards": _BOTH}
-"""Groups of commands, with the groups of settings that each has."""
+"""Groups of commands, and the groups of settings of each."""
 
 SELECTORS: Final = """\
 A selector is like "env in (prod, qa), tier != cache, !legacy". A journal is selected by its name with
@@ -28,8 +28,11 @@ A selector is like "env in (prod, qa), tier != cache, !legacy". A journal is sel
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command. ``target`` is ``module:function`` of this package, a coroutine of a `Context`, or
-    a plain function if the command is ``offline``: it speaks to nobody."""
+    """One command. ``target`` is ``module:function`` of this package.
+
+    The function is a coroutine that takes a `Context`. If the command is ``offline`` it is a plain
+    function, and calls no server.
+    """
 
     words: tuple[str, ...]
     summary: str
@@ -88,9 +91,9 @@ _JOURNALS: Final = (
         f"""\
 {SELECTORS}
 
-The table marks suspended journals with <S>, and those that have fewer replicas than they should with
-how many, as in <2/3>. YAML is what `journals apply` reads, with the revisions at which it was listed.
-JSON is one document (with --watch: one on each line).""",
+The table marks suspended journals with <S>. It marks journals that lack replicas with the number that
+they have, as in <2/3>. YAML output is input of `journals apply`, with the listed revisions. JSON output is
+one document; with --watch it is one document on each line.""",
         """\
   gazctl journals list
   gazctl journals list -l name:prefix=examples/ --primary --replicas
@@ -104,14 +107,14 @@ JSON is one document (with --watch: one on each line).""",
         "journals.apply:apply",
         _BROKER,
         """\
-Reads a YAML tree of specifications, as `journals list -o yaml` writes it. A journal whose "revision"
-is absent must not exist; else it must be at that revision, and -1 is for any. "delete: true" deletes.
+Reads a YAML tree of specifications, as `journals list -o yaml` writes it. A journal without "revision"
+must not exist. With one, the journal must be at that revision; -1 means any. "delete: true" deletes.
 
-All changes are made in one transaction of etcd, or none is. etcd takes 128 by default: with
---max-txn-size they are made in several, of which the first stand when a later one fails.
+Either all changes are made, in one transaction of etcd, or none. etcd accepts 128 changes by default.
+--max-txn-size splits them into several transactions: if one fails, the earlier ones stay.
 
-A specification replaces the whole of the former one, but for the suspension: where it says none, that
-of the journal stays, since without it the offset would be lost at which the journal resumes.""",
+A specification replaces the whole former one, except the suspension. If it names no suspension, that of
+the journal stays: without it, the offset at which the journal resumes would be lost.""",
         """\
   gazctl journals apply --specs journals.yaml
   gazctl journals apply --specs journals.yaml --dry-run
@@ -124,9 +127,9 @@ of the journal stays, since without it the offset would be lost at which the jou
         "journals.apply:edit",
         _BROKER,
         f"""\
-Opens the specifications of selected journals in $GAZ_EDITOR, $EDITOR or vi, and applies them when the
-editor ends. Nothing is done if nothing was changed. What cannot be read is opened again, with the error
-on top; what cannot be applied is kept in a file whose name is told.
+Opens the specifications of selected journals in $GAZ_EDITOR, $EDITOR or vi. Applies them when the editor
+ends, unless nothing was changed. Text with an error is opened again, with the error on top. Text that
+cannot be applied is kept in a file, and its name is printed.
 
 {SELECTORS}""",
         """\
@@ -140,18 +143,18 @@ on top; what cannot be applied is kept in a file whose name is told.
         "journals.read:run",
         _BROKER,
         f"""\
-Content of all selected journals is merged into one output, at ends of messages: of lines, fixed frames
-and CSV rows by the content-type label; of journals without one, at ends of fragments. A read ends at
-the write head. With --block it goes on until interrupted, and follows the selector: journals that come
-to match are read too.
+Merges the content of all selected journals into one output, between messages. Messages are lines, fixed
+frames or CSV rows, by the content-type label; without the label, output is merged between fragments. A
+read ends at the write head. With --block it continues until interrupted, and also reads journals that
+match the selector later.
 
---offsets is a JSON object of offsets by journal; journals that it does not have begin at 0, or with
---tail at the write head. --offsets-out is written at the end, an interrupt included, with the offsets
-of what was written to the output. If both are one file, the former is kept with the suffix ".previous".
+--offsets is a JSON object of offsets by journal. A journal that it lacks begins at 0, or with --tail at
+the write head. --offsets-out is written at the end, also after an interrupt, with the offsets of what was
+written to the output. If both name one file, the former content is kept with the suffix ".previous".
 
-Persisted fragments are read from their store where URLs of it can be opened from here; of file:// stores
-that takes --file-root. All else comes from brokers: by way of the one at --broker.address, or with
---broker.cache.size from those that have it.
+Persisted fragments are read from their store if this process can open its URLs; file:// stores need
+--file-root. All else comes from brokers: through the one at --broker.address, or with
+--broker.cache.size directly from the brokers that serve the journal.
 
 {SELECTORS}""",
         """\
@@ -167,15 +170,15 @@ that takes --file-root. All else comes from brokers: by way of the one at --brok
         "journals.append:run",
         _BROKER,
         f"""\
-With --framing none all of the input is one append to one of the selected journals, chosen at random:
-it is there whole, or not at all. With "lines" or "fixed" every record is appended for itself, in order
-within each journal; newlines and fixed headers are part of it. The input may go on for ever.
+With --framing none all of the input is one append to one selected journal, chosen at random: it succeeds
+whole or not at all. With "lines" or "fixed" each record is an append of its own, in order within each
+journal. Newlines and fixed headers are part of the record. The input may continue without end.
 
-With --mapping modulo or rendezvous, every record is preceded by its key, as a record of its own; equal
-keys go to the same journal. With "direct" that is the journal's name. --base64 decodes keys of lines.
+With --mapping modulo or rendezvous, a record that holds its key precedes every record. Equal keys go to
+the same journal. With "direct" the key is the journal's name. --base64 decodes keys of lines.
 
-A broker that fails in mid-append may leave the content twice: put UUIDs on messages beforehand
-(`gazctl attach-uuids`), and consumers drop the second.
+A broker that fails during an append may leave the content twice. Put UUIDs on messages first
+(`gazctl attach-uuids`), and consumers drop the second copy.
 
 {SELECTORS}""",
         """\
@@ -191,9 +194,9 @@ A broker that fails in mid-append may leave the content twice: put UUIDs on mess
         "journals.fragments:run",
         _BROKER,
         f"""\
-Fragments are listed by offset. With --to, fragments that are not persisted yet are left out. JSON is
-one object on each line, and "proto" one message for each journal. --url-ttl adds URLs to read
-fragments with, without further credentials. Fully suspended journals have no fragments.
+Lists fragments by offset. With --to, fragments that are not persisted are left out. JSON output is one
+object on each line, and "proto" output is one message for each journal. --url-ttl adds URLs that read
+fragments without other credentials. Fully suspended journals have no fragments.
 
 {SELECTORS}""",
         """\
@@ -208,13 +211,13 @@ fragments with, without further credentials. Fully suspended journals have no fr
         "journals.prune:run",
         _BROKER,
         f"""\
-Removes persisted fragments that were persisted longer ago than "retention" of their journal's
-specification says; where it says none, all are kept. Recovery logs are left out: they are pruned by
-what their shards need, with `gazctl shards prune`.
+Removes fragments that were persisted longer ago than the "retention" of the journal's specification.
+Without a retention all are kept. Recovery logs are skipped: `gazctl shards prune` removes what their
+shards do not need.
 
-Fragments are removed with credentials of this process, which must permit it; of file:// stores below
---broker.file-root. Older duplicates that a removed fragment covers, and brokers do not list, are removed
-with it.
+The credentials of this process must permit the removal. Fragments of file:// stores are removed below
+--broker.file-root. A removed fragment may cover older duplicates that brokers do not list: they are
+removed too.
 
 {SELECTORS}""",
         """\
@@ -223,29 +226,29 @@ with it.
     ),
     Command(
         ("journals", "reset-head"),
-        "Let journals go on that lost their brokers",
+        "Resume appends to journals that lost all brokers",
         flags.ResetHeadFlags,
         "journals.head:reset",
         _BROKER,
         f"""\
-When all brokers of a journal were lost at once, appends to it are refused (INDEX_HAS_GREATER_OFFSET):
-its stored fragments reach beyond what its new brokers know. This moves their head to the end of the
-fragments. What was appended and not yet persisted is lost. A journal that is written to meanwhile is
-left as it is, and suspended journals stay so.
+When all brokers of a journal are lost at once, appends are refused (INDEX_HAS_GREATER_OFFSET): its stored
+fragments reach beyond what its new brokers know. This command moves the head to the end of the fragments.
+Bytes that were appended but not persisted are lost. A journal that another client appends to meanwhile is
+left unchanged. Suspended journals stay suspended.
 
 {SELECTORS}""",
         "  gazctl journals reset-head -l name=a/journal",
     ),
     Command(
         ("journals", "suspend"),
-        "Suspend journals that nobody appends to",
+        "Suspend idle journals",
         flags.SuspendFlags,
         "journals.head:suspend",
         _BROKER,
         f"""\
 A suspended journal has one broker (PARTIAL), or none if it has no fragments either (FULL). The next
-append resumes it. Journals with fragments that are not persisted, or were within the flush interval (24
-hours if there is none), are left alone. With --force they are persisted and suspended now.
+append resumes it. A journal is skipped if a fragment is not persisted, or was persisted within the flush
+interval (24 hours if it has none). --force persists its fragments and suspends it now.
 
 {SELECTORS}""",
         """\
@@ -259,7 +262,7 @@ hours if there is none), are left alone. With --force they are persisted and sus
         "journals.health:run",
         _BROKER,
         """\
-A broker writes, reads and lists a small object in the store, and tells what fails. With
+A broker writes, reads and lists a small object in the store, and reports what fails. With
 --check-delete-prefix it also checks that objects below that path of the store can be removed.
 The exit code is 1 if the store is unhealthy.""",
         """\
@@ -277,8 +280,8 @@ _SHARDS: Final = (
         "shards.list:run",
         _BOTH,
         f"""\
-The status of a shard is the most advanced of its replicas; errors of FAILED ones follow the table.
---lag is what the primary has not consumed of its sources, in bytes; "?" where nobody can tell.
+The status of a shard is the most advanced of its replicas. Errors of FAILED replicas follow the table.
+--lag shows how many bytes of its sources the primary has not consumed, or "?" if that is unknown.
 
 {SELECTORS}""",
         """\
@@ -293,14 +296,14 @@ The status of a shard is the most advanced of its replicas; errors of FAILED one
         "shards.apply:apply",
         _BOTH,
         """\
-Reads YAML as `shards list -o yaml` writes it. A shard whose "revision" is absent must not exist; else
-it must be at that revision, and -1 is for any. "delete: true" deletes a shard; its recovery log and
-hints stay.
+Reads YAML as `shards list -o yaml` writes it. A shard without "revision" must not exist. With one, the
+shard must be at that revision; -1 means any. "delete: true" deletes a shard; its recovery log and hints
+stay.
 
-Before, all journals are looked up: sources must exist and have a content-type that can be decoded,
-recovery logs must exist and be labeled as such. Consumers do not check this by themselves.
+First, all journals are checked: sources must exist and have a content-type that can be decoded. Recovery
+logs must exist and be labeled as such. Consumers do not make this check.
 
-All changes are made in one transaction of etcd, or none is; see --max-txn-size.""",
+Either all changes are made, in one transaction of etcd, or none; see --max-txn-size.""",
         """\
   gazctl shards apply --specs shards.yaml
   gazctl shards apply --specs shards.yaml --dry-run""",
@@ -312,7 +315,7 @@ All changes are made in one transaction of etcd, or none is; see --max-txn-size.
         "shards.apply:edit",
         _BOTH,
         f"""\
-As `journals edit`, with the checks of `shards apply`.
+Works like `journals edit`, with the checks of `shards apply`.
 
 {SELECTORS}""",
         "  gazctl shards edit -l id=shard-000",
@@ -324,18 +327,18 @@ As `journals edit`, with the checks of `shards apply`.
         "shards.prune:run",
         _BOTH,
         f"""\
-A recovery log holds everything that was ever written to a shard's store. Its hints tell which parts of
-that are still needed. This removes the persisted fragments of logs of selected shards that no hints of
-any shard of the consumer need: hints of all shards are read, whatever the selector, because shards may
-need parts of each other's logs. So it takes a token that may list every shard.
+A recovery log holds every write to a shard's store. The shard's hints name the parts that are still
+needed. This command removes persisted fragments of the selected shards' logs that no hints need. It reads
+the hints of all shards of the consumer, since shards may need parts of each other's logs. So it takes a
+token that may list every shard.
 
-A log is skipped unless its shard has hints with live files in its primary slot and in every backup (each
-promotion of the shard fills one), its stores are healthy, all that would be removed is persisted, and it
-is not suspended. If any hints cannot be read, or name what a log does not have, nothing is removed. The
-exit code is 1 if a store is unhealthy or a removal failed.
+A log is skipped unless all of these hold. Its shard has hints with live files in its primary slot and in
+every backup (each promotion of the shard fills one). Its stores are healthy. All fragments to remove are
+persisted. It is not suspended. If any hints cannot be read, or name bytes that a log does not have,
+nothing is removed. The exit code is 1 if a store is unhealthy or a removal failed.
 
-Shards of another consumer, with another etcd prefix, are not seen. Never prune a log that one of them was
-forked from.
+Shards of another consumer, with another etcd prefix, are not seen. Never prune a log from which one of
+them was forked.
 
 {SELECTORS}""",
         """\
@@ -349,20 +352,19 @@ forked from.
         "shards.recover:run",
         _BOTH,
         """\
-Plays the shard's recovery log, by its newest hints, to the write head. The shard is not disturbed: it
-goes on. SQLite databases become plain files, which every SQLite opens. --backup takes older hints, if the
-newest are damaged or name what the log does not have any more.
+Plays the shard's recovery log to the write head, by its newest hints. The shard keeps running. SQLite
+databases become plain files, which every SQLite opens. --backup takes older hints, if the newest are
+damaged or name bytes that the log does not have any more.
 
---at gives the state of the past: the last commit that was recorded at a time or before, that ends at an
-offset of the recovery log or before, or that had read sources that far at most. How far back that goes is
-bounded by the hints that the shard has (the error tells), and by what was pruned.
+--at recovers a past state: the last commit at or before a time, an offset of the recovery log, or the
+given offsets of its sources. The shard's hints limit how far back that goes (the error names the limit),
+as does pruning of the log.
 
-A directory that is not empty is refused. With --force its content is replaced, once the recovery has
-succeeded.
+A directory that is not empty is refused. --force replaces its content after the recovery has succeeded.
 
 --convert makes SQLite databases of files that the original's gazctl has recovered, in the directory
-where they are: primary.db, and a file for each attached database. SQLite checks each. Nothing is
-replaced, and no cluster is needed.""",
+where they are: primary.db, and a file for each attached database. SQLite checks each. The command replaces
+no file and needs no cluster.""",
         """\
   gazctl shards recover --id shard-000 --dir ./shard-000
   gazctl shards recover --id shard-000 --dir ./yesterday --at 2026-01-30T12:00:00Z
@@ -371,13 +373,13 @@ replaced, and no cluster is needed.""",
     ),
     Command(
         ("shards", "unassign"),
-        "Take shards from their members, to be assigned anew",
+        "Take shards from their members, for reassignment",
         flags.UnassignFlags,
         "shards.unassign:run",
         _BOTH,
         f"""\
-Removes the primary of each selected shard, and every replica that has FAILED; healthy standbys stay,
-and one of them takes over. With --failed only those that have FAILED are removed: that restarts them.
+Removes the primary of each selected shard, and every replica that has FAILED. Healthy standbys stay, and
+one of them takes over. With --failed only FAILED replicas are removed: that restarts them.
 
 {SELECTORS}""",
         """\
@@ -391,15 +393,15 @@ and one of them takes over. With --failed only those that have FAILED are remove
         "shards.backfill:run",
         _BOTH,
         f"""\
-APP is a `gazette.backfill.definition.Backfill`, as module:Class or path.py:Class; of an Application, whose
-messages are then replayed through it. The committed messages of the shards' sources are folded away from
-the shards, on this machine or by Spark (--master), into the stores that the application opens. They are
-staged, appended to the recovery logs, and take effect all at once: the shards go on at the offsets, and
-with the open transactions, that the history ended with.
+APP is a `gazette.backfill.definition.Backfill`, as module:Class or path.py:Class. It may also be an
+Application, which then gets the messages replayed. The committed messages of the shards' sources are
+folded away from the shards, on this machine or by Spark (--master), into the stores that the application
+opens. States are staged, then appended to the recovery logs, and take effect all at once. The shards
+continue at the offsets, and with the open transactions, with which the history ended.
 
-Shards must be disabled (`disable: true`), and held by nobody; with --enable they run from then on. A run
-that was interrupted goes on if it is given its --run-id. Shards that have a state are refused without
---overwrite. --list lists runs, and what they, and attempts that did not count, have left; --gc removes it.
+Shards must be disabled (`disable: true`) and have no assignments; --enable starts them afterwards. Give
+the --run-id of an interrupted run to resume it. Shards that have a state are refused without --overwrite.
+--list shows runs, and what they and abandoned attempts left; --gc removes it.
 
 {SELECTORS}""",
         """\
@@ -422,12 +424,12 @@ _OTHERS: Final = (
         "attach_uuids:run",
         (),
         """\
-Every line of the files, or of stdin, gets a UUID of one producer that is new with each run, and is
-marked as committed. Consumers drop what they have seen by its UUID: write the output to a file first,
-and append that, so that it may be appended again after a failure. Few large files are better than many
-small ones, because consumers remember every producer.
+Each line of the files, or of stdin, gets a UUID of one producer, new with each run, and is marked as
+committed. Consumers drop a message if they have seen its UUID. Write the output to a file first and append
+the file: then you may append it again after a failure. Few large files are better than many small ones,
+because consumers remember every producer.
 
-{{.UUID}} and {{.Line}} are what a template may hold beside text.""",
+A template may hold {{.UUID}} and {{.Line}} beside text.""",
         """\
   gazctl attach-uuids one.csv two.csv > with-uuids.csv
   gazctl attach-uuids --skip-header one.csv two.csv
@@ -437,18 +439,18 @@ small ones, because consumers remember every producer.
     ),
     Command(
         ("support-bundle",),
-        "Collect what somebody who is to help needs to see",
+        "Collect diagnostics for support",
         flags.SupportBundleFlags,
         "support_bundle:run",
         _BOTH,
         """\
-Makes a .tar.gz of: all specifications with routes and, of shards, their status; of each journal how many
-fragments it has, from where to where, and what is not persisted; of every member that can be found whether
-it is ready, its metrics and its stacks; the ends of log files that are named; and a manifest, which says
-what could not be had, and why. Nothing is changed anywhere.
+Makes a .tar.gz with these parts: all specifications with routes, and the status of shards; the number of
+fragments of each journal, their range, and what is not persisted; whether each member that can be found
+is ready, its metrics and its stacks; the ends of the named log files; a manifest that says which parts
+are missing, and why. The command changes nothing.
 
-Contents of journals and states of shards are not in it. What looks like a token, a key or a password is
-taken out. Names of journals, labels and addresses are in it: look before you pass it on.
+It leaves out contents of journals and states of shards, and removes what looks like a token, a key or a
+password. Names of journals, labels and addresses are in it: read it before you pass it on.
 
 Consumers are asked only if --consumer.address is given.""",
         """\
@@ -463,8 +465,8 @@ Consumers are asked only if --consumer.address is given.""",
         flags.NoFlags,
         "print_config:run",
         _BOTH,
-        "The settings that commands share, as a file that both implementations read. Defaults are comments;"
-        " secrets are left out.",
+        "Prints the settings that commands share, as a file that both implementations read. "
+        "Defaults are comments; secrets are left out.",
         "  gazctl print-config > gazctl.ini",
         offline=True,
     ),

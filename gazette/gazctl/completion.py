@@ -1,6 +1,6 @@
 """``gazctl completion``: scripts by which shells complete commands, flags and their values.
 
-The scripts hold all there is to know: nothing runs while a line is completed.
+The scripts contain all words: no process runs while a line is completed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def run(context: Context, _command: Command) -> int:
 
 
 def _tree() -> dict[str, list[tuple[str, str]]]:
-    """What may follow each path of words: "" → journals, shards …; "journals" → list, apply …"""
+    """Return the words that may follow each path of words: "" → journals, shards …; "journals" →
+    list, apply …"""
     tree: dict[str, list[tuple[str, str]]] = {"": []}
     for command in COMMANDS:
         if len(command.words) == 1:
@@ -46,7 +47,7 @@ def _options(command: Command) -> tuple[Option, ...]:
 
 
 def _words(command: Command) -> list[str]:
-    """What may stand where a flag does."""
+    """Return the words that may stand where a flag does."""
     flags = ["--help", "--config"]
     for option in _options(command):
         flags += [f"-{option.short}", option.flag] if option.short else [option.flag]
@@ -80,7 +81,7 @@ def bash() -> str:
             elif option.kind == "bool":
                 continue
             else:
-                # File names, by default: see `complete` below.
+                # The default is file names: see `complete` below.
                 reply = "COMPREPLY=()"
             values.append(f"        {pattern}) {reply}; return ;;")
     return _BASH.format(cases="\n".join(cases), values="\n".join(values))
@@ -202,7 +203,7 @@ def fish() -> str:
 
 
 def _fish_condition(path: str, following: list[str]) -> str:
-    """When the words of a path were given, and none of those that may follow it."""
+    """Return the condition that the words of a path were given, and none that may follow."""
     if not path:
         return "__fish_use_subcommand"
     seen = [f"__fish_seen_subcommand_from {word}" for word in path.split()]

@@ -1,4 +1,4 @@
-"""What a running command has: its settings, its streams, and clients that are known to be reachable."""
+"""A running command: its settings, its streams, and clients of servers that were reached."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 CALLS_MAX: Final = 32
-"""Calls in flight of a command that makes one for each of many journals or shards."""
+"""Largest number of calls in flight of a command that makes one for each journal or shard."""
 _CONNECT_S: Final = 10.0
 _PROGRESS_EVERY_S: Final = 0.2
 
@@ -49,12 +49,12 @@ class Context:
         self.clock = clock
         self.rng = rng
         self.on_signal: Callable[[], bool] = lambda: False
-        """Called for SIGINT and SIGTERM; unless it gives True, the command is cancelled."""
+        """Called for SIGINT and SIGTERM. Unless it returns True, the command is cancelled."""
         self._broker: Client | None = None
         self._consumer: ShardClient | None = None
 
     def flags(self, kind: type[F]) -> F:
-        """The flags of the command."""
+        """Return the flags of the command."""
         return self.loaded.group(kind)
 
     @property
@@ -62,7 +62,8 @@ class Context:
         return self.loaded.group(SharedFlags).timeout
 
     async def broker(self, file_root: Path | None = None) -> Client:
-        """A client of the brokers. Raises ``Unavailable`` if there is none at the address.
+        """Return a client of the brokers. Raise ``Unavailable`` if no server answers at the
+        address.
 
         ``file_root`` of the first call goes before that of the settings.
         """
@@ -76,7 +77,8 @@ class Context:
         return self._broker
 
     async def consumer(self) -> ShardClient:
-        """A client of the consumers. Raises ``Unavailable`` if there is none at the address."""
+        """Return a client of the consumers. Raise ``Unavailable`` if no server answers at the
+        address."""
         if self._consumer is None:
             with within("--consumer"):
                 self._consumer = self.loaded.group(ConsumerFlags).client(self._zone, self.clock)
@@ -88,19 +90,19 @@ class Context:
         return self.loaded.group(SharedFlags).zone
 
     async def _reach(self, client: Client | ShardClient, what: str) -> None:
-        """So that it is told at once if nobody listens."""
+        """Fail fast if the server is unreachable."""
         await require_reachable(
             client,
             what,
             connect_s=min(_CONNECT_S, self.timeout_s),
-            hint=f"Check that it runs there, or name another with --{what}.address.",
+            hint=f"Check that it runs there, or give another address with --{what}.address.",
         )
 
     @asynccontextmanager
     async def answering(self, address: str, seconds: float | None = None) -> AsyncIterator[None]:
-        """Around calls that would wait for ever: bounds them by ``--timeout``.
+        """Bound calls that would wait without end by ``--timeout``.
 
-        Raises ``Unavailable`` that names the address.
+        Raise ``Unavailable`` that names the address.
         """
         limit_s = self.timeout_s if seconds is None else seconds
         try:
@@ -116,7 +118,7 @@ class Context:
     async def telling_progress(
         self, label: str | Callable[[], str], amounts: Callable[[], tuple[int, int]]
     ) -> AsyncIterator[None]:
-        """Around long work: says how many bytes are done, of how many; see `ProgressLine`."""
+        """Show how many bytes of long work are done, of how many; see `ProgressLine`."""
 
         def labelled() -> str:
             return label if isinstance(label, str) else label()
@@ -142,13 +144,13 @@ class Context:
 
 
 def parse_selector(text: str, *, required: bool) -> LabelSelector:
-    """A selector as given by ``--selector``. Raises ``Invalid``."""
+    """Return the selector given by ``--selector``. Raise ``Invalid``."""
     if not text.strip():
         if required:
             raise Invalid(
                 "a selector is required",
                 path="--selector",
-                hint="For one by its name: -l name=… of journals, -l id=… of shards.",
+                hint="Select one by its name: -l name=… for journals, -l id=… for shards.",
             )
         return EVERYTHING
     try:
@@ -160,9 +162,9 @@ def parse_selector(text: str, *, required: bool) -> LabelSelector:
 async def each(
     name: str, items: Iterable[A], work: Callable[[A], Awaitable[R]]
 ) -> list[R | GazetteError]:
-    """Work on all items, some at a time; results in their order, or the errors instead.
+    """Do the work for all items, some at a time. Return results, or errors instead, in order.
 
-    Cancellation: the work of all is cancelled.
+    Cancellation cancels the work of all items.
     """
     gate = asyncio.Semaphore(CALLS_MAX)
 

@@ -1,8 +1,9 @@
-"""The settings of ``gazctl``: what all commands share, and what each has of its own.
+"""Settings of ``gazctl``: those that all commands share, and those of each command.
 
-Shared ones come from flags, the environment, ``gazctl.ini`` or ``gazctl.yaml``, and defaults. Those of
-a command come from flags, or from the command's own section of a file (``[journals.list]``): neither
-``$FORMAT`` nor a section of all commands should change what a command does.
+Shared settings come from flags, the environment, ``gazctl.ini`` or ``gazctl.yaml``, and defaults.
+Settings of a command come from flags, or from the command's own section of a file
+(``[journals.list]``). Neither ``$FORMAT`` nor a section of all commands may change what one command
+does.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gazette.config.schema import duration, setting
 from gazette.runtime.log_setup import LEVELS
 
 flag: Any = partial(setting, flag_only=True)
-"""A setting of one command."""
+"""Describe a setting of one command."""
 
 FORMATS: Final = ("table", "yaml", "json", "proto")
 _SELECTOR: Final = "label selector of {}"
@@ -25,25 +26,26 @@ _SELECTOR: Final = "label selector of {}"
 
 @dataclass(frozen=True, slots=True)
 class SharedFlags:
-    """Flags without a group."""
+    """Settings without a group."""
 
-    zone: str = setting("local", "zone of this process: servers of it are preferred")
-    timeout: float = duration("60s", "how long a server may take to answer", env="GAZCTL_TIMEOUT")
+    zone: str = setting("local", "zone of this process; servers in it are preferred")
+    timeout: float = duration(
+        "60s", "longest time that a server may take to answer", env="GAZCTL_TIMEOUT"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerFlags(BrokerClientFlags):
-    """Group ``broker``. By default every call goes by way of ``address``, which is all that can be
-    reached through a tunnel."""
+    """Group ``broker``. By default each call goes to ``address``: a tunnel may reach nothing else."""
 
     cache_size: int = setting(
         0,
-        "how many routes are remembered; 0: always by way of the address",
+        "number of routes to remember; 0 sends every call to the address",
         name="cache.size",
         ini="Size",
     )
     file_root: Path | None = setting(
-        None, "directory of file:// stores, to read and to remove fragments there"
+        None, "directory of file:// stores, to read and remove fragments there"
     )
 
 
@@ -53,7 +55,7 @@ class ConsumerFlags(ConsumerClientFlags):
 
     cache_size: int = setting(
         0,
-        "how many routes are remembered; 0: always by way of the address",
+        "number of routes to remember; 0 sends every call to the address",
         name="cache.size",
         ini="Size",
     )
@@ -61,18 +63,16 @@ class ConsumerFlags(ConsumerClientFlags):
 
 @dataclass(frozen=True, slots=True)
 class LogFlags:
-    """Group ``log``. Not that of `gazette.config.groups`, whose module knows of etcd."""
+    """Group ``log``. The one in `gazette.config.groups` comes with etcd, which this command does
+    not use."""
 
-    level: str = setting("warn", "least severity that is logged", choices=tuple(LEVELS))
+    level: str = setting("warn", "least severity to log", choices=tuple(LEVELS))
     format: str = setting("text", "form of log lines", choices=("text", "json", "color"))
 
 
 @dataclass(frozen=True, slots=True)
 class NoFlags(SharedFlags):
-    """Of commands that have none of their own."""
-
-
-# journals
+    """Settings of a command that has only the shared ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,43 +89,49 @@ class JournalsListFlags(SharedFlags):
     replicas: bool = flag(False, "show all brokers of the journal", short="r")
     rf: bool = flag(False, "show the replication factor")
     stores: bool = flag(False, "show fragment stores")
-    watch: bool = flag(False, "go on, and list again whenever a specification changes")
+    watch: bool = flag(False, "keep running, and list again after each change of a specification")
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyFlags(SharedFlags):
-    specs: str = flag("-", "YAML file of specifications (-: stdin)", ini="SpecsPath")
+    specs: str = flag("-", "YAML file of specifications; - for stdin", ini="SpecsPath")
     dry_run: bool = flag(False, "print the request instead of sending it")
-    max_txn_size: int = flag(0, "most changes in one transaction of etcd; 0: all of them in one")
+    max_txn_size: int = flag(
+        0, "largest number of changes in one transaction of etcd; 0 makes one transaction of all"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class JournalsApplyFlags(ApplyFlags):
-    wait: bool = flag(False, "return once every journal has its brokers, or fail after --timeout")
+    wait: bool = flag(False, "wait until every journal has its brokers; fail after --timeout")
 
 
 @dataclass(frozen=True, slots=True)
 class EditFlags(SharedFlags):
-    selector: str = flag("", _SELECTOR.format("what to edit (required)"), short="l")
-    max_txn_size: int = flag(0, "most changes in one transaction of etcd; 0: all of them in one")
+    selector: str = flag("", _SELECTOR.format("journals or shards to edit (required)"), short="l")
+    max_txn_size: int = flag(
+        0, "largest number of changes in one transaction of etcd; 0 makes one transaction of all"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("journals to read (required)"), short="l")
-    block: bool = flag(False, "at the write head wait for more, until interrupted", short="b")
+    block: bool = flag(
+        False, "at the write head, wait for more content until interrupted", short="b"
+    )
     tail: bool = flag(False, "begin at the write head instead of the first byte")
-    output: str = flag("-", "file to write to (-: stdout)", short="o")
+    output: str = flag("-", "file to write; - for stdout", short="o")
     offsets: Path | None = flag(
-        None, "JSON file of the offsets to begin at, by journal", ini="OffsetsPath"
+        None, "JSON file with the offset to begin at, by journal", ini="OffsetsPath"
     )
     offsets_out: Path | None = flag(
         None, "JSON file to write the final offsets to", ini="OffsetsOutPath"
     )
-    file_root: Path | None = flag(None, "directory of file:// stores (as --broker.file-root)")
+    file_root: Path | None = flag(None, "directory of file:// stores (same as --broker.file-root)")
     since: str = flag(
         "",
-        "skip fragments that were persisted before: Unix seconds, a time, or a duration ago",
+        "skip fragments persisted before this: Unix seconds, a time, or a duration ago",
         name="from",
         ini="FromUnix",
     )
@@ -134,17 +140,17 @@ class ReadFlags(SharedFlags):
 @dataclass(frozen=True, slots=True)
 class AppendFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("journals to append to (required)"), short="l")
-    input: str = flag("-", "file to read (-: stdin)", short="i")
+    input: str = flag("-", "file to read; - for stdin", short="i")
     framing: str = flag(
-        "none", "what a record of the input is", choices=("none", "lines", "fixed"), short="f"
+        "none", "how to split the input into records", choices=("none", "lines", "fixed"), short="f"
     )
     mapping: str = flag(
         "random",
-        "which journal a record goes to",
+        "how to choose the journal of a record",
         choices=("random", "modulo", "rendezvous", "direct"),
         short="m",
     )
-    base64: bool = flag(False, "keys of lines are base64")
+    base64: bool = flag(False, "decode the keys of lines from base64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +161,14 @@ class FragmentsFlags(SharedFlags):
     format: str = flag("table", "form of the output", choices=FORMATS, short="o")
     since: str = flag(
         "",
-        "only fragments persisted at or after: Unix seconds, a time, or a duration ago",
+        "list fragments persisted at or after this: Unix seconds, a time, or a duration ago",
         name="from",
         ini="FromUnix",
     )
-    until: str = flag("", "only fragments persisted at or before", name="to", ini="ToUnix")
+    until: str = flag("", "list fragments persisted at or before this", name="to", ini="ToUnix")
     url_ttl: float = duration(
         "0s",
-        "sign a URL for each fragment, good for this long; 0: no URLs",
+        "sign a URL for each fragment, valid for this duration; 0 signs none",
         flag_only=True,
         ini="SigTTL",
     )
@@ -171,32 +177,29 @@ class FragmentsFlags(SharedFlags):
 @dataclass(frozen=True, slots=True)
 class JournalsPruneFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("journals to prune (required)"), short="l")
-    dry_run: bool = flag(False, "tell what would be removed, and remove nothing")
+    dry_run: bool = flag(False, "show what would be removed; remove nothing")
 
 
 @dataclass(frozen=True, slots=True)
 class ResetHeadFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("journals to reset (required)"), short="l")
-    dry_run: bool = flag(False, "tell where heads would be moved to, and move none")
+    dry_run: bool = flag(False, "show where each head would move; move none")
 
 
 @dataclass(frozen=True, slots=True)
 class SuspendFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("journals to suspend (required)"), short="l")
     force: bool = flag(
-        False, "suspend journals that have fragments which are not persisted", short="f"
+        False, "suspend journals even if some fragments are not persisted", short="f"
     )
-    dry_run: bool = flag(False, "tell which journals would be asked, and suspend none")
+    dry_run: bool = flag(False, "show which journals would be asked; suspend none")
 
 
 @dataclass(frozen=True, slots=True)
 class StoreHealthFlags(SharedFlags):
     check_delete_prefix: str = flag(
-        "", "also check that objects below this path can be removed (may be empty: the root)"
+        "", "also check that objects below this path can be removed (may be empty, for the root)"
     )
-
-
-# shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,110 +214,109 @@ class ShardsListFlags(SharedFlags):
     )
     primary: bool = flag(False, "show the primary member", short="p")
     replicas: bool = flag(False, "show all members of the shard, with their status", short="r")
-    rf: bool = flag(False, "show the replication factor: one, and hot standbys")
+    rf: bool = flag(False, "show the replication factor: one primary plus hot standbys")
     lag: bool = flag(False, "show how many bytes of its sources the shard has not consumed")
 
 
 @dataclass(frozen=True, slots=True)
 class ShardsApplyFlags(ApplyFlags):
     verify: bool = flag(
-        True, "require that journals which specifications refer to exist and are labeled as needed"
+        True, "require that the journals of a specification exist and have the needed labels"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ShardsEditFlags(EditFlags):
     verify: bool = flag(
-        True, "require that journals which specifications refer to exist and are labeled as needed"
+        True, "require that the journals of a specification exist and have the needed labels"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ShardsPruneFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("shards whose logs to prune (required)"), short="l")
-    dry_run: bool = flag(False, "tell what would be removed, and remove nothing")
+    dry_run: bool = flag(False, "show what would be removed; remove nothing")
 
 
 @dataclass(frozen=True, slots=True)
 class RecoverFlags(SharedFlags):
-    id: str = flag("", "the shard to recover (required)")
+    id: str = flag("", "shard to recover (required)")
     dir: Path | None = flag(None, "directory to recover into (required)", short="d")
     convert: Path | None = flag(
-        None, "directory of recovered files: make plain SQLite databases there, and no recovery"
+        None, "directory of recovered files to convert to plain SQLite databases; recovers nothing"
     )
-    force: bool = flag(False, "replace what the directory holds")
-    backup: int = flag(-1, "recover by this backup of the hints, from 0; -1: by the newest hints")
+    force: bool = flag(False, "replace the content of the directory")
+    backup: int = flag(
+        -1, "number of the backup of the hints to recover by, from 0; -1 takes the newest hints"
+    )
     at: str = flag(
         "",
-        "the state as of a time (2026-01-31T12:00:00Z), an offset of the log, or a checkpoint"
-        " (a/source=123,another=456)",
+        "state to recover: a time (2026-01-31T12:00:00Z), an offset of the log, or a "
+        "checkpoint (a/source=123,another=456)",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class UnassignFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("shards to unassign (required)"), short="l")
-    failed: bool = flag(False, "only replicas that have FAILED")
-    dry_run: bool = flag(False, "tell which shards would be unassigned")
+    failed: bool = flag(False, "unassign only replicas that have FAILED")
+    dry_run: bool = flag(False, "show which shards would be unassigned; change nothing")
 
 
 @dataclass(frozen=True, slots=True)
 class ShardsBackfillFlags(SharedFlags):
     shards: str = flag("", _SELECTOR.format("shards to build the state of (required)"), short="l")
     staging: str = flag(
-        "", "directory or URL where states are kept until they are published (required)"
+        "", "directory or URL that holds states until they are published (required)"
     )
-    run_id: str = flag("", "name of the run, to resume it later (default: a new one)")
+    run_id: str = flag("", "name of the run, to resume it later (empty: a new name)")
     until: str = flag(
         "",
-        "read what was persisted by then: Unix seconds, a time, or a duration ago (default: all)",
+        "read what was persisted by then: Unix seconds, a time, or a duration ago (empty: all)",
     )
-    offsets: str = flag("", "read up to these offsets: JSON by journal, or a file of it")
-    master: str = flag("", "run on this Spark cluster; local[*]: Spark on this machine")
+    offsets: str = flag("", "read up to these offsets: JSON by journal, or the name of a JSON file")
+    master: str = flag("", "Spark cluster to run on; local[*] runs Spark on this machine")
     local: bool = flag(False, "run on this machine without Spark (the default)")
-    jobs: int = flag(0, "processes of a local run; 0: one for each core")
-    direct: bool = flag(False, "read fragments from their stores with credentials of one's own")
-    verify: bool = flag(False, "compare some shards with a replay, before anything is published")
-    verify_shards: int = flag(3, "how many shards --verify compares")
-    enable: bool = flag(False, "enable the shards as they are published")
+    jobs: int = flag(0, "number of processes of a local run; 0 is one for each core")
+    direct: bool = flag(False, "read fragments from their stores with credentials of this process")
+    verify: bool = flag(False, "compare some shards with a replay before anything is published")
+    verify_shards: int = flag(3, "number of shards that --verify compares")
+    enable: bool = flag(False, "enable the shards when they are published")
     overwrite: bool = flag(False, "replace the state of shards that have one")
     forget_publications: bool = flag(
-        False, "go on although something that shards publish may be lost"
+        False, "continue even if messages that the shards publish may be lost"
     )
-    dry_run: bool = flag(False, "tell what would be read, and change nothing")
+    dry_run: bool = flag(False, "show what would be read; change nothing")
     format: str = flag("table", "form of the output", choices=("table", "json"), short="o")
-    scratch_dir: Path | None = flag(None, "local directory of temporary files")
+    scratch_dir: Path | None = flag(None, "local directory for temporary files")
     prefix: str = flag(
-        "", "the consumers' --etcd.prefix: only for shards whose store is a database"
+        "", "--etcd.prefix of the consumers; needed only if the store of a shard is a database"
     )
     application: str = flag(
-        "", "name that the members give their application (default: that of its class)"
+        "", "application name that the members use (empty: the name of its class)"
     )
-    list: bool = flag(False, "instead: list runs, and everything they have left that none needs")
-    gc: bool = flag(False, "instead: remove staged objects that no run needs")
-    gc_age: float = duration("24h", "how old they must be", flag_only=True)
-
-
-# others
+    list: bool = flag(False, "list runs, and everything they left that no run needs; build nothing")
+    gc: bool = flag(False, "remove staged objects that no run needs; build nothing")
+    gc_age: float = duration("24h", "least age of the objects that --gc removes", flag_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class AttachUuidsFlags(SharedFlags):
     template: str = flag(
-        "{{.UUID}},{{.Line}}\n", "what is written for a line, with these two actions"
+        "{{.UUID}},{{.Line}}\n", "text to write for each line; both actions are required"
     )
-    max_length: int = flag(4_194_304, "longest line that is accepted, in bytes")
-    skip_header: bool = flag(False, "leave out the first line of each file")
+    max_length: int = flag(4_194_304, "longest line to accept, in bytes")
+    skip_header: bool = flag(False, "skip the first line of each file")
 
 
 @dataclass(frozen=True, slots=True)
 class SupportBundleFlags(SharedFlags):
     output: Path | None = flag(
-        None, "file to make (default: gazette-support-<time>.tar.gz)", short="o"
+        None, "file to create (default: gazette-support-<time>.tar.gz)", short="o"
     )
     http: tuple[str, ...] = flag(
         (),
-        "HTTP URL of a member, beside those that are guessed: the port after the gRPC one; "
+        "HTTP URL of a member, in addition to the guessed ones (port after the gRPC port); "
         "may be repeated",
     )
-    log_bytes: int = flag(4_194_304, "how much of the end of each log is taken, in bytes")
+    log_bytes: int = flag(4_194_304, "number of bytes to take from the end of each log")

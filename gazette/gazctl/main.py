@@ -1,7 +1,11 @@
-"""``gazctl``: what operators do to journals and shards.
+"""``gazctl``: the operator's commands on journals and shards.
 
-Exit codes: 0 done; 1 it failed, or was done in part (stderr says what); 2 the command line, the
-configuration or a specification is wrong; 128 and the signal's number if interrupted.
+Exit codes:
+
+0: done.
+1: failed, or done in part; stderr says what.
+2: the command line, the configuration or a specification is wrong.
+128 plus the signal's number: interrupted.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ _GROUP_SUMMARIES: Final = {"journals": "Journals", "shards": "Shards of consumer
 
 
 def usage(group: str = "") -> str:
-    """What there is: all, or the commands of a group."""
+    """Return the list of commands: all, or those of a group."""
     if group:
         rows = [(one.words[1], one.summary) for one in COMMANDS if one.words[0] == group]
     else:
@@ -59,10 +63,10 @@ def _commands_of(group: str) -> list[str]:
 
 
 def find_command(argv: Sequence[str]) -> tuple[Command | str, list[str]]:
-    """The command that is named, or the text to show instead, and the words that are left.
+    """Return the named command and the words that follow it, or the text to show instead.
 
-    Shared flags may precede the command, or stand between its words. Raises ``Invalid`` for an unknown
-    command.
+    Shared flags may precede the command, or stand between its words. Raise ``Invalid`` for an
+    unknown command.
     """
     rest = list(argv)
     before: list[str] = []
@@ -89,7 +93,8 @@ def find_command(argv: Sequence[str]) -> tuple[Command | str, list[str]]:
             path = " ".join(["gazctl", *words])
             raise Invalid(
                 f"unknown command {word}{guess}",
-                path=path if words else "",  # The program is named anyway.
+                # The message names the program even when no group precedes the word.
+                path=path if words else "",
                 hint=f"See `{path} --help`.",
             )
         words.append(rest.pop(0))
@@ -98,7 +103,7 @@ def find_command(argv: Sequence[str]) -> tuple[Command | str, list[str]]:
         return command, [*before, *rest]
     if rest:
         path = " ".join(["gazctl", *words])
-        raise Invalid(f"expected a command, not {rest[0]}", path=path, hint=f"See `{path} --help`.")
+        raise Invalid(f"expected a command, got {rest[0]}", path=path, hint=f"See `{path} --help`.")
     return "", words
 
 
@@ -125,7 +130,7 @@ def _take_leading_flags(words: list[str]) -> list[str]:
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal) -> int:
-    """Run one command as a process of its own would. Returns the exit code."""
+    """Run one command as its own process would. Return the exit code."""
     prepared = _prepare(argv, environ, terminal)
     if isinstance(prepared, int):
         return prepared
@@ -142,7 +147,10 @@ def run(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal) -> 
 
 
 async def run_in_loop(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal) -> int:
-    """``run`` for those who have an event loop already: signals and logging are theirs."""
+    """Run one command as ``run`` does, in the caller's event loop.
+
+    The caller owns signals and logging.
+    """
     prepared = _prepare(argv, environ, terminal)
     if isinstance(prepared, int):
         return prepared
@@ -155,7 +163,7 @@ async def run_in_loop(argv: Sequence[str], environ: Mapping[str, str], terminal:
 def _prepare(
     argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal
 ) -> tuple[Command, Loaded] | int:
-    """The command and its settings, or the exit code if that is all."""
+    """Return the command and its settings, or the exit code if nothing is left to run."""
     try:
         if argv and argv[0] in ("-V", "--version", "version"):
             terminal.write(f"{__version__}\n")
@@ -226,12 +234,12 @@ def _context(loaded: Loaded, environ: Mapping[str, str], terminal: Terminal) -> 
 
 def _target(command: Command) -> Any:
     module, _, name = command.target.partition(":")
-    # On demand: completing a command line, for one, needs no client of anything.
+    # Import on demand: the completion of a command line, for one, needs no client.
     return getattr(importlib.import_module(f"gazette.gazctl.{module}"), name)
 
 
 def _handle_signals(context: Context) -> list[int]:
-    """Have SIGINT and SIGTERM end the command; the list gets what it was cancelled by."""
+    """Have SIGINT and SIGTERM end the command. The list gets the signals that cancelled it."""
     task = asyncio.current_task()
     assert task is not None
     received: list[int] = []
@@ -247,7 +255,7 @@ def _handle_signals(context: Context) -> list[int]:
 
 
 def tell(error: GazetteError, terminal: Terminal) -> int:
-    """Say what went wrong and what to do; the exit code."""
+    """Print what failed and what to do. Return the exit code."""
     with suppress(BrokenPipeError):
         text = str(error)
         terminal.note(text if text.startswith("gazctl ") else f"gazctl: {text}")
@@ -257,7 +265,7 @@ def tell(error: GazetteError, terminal: Terminal) -> int:
 
 
 def _tell_os_error(error: OSError, terminal: Terminal) -> int:
-    """A file or stream of the user's failed; who reads no further wants no message."""
+    """Report a failed file or stream of the user. Print nothing when the reader closed the pipe."""
     if isinstance(error, BrokenPipeError):
         return EXIT_SIGNAL + signal.SIGPIPE
     return tell(GazetteError(str(error)), terminal)
@@ -271,7 +279,8 @@ def main() -> None:
         terminal.stderr.flush()
     except BrokenPipeError:
         code = EXIT_SIGNAL + signal.SIGPIPE
-    # Not sys.exit: that would wait for a thread which waits for a pipe that nobody writes or reads.
+    # `sys.exit` waits for every thread. A thread may wait for a pipe that no process writes or
+    # reads.
     os._exit(code)
 
 

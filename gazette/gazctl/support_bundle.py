@@ -1,6 +1,7 @@
-"""``gazctl support-bundle``: what somebody who is to help needs to see, in one file.
+"""``gazctl support-bundle``: one file with the diagnostics that support needs.
 
-A part that cannot be had is named in the manifest, with the reason, and costs none of the others.
+A part that cannot be collected is named in the manifest with the reason. The other parts are
+collected all the same.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ _FETCH_THREADS: Final = 8
 
 @dataclass(slots=True)
 class Bundle:
-    """The parts so far. Text is redacted as it is added."""
+    """The parts collected so far. Text is redacted when it is added."""
 
     root: str
     moment_s: float
     archive: tarfile.TarFile
     parts: dict[str, str] = field(default_factory=dict)
-    """By name of the part: ``ok``, or why it is not there."""
+    """By name of the part: ``ok``, or why the part is missing."""
 
     def add(self, name: str, text: str) -> None:
         data = redact(text).encode()
@@ -96,7 +97,7 @@ async def run(context: Context) -> int:
 
 
 async def _brokers(context: Context, bundle: Bundle) -> list[str]:
-    """Add what brokers know; their endpoints."""
+    """Add what brokers know. Return their endpoints."""
     journals: list[ListedJournal] = []
 
     async def specs() -> str:
@@ -143,7 +144,7 @@ async def _brokers(context: Context, bundle: Bundle) -> list[str]:
 
 
 async def _consumers(context: Context, bundle: Bundle) -> list[str]:
-    """Add what consumers know, if there are any; their endpoints."""
+    """Add what consumers know, if an address was given. Return their endpoints."""
     if context.loaded.sources["consumer.address"] == "default":
         bundle.parts["shards.json"] = "no --consumer.address was given"
         return []
@@ -167,7 +168,7 @@ async def _part(bundle: Bundle, name: str, make: Callable[[], Awaitable[str]]) -
 
 
 def _endpoints(addresses: str, routes: Iterable[Route]) -> list[str]:
-    """Every endpoint that is known of: those of routes, and those that were given."""
+    """Return every known endpoint: those of routes and those given by flags."""
     found = dict.fromkeys(word.strip() for word in addresses.split(",") if word.strip())
     for route in routes:
         found |= dict.fromkeys(endpoint for endpoint in route.endpoints if endpoint)
@@ -175,8 +176,11 @@ def _endpoints(addresses: str, routes: Iterable[Route]) -> list[str]:
 
 
 async def _members(context: Context, bundle: Bundle, endpoints: list[str]) -> None:
-    """Add the diagnostics of every member. Where a member serves HTTP is given, or guessed: at the port
-    after that of gRPC, as by default, or at the same one, as of members that are not ours."""
+    """Add the diagnostics of every member.
+
+    The HTTP URL of a member is given or guessed. Guesses are the port after the gRPC port, our
+    default, and the gRPC port itself, as members of the Go original use.
+    """
     flags = context.flags(SupportBundleFlags)
     tls = _tls_context(context.loaded.group(BrokerFlags))
     places: dict[str, list[str]] = {url.rstrip("/"): [url.rstrip("/")] for url in flags.http}
@@ -193,7 +197,7 @@ async def _members(context: Context, bundle: Bundle, endpoints: list[str]) -> No
     finally:
         pool.close()
     for endpoint, result in zip(places, results, strict=True):
-        # Without a user: names of parts are not redacted.
+        # Names of parts are not redacted, so the user of a URL must not appear in them.
         place = urlsplit(endpoint).netloc.rpartition("@")[2]
         directory = f"members/{place.replace(':', '_') or 'unix'}"
         if isinstance(result, GazetteError):
@@ -204,7 +208,7 @@ async def _members(context: Context, bundle: Bundle, endpoints: list[str]) -> No
 
 
 def http_guesses(endpoint: str) -> list[str]:
-    """Where a member that is known by its gRPC endpoint may serve HTTP."""
+    """Return the URLs at which a member with this gRPC endpoint may serve HTTP."""
     url = urlsplit(endpoint)
     if url.scheme not in ("http", "https") or url.hostname is None:
         return []
@@ -214,7 +218,8 @@ def http_guesses(endpoint: str) -> list[str]:
 
 
 def _diagnostics(places: list[str], tls: ssl.SSLContext | None, timeout_s: float) -> dict[str, str]:
-    """The pages of the first place that has them. Raises ``Unavailable``. Blocks."""
+    """Return the pages of the first place that has them. Raise ``Unavailable`` if none has. Block
+    meanwhile."""
     reasons: list[str] = []
     for place in places:
         try:
@@ -231,7 +236,7 @@ def _fetch(url: str, tls: ssl.SSLContext | None, timeout_s: float) -> str:
         with urllib.request.urlopen(url, timeout=timeout_s, context=tls) as response:  # noqa: S310
             data: bytes = response.read(_PAGE_BYTES_MAX)
     except urllib.error.HTTPError as error:
-        if error.code != 503:  # of a member that is not ready: the page says why
+        if error.code != 503:  # A member that is not ready answers 503, and its page says why.
             raise
         data = error.read(_PAGE_BYTES_MAX)
     return data.decode(errors="replace")
@@ -250,7 +255,7 @@ def _tls_context(flags: ClientFlags) -> ssl.SSLContext | None:
 
 
 def _add_log(bundle: Bundle, path: Path, max_bytes: int) -> None:
-    """Add the end of a log, from the beginning of a line on."""
+    """Add the end of a log, beginning at the start of a line."""
     name = f"logs/{path.name}"
     try:
         with path.open("rb") as file:

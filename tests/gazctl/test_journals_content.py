@@ -138,7 +138,7 @@ async def test_keys_may_be_names_base64_or_frames(broker: BrokerFixture, gazctl:
     # Case: what is wrong with the input.
     for stdin, framing, mapping, code, text in (
         (b"a/part-009\nx\n", "lines", "direct", 1, "no journal of this name"),
-        (b"a/part-001\n", "lines", "direct", 2, "ends with a key that no record follows"),
+        (b"a/part-001\n", "lines", "direct", 2, "but no record follows"),
         (b"garbage that is no frame", "fixed", "random", 2, "no fixed header at offset 0"),
         (frame(b"x")[:-1], "fixed", "random", 2, "the input ends within the record"),
     ):
@@ -340,7 +340,7 @@ async def test_journals_that_cannot_be_read_are_told_of(
 
     await broker.client.apply_journals([JournalChange(upsert=spec)])
     result = await gazctl.ok("journals", "read", "-l", "name=a/suspended")
-    assert result.err == "a/suspended is fully suspended: it is skipped\n"
+    assert result.err == "skipped a/suspended: it is fully suspended\n"
     assert (await gazctl.ok("journals", "read", "-l", "name=none")).err == "no journal matches\n"
     await broker.create(journal_spec("a/write-only", flags=2))
     result = await gazctl("journals", "read", "-l", "name=a/write-only")
@@ -377,7 +377,7 @@ async def test_a_journal_is_read_from_its_store_from_a_time_on_and_over_gaps(
     for more in ((), ("--broker.cache.size=16",), ("--file-root", str(broker.file_root))):
         result = await gazctl.ok(*read, *more, "--offsets-out", tmp_path / "offsets")
         assert result.out == "old new local"
-        assert result.err == "a/journal: no content at offset 0; going on at 10\n"
+        assert result.err == "a/journal: no content at offset 0; continuing at 10\n"
         assert json.loads((tmp_path / "offsets").read_text()) == {"a/journal": 23}
         assert (await gazctl.ok(*read, *more, "--from", "24h")).out == "new local"
     # Without the directory of the store, brokers give all of it.

@@ -120,8 +120,8 @@ async def test_fragments_in_conflict_are_named(broker: BrokerFixture, gazctl: Ru
     await broker.create(journal_spec("a/one"))
     result = await gazctl.ok("journals", "fragments")
     assert [row[1:3] for row in result.rows] == [["0", "3"], ["3", "4"]]
-    assert "a/one: conflict, " in result.err
-    assert "the same offsets hold different bytes" in result.err
+    assert "a/one: conflict: " in result.err
+    assert "hold different bytes at the same offsets" in result.err
     assert all(name in result.err for name in names)
     lines = (await gazctl.ok("journals", "fragments", "-o", "json")).out.splitlines()
     first, second = (json.loads(line) for line in lines)
@@ -220,7 +220,7 @@ async def test_the_head_of_a_journal_that_lost_its_brokers_is_reset(
 
     result = await gazctl.ok("journals", "reset-head", "-l", "name:prefix=a/")
     assert result.rows == [
-        ["a/empty", "0", "empty:", "there", "is", "nothing", "to", "reset", "to"],
+        ["a/empty", "0", "empty:", "the", "journal", "has", "no", "fragments", "to", "reset", "to"],
         ["a/lost", "26", "reset"],
         ["a/suspended", "?", "skipped:", "it", "is", "fully", "suspended"],
         ["a/well", "4", "reset"],

@@ -44,7 +44,7 @@ def test_usage_lists_all_there_is() -> None:
     [
         (["jurnals"], "gazctl: unknown command jurnals (did you mean journals?)"),
         (["journals", "lst"], "gazctl journals: unknown command lst (did you mean list?)"),
-        (["journals", "--watch"], "gazctl journals: expected a command, not --watch"),
+        (["journals", "--watch"], "gazctl journals: expected a command, got --watch"),
         (
             ["journals", "list", "--selectr=x"],
             "gazctl journals list: unknown flag --selectr (did you mean --selector?)",
@@ -54,9 +54,9 @@ def test_usage_lists_all_there_is() -> None:
         (["journals", "list", "stray"], 'unexpected argument "stray"'),
         (["journals", "read"], "--selector: a selector is required"),
         (["journals", "read", "-l", "a b c"], "--selector: could not match"),
-        (["journals", "append", "-l", "x1", "-m", "modulo"], "framing none is one append"),
-        (["journals", "append", "-l", "x1", "--base64"], "keys of lines"),
-        (["journals", "store-health"], "expected one store, not 0"),
+        (["journals", "append", "-l", "x1", "-m", "modulo"], "framing none makes one append"),
+        (["journals", "append", "-l", "x1", "--base64"], "line keys"),
+        (["journals", "store-health"], "expected one store, got 0"),
         (["journals", "store-health", "ftp://x/"], "STORE_URL: invalid scheme"),
         (["journals", "apply", "--specs", "/no/such"], "cannot read /no/such: No such file"),
         (["journals", "fragments", "--from", "soon"], '--from: invalid time "soon"'),

@@ -104,7 +104,7 @@ async def test_shards_are_listed_with_their_status_lag_and_errors(
             ["shard-fails", "FAILED", "?"],
             ["shard-off", "DISABLED", "?"],
         ]
-        assert "Lag is not known of:\n  shard-fails: " in result.out
+        assert "Lag is unknown of:\n  shard-fails: " in result.out
         assert "  shard-off: it has no primary" in result.out
 
         # Case: YAML is what apply reads; JSON and the text of protocol buffers are the response.
@@ -238,7 +238,7 @@ async def test_specifications_are_applied_if_their_journals_are_as_needed(
         (SHARDS.replace("disable", "dissable"), "unknown field dissable"),
         (SHARDS.replace("max_txn_duration: 1s", ""), "shard-one: invalid MaxTxnDuration"),
         (SHARDS.replace("shard-two", "shard-one"), "expected Shards to be ordered"),
-        (SHARDS + "  delete: true\n", "shard-two is to be deleted, but has no revision"),
+        (SHARDS + "  delete: true\n", "cannot delete shard-two: it has no revision"),
         ("shards: [", "not YAML"),
     ],
 )
@@ -461,7 +461,7 @@ async def test_nothing_is_pruned_when_hints_cannot_be_trusted(gazctl: Runner, lo
     await logs.consumer.etcd.put(key, b"{damaged")
     result = await gazctl(*prune)
     assert result.code == 1
-    assert "hints of shard shard-two cannot be read" in result.err
+    assert "cannot read hints of shard shard-two" in result.err
     assert "Nothing was removed" in result.err
     assert stored(logs.broker) == everything
 

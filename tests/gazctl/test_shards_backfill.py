@@ -120,8 +120,8 @@ async def test_shards_that_are_not_there_or_may_run_are_refused(scene: Scene) ->
     await scene.cluster.enable(SHARD)
     told = await scene("--dry-run")
     assert told.code == 0
-    assert "would be refused: 1 of 1 shards are live: shard-one: it is not disabled" in told.err
-    assert "would be refused: the shard has a state already" in told.err
+    assert "would be refused now: 1 of 1 shards are live: shard-one: it is not disabled" in told.err
+    assert "would be refused now: the shard has a state already" in told.err
     enabled = await scene()
     assert enabled.code == 1
     assert "it is not disabled" in enabled.err
@@ -150,13 +150,13 @@ async def test_offsets_that_cannot_be_are_refused(scene: Scene, offsets: str, to
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--until=2100-01-01"], "--until: a time that is to come (2100-01-01)"),
+        (["--until=2100-01-01"], "--until: the time is in the future (2100-01-01)"),
         (["--until=1h", "--offsets={}"], "--until and --offsets exclude each other"),
         (
             ["--verify", "--verify-shards=0"],
-            "--verify-shards: --verify compares one shard at least",
+            "--verify-shards: invalid number of shards to compare (0",
         ),
-        (["--jobs=-1"], "--jobs: a number of processes is not negative (-1)"),
+        (["--jobs=-1"], "--jobs: invalid number of processes (-1"),
         (["--scratch-dir=/no/such"], "--scratch-dir: cannot make a temporary directory"),
     ],
 )
@@ -186,8 +186,8 @@ async def test_a_history_ends_at_given_offsets(scene: Scene, tmp_path: Path) -> 
     ("argv", "told"),
     [
         ((APP, "-l", "id=a"), "a staging area is required"),
-        (("-l", "id=a", "--staging=/s"), "one backfill is required"),
-        ((APP, APP, "-l", "id=a", "--staging=/s"), "one backfill is required"),
+        (("-l", "id=a", "--staging=/s"), "expected one backfill"),
+        ((APP, APP, "-l", "id=a", "--staging=/s"), "expected one backfill"),
         ((APP, "--staging=/s"), "--shards"),
         ((APP, "-l", "id in (", "--staging=/s"), "--shards"),
         (("no_such_module:App", "-l", "id=a", "--staging=/s"), "cannot import no_such_module"),

@@ -122,7 +122,7 @@ def test_what_sqlite_cannot_check_is_told(tmp_path: Path) -> None:
     play(bytes(log.data), tmp_path / "recovered")
     result = convert(tmp_path / "recovered")
     assert result.code == 0, result
-    assert "could be checked (no such collation sequence: length" in result.err
+    assert "could not be checked (no such collation sequence: length" in result.err
     connection = sqlite3.connect(tmp_path / "recovered" / "primary.db")
     assert connection.execute("SELECT w FROM word").fetchall() == [("one",)]
     connection.close()

@@ -1,1 +1,1 @@
-"""What commands read and write."""
+"""Input and output of commands."""

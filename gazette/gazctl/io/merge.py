@@ -1,4 +1,4 @@
-"""Several journals into one output, between messages."""
+"""Merging of several journals into one output, between messages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gazette.runtime.mutex import Mutex
 from gazette.runtime.tasks import BlockingPool
 
 HELD_BYTES_MAX: Final = 4 << 20
-"""How much of a message is held back until it ends; a longer one keeps others waiting instead."""
+"""Bytes of a message that are held until it ends. A longer one makes the other streams wait."""
 
 
 class OutputFile:
-    """A file, or stdout, that is written to by a thread: whoever reads it may be slow."""
+    """A file or stdout, written by a thread because its reader may be slow."""
 
     def __init__(self, path: str, terminal: Terminal) -> None:
-        """Raises ``Invalid`` if the file cannot be opened. An existing one is replaced."""
+        """Open the file; replace an existing one. Raise ``Invalid`` if it cannot be opened."""
         self._path = path
         self._own = path != "-"
         try:
@@ -33,7 +33,7 @@ class OutputFile:
         self.bytes_written = 0
 
     async def write(self, data: bytes | bytearray) -> None:
-        """Raises ``GazetteError`` (disk full …) and ``BrokenPipeError``."""
+        """Write ``data``. Raise ``GazetteError`` (such as for a full disk) or ``BrokenPipeError``."""
         await self._pool.run(self._write, data)
         self.bytes_written += len(data)
 
@@ -64,7 +64,7 @@ class OutputFile:
 
 
 class MergedOutput:
-    """An output that several streams write to, each for itself as long as it is within a message."""
+    """An output of several streams. One stream keeps it while within a message."""
 
     def __init__(self, file: OutputFile) -> None:
         self.file = file
@@ -75,9 +75,9 @@ class MergedOutput:
 
 
 class MergedStream:
-    """One stream into a `MergedOutput`. Close it, or the others wait for ever.
+    """One stream into a `MergedOutput`. Close it, or the other streams wait for ever.
 
-    Cancellation of any method: what was being written may or may not have been.
+    Cancellation of any method leaves the present piece written or not.
     """
 
     def __init__(self, turn: Mutex[OutputFile], edges: EdgeFinder | None) -> None:
@@ -85,23 +85,25 @@ class MergedStream:
         self._edges = edges
         self._held = bytearray()
         self._file: OutputFile | None = None
-        """Set while it is our turn to write."""
+        """Set while this stream may write."""
 
     @property
     def held_bytes(self) -> int:
-        """How much was given, and waits for the end of its message."""
+        """Bytes that wait for the end of their message."""
         return len(self._held)
 
     async def write(self, piece: bytes, *, at_edge: bool) -> None:
-        """Write what ends in the piece; ``at_edge`` says whether a message may end behind it, if
-        nothing but the caller can know."""
+        """Write the messages that end in the piece, and hold the rest.
+
+        ``at_edge`` says that a message may end at the end of the piece, where no edge finder knows.
+        """
         ended = len(piece) if at_edge else 0
         if self._edges is not None:
             ended = self._edges.feed(piece)
         if not ended and self._file is None and len(self._held) + len(piece) <= HELD_BYTES_MAX:
             self._held += piece
             return
-        # With our turn, and no end in sight, all goes out at once.
+        # This stream may write, and the message has no end in sight: write all of it.
         cut = ended or len(piece)
         await self._write_out(piece[:cut])
         self._held += piece[cut:]
@@ -109,7 +111,7 @@ class MergedStream:
             self.close()
 
     async def finish(self) -> None:
-        """The stream ends here, or goes on elsewhere: write what is held, ended or not."""
+        """Write what is held, complete or not: the stream ends here, or continues elsewhere."""
         if self._edges is not None:
             self._edges.reset()
         if self._held:
@@ -124,7 +126,7 @@ class MergedStream:
         self._held = bytearray()
 
     def close(self) -> None:
-        """Let others write. May be repeated."""
+        """Let other streams write. May be repeated."""
         if self._file is not None:
             file, self._file = self._file, None
             self._turn.give(file)

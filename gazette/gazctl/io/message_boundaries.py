@@ -1,7 +1,7 @@
-"""Where messages end in a stream of bytes, so that streams can be merged between messages. Pure.
+"""Ends of messages in a stream of bytes, so that streams can be merged between messages. Pure.
 
-An edge finder takes pieces of one journal in order, and tells of each how far the last message that
-ends in it reaches.
+An edge finder takes pieces of one journal in order. For each it returns how far the last message
+that ends in it reaches.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ _NEWLINES_TRIED: Final = 64
 
 
 class EdgeFinder(Protocol):
-    """Finds the ends of messages."""
+    """Finder of the ends of messages."""
 
     def feed(self, piece: bytes) -> int:
-        """How many bytes of the piece belong to messages that ended; zero if none ended in it."""
+        """Return how many bytes of the piece belong to messages that ended; zero if none ended in
+        it."""
         ...
 
     def reset(self) -> None:
-        """The stream goes on elsewhere, at the begin of a message."""
+        """Begin again: the stream continues elsewhere, at the start of a message."""
         ...
 
 
@@ -35,7 +36,7 @@ class LineEdges:
         return piece.rfind(b"\n") + 1
 
     def reset(self) -> None:
-        """There is nothing to forget."""
+        """Do nothing: a line leaves no state."""
 
 
 class CSVEdges:
@@ -66,11 +67,12 @@ class CSVEdges:
 
 
 class FixedEdges:
-    """Messages begin with a magic word and their length. Where they do not, any place is an end."""
+    """Messages begin with a magic word and their length. Without the magic word, any place is an
+    end."""
 
     def __init__(self) -> None:
         self._missing = 0
-        """Of the message that has begun, once its header is known."""
+        """Bytes still missing of the present message, once its header is known."""
         self._header = b""
 
     def feed(self, piece: bytes) -> int:
@@ -100,7 +102,7 @@ class FixedEdges:
 
 
 def edges_of(content_type: str) -> EdgeFinder | None:
-    """What finds the ends of messages of a content type; None if nothing does."""
+    """Return the edge finder of a content type, or None if there is none."""
     match content_type:
         case t if t == CONTENT_JSON_LINES:
             return LineEdges()

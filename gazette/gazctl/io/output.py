@@ -1,4 +1,4 @@
-"""The forms of results: tables, and what protocol buffers can be printed as."""
+"""Formats of results: tables, and text forms of protocol buffers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.text import Text
 from gazette.gazctl.io.terminal import Terminal
 
 NONE = "<none>"
-"""What a cell shows where there is nothing."""
+"""Text of an empty cell."""
 
 
 @dataclass(slots=True)
@@ -34,8 +34,11 @@ class Table:
         self.rows.append(cells)
 
     def text(self, terminal: Terminal) -> str:
-        """With lines and wrapped to the width of a terminal; for programs in plain columns, each
-        row on one line, with two spaces between columns."""
+        """Return the table as text.
+
+        For a terminal: with lines, and wrapped to its width. For programs: plain columns, one line
+        for each row, and two spaces between columns.
+        """
         return self._rich() if terminal.stdout.isatty() else self._plain()
 
     def _plain(self) -> str:
@@ -64,7 +67,7 @@ class Table:
 
 
 def proto_json(message: Message, *, one_line: bool = False) -> str:
-    """JSON by the names of the ``.proto`` file, with fields that are zero."""
+    """Return JSON with the field names of the ``.proto`` file, including zero fields."""
     value = json_format.MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
@@ -78,6 +81,6 @@ def json_text(value: Any, *, one_line: bool = False) -> str:
 
 
 def proto_text(message: Message) -> str:
-    """The text form of protocol buffers."""
+    """Return the text form of a protocol buffer."""
     text: str = text_format.MessageToString(message, as_utf8=True)
     return text

@@ -10,30 +10,31 @@ from typing import Final, Protocol
 from gazette.errors import Invalid
 
 RECORD_BYTES_MAX: Final = 256 << 20
-"""The longest record: as long as the longest message that is read."""
+"""Bytes of the longest record: as long as the longest message that is read."""
 
 _FIXED_HEADER: Final = struct.Struct("<4sI")
 _FIXED_MAGIC: Final = bytes.fromhex("66339336")
 
 
 class Splitter(Protocol):
-    """Cuts an input into records."""
+    """Splitter of an input into records."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The records that end in ``data``, with their framing. Raises ``Invalid``."""
+        """Return the records that end in ``data``, with their framing. Raise ``Invalid``."""
         ...
 
     def finish(self) -> list[bytes]:
-        """What is left at the end of the input. Raises ``Invalid`` if it ended within a record."""
+        """Return the records left at the end of the input. Raise ``Invalid`` if it ends within a
+        record."""
         ...
 
     def key_of(self, record: bytes) -> bytes:
-        """The key that a record is, without its framing. Raises ``Invalid``."""
+        """Return the key in a key record, without its framing. Raise ``Invalid``."""
         ...
 
 
 class LineSplitter:
-    """Records are lines, newline included. The last one may lack it, and is given it."""
+    """Records are lines, newline included. A missing last newline is added."""
 
     def __init__(self, *, base64_keys: bool = False) -> None:
         self._rest = bytearray()

@@ -1,4 +1,4 @@
-"""Specifications as text: read from files, and edited by people."""
+"""Specifications as text, read from files and edited by users."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gazette.gazctl.context import Context
 _TIP: Final = "#⚙ "
 _PROBLEM: Final = "#⚠ "
 _HEADER: Final = (
-    f"{_TIP}Change what you like, save, and leave the editor. Without changes nothing is done.\n"
+    f"{_TIP}Make your changes, save, and leave the editor. Without changes nothing is applied.\n"
 )
 _EDITOR_DEFAULT: Final = "vi"
 
 
 def read_specs(path: str, context: Context) -> str:
-    """The text of a file, or of stdin for ``-``. Raises ``Invalid``."""
+    """Return the text of a file, or of stdin for ``-``. Raise ``Invalid``."""
     try:
         data = context.terminal.stdin.read() if path == "-" else Path(path).read_bytes()
         return data.decode()
@@ -32,10 +32,11 @@ def read_specs(path: str, context: Context) -> str:
 
 
 async def edit_specs(text: str, apply: Callable[[str], Awaitable[None]], context: Context) -> bool:
-    """Have the user edit specifications, and apply them; whether he changed anything.
+    """Have the user edit specifications, and apply them. Return True if the text was changed.
 
-    What ``apply`` finds ``Invalid`` is opened again, with the error above it, until it is right or was
-    not changed any more. After any other error the text is kept, in a file that the error names.
+    Text that ``apply`` finds ``Invalid`` is opened again, with the error above it. That ends when
+    it is valid, or is not changed any more. After another error the text is kept in a file that the
+    error names.
     """
     shown, problem = _HEADER + text, ""
     while True:
@@ -59,7 +60,7 @@ async def edit_specs(text: str, apply: Callable[[str], Awaitable[None]], context
 
 
 def _content(text: str) -> str:
-    """What is not of ours."""
+    """Return the text without the lines that this command added."""
     lines = text.splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith((_TIP.strip(), _PROBLEM.strip())))
 
@@ -69,7 +70,7 @@ def _keep(text: str, context: Context) -> str:
         "w", prefix="gazctl-edit-", suffix=".yaml", delete=False, encoding="utf-8"
     ) as file:
         file.write(_content(text))
-    return f"What you wrote is kept in {file.name}."
+    return f"Your text is kept in {file.name}."
 
 
 async def _run_editor(text: str, context: Context) -> str:
@@ -77,7 +78,7 @@ async def _run_editor(text: str, context: Context) -> str:
     with tempfile.TemporaryDirectory(prefix="gazctl-") as directory:
         path = Path(directory, "specs.yaml")
         _write(path, text)
-        # Ctrl-C is the editor's while it runs.
+        # Ctrl-C belongs to the editor while it runs.
         former, context.on_signal = context.on_signal, lambda: True
         try:
             words = shlex.split(command)
@@ -104,4 +105,4 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise GazetteError(f"what the editor left cannot be read: {error}") from error
+        raise GazetteError(f"cannot read what the editor saved: {error}") from error

@@ -1,4 +1,4 @@
-"""Where a command reads, writes, and says how far it is."""
+"""Standard streams of a command, and its progress line."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ class Terminal:
     def system(cls) -> Self:
         stdout: BinaryIO = sys.stdout.buffer
         if isinstance(stdout, io.RawIOBase):
-            # With PYTHONUNBUFFERED. Such a file may write a part of what it is given, and not say so.
+            # PYTHONUNBUFFERED makes stdout a raw file, which may write only a part without an
+            # error.
             stdout = io.BufferedWriter(stdout)
         return cls(sys.stdin.buffer, stdout, sys.stderr)
 
     def write(self, text: str) -> None:
-        """Write a result. Raises ``BrokenPipeError`` when nobody reads it any more."""
+        """Write a result. Raise ``BrokenPipeError`` after the reader closed the pipe."""
         self.stdout.write(text.encode("utf-8", "surrogateescape"))
         self.stdout.flush()
 
     def note(self, text: str) -> None:
-        """Tell the user something beside the result."""
+        """Print a note for the user, on stderr."""
         self.stderr.write(f"{text}\n")
         self.stderr.flush()
 
 
 class ProgressLine:
-    """How far something is: a bar where a person looks on, else a line every few seconds.
+    """Progress of long work: a bar on a terminal, else a line every few seconds.
 
     Use as ``with``; ``update`` is cheap. ``unit`` is "bytes" or the noun of what is counted.
     """
@@ -53,7 +54,7 @@ class ProgressLine:
         self._terminal = terminal
         self._clock = clock
         self.label = label
-        """What is done. May be changed before `update`."""
+        """The name of the present work. May be changed before `update`."""
         self._unit = unit
         self._bar: Progress | None = None
         self._told_at = clock.monotonic()
@@ -82,7 +83,7 @@ class ProgressLine:
             self._bar.stop()
 
     def update(self, done: int, total: int) -> None:
-        """``total`` may grow."""
+        """Show that ``done`` of ``total`` units are done. ``total`` may grow."""
         if self._bar is not None:
             self._bar.update(
                 self._bar.task_ids[0],
@@ -99,14 +100,14 @@ class ProgressLine:
 
     def _amounts(self, done: int, total: int) -> str:
         if not done and not total:
-            return "…"  # How much it is, nobody knows.
+            return "…"  # The total is unknown.
         if self._unit == "bytes":
             return f"{bytes_text(done)} of {bytes_text(total)}"
         return f"{done} of {total} {self._unit}"
 
 
 def bytes_text(count: int) -> str:
-    """A number of bytes for people: ``0 B``, ``640 B``, ``1.5 MiB``."""
+    """Return a number of bytes as text: ``0 B``, ``640 B``, ``1.5 MiB``."""
     if count < 1024:
         return f"{count} B"
     size = float(count)

@@ -1,4 +1,4 @@
-"""Points in time as people give them."""
+"""Points in time as users write them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from gazette.runtime.numbers import is_digits
 
 
 def parse_moment(text: str, now: float, flag: str) -> int:
-    """Unix seconds of ``1700000000``, ``2026-01-31T12:00:00Z``, ``2026-01-31`` (UTC), or of ``24h``,
-    which is that long before ``now``. Empty is 0. Raises ``Invalid``."""
+    """Return Unix seconds, or 0 for an empty text. Raise ``Invalid``.
+
+    Accept ``1700000000``, ``2026-01-31T12:00:00Z``, ``2026-01-31`` (UTC), or ``24h``: that long
+    before ``now``.
+    """
     text = text.strip()
     if not text:
         return 0
@@ -34,13 +37,13 @@ def parse_moment(text: str, now: float, flag: str) -> int:
 
 
 def time_text(unix_s: int) -> str:
-    """``2026-01-31 12:00:00Z``."""
+    """Return a time as ``2026-01-31 12:00:00Z``."""
     moment = datetime.datetime.fromtimestamp(unix_s, datetime.UTC)
     return moment.strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def age_text(seconds: float) -> str:
-    """How long ago: ``45s``, ``12m``, ``5h``, ``3d``."""
+    """Return an age as ``45s``, ``12m``, ``5h`` or ``3d``."""
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= length:
             return f"{int(seconds // length)}{unit}"

@@ -1,4 +1,4 @@
-"""``gazctl journals append``: an input, whole or by records, to journals."""
+"""``gazctl journals append``: append an input, whole or by records, to journals."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 READ_BYTES: Final = 1 << 17
 _NAMED_MAX: Final = 3
 _ANSWER_S: Final = 5.0
-"""How much longer than a broker keeps an append its answer may take."""
+"""Seconds that an answer may take beyond the time for which a broker holds an append."""
 _POLL_S: Final = 0.1
 
 Choose = Callable[[bytes], str]
-"""From a key to a journal. Raises ``NotFound``."""
+"""Function from a key to a journal. Raises ``NotFound``."""
 
 
 async def run(context: Context) -> int:
@@ -64,7 +64,7 @@ async def run(context: Context) -> int:
                 await _flush(context, service, client.address)
             scope.cancel()
     finally:
-        # The thread may wait for an input that never comes: it ends with the process.
+        # The thread may wait for input that never comes. It ends with the process.
         pool.close()
         await service.close()
     context.terminal.note(appending.summary())
@@ -73,16 +73,18 @@ async def run(context: Context) -> int:
 
 def _check(flags: AppendFlags) -> None:
     if flags.framing == "none" and flags.mapping != "random":
-        raise Invalid("framing none is one append, to a random journal", path="--mapping")
+        raise Invalid(
+            "--framing none makes one append, to a journal chosen at random", path="--mapping"
+        )
     if flags.base64 and (flags.framing != "lines" or flags.mapping == "random"):
         raise Invalid(
-            "there are keys of lines only with --framing lines and a --mapping by key",
+            "line keys need --framing lines and a --mapping by key",
             path="--base64",
         )
 
 
 def _size_of(path: str) -> int:
-    """How long the input is; zero if it is a pipe, or not there."""
+    """Return the length of the input in bytes; zero for a pipe or an absent file."""
     try:
         return 0 if path == "-" else Path(path).stat().st_size
     except OSError:
@@ -93,7 +95,7 @@ def _size_of(path: str) -> int:
 async def _telling_progress(
     context: Context, appending: Appending, size: int
 ) -> AsyncIterator[None]:
-    """Say how far it is, if that can be known."""
+    """Show progress if the length of the input is known."""
     if not size:
         yield
         return
@@ -102,7 +104,7 @@ async def _telling_progress(
 
 
 def _append_input(appending: Appending, flags: AppendFlags, context: Context) -> None:
-    """All that reads the input, which may take until somebody writes to a named pipe."""
+    """Read the input and append it. Opening a named pipe blocks until a process writes to it."""
     splitter = splitter_of(flags)
     with ExitStack() as stack:
         source = _open(flags.input, context, stack)
@@ -158,7 +160,7 @@ def _direct(partitions: PartitionsFunc, key: bytes) -> str:
 
 
 class Appending:
-    """What the thread does that reads the input, and how much that was."""
+    """The work of the thread that reads the input, and its counts of bytes and records."""
 
     def __init__(self, service: AppendService, choose: Choose) -> None:
         self._service = service
@@ -169,7 +171,7 @@ class Appending:
 
     @property
     def bytes_appended(self) -> int:
-        """How much was given to the append service, which may have some of it still."""
+        """Bytes handed to the append service, which may still hold some of them."""
         return self._bytes - self._service.backlog_bytes
 
     def summary(self) -> str:
@@ -180,7 +182,7 @@ class Appending:
         return f"appended {self._bytes} bytes, in {self._records} records, to {journals}"
 
     def append_whole(self, source: BinaryIO) -> None:
-        """All of the input as one append."""
+        """Append all of the input as one append."""
         data = _read(source)
         if not data:
             return
@@ -192,7 +194,8 @@ class Appending:
                 data = _read(source)
 
     def append_records(self, source: BinaryIO, splitter: Splitter, *, keys: bool) -> None:
-        """Every record as an append. With ``keys`` every other record is the key of the next."""
+        """Append each record by its own append. With ``keys``, every other record is the key of the
+        next."""
         key: bytes | None = None if keys else b""
         ended = False
         while not ended:
@@ -204,13 +207,13 @@ class Appending:
                     continue
                 self._append(self._choose(key), record)
                 key = None if keys else b""
-            # What cannot be appended any more should not be read either.
+            # After a failed append, reading on would lose records.
             failure = first_failure(self._service.pending_except(""))
             if failure is not None:
                 raise failure
         if keys and key is not None:
             raise Invalid(
-                f"the input ends with a key that no record follows ({key[:64]!r})", path="--input"
+                f"the input ends with a key ({key[:64]!r}) but no record follows", path="--input"
             )
 
     def _append(self, journal: str, record: bytes) -> None:
@@ -231,7 +234,7 @@ class Appending:
 
 
 def _read(source: BinaryIO) -> bytes:
-    """What the input has at hand, if that is less; empty at its end."""
+    """Return the bytes that the input has ready, up to the size of a read; empty at its end."""
     try:
         read1 = getattr(source, "read1", source.read)
         data: bytes = read1(READ_BYTES)
@@ -241,8 +244,8 @@ def _read(source: BinaryIO) -> bytes:
 
 
 async def _flush(context: Context, service: AppendService, address: str) -> None:
-    """Wait for what is being appended, for as long as it gets on. Raise ``Unavailable`` with the reason
-    that the broker gave last."""
+    """Wait for pending appends while they make progress. Raise ``Unavailable`` with the broker's
+    last reason."""
     while True:
         backlog = service.backlog_bytes
         try:
@@ -261,10 +264,10 @@ async def _flush(context: Context, service: AppendService, address: str) -> None
 
 
 async def _reason(context: Context, service: AppendService) -> str:
-    """Return why an append has failed last, or an empty text.
+    """Return why an append failed last, or an empty text.
 
-    A broker may keep an append for a minute, as long as --timeout is, before it says why. So it gets
-    some more time to do so.
+    A broker may hold an append for a minute, as long as --timeout, before it gives a reason. Allow
+    it some seconds more to do so.
     """
     until = context.clock.monotonic() + _ANSWER_S
     while waiting := service.waiting():

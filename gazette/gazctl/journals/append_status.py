@@ -1,4 +1,4 @@
-"""What an append waits for, said while it does not get on."""
+"""Reports of what a stalled append waits for."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from gazette.errors import GazetteError, NotYet
 from gazette.gazctl.io.terminal import Terminal
 
 QUIET_S: Final = 5.0
-"""How long nothing is appended before it is asked why, and again since."""
+"""Seconds without an append before the reason is asked for, and between questions."""
 ASK_TIMEOUT_S: Final = 20.0
-"""How long a broker may take to say so: a little more than it waits for a listing itself."""
+"""Seconds that a broker may take to give a reason: slightly more than it waits for a listing."""
 
 
 async def report_stalls(
     service: AppendService, client: Client, terminal: Terminal, appended: Callable[[], int]
 ) -> None:
-    """Say, without end, what appends wait for while ``appended`` stays what it is; each reason once."""
+    """Report what appends wait for while ``appended`` stays unchanged, until cancelled. Report each
+    reason once."""
     told: str | None = None
     before = appended()
     while True:
@@ -33,24 +34,24 @@ async def report_stalls(
         journal, reason = min(waiting.items())
         reason = reason or await _asked(client, journal)
         more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
-        # What was in the way may be gone meanwhile.
+        # The obstacle may be gone meanwhile.
         if reason != told and journal in service.waiting():
             told = reason
             terminal.note(f"waiting for {journal}{more}: {reason}")
 
 
 async def _asked(client: Client, journal: str) -> str:
-    """Why a broker does not answer to an append: it tells readers, whom it does not keep as long."""
+    """Return why a broker does not answer an append. Ask by a read, which a broker answers sooner."""
     reader = client.reader(ReadParams(journal, offset=-1, block=False, metadata_only=True))
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S):
             await reader.read()
     except NotYet:
-        pass  # It serves the journal, and there is nothing behind its head.
+        pass  # The broker serves the journal, and there is nothing behind its head.
     except TimeoutError:
         return "its broker answers neither to appends nor to reads"
     except GazetteError as error:
         return str(error)
     finally:
         reader.close()
-    return "its broker has not answered yet, and serves readers"
+    return "its broker has not answered the append yet, but answers reads"

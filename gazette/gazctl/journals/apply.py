@@ -21,7 +21,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.text.validation import within
 
 TXN_OPS_DEFAULT = 128
-"""How many operations etcd takes in one transaction, unless it was told otherwise."""
+"""Number of operations that etcd accepts in one transaction by default."""
 ANY_REVISION = -1
 _TOLD_MAX = 10
 _POLL_S = 0.2
@@ -34,7 +34,7 @@ async def apply(context: Context) -> int:
         try:
             changes = await keep_suspensions(context, await context.broker(), changes)
         except Unavailable as error:
-            context.terminal.note(f"{error}\nSuspensions of journals were not looked up.")
+            context.terminal.note(f"{error}\nCannot look up suspensions of journals.")
         context.terminal.write(proto_text(_request(changes)))
         return 0
     await _apply(context, changes, flags.max_txn_size)
@@ -44,9 +44,10 @@ async def apply(context: Context) -> int:
 
 
 async def _wait_assigned(context: Context, specs: Sequence[JournalSpec]) -> None:
-    """Return once the journals have a primary and all replicas. Raise ``Unavailable`` after --timeout.
+    """Return when each journal has a primary and all replicas. Raise ``Unavailable`` after
+    --timeout.
 
-    Journals that are suspended, or were deleted or changed since, need fewer brokers, or none.
+    Journals that are suspended, or were deleted or changed meanwhile, need fewer brokers or none.
     """
     client = await context.broker()
     waiting = [spec.name for spec in specs]
@@ -59,9 +60,10 @@ async def _wait_assigned(context: Context, specs: Sequence[JournalSpec]) -> None
                     await context.clock.sleep(_POLL_S)
     except TimeoutError as error:
         raise Unavailable(
-            f"{len(waiting)} journals, such as {min(waiting)}, have too few brokers after"
-            f" {context.timeout_s:g} s",
-            hint="They were applied. Start more brokers, or raise their --broker.limit.",
+            f"{len(waiting)} journals, such as {min(waiting)}, still have too few brokers "
+            f"after {context.timeout_s:g} s",
+            hint="The specifications are applied. Start more brokers, or raise their "
+            "--broker.limit.",
         ) from error
 
 
@@ -88,7 +90,8 @@ async def edit(context: Context) -> int:
 
 
 def parse_changes(text: str) -> list[JournalChange]:
-    """The changes that a tree asks for. Raises ``Invalid`` that names the line or the journal."""
+    """Return the changes that a tree asks for. Raise ``Invalid`` that names the line or the
+    journal."""
     tree = JournalNode.parse(text)
     tree.validate()
     changes: list[JournalChange] = []
@@ -106,12 +109,12 @@ def parse_changes(text: str) -> list[JournalChange]:
 
 
 def check_delete(name: str, revision: int) -> None:
-    """Deleting takes a revision: without one it would be of what does not exist."""
+    """Require a revision for a deletion: without one, the journal would have to be absent."""
     if revision == 0:
         raise Invalid(
-            f"{name} is to be deleted, but has no revision",
+            f"cannot delete {name}: it has no revision",
             path="revision",
-            hint=f"Give the revision at which it was listed, or {ANY_REVISION} for any.",
+            hint=f"Give the revision at which it was listed, or {ANY_REVISION} for any revision.",
         )
     check_revision(name, revision)
 
@@ -127,10 +130,10 @@ def check_revision(name: str, revision: int) -> None:
 async def keep_suspensions(
     context: Context, client: Client, changes: Sequence[JournalChange]
 ) -> list[JournalChange]:
-    """The changes, with the suspension of journals where they say none.
+    """Return the changes, and keep the suspension of journals whose change names none.
 
-    An update replaces the specification. Without its suspension a journal would resume, and its
-    offsets would begin again at zero if its fragments are gone.
+    An update replaces the specification. Without its suspension a journal would resume. Its offsets
+    would begin again at zero if its fragments are gone.
     """
     names = [change.upsert.name for change in changes if change.upsert is not None]
     current = await journals_by_name(context, client, names)
@@ -144,7 +147,7 @@ async def keep_suspensions(
         suspended = _with_suspension(spec, listed.spec)
         if suspended is not spec:
             context.terminal.note(f"{spec.name}: its suspension is kept")
-            # It may be resumed any time: then what we looked up is of the past.
+            # An append may resume the journal at any time. Require the revision that we looked up.
             revision = change.expect_mod_revision
             revision = listed.mod_revision if revision == ANY_REVISION else revision
             change = replace(change, upsert=suspended, expect_mod_revision=revision)
@@ -196,16 +199,16 @@ def check_batch_size(size: int) -> None:
 
 
 def advise_batches(error: GazetteError, changes: int, batch_size: int) -> None:
-    """Say what helps when a transaction failed that may have been too large."""
+    """Add a hint when a transaction failed that may have been too large."""
     if changes > TXN_OPS_DEFAULT and (batch_size == 0 or batch_size > TXN_OPS_DEFAULT):
         error.hint = (
-            f"These are {changes} changes, and etcd takes {TXN_OPS_DEFAULT} in one transaction by"
-            f" default. Apply them in several: --max-txn-size={TXN_OPS_DEFAULT // 2}."
+            f"The transaction has {changes} changes, and etcd accepts {TXN_OPS_DEFAULT} by "
+            f"default. Apply them in several: --max-txn-size={TXN_OPS_DEFAULT // 2}."
         )
 
 
 def explain_conflict(expected: Mapping[str, int], found: Mapping[str, int]) -> str:
-    """Which specifications are not at the revision that a change expected."""
+    """Return which specifications are not at the revision that a change expected."""
     wrong = [
         f"{name} {_revision_text(found.get(name, 0))}, expected: it {_revision_text(revision)}"
         for name, revision in sorted(expected.items())
@@ -213,7 +216,7 @@ def explain_conflict(expected: Mapping[str, int], found: Mapping[str, int]) -> s
     ]
     if len(wrong) > _TOLD_MAX:
         wrong[_TOLD_MAX:] = [f"and {len(wrong) - _TOLD_MAX} more"]
-    advice = "List them again and repeat the change, or give revision -1 to change what is there."
+    advice = "List them again and repeat the change, or give revision -1 to change any revision."
     return "\n".join([*wrong, advice])
 
 

@@ -1,4 +1,4 @@
-"""Whether the journals exist that specifications of shards refer to, and are what shards need."""
+"""Checks that the journals of shard specifications exist and suit the shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TOLD_MAX: Final = 20
 
 
 async def verify_references(context: Context, client: Client, specs: Sequence[ShardSpec]) -> None:
-    """Raises ``Invalid`` that tells everything which is missing or wrong."""
+    """Raise ``Invalid`` that lists every journal that is absent or unsuitable."""
     names = {split_journal_meta(source.journal)[0] for spec in specs for source in spec.sources}
     names |= {spec.recovery_log for spec in specs if spec.recovery_log}
     journals = await journals_by_name(context, client, names)
@@ -37,13 +37,13 @@ async def verify_references(context: Context, client: Client, specs: Sequence[Sh
     if len(problems) > _TOLD_MAX:
         told.append(f"and {len(problems) - _TOLD_MAX} more")
     raise Invalid(
-        "journals are not as the shards need them:\n  " + "\n  ".join(told),
-        hint="Create them with `gazctl journals apply`, or go on regardless with --verify=false.",
+        "journals do not suit the shards:\n  " + "\n  ".join(told),
+        hint="Create them with `gazctl journals apply`, or skip this check with --verify=false.",
     )
 
 
 def problems_of(spec: ShardSpec, journals: dict[str, ListedJournal]) -> Iterable[str]:
-    """What is wrong about the journals of one shard."""
+    """Yield what is wrong about the journals of one shard."""
     for source in spec.sources:
         name = split_journal_meta(source.journal)[0]
         listed = journals.get(name)
@@ -53,8 +53,9 @@ def problems_of(spec: ShardSpec, journals: dict[str, ListedJournal]) -> Iterable
         content_type = listed.spec.labels.value_of(CONTENT_TYPE) or ""
         if content_type not in FRAMED:
             yield (
-                f"{spec.id}: messages of its source {name} cannot be decoded: label {CONTENT_TYPE} is"
-                f" {content_type or 'not set'} (expected one of {', '.join(sorted(FRAMED))})"
+                f"{spec.id}: messages of its source {name} cannot be decoded: label "
+                f"{CONTENT_TYPE} is {content_type or 'not set'} (expected one of "
+                f"{', '.join(sorted(FRAMED))})"
             )
     if spec.recovery_log:
         listed = journals.get(spec.recovery_log)

@@ -1,4 +1,4 @@
-"""Removing fragments from their stores, with the credentials of this process."""
+"""Removal of fragments from their stores, with the credentials of this process."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from gazette.protocol.label_set import LabelSelector
 
 @dataclass(slots=True)
 class Removal:
-    """What came of removing fragments."""
+    """The outcome of removing fragments."""
 
     removed: int = 0
     denied: list[str] = field(default_factory=list)
-    """Why stores refused: credentials do not suffice, which is told and does no harm."""
+    """Reasons of stores that denied permission. They are reported, and the fragments stay."""
     failed: list[str] = field(default_factory=list)
 
 
 class FragmentRemover:
-    """Removes fragments. Use as ``async with``."""
+    """Remover of fragments. Use as ``async with``."""
 
     def __init__(self, context: Context, client: Client) -> None:
         self._context = context
@@ -52,7 +52,8 @@ class FragmentRemover:
         self._stores.close()
 
     async def owner(self, spec: JournalSpec) -> FragmentOwner:
-        """Tells fragments of a journal from those of journals whose names begin with its own."""
+        """Return what tells fragments of a journal from those of journals whose names begin with
+        its name."""
         selector = LabelSelector.of(("name:prefix", f"{spec.name}/"))
         async with self._context.answering(self._client.address):
             nested = (await self._client.list_journals(selector)).journals
@@ -62,10 +63,11 @@ class FragmentRemover:
     async def duplicates(
         self, spec: JournalSpec, owner: FragmentOwner, removed: Sequence[Fragment]
     ) -> list[Fragment]:
-        """Stored fragments of a journal that lie within one of ``removed``.
+        """Return stored fragments of a journal that lie within one of ``removed``.
 
-        Brokers list one fragment for each offset. Smaller ones that it covers, and copies in other
-        stores, would come to light when it is gone. What cannot be listed is told and left.
+        Brokers list one fragment for each offset. Smaller fragments that it covers, and copies in
+        other stores, would reappear after its removal. A store that cannot be listed is reported,
+        and its fragments stay.
         """
         found: list[Fragment] = []
         for url in spec.fragment.stores:
@@ -79,12 +81,12 @@ class FragmentRemover:
         return found
 
     def check_stores(self, fragments: Iterable[Fragment]) -> None:
-        """Raises the ``Invalid`` or ``NotAllowed`` for which a store of these cannot be used."""
+        """Raise ``Invalid`` or ``NotAllowed`` if a store of these fragments cannot be used."""
         for url in sorted({fragment.backing_store for fragment in fragments}):
             _ = self._stores.get(url).store
 
     async def remove(self, fragments: Collection[Fragment]) -> Removal:
-        """Remove them, several at a time. Cancellation: some may be removed."""
+        """Remove fragments, several at a time. Cancellation may leave some of them removed."""
         result = Removal()
         self.check_stores(fragments)
         with ProgressLine(
@@ -131,14 +133,14 @@ def _within(
 
 
 def tell_removal(context: Context, removal: Removal) -> int:
-    """Say what could not be removed; the exit code."""
+    """Report what could not be removed. Return the exit code."""
     for reason in removal.denied:
         context.terminal.note(f"not permitted: {reason}")
     for reason in removal.failed:
         context.terminal.note(f"failed: {reason}")
     if removal.denied:
         context.terminal.note(
-            f"{len(removal.denied)} fragments were kept, because credentials of this process do not"
-            " permit to remove them"
+            f"{len(removal.denied)} fragments were kept: the credentials of this process do "
+            "not permit removing them"
         )
     return 1 if removal.failed else 0

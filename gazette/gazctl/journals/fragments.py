@@ -54,8 +54,9 @@ async def run(context: Context) -> int:
     for stored in found:
         for hidden in stored.conflicts_with:
             context.terminal.note(
-                f"{stored.fragment.journal}: conflict, {stored.fragment.content_name()} is read and "
-                f"{hidden} is hidden: the same offsets hold different bytes"
+                f"{stored.fragment.journal}: conflict: {stored.fragment.content_name()} and "
+                f"{hidden} hold different bytes at the same offsets; the first is read, and "
+                "the other is hidden"
             )
     context.terminal.write(_render(context, found, flags))
     return 1 if failed else 0
@@ -64,7 +65,7 @@ async def run(context: Context) -> int:
 async def fragments_of(
     context: Context, client: Client, params: FragmentsParams
 ) -> tuple[StoredFragment, ...]:
-    """The fragments of a journal; none if it was fully suspended meanwhile."""
+    """Return the fragments of a journal; none if it was fully suspended meanwhile."""
     try:
         async with context.answering(client.address):
             return tuple(await client.list_fragments(params))

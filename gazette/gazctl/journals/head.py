@@ -1,4 +1,4 @@
-"""``gazctl journals reset-head`` and ``suspend``: appends of nothing, which change where a journal is."""
+"""``gazctl journals reset-head`` and ``suspend``: empty appends that change the state of a journal."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.status import Status
 
 RESET = "reset"
-WOULD_RESET = "would be reset, unless it is appended to meanwhile"
-RACED = "raced: it was appended to meanwhile, and needs no reset"
-EMPTY = "empty: there is nothing to reset to"
+WOULD_RESET = "would be reset, unless an append comes first"
+RACED = "raced: an append came first, and no reset is needed"
+EMPTY = "empty: the journal has no fragments to reset to"
 FULLY_SUSPENDED = "skipped: it is fully suspended"
 
 
@@ -43,13 +43,14 @@ async def reset(context: Context) -> int:
 async def reset_head(
     context: Context, client: Client, journal: ListedJournal, *, dry_run: bool
 ) -> tuple[str, str]:
-    """Move the head of one journal to the end of its fragments; the head, and what came of it."""
+    """Move the head of one journal to the end of its fragments. Return the head and the outcome."""
     if journal.spec.suspend_level is SuspendLevel.FULL:
         return "?", FULLY_SUSPENDED
     name = journal.spec.name
     head = await write_head(context, client, name)
     if head == 0:
-        return "0", EMPTY  # An append at offset zero would be one at any offset.
+        # An append at offset zero is not checked: it would be an append at any offset.
+        return "0", EMPTY
     if dry_run:
         return str(head), WOULD_RESET
     params = AppendParams(name, offset=head, suspend=SuspendControl.KEEP)
@@ -85,7 +86,9 @@ async def suspend(context: Context) -> int:
         elif flags.dry_run:
             note = _would(journal.spec.suspend_level, force=flags.force)
         elif level is SuspendLevel.NONE:
-            note = "has fragments that were not persisted, or lately: wait, or use --force"
+            note = (
+                "not suspended: a fragment is not persisted, or only recently; wait, or use --force"
+            )
         table.add(name, journal.spec.suspend_level.name, level.name, note)
     context.terminal.write(table.text(context.terminal))
     return 1 if failed else 0
@@ -93,7 +96,7 @@ async def suspend(context: Context) -> int:
 
 def _would(level: SuspendLevel, *, force: bool) -> str:
     if level is SuspendLevel.FULL:
-        return "is suspended as far as it can be"
+        return "already suspended as far as possible"
     return (
         "would be suspended" if force else "would be suspended if all its fragments are persisted"
     )
@@ -104,7 +107,7 @@ async def _suspend(context: Context, client: Client, journal: str, control: Susp
         async with context.answering(client.address):
             await client.append(AppendParams(journal, suspend=control))
     except GazetteError as error:
-        if status_of(error) != Status.SUSPENDED.name:  # That is what was wanted.
+        if status_of(error) != Status.SUSPENDED.name:  # This status is the success of a suspension.
             raise
 
 

@@ -13,7 +13,7 @@ async def run(context: Context) -> int:
     stores = context.loaded.arguments
     if len(stores) != 1:
         raise Invalid(
-            f"expected one store, not {len(stores)}",
+            f"expected one store, got {len(stores)}",
             path="STORE_URL",
             hint="For example: gazctl journals store-health s3://my-bucket/fragments/",
         )
@@ -23,7 +23,7 @@ async def run(context: Context) -> int:
     async with context.answering(client.address):
         problem = await client.fragment_store_health(
             stores[0],
-            # An empty prefix is one, too: the root of the store.
+            # An empty prefix is valid: it is the root of the store.
             check_delete=context.loaded.sources["check-delete-prefix"] == "flag",
             check_delete_prefix=context.flags(StoreHealthFlags).check_delete_prefix,
         )

@@ -29,13 +29,13 @@ async def run(context: Context) -> int:
 
 
 async def list_journals(context: Context, client: Client, selector: LabelSelector) -> JournalList:
-    """What matches now. Raises ``Unavailable`` when that takes too long."""
+    """Return what matches now. Raise ``Unavailable`` after --timeout."""
     async with context.answering(client.address):
         return await client.list_journals(selector)
 
 
 def render(context: Context, listed: JournalList, flags: JournalsListFlags) -> str:
-    """A list in the form that was asked for."""
+    """Return a list in the requested format."""
     match flags.format:
         case "table":
             return _table(listed, flags).text(context.terminal)
@@ -48,7 +48,7 @@ def render(context: Context, listed: JournalList, flags: JournalsListFlags) -> s
 
 
 def journals_yaml(journals: tuple[ListedJournal, ...]) -> str:
-    """The tree that ``journals apply`` reads."""
+    """Return the tree that ``journals apply`` reads."""
     return JournalNode.of((one.spec, one.mod_revision) for one in journals).to_yaml()
 
 

@@ -1,4 +1,4 @@
-"""Journals by their names, and the offsets at which they end."""
+"""Look-ups of journals by name, and of the offsets at which they end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES_MAX: Final = 500
 async def journals_by_name(
     context: Context, client: Client, names: Iterable[str]
 ) -> dict[str, ListedJournal]:
-    """The journals of these names that exist."""
+    """Return the journals of these names that exist."""
     wanted = sorted(set(names))
     found: dict[str, ListedJournal] = {}
     for begin in range(0, len(wanted), _NAMES_MAX):
@@ -32,9 +32,9 @@ async def journals_by_name(
 
 
 async def write_head(context: Context, client: Client, journal: str) -> int:
-    """Where a journal ends now. Asks by a read, which unlike an append never resumes a journal.
+    """Return the offset at which a journal ends now, by a read: an append would resume the journal.
 
-    Raises ``NotFound``, ``NotAllowed`` (also: suspended), ``Unavailable``.
+    Raise ``NotFound``, ``NotAllowed`` (also for a suspended journal) or ``Unavailable``.
     """
     params = ReadParams(journal, offset=WRITE_HEAD, metadata_only=True)
     async with context.answering(client.address), RetryReader(client, params) as reader:

@@ -22,12 +22,12 @@ from gazette.protocol.text.duration import SECOND
 
 @dataclass(slots=True)
 class PrunePlan:
-    """What is to be removed of one journal, and why if that is nothing."""
+    """The fragments to remove from one journal, or the reason for removing none."""
 
     journal: str
     listed: list[Fragment] = field(default_factory=list)
     doomed: list[Fragment] = field(default_factory=list)
-    """Of the listed ones, and duplicates of these."""
+    """Fragments to remove: listed ones, and duplicates that they cover."""
     note: str = ""
     failed: bool = False
 
@@ -73,7 +73,7 @@ async def _plan(
 
 
 def is_past(fragment: Fragment, oldest: float) -> bool:
-    """Whether a fragment was persisted before a time, which one that is not persisted was not."""
+    """Return True if a fragment was persisted before a time. False if it is not persisted."""
     return 0 < fragment.mod_time < oldest and fragment.backing_store != ""
 
 
@@ -90,7 +90,7 @@ def _why_not(spec: JournalSpec) -> str:
 async def carry_out(
     context: Context, remover: FragmentRemover, plans: list[PrunePlan], *, dry_run: bool
 ) -> int:
-    """Remove what plans say, unless it is a dry run, and tell; the exit code."""
+    """Remove the fragments of the plans, unless it is a dry run, and report. Return the exit code."""
     doomed = [fragment for plan in plans for fragment in plan.doomed]
     removal = Removal() if dry_run else await remover.remove(doomed)
     headers = ["Journal", "Fragments", "Bytes", "Pruned", "Pruned bytes", "Note"]

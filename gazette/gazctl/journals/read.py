@@ -1,4 +1,4 @@
-"""``gazctl journals read``: content of journals, merged into one output."""
+"""``gazctl journals read``: merge the content of journals into one output."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def run(context: Context) -> int:
         finally:
             if flags.offsets_out is not None:
                 write_offsets(flags.offsets_out, reading.offsets, flags.offsets)
-    # To be interrupted is how a read ends that waits for ever; any other was cut short.
+    # An interrupt is the normal end of a read with --block. It cuts any other read short.
     return 130 if reading.stopping.is_set() and not flags.block else 0
 
 
@@ -61,7 +61,7 @@ class _Pump:
 
 @dataclass(slots=True)
 class Reading:
-    """All reads of one command. ``offsets`` are, by journal, the ends of what was written."""
+    """All reads of one command. ``offsets`` holds, by journal, the end of what was written."""
 
     context: Context
     client: Client
@@ -75,7 +75,7 @@ class Reading:
     _first_revision: int = 0
 
     def on_signal(self) -> bool:
-        """End all reads where they are; the second signal cancels them."""
+        """End all reads at their present offsets. The second signal cancels them."""
         first = not self.stopping.is_set()
         self.stopping.set()
         self._close_readers()
@@ -86,7 +86,7 @@ class Reading:
             pump.reader.close()
 
     async def read_once(self, selector: LabelSelector) -> None:
-        """Read what there is, some journals at a time. The first error ends all."""
+        """Read to the write head, some journals at a time. The first error ends all."""
         listed = await list_journals(self.context, self.client, selector)
         if not listed.journals:
             self.context.terminal.note("no journal matches")
@@ -103,7 +103,7 @@ class Reading:
                 scope.spawn(one(journal), name=journal.spec.name)
 
     async def follow(self, selector: LabelSelector) -> None:
-        """Read what there is and what comes, of the journals that match at the time."""
+        """Read without end from the journals that match, including those that match later."""
         async with TaskScope("read") as scope:
             watch = scope.daemon(self._watch(selector, scope), name="watch")
             scope.spawn(self._end_of(watch, scope), name="end")
@@ -132,12 +132,12 @@ class Reading:
                 scope.spawn(self._pump(name, opened), name=name)
 
     async def _open(self, journal: ListedJournal) -> _Pump | None:
-        """Begin to read a journal; None if there is nothing to be read of it."""
+        """Begin to read a journal. Return None if there is nothing to read."""
         spec = journal.spec
         if spec.suspend_level is SuspendLevel.FULL:
             if spec.name not in self._skipped:
                 self._skipped.add(spec.name)
-                self.context.terminal.note(f"{spec.name} is fully suspended: it is skipped")
+                self.context.terminal.note(f"skipped {spec.name}: it is fully suspended")
             return None
         self._skipped.discard(spec.name)
         offset = self.offsets.get(spec.name)
@@ -149,7 +149,7 @@ class Reading:
             offset=offset,
             block=self.flags.block,
             begin_mod_time=self.begin_mod_time,
-            # With routes at hand, brokers need not ask each other.
+            # With a route, this process calls a broker that serves the journal directly.
             do_not_proxy=self.context.loaded.group(BrokerFlags).cache_size > 0,
         )
         content_type = spec.labels.value_of(CONTENT_TYPE) or ""
@@ -158,7 +158,7 @@ class Reading:
         return pump
 
     async def _first_offset(self, journal: ListedJournal) -> int:
-        # A journal that was created after we began is new in whole, also to those who tail.
+        # A journal created after the command began is read from its first byte, even with --tail.
         if not self.flags.tail or journal.create_revision > self._first_revision:
             return 0
         return await write_head(self.context, self.client, journal.spec.name)
@@ -168,7 +168,7 @@ class Reading:
         try:
             if await self._copy(name, pump):
                 await pump.stream.finish()
-            # Else what is held of a message is left to the next read, which begins with it.
+            # Discard a held part of a message: the next read begins with that message.
             self._note_offset(name, pump)
         finally:
             pump.stream.close()
@@ -176,7 +176,7 @@ class Reading:
             self._pumps.pop(name, None)
 
     async def _copy(self, name: str, pump: _Pump) -> bool:
-        """Copy until the journal ends; False if that was not awaited."""
+        """Copy until the journal ends. Return False if it ended unexpectedly."""
         reader = pump.reader
         while True:
             try:
@@ -184,7 +184,7 @@ class Reading:
             except OffsetJump as jump:
                 await pump.stream.finish()
                 self.context.terminal.note(
-                    f"{name}: no content at offset {jump.expected}; going on at {jump.offset}"
+                    f"{name}: no content at offset {jump.expected}; continuing at {jump.offset}"
                 )
                 self._note_offset(name, pump)
                 continue
@@ -199,7 +199,8 @@ class Reading:
                 return True
             if not piece:
                 return True
-            # Of a journal that says nothing about its messages, a fragment or the head ends them.
+            # Without a content type, a message may end only at the end of a fragment or at the
+            # head.
             fragment_end = 0 if reader.fragment is None else reader.fragment.end
             at_edge = reader.offset >= min(fragment_end, reader.write_head)
             await pump.stream.write(piece, at_edge=at_edge)
@@ -217,7 +218,7 @@ class Reading:
 
     @asynccontextmanager
     async def _telling_progress(self) -> AsyncIterator[None]:
-        """Say how far it is, unless the content itself is what the user looks at."""
+        """Show progress, unless the content itself goes to the user's terminal."""
         if self.flags.output == "-":
             yield
             return
@@ -234,12 +235,12 @@ class Reading:
 
 
 def _is_over(error: GazetteError) -> bool:
-    """Whether the journal was deleted, or suspended, under our hands."""
+    """Return True if the journal was deleted or suspended during the read."""
     return isinstance(error, NotFound) or status_of(error) == Status.SUSPENDED.name
 
 
 def read_offsets(path: Path | None) -> dict[str, int]:
-    """Offsets by journal, of a JSON file. Raises ``Invalid``."""
+    """Return offsets by journal from a JSON file. Raise ``Invalid``."""
     if path is None:
         return {}
     try:
@@ -248,7 +249,7 @@ def read_offsets(path: Path | None) -> dict[str, int]:
         raise Invalid(
             f"cannot read {path}: {error.strerror}",
             path="--offsets",
-            hint="To begin with none: echo '{}' > " + str(path),
+            hint="To begin with an empty file: echo '{}' > " + str(path),
         ) from error
     except ValueError as error:
         raise Invalid(f"{path} is not JSON: {error}", path="--offsets") from error
@@ -260,7 +261,7 @@ def read_offsets(path: Path | None) -> dict[str, int]:
 
 
 def write_offsets(path: Path, offsets: Mapping[str, int], former: Path | None) -> None:
-    """Write offsets, so that a reader sees all or none; a file that they were read from is kept."""
+    """Write offsets atomically. Keep the file that they were read from as a copy."""
     temporary = path.with_name(path.name + ".partial")
     temporary.write_text(json.dumps(dict(sorted(offsets.items())), indent=2) + "\n", "utf-8")
     if former is not None and former.exists() and path.exists() and former.samefile(path):

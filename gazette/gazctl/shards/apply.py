@@ -53,7 +53,7 @@ async def edit(context: Context) -> int:
 
 
 def parse_changes(context: Context, text: str) -> list[ShardChange]:
-    """The changes that a list asks for. Raises ``Invalid`` that names the line or the shard."""
+    """Return the changes that a list asks for. Raise ``Invalid`` that names the line or the shard."""
     specs = ShardList.parse(text)
     specs.validate()
     changes: list[ShardChange] = []

@@ -1,4 +1,5 @@
-"""``gazctl shards backfill``: build the state of shards from history, and have them go on from there."""
+"""``gazctl shards backfill``: build the state of shards from history, and have them continue from
+it."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ async def run(context: Context) -> int:
         raise Invalid(
             "a staging area is required",
             path="--staging",
-            hint="A directory, or a bucket, that the brokers' clients of this backfill all reach.",
+            hint="Give a directory, or a bucket, that all processes of this backfill reach.",
         )
     if flags.gc and flags.list:
         raise Invalid("--list and --gc exclude each other", path="--list")
@@ -50,14 +51,15 @@ async def run(context: Context) -> int:
         return await list_all(context, flags)
     if len(context.loaded.arguments) != 1:
         raise Invalid(
-            "one backfill is required", path="APP", hint="module:Class, or path.py:Class."
+            "expected one backfill", path="APP", hint="Give module:Class, or path.py:Class."
         )
     if flags.verify and flags.verify_shards < 1:
         raise Invalid(
-            f"--verify compares one shard at least ({flags.verify_shards})", path="--verify-shards"
+            f"invalid number of shards to compare ({flags.verify_shards}; expected >= 1)",
+            path="--verify-shards",
         )
     if flags.jobs < 0:
-        raise Invalid(f"a number of processes is not negative ({flags.jobs})", path="--jobs")
+        raise Invalid(f"invalid number of processes ({flags.jobs}; expected >= 0)", path="--jobs")
     name = context.loaded.arguments[0]
     backfill = load_backfill(name)
     selector = _shards(flags)
@@ -135,39 +137,40 @@ def _runner(flags: ShardsBackfillFlags) -> Runner:
         raise Invalid(
             f"--master needs a package that is not installed ({error.name})",
             path="--master",
-            hint="pip install 'gazette[spark]', or leave it out: this machine's cores do it then.",
+            hint="pip install 'gazette[spark]', or leave the flag out to use the cores of this "
+            "machine.",
         ) from error
     runner: Runner = SparkRunner(flags.master)
     return runner
 
 
 def _access(context: Context, flags: ShardsBackfillFlags) -> Access:
-    """What tasks read with: the same brokers as this command."""
+    """Return what tasks read with: the same brokers as this command."""
     brokers = context.loaded.group(BrokerFlags)
     protocols = check_protocols(brokers.fsspec_protocols, "broker.fsspec-protocols")
     return Access(brokers, brokers.file_root, flags.direct, protocols)
 
 
 def _bounds(flags: ShardsBackfillFlags, now_s: float) -> Bounds:
-    """Where the history ends. Raises ``Invalid``."""
+    """Return where the history ends. Raise ``Invalid``."""
     if flags.until and flags.offsets:
         raise Invalid(
             "--until and --offsets exclude each other",
             path="--until",
-            hint="Either ends the history of all journals.",
+            hint="Give one of them: each ends the history of all journals.",
         )
     until_s = parse_moment(flags.until, now_s, "--until")
     if until_s > now_s:
         raise Invalid(
-            f"a time that is to come ({flags.until})",
+            f"the time is in the future ({flags.until})",
             path="--until",
-            hint="Leave it out, to read everything that there is.",
+            hint="Leave it out to read everything.",
         )
     return Bounds(_offsets(flags.offsets), until_s)
 
 
 def _offsets(text: str) -> Mapping[str, int]:
-    """Offsets by journal: JSON, or the name of a file that holds it. Raises ``Invalid``."""
+    """Return offsets by journal, from JSON or the name of a JSON file. Raise ``Invalid``."""
     if not text:
         return {}
     try:
@@ -180,7 +183,7 @@ def _offsets(text: str) -> Mapping[str, int]:
         raise Invalid(
             f"not offsets by journal: {error}",
             path="--offsets",
-            hint='JSON such as {"words/part-000": 1048576}, or a file of it.',
+            hint='Give JSON such as {"words/part-000": 1048576}, or the name of a JSON file.',
         ) from error
     if bad := [journal for journal, offset in found.items() if offset < 0]:
         raise Invalid(f"an offset of {bad[0]} is negative", path="--offsets")
@@ -210,12 +213,13 @@ def _tell(context: Context, flags: ShardsBackfillFlags, report: Report, progress
         context.terminal.write(table.text(context.terminal))
     if not report.published:
         context.terminal.note(
-            f"would read {bytes_text(report.history_bytes)} with {report.history_messages} messages;"
-            f" the first pass over them took {report.seconds:.1f} s, and the second takes about"
-            f" {max(1.0, 2 * report.seconds):.0f} s and what the build does; nothing was changed"
+            f"would read {bytes_text(report.history_bytes)} with {report.history_messages} "
+            f"messages; the first pass took {report.seconds:.1f} s, and the second takes "
+            f"about {max(1.0, 2 * report.seconds):.0f} s plus the time of the build; nothing "
+            "was changed"
         )
         for refusal in report.refusals:
-            context.terminal.note(f"as things are, the run would be refused: {refusal}")
+            context.terminal.note(f"the run would be refused now: {refusal}")
         return
     if not report.shards:
         context.terminal.note(f"run {report.run_id} is published already; nothing was changed")
@@ -226,7 +230,7 @@ def _tell(context: Context, flags: ShardsBackfillFlags, report: Report, progress
         if report.acknowledged
         else ""
     )
-    enabled = "enabled" if flags.enable else "still disabled: enable them to go on"
+    enabled = "enabled" if flags.enable else "still disabled: enable them to start them"
     context.terminal.note(
         f"published {len(report.shards)} shards from {bytes_text(report.history_bytes)}"
         f" in {report.seconds:.1f} s{verified}{acknowledged}; they are {enabled}"

@@ -1,4 +1,4 @@
-"""``gazctl shards backfill --list`` and ``--gc``: what runs have left, and how it is removed."""
+"""``gazctl shards backfill --list`` and ``--gc``: list and remove what runs have left."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ _NEVER: Final = "-"
 
 
 def _require_there(staging: Staging, flags: ShardsBackfillFlags) -> None:
-    """A name that is misspelt is not to look like an area that holds nothing. Raises ``NotFound``."""
+    """Raise ``NotFound`` if the staging area is absent: a misspelt name must not look like an empty
+    one."""
     if isinstance(staging, DirectoryStaging) and not staging.directory.exists():
         raise NotFound(
             f"there is no staging area at {flags.staging}",
-            hint="The first run of a backfill makes it. Give the same --staging.",
+            hint="The first run of a backfill creates it. Give the same --staging.",
         )
 
 
 async def list_all(context: Context, flags: ShardsBackfillFlags) -> int:
-    """``--list``: every run of the staging area, and everything that none of them needs."""
+    """List every run of the staging area, and everything that no run needs."""
     staging = open_staging(flags.staging)
     _require_there(staging, flags)
     consumer = await context.consumer()
@@ -102,7 +103,7 @@ def _when(seconds: float) -> str:
 
 
 async def collect(context: Context, flags: ShardsBackfillFlags) -> int:
-    """``--gc``: list what nothing needs any more, and remove it unless this is a dry run."""
+    """List what no run needs, and remove it unless this is a dry run. Return the exit code."""
     staging = open_staging(flags.staging)
     _require_there(staging, flags)
     pool = BlockingPool("backfill-gc", 1)

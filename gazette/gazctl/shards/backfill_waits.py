@@ -1,4 +1,4 @@
-"""What a backfill waits for, said while it does not get on."""
+"""Reports of what a stalled backfill waits for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gazette.gazctl.io.terminal import Terminal
 from gazette.runtime.clock import Clock
 
 QUIET_S: Final = 5.0
-"""How long nothing gets on before servers are looked at, and again since."""
+"""Seconds without progress before servers are checked, and between checks."""
 CONNECT_S: Final = 5.0
 
 
@@ -25,8 +25,11 @@ async def report_stalls(
     clock: Clock,
     quiet_s: float = QUIET_S,
 ) -> None:
-    """Say, without end, which of the servers (by what they are) cannot be reached while ``progress`` stays
-    what it is; each reason once. Appends and reads wait for brokers that come back."""
+    """Report servers that cannot be reached while ``progress`` stays unchanged, until cancelled.
+
+    ``servers`` is keyed by what each one is. Each reason is reported once. Appends and reads wait
+    for brokers that return.
+    """
     told: set[str] = set()
     before = None
     while True:
@@ -35,7 +38,10 @@ async def report_stalls(
             before, told = now, set()
             continue
         for what, client in servers.items():
-            hint = "It goes on when it is back; interrupted, it is resumed by its --run-id."
+            hint = (
+                "The backfill continues when the server is back. If interrupted, resume it by "
+                "its --run-id."
+            )
             try:
                 await require_reachable(client, what, connect_s=CONNECT_S, hint=hint)
             except Unavailable as error:

@@ -45,13 +45,13 @@ async def run(context: Context) -> int:
 async def list_shards(
     context: Context, consumer: ShardClient, selector: LabelSelector
 ) -> ShardList:
-    """What matches now. Raises ``Unavailable`` when that takes too long."""
+    """Return what matches now. Raise ``Unavailable`` after --timeout."""
     async with context.answering(consumer.address):
         return await consumer.list_shards(selector)
 
 
 async def get_shard(context: Context, consumer: ShardClient, shard_id: str) -> ListedShard:
-    """One shard. Raises ``NotFound``."""
+    """Return one shard. Raise ``NotFound``."""
     listed = await list_shards(context, consumer, LabelSelector.of(id=shard_id))
     if not listed.shards:
         raise NotFound("shard not found", shard=shard_id)
@@ -59,7 +59,7 @@ async def get_shard(context: Context, consumer: ShardClient, shard_id: str) -> L
 
 
 def shards_yaml(shards: Sequence[ListedShard]) -> str:
-    """The list that ``shards apply`` reads."""
+    """Return the list that ``shards apply`` reads."""
     return ShardSpecs.of((one.spec, one.mod_revision) for one in shards).to_yaml()
 
 
@@ -110,14 +110,14 @@ async def _write_table(
 
 
 def status_text(shard: ListedShard) -> str:
-    """The most advanced status of its replicas."""
+    """Return the most advanced status of the shard's replicas."""
     if not shard.status:
         return "DISABLED" if shard.spec.disable else "UNASSIGNED"
     return reduce(ReplicaStatus.reduce, shard.status).code.name
 
 
 def errors_text(shards: Sequence[ListedShard]) -> str:
-    """The errors of replicas that have FAILED, and what to do about them."""
+    """Return the errors of replicas that have FAILED, and what to do about them."""
     lines: list[str] = []
     for shard in shards:
         for member, status in zip(shard.route.members, shard.status, strict=True):
@@ -132,7 +132,7 @@ def errors_text(shards: Sequence[ListedShard]) -> str:
 async def _lags(
     context: Context, consumer: ShardClient, shards: Sequence[ListedShard]
 ) -> tuple[list[str], str]:
-    """The lag of each shard, as text; and why it is not known of some."""
+    """Return the lag of each shard as text, and why it is unknown for some."""
     broker = await context.broker()
     journals = sorted(
         {split_journal_meta(s.journal)[0] for one in shards for s in one.spec.sources}
@@ -155,7 +155,7 @@ async def _lags(
         if isinstance(result, GazetteError)
     ]
     texts = [UNKNOWN if isinstance(result, GazetteError) else result for result in results]
-    return texts, ("\nLag is not known of:\n" + "".join(reasons)) if reasons else ""
+    return texts, ("\nLag is unknown of:\n" + "".join(reasons)) if reasons else ""
 
 
 async def _head(context: Context, broker: Client, journal: str) -> int:
@@ -168,10 +168,10 @@ async def _lag(
     shard: ListedShard,
     heads: dict[str, int | GazetteError],
 ) -> str:
-    """Bytes that the shard has not consumed: of its source, or of each if there are several."""
+    """Return the bytes that the shard has not consumed: of its source, or of each if several."""
     if shard.route.primary is None:
         raise NotFound("it has no primary")
-    # A shard that recovers answers when it is done: do not wait for it as long as for others.
+    # A shard that recovers answers only afterwards: do not wait as long for it as for others.
     async with context.answering(consumer.address, min(_STAT_TIMEOUT_S, context.timeout_s)):
         stat = await consumer.stat(shard.spec.id)
     lags: list[tuple[str, int]] = []
@@ -180,7 +180,7 @@ async def _lag(
         head = heads[journal]
         if isinstance(head, GazetteError):
             raise head
-        # Nothing before the least offset is ever read, nor is it progress.
+        # Bytes before the least offset are never read, and count as no lag.
         through = max(stat.read_through.get(source.journal, 0), source.min_offset)
         lags.append((journal, max(0, head - through)))
     if len(lags) == 1:

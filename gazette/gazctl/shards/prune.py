@@ -31,7 +31,7 @@ async def run(context: Context) -> int:
     selected = (await list_shards(context, consumer, selector)).shards
     if not selected:
         raise NotFound("no shard matches", selector=selector)
-    # Of all shards, after those that were selected: whoever is new since then counts, too.
+    # Read hints of all shards after the selection, so that a shard created meanwhile counts too.
     shards = (await list_shards(context, consumer, EVERYTHING)).shards
     hints = await _all_hints(context, consumer, [one for one in shards if one.spec.recovery_log])
     needs = Needs()
@@ -56,7 +56,7 @@ async def run(context: Context) -> int:
         plans: list[PrunePlan] = []
         for log, outcome in zip(ordered, await each("plan", ordered, one), strict=True):
             if isinstance(outcome, Corrupt):
-                # Something does not fit: who knows whether it is this log only.
+                # Hints that contradict one log may contradict others: remove nothing.
                 raise outcome
             if isinstance(outcome, GazetteError):
                 outcome = PrunePlan(log, note=f"failed: {outcome}", failed=True)
@@ -67,7 +67,7 @@ async def run(context: Context) -> int:
 async def _all_hints(
     context: Context, consumer: ShardClient, shards: Sequence[ListedShard]
 ) -> dict[str, ShardHints]:
-    """The hints of all shards that have a recovery log. Raises if any of them cannot be read."""
+    """Return the hints of all shards that have a recovery log. Raise if any cannot be read."""
 
     async def one(shard: ListedShard) -> ShardHints:
         async with context.answering(consumer.address):
@@ -77,8 +77,9 @@ async def _all_hints(
     for shard, outcome in zip(shards, await each("hints", shards, one), strict=True):
         if isinstance(outcome, GazetteError):
             raise GazetteError(
-                f"hints of shard {shard.spec.id} cannot be read: {outcome}",
-                hint="Nothing was removed, since they may need any log. Repair them first.",
+                f"cannot read hints of shard {shard.spec.id}: {outcome}",
+                hint="Nothing was removed, since the shard may need any log. Repair its hints "
+                "first.",
             ) from outcome
         found[shard.spec.id] = outcome
     return found
@@ -87,7 +88,7 @@ async def _all_hints(
 async def _store_health(
     context: Context, client: Client, journals: Collection[ListedJournal]
 ) -> dict[str, str]:
-    """What is wrong with each store of these journals; empty if nothing is."""
+    """Return what is wrong with each store of these journals; an empty text if nothing is."""
     urls = sorted({url for one in journals for url in one.spec.fragment.stores})
 
     async def one(url: str) -> str:
@@ -134,7 +135,7 @@ async def _plan(
 
 
 def _why_not(spec: JournalSpec, needs: Needs, health: dict[str, str]) -> tuple[str, bool]:
-    """Why a log is left alone, empty if it is not; and whether that is a failure."""
+    """Return why a log is skipped (empty if it is not), and True if that is a failure."""
     if (reason := needs.blocked.get(spec.name, "")) != "":
         return f"skipped: {reason}", False
     if spec.labels.value_of(CONTENT_TYPE) != CONTENT_RECOVERY_LOG:

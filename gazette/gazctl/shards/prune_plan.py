@@ -1,15 +1,15 @@
-"""Which fragments of recovery logs nobody needs. Pure.
+"""Choice of the fragments of recovery logs that no shard needs. Pure.
 
-The rules, each of which errs towards keeping:
+Each rule keeps too much rather than too little:
 
 1. A fragment is kept if any hints of any shard need it: those of the primary, and every backup.
-2. Of the last segment of hints all that follows is kept, since play-back reads on to the write head.
-   Where that segment is in another log than the one that is being written (the shard was forked, and
-   wrote no files yet), the whole of the latter is kept.
-3. A log is left alone while a shard that writes it lacks hints in any slot, or has some without files.
-4. A log is left alone whose listed fragments end before what hints need: then the listing is not all.
-5. A log is left alone that has a fragment which no hints need and which is not persisted: either that is
-   about to be, or the hints are not of this log.
+2. After the last segment of hints everything is kept, since play-back reads on to the write head.
+   A forked shard that has written no files yet has its last segment in another log. Then the
+   whole of the log that it writes is kept.
+3. A log is skipped while a shard that writes it lacks hints in any slot, or has some without files.
+4. A log is skipped if its listed fragments end before what hints need: the listing is incomplete.
+5. A log is skipped if it has a fragment that no hints need and that is not persisted. Either it
+   is about to be persisted, or the hints are not of this log.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gazette.recoverylog.log.segment import fold_hinted_segments
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of a log that is needed: ``[begin, end)``, or all from ``begin`` on."""
+    """A part of a log that is needed: ``[begin, end)``, or everything from ``begin`` on."""
 
     begin: Offset
     end: Offset | None
@@ -39,13 +39,13 @@ class Span:
 
 @dataclass(slots=True)
 class Needs:
-    """What all shards of a consumer need, by log; and why some logs must be left alone."""
+    """What all shards of a consumer need, by log, and why some logs must be skipped."""
 
     spans: dict[JournalName, list[Span]] = field(default_factory=dict)
     blocked: dict[JournalName, str] = field(default_factory=dict)
 
     def add_shard(self, spec: ShardSpec, stored: ShardHints) -> None:
-        """Add the needs of one shard. Raises ``Invalid`` for hints that contradict themselves."""
+        """Add the needs of one shard. Raise ``Invalid`` for hints that contradict themselves."""
         slots = {"primary": stored.primary}
         slots |= {f"backup {index}": hints for index, hints in enumerate(stored.backups)}
         if len(stored.backups) < spec.hint_backups:
@@ -76,7 +76,7 @@ class Needs:
         self.spans.setdefault(log, []).append(Span(begin, end))
 
     def unneeded(self, log: JournalName, fragments: Sequence[Fragment]) -> list[Fragment]:
-        """The fragments of a log that no hints need. Raises ``Corrupt`` by rule 4."""
+        """Return the fragments of a log that no hints need. Raise ``Corrupt`` by rule 4."""
         spans = self.spans.get(log, [])
         end = max((fragment.end for fragment in fragments), default=0)
         for span in spans:
@@ -92,12 +92,12 @@ class Needs:
 
 
 def unpersisted(fragments: Sequence[Fragment]) -> list[Fragment]:
-    """Those that are in no store yet, as far as brokers know."""
+    """Return the fragments that are in no store yet, as far as brokers know."""
     return [one for one in fragments if not (one.mod_time and one.backing_store)]
 
 
 def references(hints: ShardHints) -> set[JournalName]:
-    """The logs that hints of a shard name."""
+    """Return the logs that hints of a shard name."""
     present = [one for one in (hints.primary, *hints.backups) if one is not None]
     return {one.log for one in present} | {
         segment.log

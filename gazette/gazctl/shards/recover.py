@@ -1,4 +1,4 @@
-"""``gazctl shards recover``: the files of a shard, played back from its recovery log."""
+"""``gazctl shards recover``: play back the files of a shard from its recovery log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gazette.recoverylog.time_travel import Moment, open_at
 from gazette.runtime.tasks import BlockingPool
 
 STAGING: Final = ".gazctl-recover"
-"""Within the directory, so that what was recovered is moved and not copied."""
+"""A directory within the target directory, so that recovered files are moved and not copied."""
 
 
 async def run(context: Context) -> int:
@@ -42,7 +42,9 @@ async def run(context: Context) -> int:
     moment = None
     if flags.at:
         if flags.backup >= 0:
-            raise Invalid("--at looks through all hints by itself", hint="Leave out --backup.")
+            raise Invalid(
+                "--at chooses among all hints, and excludes --backup", hint="Leave out --backup."
+            )
         with within("--at"):
             moment = Moment.parse(flags.at)
     pool = BlockingPool("recover", 2)
@@ -87,16 +89,16 @@ async def _convert(context: Context, flags: RecoverFlags, directory: Path) -> in
         pool.close()
     context.terminal.write(table.text(context.terminal))
     for one in made:
-        about = f", of which not all could be checked ({one.unchecked})" if one.unchecked else ""
+        about = f"; some could not be checked ({one.unchecked})" if one.unchecked else ""
         context.terminal.note(f"{one.path} is a SQLite database{about}")
     return 0
 
 
 def check_directory(directory: Path, *, force: bool) -> None:
-    """Make the directory, and require that it may be filled. Raises ``Invalid``."""
+    """Make the directory, and require that it is empty or may be replaced. Raise ``Invalid``."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        # What an interrupted recovery has left is ours.
+        # An interrupted recovery may have left the staging directory. It is ours.
         shutil.rmtree(directory / STAGING, ignore_errors=True)
         occupied = next(directory.iterdir(), None)
     except OSError as error:
@@ -105,18 +107,18 @@ def check_directory(directory: Path, *, force: bool) -> None:
         raise Invalid(
             f"{directory} is not empty (it has {occupied.name})",
             path="--dir",
-            hint="Choose another, or have its content replaced with --force.",
+            hint="Choose another directory, or replace its content with --force.",
         )
 
 
 async def choose_hints(
     context: Context, consumer: ShardClient, client: Client, spec: ShardSpec, backup: int = -1
 ) -> FSMHints:
-    """The newest hints of a shard, or a ``backup`` of them; none if there are none and its log can be
-    played from the first byte.
+    """Return the newest hints of a shard, or a ``backup`` of them.
 
-    Raises ``NotFound`` if there is no such backup, and ``Corrupt`` if there are no hints and the log
-    was pruned: it would play back to nothing.
+    Return empty hints if the shard has none and its log can be played from the first byte. Raise
+    ``NotFound`` if there is no such backup. Raise ``Corrupt`` if there are no hints and the log was
+    pruned: a play-back would give an empty state.
     """
     async with context.answering(consumer.address):
         stored = await consumer.get_hints(spec.id)
@@ -153,7 +155,7 @@ async def _travel(
     directory: Path,
     pool: BlockingPool,
 ) -> str:
-    """Recover the state of some moment of the past; its log."""
+    """Recover the state of a past moment. Return the name of its log."""
     async with context.answering(consumer.address):
         stored = await consumer.get_hints(spec.id)
     hints = [one for one in (stored.primary, *stored.backups) if one is not None]
@@ -184,8 +186,10 @@ async def _play(
 
 
 def finish_directory(directory: Path) -> list[str]:
-    """Make plain databases of what was played back, and have it replace what the directory held;
-    the names of databases."""
+    """Make plain databases of the recovered files, and replace the directory's content by them.
+
+    Return the names of the databases.
+    """
     staging = directory / STAGING
     databases = list(to_standalone(staging))
     for path in directory.iterdir():

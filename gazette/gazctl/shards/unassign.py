@@ -11,7 +11,7 @@ from gazette.gazctl.shards.list import list_shards
 
 BATCH: Final = 100
 TIMEOUT_S: Final = 10.0
-"""Of all batches together: what takes longer is of a cluster that cannot."""
+"""Seconds for all batches together. A cluster that takes longer is not healthy."""
 
 
 async def run(context: Context) -> int:
@@ -28,7 +28,7 @@ async def run(context: Context) -> int:
             unassigned = await consumer.unassign(
                 ids[begin : begin + BATCH], only_failed=flags.failed, dry_run=flags.dry_run
             )
-            # Told at once, since what was done stays done when a later batch fails.
+            # Report each batch at once: its changes stay when a later batch fails.
             context.terminal.write("".join(f"{shard_id}\n" for shard_id in unassigned))
             count += len(unassigned)
     verb = "would be unassigned" if flags.dry_run else "unassigned"
