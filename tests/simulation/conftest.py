@@ -58,7 +58,8 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     async with connected(f"http://127.0.0.1:{port}") as (etcd, stubs):
         yield Subject(etcd, stubs, fake, clock)
     await grpc_server.stop(10.0)
-    await eventually(lambda: not fake.streams)  # The server does not wait for calls that it cancelled.
+    # The server does not wait for calls that it cancelled.
+    await eventually(lambda: not fake.streams)
 
 
 class connected:
