@@ -578,11 +578,12 @@ async def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyP
     assert await reader.read() == http_stopping._TOO_LATE
     await gone.wait()
     writer.close()
-    # Case: one that does come is read, however long it takes.
+    # Case: one that does come is read, however long it takes: 96 pauses are longer than the bound together.
+    monkeypatch.setattr(http_stopping, "BODY_S", 0.9)
     reader, writer = await connected(server)
     writer.write(POST)
     for _ in range(96):
-        await SystemClock().sleep(0.001)
+        await SystemClock().sleep(0.01)
         writer.write(b"x")
     await answer(reader, b"some" + b"x" * 96)
     writer.close()
