@@ -55,6 +55,7 @@ POINTS: Final[Mapping[str, str]] = {
     "ack.appended": "an acknowledgement is in its journal; of a journal",
     "transaction.acknowledged": "all acknowledgements of a transaction are in place; of a shard",
     "recovery.playing": "play-back has begun; of a log",
+    "recovery.fencing": "the shard is ours, its log is about to be fenced; of a log",
     "recovery.handed_off": "play-back was handed over, its files are not in place; of a log",
     "recovery.live": "its files are in place; of a log",
     "promotion.fencing": "the shard is ours, its checkpoint is about to be restored; of a shard",

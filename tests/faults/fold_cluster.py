@@ -181,7 +181,10 @@ class FoldCluster:
             member = running[-1]
         return ShardClient(member.grpc_url, route_cache_size=0, clock=self.clock)
 
-    async def start_member(self, *, failpoints: str = "", ready: bool = True) -> Member:
+    async def start_member(
+        self, *, failpoints: str = "", ready: bool = True, etcd: str | None = None
+    ) -> Member:
+        """Start a process. ``etcd``: the endpoint that it connects to, instead of the server's own."""
         self._started += 1
         name = f"{self.fleet}-member-{self._started:03d}"
         grpc_port, http_port = free_port(), free_port()
@@ -199,7 +202,7 @@ class FoldCluster:
             "--consumer.drain-timeout=0s",
             f"--broker.address={self.cluster.brokers[0].grpc_url}",
             f"--broker.file-root={self.cluster.directory / 'fragments'}",
-            f"--etcd.address={self.cluster.etcd.endpoint}",
+            f"--etcd.address={etcd or self.cluster.etcd.endpoint}",
             f"--etcd.prefix={self.root}",
             f"--etcd.lease={self.lease_s}s",
             "--log.level=info",

@@ -370,6 +370,7 @@ class Player:
         assert author is not None
         if self._permit is not None:
             await self._permit()
+        await reach("recovery.fencing", playback.log, self._clock)
         playback.expect_handoff(author)
         result = await self._client.append(
             AppendParams(journal=playback.log, union_registers=fence(author)),
