@@ -140,7 +140,8 @@ def test_an_owner_that_is_fenced_by_a_late_one_starts_again_by_itself(
     async def test(cluster: FoldCluster) -> None:
         [first] = cluster.running  # It leads the allocation, so do not stop it.
         etcd = urlsplit(cluster.cluster.etcd.endpoint)
-        assert etcd.hostname is not None and etcd.port is not None
+        assert etcd.hostname is not None
+        assert etcd.port is not None
         async with TcpProxy(etcd.hostname, etcd.port) as proxy:
             late = await cluster.start_member(etcd=f"http://127.0.0.1:{proxy.port}")
             await cluster.await_up(standbys=True)
