@@ -28,6 +28,7 @@ from gazette.broker.context import BrokerContext
 from gazette.broker.resolver import Resolution
 from gazette.client.rpc.credentials import journal_claims
 from gazette.client.rpc.errors import open_channel
+from gazette.client.rpc.stream_call import StreamCall
 from gazette.client.rpc.wire import COMMIT, append_content
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.protocol.append_session import LEDGER_KEY, SessionAppend, ledger_of
@@ -207,16 +208,15 @@ class AppendApi:
 
 
 async def _forward(
-    opening: broker_pb2.AppendRequest, content: ContentSource, upstream: Any
+    opening: broker_pb2.AppendRequest, content: ContentSource, upstream: StreamCall
 ) -> None:
-    """Write everything; a primary that has answered already has its reasons, which it tells."""
-    try:
-        await upstream.write(opening)
-        while (chunk := await content.next()) is not None:
-            await upstream.write(append_content(chunk) if chunk else COMMIT)
-        await upstream.done_writing()
-    except asyncio.InvalidStateError:
+    """Write everything. Stop if the primary has answered: its response has the reason."""
+    if not await upstream.write(opening):
         return
+    while (chunk := await content.next()) is not None:
+        if not await upstream.write(append_content(chunk) if chunk else COMMIT):
+            return
+    await upstream.done_writing()
 
 
 def _told(ledger: str) -> tuple[tuple[str, str], ...]:

@@ -32,6 +32,7 @@ from gazette.broker.http.ranges import (
     parse_tags,
 )
 from gazette.client.rpc.errors import rpc_error, was_too_slow
+from gazette.client.rpc.stream_call import StreamCall
 from gazette.client.rpc.wire import CHUNK_BYTES, COMMIT, Content, append_content
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.net.json_gateway import CHALLENGE, Cors, Handler
@@ -86,7 +87,7 @@ class Loopback:
     """
 
     read: Callable[..., Any]
-    append: Callable[..., Any]
+    append: Callable[..., StreamCall]
     http_endpoints: Callable[[Route], Mapping[str, str]]
     created: Callable[[str], int]
 
@@ -145,7 +146,7 @@ class HttpGateway:
             async with TaskScope("put") as scope:
                 # The call may end before the body does, which may never end.
                 writing = scope.spawn(_write_body(call, opening, request), name="body")
-                ending = scope.spawn(_ended(call), name="answer")
+                ending = scope.spawn(call.wait_ended(), name="answer")
                 await asyncio.wait({writing, ending}, return_when=asyncio.FIRST_COMPLETED)
                 scope.cancel()
             response = await call
@@ -317,30 +318,20 @@ async def _body(
         call.cancel()
 
 
-async def _ended(call: Any) -> None:
-    ended = asyncio.Event()
-    call.add_done_callback(lambda _: ended.set())
-    await ended.wait()
-
-
-async def _write_body(call: Any, opening: broker_pb2.AppendRequest, request: Request) -> None:
-    """Stream the request's body into an append, and commit it.
-
-    When the broker has answered already, there is nobody to write to: its answer is the outcome.
-    """
-    try:
-        await call.write(opening)
-        async with aclosing(request.stream()) as body:
-            async for part in body:
-                view = memoryview(part)
-                for at in range(0, len(view), CHUNK_BYTES):
-                    await call.write(append_content(view[at : at + CHUNK_BYTES]))
-        await call.write(COMMIT)
+async def _write_body(
+    call: StreamCall, opening: broker_pb2.AppendRequest, request: Request
+) -> None:
+    """Stream the request's body into an append, and commit it. Stop if the broker has answered."""
+    if not await call.write(opening):
+        return
+    async with aclosing(request.stream()) as body:
+        async for part in body:
+            view = memoryview(part)
+            for at in range(0, len(view), CHUNK_BYTES):
+                if not await call.write(append_content(view[at : at + CHUNK_BYTES])):
+                    return
+    if await call.write(COMMIT):
         await call.done_writing()
-    # The last is what gRPC raises for a write to a call that has ended meanwhile.
-    except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-        if not call.done():
-            raise
 
 
 def parse_read(request: Request) -> broker_pb2.ReadRequest:

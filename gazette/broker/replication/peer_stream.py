@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Final
+from typing import Final
 
 import grpc.aio
 
 from gazette.client.rpc.errors import END_OF_STREAM, rpc_error
+from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, Closed, GazetteError, Unavailable
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import broker_pb2
@@ -32,7 +33,9 @@ class PeerStream:
     remain to be received.
     """
 
-    def __init__(self, peer: ProcessId, call: Any, scope: TaskScope, *, timeout_s: float) -> None:
+    def __init__(
+        self, peer: ProcessId, call: StreamCall, scope: TaskScope, *, timeout_s: float
+    ) -> None:
         self.peer = peer
         self.failure: GazetteError | None = None
         self._call = call
@@ -139,12 +142,16 @@ class PeerStream:
         while self.failure is None:
             if self._outbox:
                 message = self._outbox.popleft()
-                if not await self._talk(self._call.write(message)):
+                if not await self._call.write(message):
+                    # The call is over. Its reason comes, or came, with the answers.
+                    self._outbox.clear()
+                    self._outbox_bytes = 0
+                    self._wake()
                     return
                 self._outbox_bytes = max(self._outbox_bytes - len(message), 0)
                 self._wake()
             elif self._closing:
-                await self._talk(self._call.done_writing())
+                await self._call.done_writing()
                 return
             else:
                 self._to_send = asyncio.get_running_loop().create_future()
@@ -152,38 +159,29 @@ class PeerStream:
 
     async def _receive_all(self) -> None:
         try:
-            while await self._talk(self._receive()):
+            while await self._receive():
                 if len(self._inbox) > _INBOX_MAX:
                     self.cancel(Broken(f"peer {self.peer} answers what was not asked"))
         finally:
             self._ended = True
             self._fail(Closed(f"the stream to {self.peer} has ended"))
 
-    async def _receive(self) -> None:
-        response = await self._call.read()
-        if response is END_OF_STREAM:
-            raise Broken(f"recv from {self.peer}: unexpected EOF")
-        self._inbox.append(response)
-        self._wake()
-
-    async def _talk(self, talking: Any) -> bool:
-        """Await one operation of the call; false if that failed, which says why in ``failure``."""
+    async def _receive(self) -> bool:
+        """Take the next answer. Return False if there is none, with the reason in ``failure``."""
         try:
-            await talking
+            response = await self._call.read()
         except grpc.aio.AioRpcError as error:
             self._fail(rpc_error(error, f"Replicate to {self.peer}"))
-        except GazetteError as error:
-            self._fail(error)
-        except (asyncio.InvalidStateError, grpc.aio.UsageError):
-            # The call is over. Its reason comes, or came, with the answers.
-            self._outbox.clear()
-            self._outbox_bytes = 0
-            self._wake()
+            return False
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             self._fail(Closed(f"the channel to {self.peer} was closed"))
-        else:
-            return True
-        return False
+            return False
+        if response is END_OF_STREAM:
+            self._fail(Broken(f"recv from {self.peer}: unexpected EOF"))
+            return False
+        self._inbox.append(response)
+        self._wake()
+        return True

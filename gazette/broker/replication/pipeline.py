@@ -25,6 +25,7 @@ from gazette.broker.append.rules import unexpected_answer
 from gazette.broker.append.wire import replicate_content
 from gazette.broker.replication.peer_stream import PeerStream
 from gazette.broker.replication.spool_writer import WriteBehind
+from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, Bug, Closed, Conflict, GazetteError, Invalid, Unavailable
 from gazette.fragment.local_file import LocalFragment
 from gazette.fragment.spool import Proposal
@@ -458,7 +459,7 @@ def open_pipeline(
             request_serializer=None,
             response_deserializer=broker_pb2.ReplicateResponse.FromString,
         )
-        call = method(metadata=metadata)
+        call = StreamCall(method(metadata=metadata))
         peers.append(
             PeerStream(member, call, context.scope, timeout_s=context.settings.peer_timeout_s)
         )

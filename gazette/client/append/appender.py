@@ -4,13 +4,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
-
-import grpc.aio
 
 from gazette.auth import Capability
 from gazette.client.rpc.credentials import journal_claims
@@ -33,8 +30,6 @@ if TYPE_CHECKING:
     from gazette.client.client import Client
 
 Content: TypeAlias = BytesLike | Iterable[BytesLike] | AsyncIterator[BytesLike]
-
-_CORE_ERROR: Final = "Internal error from Core"
 
 RETRIED_STATUSES: Final = frozenset(
     {
@@ -183,21 +178,10 @@ class Appender:
         await self._open()
         if not self._answered:
             await self._send(COMMIT)
-        try:
-            with self._translated():
-                if not self._answered:
-                    await self._call.done_writing()
-                response = await self._call
-        except GazetteError as error:
-            if self._answered and _CORE_ERROR in str(error):
-                # gRPC replaces how a call ended by this, if it ended just as something was written.
-                # What was not taken cannot have been committed.
-                raise Unavailable(
-                    "the broker ended the append before it took all of it",
-                    journal=self._params.journal,
-                    endpoint=self._endpoint,
-                ) from error
-            raise
+        with self._translated():
+            if not self._answered:
+                await self._call.done_writing()
+            response = await self._call
         self._answered = True
         return self._checked(response)
 
@@ -221,11 +205,7 @@ class Appender:
 
     async def _send(self, message: bytes) -> None:
         """Send; a broker that has answered already has its reasons, which are in the response."""
-        try:
-            await self._call.write(message)
-        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
-            # Whatever gRPC makes of a write to a call that ended meanwhile (an internal error, too):
-            # how the call ended is for `commit` to say.
+        if not await self._call.write(message):
             self._answered = True
 
     def _translated(self) -> Any:

@@ -16,7 +16,8 @@ from gazette.auth import Signer
 from gazette.client.rpc.credentials import Credentials
 from gazette.client.rpc.dispatch import Health, pick
 from gazette.client.rpc.errors import map_errors
-from gazette.client.rpc.metrics import measure_of, of_ended
+from gazette.client.rpc.metrics import measure_of
+from gazette.client.rpc.stream_call import StreamCall, of_ended
 from gazette.client.rpc.wire import decode_read, encode_append
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.net.transport import NETWORK, Transport
@@ -291,11 +292,12 @@ class BytePath:
     __slots__ = ("append", "read")
 
     def __init__(self, channel: _Channel) -> None:
-        self.append: Callable[..., Any] = channel.stream_unary(
+        append = channel.stream_unary(
             "/protocol.Journal/Append",
             request_serializer=encode_append,
             response_deserializer=broker_pb2.AppendResponse.FromString,
         )
+        self.append: Callable[..., StreamCall] = lambda **call: StreamCall(append(**call))
         self.read: Callable[..., Any] = channel.unary_stream(
             "/protocol.Journal/Read",
             request_serializer=broker_pb2.ReadRequest.SerializeToString,

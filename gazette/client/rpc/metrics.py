@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
+from gazette.client.rpc.stream_call import of_ended
 from gazette.runtime import tracing
 from gazette.runtime.clock import Clock
 from gazette.runtime.metrics import (
@@ -18,8 +19,6 @@ from gazette.runtime.metrics import (
     GRPC_CLIENT_STARTED,
     grpc_code_name,
 )
-
-T = TypeVar("T")
 
 
 @cache
@@ -102,14 +101,3 @@ def _code_of(call: Any) -> grpc.StatusCode:
     except BaseException:  # noqa: BLE001 - whatever it is, the call has not gone well
         return grpc.StatusCode.CANCELLED
     return grpc.StatusCode.UNKNOWN if code is None else code
-
-
-def of_ended(waiting: Coroutine[Any, Any, T]) -> T | None:
-    """Return what gRPC gives by a coroutine, which does not wait once the call has ended."""
-    try:
-        waiting.send(None)
-    except StopIteration as answer:
-        value: T = answer.value
-        return value
-    waiting.close()
-    return None

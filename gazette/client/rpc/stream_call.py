@@ -1,0 +1,128 @@
+"""Calls whose requests are written one by one, and how they ended.
+
+A server may end such a call at any time. If a request is being written just then, gRPC replaces the status
+that the server gave by INTERNAL. Its reason would be lost: here it is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Generator
+from typing import Any, Final, TypeVar
+
+import grpc
+import grpc.aio
+
+from gazette.client.rpc.errors import END_OF_STREAM
+
+T = TypeVar("T")
+
+_REPLACED: Final = "Internal error from Core"
+"""The details of the status by which gRPC replaces that of the server."""
+_ENDED: Final = (
+    asyncio.InvalidStateError,
+    grpc.aio.AioRpcError,
+    grpc.aio.InternalError,
+    grpc.aio.UsageError,
+)
+"""What gRPC raises for sending to a call that has ended."""
+
+
+class StreamCall:
+    """A call of ``grpc.aio`` without a request iterator. It fails with the status that the server gave.
+
+    Loop-bound. Wrap a call before anything is written.
+    """
+
+    __slots__ = ("_call", "_ended", "_error")
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._ended = asyncio.Event()
+        self._error: grpc.aio.AioRpcError | None = None
+        call.add_done_callback(self._on_done)
+
+    async def write(self, request: Any) -> bool:
+        """Send a request, and return True. Return False if the call has ended.
+
+        Await the response, or read on, to learn how the call ended. Cancellation ends the call.
+        """
+        return await self._sent(self._call.write(request))
+
+    async def done_writing(self) -> None:
+        """Send the end of the requests. Do nothing if the call has ended. Cancellation ends the call."""
+        await self._sent(self._call.done_writing())
+
+    async def _sent(self, sending: Coroutine[Any, Any, None]) -> bool:
+        try:
+            await sending
+        except _ENDED:
+            if not self._call.done():
+                raise
+            return False
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return False  # The channel was closed.
+        return True
+
+    async def read(self) -> Any:
+        """Return the next response, or `END_OF_STREAM`. Raises ``AioRpcError``."""
+        try:
+            return await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            return self._end_of(error)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for the only response. Raises ``AioRpcError``."""
+        return self._response().__await__()
+
+    async def _response(self) -> Any:
+        try:
+            return await self._call
+        except grpc.aio.AioRpcError as error:
+            return self._end_of(error)
+
+    def _end_of(self, error: grpc.aio.AioRpcError) -> Any:
+        """Raise the error that the server gave. Return `END_OF_STREAM` if it ended the call well."""
+        if error.details() != _REPLACED:
+            raise error
+        if self._error is not None:
+            raise self._error from error
+        return END_OF_STREAM
+
+    async def wait_ended(self) -> None:
+        """Return once the call has ended."""
+        await self._ended.wait()
+
+    def cancel(self) -> None:
+        """End the call. Do nothing if it has ended."""
+        self._call.cancel()
+
+    def done(self) -> bool:
+        """Return whether the call has ended."""
+        return bool(self._call.done())
+
+    def _on_done(self, call: Any) -> None:
+        """Keep the first status. Responses are awaited until the server's status has come in any case."""
+        code = of_ended(call.code())
+        if code is not grpc.StatusCode.OK:
+            self._error = grpc.aio.AioRpcError(
+                code or grpc.StatusCode.UNKNOWN,
+                initial_metadata=grpc.aio.Metadata(),
+                trailing_metadata=of_ended(call.trailing_metadata()) or grpc.aio.Metadata(),
+                details=of_ended(call.details()),
+            )
+        self._ended.set()
+
+
+def of_ended(waiting: Coroutine[Any, Any, T]) -> T | None:
+    """Return what gRPC gives by a coroutine, which does not wait once the call has ended."""
+    try:
+        waiting.send(None)
+    except StopIteration as answer:
+        value: T = answer.value
+        return value
+    waiting.close()
+    return None
