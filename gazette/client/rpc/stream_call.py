@@ -113,6 +113,7 @@ class StreamCall:
                 initial_metadata=grpc.aio.Metadata(),
                 trailing_metadata=of_ended(call.trailing_metadata()) or grpc.aio.Metadata(),
                 details=of_ended(call.details()),
+                debug_error_string=None,
             )
         self._ended.set()
 
