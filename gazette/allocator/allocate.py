@@ -1,8 +1,7 @@
-"""The leader's loop: observe the state, solve for the desired assignments, take one step towards
-them.
+"""The leader's loop: observe the state, solve for the desired assignments, take one step towards them.
 
-Every member runs it, and the oldest member acts. Each transaction compares the leader's member key.
-So a leader that was replaced, and does not know it, changes nothing.
+Every member runs it, and the oldest member acts. Each transaction compares the leader's member key. So a
+leader that was replaced, and does not know it, changes nothing.
 """
 
 from __future__ import annotations
@@ -97,12 +96,11 @@ class _Leader:
         self._desired: Mapping[str, tuple[MemberId, ...]] = {}
 
     async def converge(self) -> int:
-        """Do one round. Return the revision of its last transaction, or 0 if nothing was to be
-        done.
+        """Do one round. Return the revision of its last transaction, or 0 if nothing was to be done.
 
-        Leave out items that turn out to be stale, so that they do not block the others. The mirror
-        may *stay* behind etcd for an item whose newest value does not decode. Raise ``Conflict`` if
-        a transaction did not apply. Earlier transactions of the round did.
+        Leave out items that turn out to be stale, so that they do not block the others. The mirror may *stay*
+        behind etcd for an item whose newest value does not decode. Raise ``Conflict`` if a transaction did
+        not apply. Earlier transactions of the round did.
         """
         if self._state.network_hash != self._solved_hash:
             await self._solve()
@@ -140,9 +138,7 @@ class _Leader:
         return batch.revision
 
     async def _solve(self) -> None:
-        """Solve for the present state. The state may have changed when this returns, which does no
-        harm.
-        """
+        """Solve for the present state. The state may have changed when this returns, which does no harm."""
         question = SolverInput.of(self._state)
         begun = self._clock.monotonic()
         solution = await self._solution(question)
@@ -229,9 +225,7 @@ class _Batch:
         self._steps = []
 
     def _raise_stale(self, compares: tuple[Compare, ...], result: TxnResult) -> NoReturn:
-        """Raise `_Stale` for the steps whose comparisons failed, by what the failed transaction
-        read.
-        """
+        """Raise `_Stale` for the steps whose comparisons failed, by what the failed transaction read."""
         failed = {
             compare
             for compare, read in zip(compares, result.results, strict=True)

@@ -43,8 +43,7 @@ class ItemStep:
 class Round:
     """Snapshot of the state for one round of convergence.
 
-    Invariant: ``items`` and ``assignments`` are in key order. ``members`` are the keys of all
-    members.
+    Invariant: ``items`` and ``assignments`` are in key order. ``members`` are the keys of all members.
     """
 
     root: str
@@ -108,8 +107,8 @@ def _run_end(assignments: Sequence[DecodedKV], begin: int) -> int:
 
 
 def _remove_dead(root: str, assignments: Sequence[DecodedKV]) -> ItemStep:
-    """Return the step that removes the assignments of a deleted item. They may stay if the item was
-    created again.
+    """Return the step that removes the assignments of a deleted item. They may stay
+    if the item was created again.
     """
     dead: Assignment = assignments[0].decoded
     item = item_key(root, dead.item_id)
@@ -141,9 +140,7 @@ def _plan(
 
 
 def _is_settled(current: Sequence[DecodedKV], desired: Sequence[MemberId]) -> bool:
-    """Return True if every desired member has its assignment, with slots 0, 1, 2 and so on. A fast
-    path.
-    """
+    """Return True if every desired member has its assignment, with slots 0, 1, 2 and so on. A fast path."""
     count = len(current)
     if count != len(desired):
         return False
@@ -205,9 +202,7 @@ class _ItemPlan:
         )
 
     def _diff(self) -> tuple[list[DecodedKV], list[DecodedKV], list[MemberId]]:
-        """Return (keep, unwanted, adds). Of two assignments of one member, the second is
-        unwanted.
-        """
+        """Return (keep, unwanted, adds). Of two assignments of one member, the second is unwanted."""
         keep: dict[MemberId, DecodedKV] = {}
         unwanted: list[DecodedKV] = []
         for kv in self.current:
@@ -222,8 +217,7 @@ class _ItemPlan:
     def _constrain_removes(
         self, unwanted: list[DecodedKV]
     ) -> tuple[list[DecodedKV], list[DecodedKV]]:
-        """Return (removes, rejoined). At least R consistent assignments remain, or nothing is
-        removed.
+        """Return (removes, rejoined). At least R consistent assignments remain, or nothing is removed.
 
         The most loaded members are relieved first.
         """
@@ -240,8 +234,8 @@ class _ItemPlan:
         return order, []
 
     def _remove(self, removes: list[DecodedKV], keep: list[DecodedKV]) -> None:
-        """Remove assignments. Also compare the assignments that make the removal safe: they may be
-        gone by now.
+        """Remove assignments. Also compare the assignments that make the removal
+        safe: they may be gone by now.
         """
         if not removes:
             return
@@ -290,9 +284,7 @@ class _ItemPlan:
         self.loads.move(assignment.member_id, assignment.slot, slot)
 
     def _add(self, adds: list[MemberId]) -> int:
-        """Add assignments for the members that have capacity. The first one of all is the
-        primary.
-        """
+        """Add assignments for the members that have capacity. The first one of all is the primary."""
         if not self.current:
             adds = sorted(
                 adds, key=lambda m: (self.loads.primary_ratio(m), self.loads.total_ratio(m), m)
@@ -313,9 +305,7 @@ class _ItemPlan:
         return added
 
     def _pack(self, keep: list[DecodedKV]) -> int:
-        """Close the lowest gap in the slots. Move at most one assignment per step, since gaps do no
-        harm.
-        """
+        """Close the lowest gap in the slots. Move at most one assignment per step, since gaps do no harm."""
         for index, kv in enumerate(keep):
             if kv.decoded.slot != index:
                 self._move(kv, index)

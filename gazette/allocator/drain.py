@@ -41,7 +41,7 @@ class Drain:
         self,
         clock: Clock,
         state: State,
-        who: object,
+        member: object,
         words: ItemNames,
         *,
         alone_timeout_s: float,
@@ -49,7 +49,7 @@ class Drain:
     ) -> None:
         self._clock = clock
         self._state = state
-        self._who = who
+        self._member = member
         self._words = words
         self._alone_timeout_s = alone_timeout_s
         self._timeout_s = timeout_s
@@ -100,7 +100,7 @@ class Drain:
             log.warning(
                 "%(member)s leaves because %(reason)s: %(left)s",
                 {
-                    "member": self._who,
+                    "member": self._member,
                     "reason": reason,
                     "left": self.remainder.describe(self._words),
                 },
@@ -184,7 +184,7 @@ class Drain:
             "%(member)s is draining: %(left)s. It leaves in %(seconds).0f s if that does not change, and "
             "on a second SIGTERM",
             {
-                "member": self._who,
+                "member": self._member,
                 "left": found.describe(self._words),
                 "seconds": left_s,
                 "waits_for_members": len(found.needing_members),

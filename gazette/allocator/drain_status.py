@@ -26,8 +26,7 @@ class ItemNames:
 class Remainder:
     """Items of a leaving member, by what they wait for. Items are sorted by name.
 
-    ``staying`` are the other members, as ``zone#id``, that have a limit above zero and do not
-    leave.
+    ``staying`` are the other members, as ``zone#id``, that have a limit above zero and do not leave.
     """
 
     needing_members: tuple[str, ...] = ()

@@ -77,8 +77,8 @@ class Weights:
 
     @staticmethod
     def of(members: int, replication_max: int, ranks: int) -> Weights:
-        """Return the prices for a network. ``ranks`` is the number of steps in the order of items,
-        or 0 without order.
+        """Return the prices for a network. ``ranks`` is the number of steps in the
+        order of items, or 0 without order.
         """
         visits = (
             members + 1
@@ -129,9 +129,8 @@ def share_bounds(limit: int, demand: int, capacity: int) -> list[int]:
 class FlowNetwork:
     """Network of some items over all members.
 
-    ``bounds[m]`` are ``share_bounds`` less what earlier networks gave to member ``m``. The last
-    bound is the most that the member may hold. ``ranked`` makes early items win if not all can be
-    served.
+    ``bounds[m]`` are ``share_bounds`` less what earlier networks gave to member ``m``. The last bound is the
+    most that the member may hold. ``ranked`` makes early items win if not all can be served.
     """
 
     def __init__(
@@ -197,8 +196,8 @@ class FlowNetwork:
         return items + self._zones * np.arange(items, dtype=np.int64)
 
     def _zone_arcs(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return the arcs to zones. The j-th replica in one zone costs more with j, and the last
-        one much more.
+        """Return the arcs to zones. The j-th replica in one zone costs more with
+        j, and the last one much more.
         """
         blocks = []
         nodes = self._zone_nodes()

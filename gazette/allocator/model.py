@@ -123,16 +123,12 @@ def item_key(root: str, item_id: str) -> str:
 
 
 def member_key(root: str, zone: str, suffix: str) -> str:
-    """Return the key of a member. Raise ``Invalid`` for parts that would break the order of
-    keys.
-    """
+    """Return the key of a member. Raise ``Invalid`` for parts that would break the order of keys."""
     return f"{root}{MEMBERS}{_component(zone, 'zone')}{SEPARATOR}{_component(suffix, 'suffix')}"
 
 
 def assignment_key(root: str, item_id: str, zone: str, suffix: str, slot: int) -> str:
-    """Return the key of an assignment. Raise ``Invalid`` for parts that would break the order of
-    keys.
-    """
+    """Return the key of an assignment. Raise ``Invalid`` for parts that would break the order of keys."""
     parts = (
         _component(item_id, "item"),
         _component(zone, "zone"),

@@ -25,8 +25,7 @@ _UNAVAILABLE_RETRY_S = 1.0
 
 
 class MemberSession:
-    """Session made by ``start`` and ended by ``close``. Run ``run`` as a daemon at once.
-    Loop-bound.
+    """Session made by ``start`` and ended by ``close``. Run ``run`` as a daemon at once. Loop-bound.
 
     Leave in this order: ``set_exiting``, wait until ``allocate`` returns, stop serving, ``close``.
     """
@@ -52,12 +51,11 @@ class MemberSession:
     ) -> Self:
         """Announce the member, and load ``ks`` at a revision that includes it.
 
-        While another lease holds the key, wait and try again without end. An earlier process with
-        the same id may have to time out. The lease is kept alive meanwhile.
+        While another lease holds the key, wait and try again without end. An earlier process with the same id
+        may have to time out. The lease is kept alive meanwhile.
 
-        Raise ``LeaseLost`` if etcd stays unreachable for the time of the lease. Raise what
-        ``KeySpace.load`` raises. Cancellation may leave the lease and the key in etcd until the TTL
-        is over.
+        Raise ``LeaseLost`` if etcd stays unreachable for the time of the lease. Raise what ``KeySpace.load``
+        raises. Cancellation may leave the lease and the key in etcd until the TTL is over.
         """
         session = cls(etcd, clock, spec_key, await etcd.grant(ttl_s))
         try:
@@ -72,9 +70,7 @@ class MemberSession:
         return session
 
     async def run(self) -> NoReturn:
-        """Keep the lease alive, as a daemon. Raise ``LeaseLost`` when that is no longer
-        possible.
-        """
+        """Keep the lease alive, as a daemon. Raise ``LeaseLost`` when that is no longer possible."""
         await self.lease.keep_alive()
 
     async def set_exiting(self, exiting_value: bytes) -> None:

@@ -1,8 +1,7 @@
 """Desired assignments by minimum-cost flow.
 
-``SimpleMinCostFlow`` holds the interpreter lock while it works. 10,000 items × 100 members × 3
-replicas take about a second. So a large problem is solved in a child process: see
-``solver_process``.
+``SimpleMinCostFlow`` holds the interpreter lock while it works. 10,000 items × 100 members × 3 replicas take
+about a second. So a large problem is solved in a child process: see ``solver_process``.
 """
 
 from __future__ import annotations
@@ -43,9 +42,8 @@ Solution = list[tuple[int, ...]]
 def solve(problem: Problem, items_per_network: int = ITEMS_PER_NETWORK) -> Solution:
     """Return the desired members of every item, as a pure function of the problem.
 
-    Many items are solved in several networks, in order. A member's share grows with the demand so
-    far, so that each network leaves a part of every member to the next. Raise ``Broken`` if the
-    solver fails.
+    Many items are solved in several networks, in order. A member's share grows with the demand so far, so
+    that each network leaves a part of every member to the next. Raise ``Broken`` if the solver fails.
     """
     if not problem.members:
         return [() for _ in problem.items]
@@ -64,8 +62,8 @@ def solve(problem: Problem, items_per_network: int = ITEMS_PER_NETWORK) -> Solut
 
 
 def _budgets(problem: Problem, end: int, used: Sequence[int]) -> list[list[int]]:
-    """Return the bounds of each member's share once the items before ``end`` are served, less what
-    is used.
+    """Return the bounds of each member's share once the items before ``end``
+    are served, less what is used.
     """
     most = len(problem.members)
     seen = sum(min(item.replication, most) for item in problem.items[:end])

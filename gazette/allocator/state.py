@@ -1,8 +1,7 @@
 """Facts derived from the keys: members, demand, the leader, and members that may leave.
 
-``State`` is rebuilt from its KeySpace after every change, as the first of its observers.
-``local_items``, which the resolver needs, is built at once. Facts that only the leader needs are
-built on demand.
+``State`` is rebuilt from its KeySpace after every change, as the first of its observers. ``local_items``,
+which the resolver needs, is built at once. Facts that only the leader needs are built on demand.
 """
 
 from __future__ import annotations
@@ -80,13 +79,11 @@ class Demand:
                 self.zone_slots[zone] = self.zone_slots.get(zone, 0) + limit
 
     def _shed(self, members: Sequence[DecodedKV]) -> dict[MemberId, int]:
-        """Return the capacity that exiting members need not offer any more, the oldest member
-        first.
+        """Return the capacity that exiting members need not offer any more, the oldest member first.
 
-        It never exceeds what the other members can absorb. Capacity remains for every item that
-        could not have its replicas on distinct members otherwise. Such an item keeps the members
-        that leave last, and does not keep these from handing over the rest. ``limits`` must be
-        those of the keys.
+        It never exceeds what the other members can absorb. Capacity remains for every item that could not
+        have its replicas on distinct members otherwise. Such an item keeps the members that leave last, and
+        does not keep these from handing over the rest. ``limits`` must be those of the keys.
         """
         useful = sum(limit > 0 for limit in self.limits.values())
         wanted = sorted(self.replication.values())
@@ -113,8 +110,8 @@ class Demand:
 
     @cached_property
     def network_hash(self) -> int:
-        """Hash of the demand: members with limits, items with replication, and the capacity shed,
-        by member.
+        """Hash of the demand: members with limits, items with replication,
+        and the capacity shed, by member.
         """
         digest = hashlib.blake2b(digest_size=8)
         for table in (self.limits, self.replication, self.shed, self.needed_from):
@@ -178,9 +175,7 @@ class State:
         self.observe()
 
     def observe(self) -> None:
-        """Rebuild from the KeySpace. Register this as an observer before all observers that use
-        ``State``.
-        """
+        """Rebuild from the KeySpace. Register this as an observer before all observers that use ``State``."""
         self.items = self.ks.prefixed(self.root + ITEMS)
         self.members = self.ks.prefixed(self.root + MEMBERS)
         self.assignments = self.ks.prefixed(self.root + ASSIGNMENTS)
@@ -244,7 +239,7 @@ class State:
         return leader is not None and leader.key == self.local_key
 
     def should_exit(self) -> bool:
-        """True if the local member is exiting and holds nothing any more."""
+        """Return True if the local member is exiting and holds nothing any more."""
         local = self.local_member
         if local is None:
             return False
@@ -252,7 +247,7 @@ class State:
         return member.value.exiting() and self.local_count == 0
 
     def is_relieved(self) -> bool:
-        """True if the others can take over all that the local member holds.
+        """Return True if the others can take over all that the local member holds.
 
         It is False for an exiting member that must wait for another member to join.
         """
@@ -267,9 +262,7 @@ class State:
 
     @property
     def network_hash(self) -> int:
-        """Hash that changes when other assignments may be desired. Present assignments do not
-        affect it.
-        """
+        """Hash that changes when other assignments may be desired. Present assignments do not affect it."""
         return self.demand.network_hash
 
     def loads(self) -> Loads:

@@ -1,4 +1,4 @@
-"""What every part of one broker shares: its components, made once by ``service``."""
+"""The components that the parts of one broker share, made once by ``service``."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Threads that brokers share. Each blob store has its own: see ``BlobStores``."""
+    """Threads that the whole broker shares. Each blob store has its own: see ``BlobStores``."""
 
     spools: Pool
-    """For processors, and for writing to the local disk."""
+    """For processor work, and for writing to the local disk."""
     reads: Pool
     """For reading from the local disk while it is slow."""
 
@@ -43,8 +43,8 @@ class Pools:
 class BrokerContext:
     """The components of one broker. Nothing here is replaced while the broker lives.
 
-    ``scope`` owns what lives as long as the broker's replicas: their daemons and their teardown. It
-    is stopped only after the last spool was persisted.
+    ``scope`` owns the daemons and the teardown of the broker's replicas. It is stopped only
+    after the last spool was persisted.
     """
 
     clock: Clock
@@ -62,7 +62,7 @@ class BrokerContext:
     verifier: Verifier
     pools: Pools
     disk: Disk
-    """Where spool files are."""
+    """The disk of spool files."""
     disk_pace: DiskPace
     kept_files: KeptFiles
     scope: TaskScope

@@ -1,4 +1,4 @@
-"""The settings of ``gazette serve``: flags, and what they are for the parts of a broker."""
+"""The settings of ``gazette serve``: flags, and their values for the parts of a broker."""
 
 from __future__ import annotations
 
@@ -26,53 +26,55 @@ class ProcessFlags:
 
 @dataclass(frozen=True, slots=True)
 class BrokerFlags:
-    """Group ``broker``. The first block is named as in the original; the second is ours."""
+    """Group ``broker``. The first block is named as in the original; the second is new here."""
 
     zone: str = setting("local", "failure zone of this broker")
     id: str = setting("", "member id, unique in its zone (empty: two random words)")
-    host: str = setting("", "host that is advertised (empty: the name of this machine)")
+    host: str = setting("", "host to advertise (empty: the name of this machine)")
     port: str = setting("", "gRPC port, or unix:///path (empty: a free one)")
     server_cert_file: str = setting("", "certificate to serve TLS with (PEM)")
     server_cert_key_file: str = setting("", "key of that certificate (PEM)")
-    server_ca_file: str = setting("", "CA that callers' certificates must be of (PEM)")
+    server_ca_file: str = setting("", "CA to verify callers' certificates with (PEM)")
     peer_cert_file: str = setting("", "certificate to present to other brokers (PEM)")
     peer_cert_key_file: str = setting("", "key of that certificate (PEM)")
     peer_ca_file: str = setting("", "CA to verify other brokers with (PEM)")
-    max_grpc_recv_size: int = setting(4_194_304, "largest gRPC message that is accepted, in bytes")
+    max_grpc_recv_size: int = setting(4_194_304, "largest gRPC message to accept, in bytes")
     allow_origin: tuple[str, ...] = setting(
-        (), "origin whose pages may call HTTP routes; may be repeated"
+        (), "origin of pages that may call HTTP routes; may be repeated"
     )
-    limit: int = setting(1024, "most journals (replicas of them) that this broker serves")
-    file_root: Path | None = setting(None, "directory below which file:// stores are")
+    limit: int = setting(1024, "most replicas of journals that this broker serves")
+    file_root: Path | None = setting(None, "root directory of file:// stores")
     fsspec_protocols: tuple[str, ...] = setting(
-        (), "protocol that fsspec+NAME:// stores may have; may be repeated (empty: none)"
+        (), "protocol NAME that fsspec+NAME:// stores may use; may be repeated (empty: none)"
     )
     file_only: bool = setting(False, "use directories of file-root in place of all stores")
     max_append_rate: int = setting(0, "upper bound of any journal's append rate, bytes per second")
     max_replication: int = setting(9, "upper bound of any journal's replication")
-    min_append_rate: int = setting(65_536, "least rate of an append's client, bytes per second")
-    watch_delay: float = duration("30ms", "how long changes in etcd are collected before use")
+    min_append_rate: int = setting(
+        65_536, "lower bound of a client's append rate, bytes per second"
+    )
+    watch_delay: float = duration("30ms", "time for which changes in etcd are collected before use")
     auth_keys: str = setting(
         "", "base64 keys, comma separated: first signs, all verify", secret=True
     )
-    auto_suspend: bool = setting(False, "suspend journals that nobody appends to")
+    auto_suspend: bool = setting(False, "suspend journals without appends")
 
     http_port: str = setting("", "HTTP port, or unix:///path (empty: the gRPC port plus one)")
     bind_host: str = setting("", "address to listen on (empty: all)")
     allow_host: tuple[str, ...] = setting(
-        (), "name by which HTTP is served without keys, as of a proxy; may be repeated"
+        (), "host name, as of a proxy, that HTTP accepts without keys; may be repeated"
     )
     spool_dir: Path | None = setting(None, "directory of spool files (empty: the temporary one)")
     drain_timeout: float = duration(
-        "30s", "at exit, how long to wait for a hand-off when no other broker could take over"
+        "30s", "at exit, longest wait for a hand-off when no other broker could take over"
     )
-    drain_timeout_max: float = duration("6h", "at exit, how long to wait for a hand-off at all")
-    graceful_stop: float = duration("15s", "at exit, how long accepted calls may take to end")
-    persist_timeout: float = duration("5m", "at exit, how long the last uploads may take")
+    drain_timeout_max: float = duration("6h", "at exit, longest wait for a hand-off in any case")
+    graceful_stop: float = duration("15s", "at exit, longest wait for accepted calls to end")
+    persist_timeout: float = duration("5m", "at exit, longest time for the last uploads")
 
     def settings(self, process_id: str, root: str, lease_ttl_s: float) -> BrokerSettings:
-        """Raises ``Invalid``."""
-        # What is below the root belongs to stores, some of which may be there to be read only.
+        """Return the broker's settings. Raise ``Invalid`` for a value or directory that cannot be used."""
+        # The root's content belongs to stores, some of which may be there to be read only.
         check_directory("broker.file-root", self.file_root, to_write=False)
         check_directory("broker.spool-dir", self.spool_dir)
         return BrokerSettings(
@@ -99,7 +101,7 @@ class BrokerFlags:
         )
 
     def server_settings(self, default_host: str) -> ServerSettings:
-        """Raises ``Invalid``."""
+        """Return the settings of its servers. Raise ``Invalid`` for a value that cannot be used."""
         return ServerSettings(
             host=self.host or advertised_host(self.bind_host, default_host),
             port=self.port,
@@ -119,7 +121,7 @@ class BrokerFlags:
 
 
 def tls_files(cert_file: str, key_file: str, ca_file: str) -> TlsFiles | None:
-    """What to serve with, or None for plain text. Raises ``Invalid`` for half of a pair."""
+    """Return the files to serve TLS with, or None for plain text. Raise ``Invalid`` for half of a pair."""
     if bool(cert_file) != bool(key_file):
         raise Invalid(
             "server-cert-file and server-cert-key-file go together", path="server-cert-file"

@@ -1,4 +1,4 @@
-"""What the primary of a journal writes to etcd: that its replicas are in step, and its suspension."""
+"""The updates that a journal's primary makes in etcd: its replicas are in step, and its suspension."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 async def put_assignments(context: BrokerContext, at: Resolution, route: Route) -> Revision:
-    """Store ``route`` in all of the journal's assignments, by which the allocator knows that they are
-    consistent; nothing is changed if any of them was changed since ``at``.
+    """Store ``route`` in all of the journal's assignments: the allocator then takes them for consistent.
 
-    Returns the revision to resolve at next. Raises as ``Etcd.txn``.
+    Nothing is changed if any of them was changed since ``at``. Returns the revision to resolve
+    at next. Raises as ``Etcd.txn``.
     """
     value = route.without_endpoints().to_pb().SerializeToString()
     puts: list[Operation] = [
@@ -34,15 +34,15 @@ async def put_assignments(context: BrokerContext, at: Resolution, route: Route) 
 async def put_suspend(
     context: BrokerContext, at: Resolution, level: SuspendLevel, offset: Offset
 ) -> Revision:
-    """Change the suspension in the journal's specification; nothing is changed if the journal or any of
-    its assignments was changed since ``at``.
+    """Change the suspension in the journal's specification.
 
-    Returns the revision to resolve at next. Raises as ``Etcd.txn``.
+    Nothing is changed if the journal or any of its assignments was changed since ``at``. Returns the revision
+    to resolve at next. Raises as ``Etcd.txn``.
     """
     if at.item_kv is None:
         raise Bug("suspension of a journal that does not exist", journal=at.journal)
     raw = at.item_kv.raw
-    # Not by way of JournalSpec: fields that a newer version wrote are kept.
+    # Change the message, not a JournalSpec: it keeps fields that a newer version wrote.
     spec = broker_pb2.JournalSpec.FromString(raw.value)
     spec.suspend.CopyFrom(Suspend(level, offset).to_pb())
     compares = [Compare.mod_revision(raw.key, "=", raw.mod_revision), *_unchanged_assignments(at)]
@@ -61,6 +61,6 @@ async def _put_if_unchanged(
     result = await context.etcd.txn(compares, puts)
     if result.succeeded:
         return result.header.revision
-    # Some key is newer than our mirror had it, so that the mirror's next revision will come. That of
-    # the response may not: it counts changes outside of our prefix, too.
+    # Some key is newer than in our mirror, so the mirror's next revision will arrive. That of the response
+    # may not: it also counts changes outside of our prefix.
     return at.header.etcd.revision + 1

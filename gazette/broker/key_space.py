@@ -1,4 +1,4 @@
-"""What a broker cluster keeps in etcd: journals, brokers, and which broker has which journal."""
+"""The keys of a broker cluster in etcd: journals, brokers, and assignments of journals to brokers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class JournalItem:
         return self.spec.desired_replication(self.max_replication)
 
     def least_replication(self) -> int:
-        """All of them: what is not persisted yet is only as durable as its replicas are many."""
+        """Return all of them: unpersisted content is only as durable as its replicas are many."""
         return self.desired_replication()
 
 
@@ -51,7 +51,7 @@ class BrokerMember:
 def broker_decoder(
     root: str, max_replication: int
 ) -> Callable[[KeyValue], Item | Member | Assignment]:
-    """The decoder of a broker cluster's KeySpace. What it returns raises ``Invalid``."""
+    """Return the decoder of a broker cluster's KeySpace. The decoder raises ``Invalid``."""
 
     def decode_item(journal: str, value: bytes) -> JournalItem:
         return JournalItem(decode_journal(journal, value), max_replication)
@@ -62,7 +62,7 @@ def broker_decoder(
 def decode_journal(journal: str, value: bytes) -> JournalSpec:
     """Return the specification that is stored under the name ``journal``, as far as it can be served.
 
-    Raises ``Invalid`` for bytes that are none, and for that of another journal.
+    Raises ``Invalid`` for bytes that are no specification, and for one of another journal.
     """
     with _readable("JournalSpec"):
         pb = broker_pb2.JournalSpec.FromString(value)
@@ -81,9 +81,9 @@ def _decode_member(zone: str, suffix: str, value: bytes) -> BrokerMember:
 
 
 def _decode_assignment(journal: str, zone: str, suffix: str, slot: int, value: bytes) -> Route:
-    """Return the Route that the primary advertised. A fresh assignment has none yet.
+    """Return the Route that the primary advertised. A fresh assignment has an empty one.
 
-    An assignment that vanished would be made a second time: one whose value is damaged stays.
+    An assignment with a damaged value stays: if it vanished, it would be made a second time.
     """
     if not value:
         return EMPTY_ROUTE
@@ -96,7 +96,7 @@ def _decode_assignment(journal: str, zone: str, suffix: str, slot: int, value: b
 
 
 def spec_of(state: State, journal: JournalName, life: Revision) -> JournalSpec | None:
-    """The specification of a journal that was created at revision ``life``; None if it is gone.
+    """Return the specification of a journal that was created at revision ``life``; None if it is gone.
 
     A journal of the same name that was created later is another one.
     """
@@ -116,7 +116,7 @@ def _readable(what: str) -> Iterator[None]:
 
 
 def route_of(assignments: Sequence[DecodedKV]) -> Route:
-    """The route that the keys of a journal's assignments (all of them, in key order) amount to."""
+    """Return the route that the keys of a journal's assignments (all of them, in key order) stand for."""
     members: list[ProcessId] = []
     primary: int | None = None
     for kv in assignments:
@@ -128,23 +128,23 @@ def route_of(assignments: Sequence[DecodedKV]) -> Route:
 
 
 def tenure_of(assignments: Sequence[DecodedKV]) -> Revision:
-    """When the assignment of a journal's primary was created; 0 without a primary."""
+    """Return the creation revision of the primary's assignment; 0 without a primary."""
     return next((kv.raw.create_revision for kv in assignments if not kv.decoded.slot), 0)
 
 
 def progress(assignment: DecodedKV) -> tuple[int, ...]:
-    """Rank brokers of a journal whose replicas are not in step: who holds more of it sorts higher.
+    """Rank brokers of a journal whose replicas are not in step: a broker that holds more sorts higher.
 
-    A primary stores the route in every assignment before the first append under it is answered. So an
-    empty value means that the broker holds nothing which was acknowledged. Of the others, the older one
-    holds what was acknowledged for longer.
+    A primary stores the route in each assignment before it answers the first append under that route. So
+    a broker with an empty value holds nothing that was acknowledged. Of the others, the older one holds
+    what was acknowledged for longer.
     """
     raw = assignment.raw
     return (1, -raw.create_revision) if raw.value else (0,)
 
 
 def is_consistent(item: DecodedKV, assignment: DecodedKV, assignments: Sequence[DecodedKV]) -> bool:
-    """Whether the primary has synchronised exactly these replicas: all of a journal's, or none."""
+    """Return True if the primary has synchronized exactly these replicas: all of a journal's, or none."""
     del item, assignment
     route = route_of(assignments)
     return all(kv.decoded.value.equivalent(route) for kv in assignments)

@@ -1,14 +1,14 @@
-"""How far a journal is known to reach: a key in etcd by which an empty store cannot restart it at 0.
+"""The known head of a journal: a key in etcd that stops an empty store from restarting the journal at 0.
 
-Spools are files without a name, and a store may be empty, stale or not mounted. So a journal whose brokers
-were all lost would begin again at an offset that was given out before. The known head forbids that: it is
-at most what all replicas have acknowledged, and an append below it is refused until an operator says where
-to go on (`gazctl journals reset-head`).
+Spools are files without a name, and a store may be empty, stale or not mounted. So a journal that lost all
+its brokers would begin again at an offset that was given out before. The known head forbids that. It is at
+most the offset that all replicas have acknowledged. An append below it is refused until an operator says
+where to go on (`gazctl journals reset-head`).
 
-It is written before the first append of a primary is answered, behind each fragment that is completed, and
-when a primary leaves in good order. It is never written per append. The key is outside of the prefix that
-brokers watch, so that it neither wakes the allocator nor puzzles brokers that do not know it. It carries
-the journal's life: a key that a former journal of the same name has left behind means nothing.
+The key is written before the first append of a primary is answered, and after each completed fragment. It is
+also written when a primary leaves in good order, and never per append. The key is outside of the prefix that
+brokers watch: it neither wakes the allocator nor confuses brokers that do not know it. The value names the
+journal's life: a key of a former journal of the same name has no effect.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ log = logging.getLogger(__name__)
 
 _TENURES_MAX: Final = 16
 _ATTEMPTS_MAX: Final = 5
-"""Of one write: each that fails has found a newer value, which another primary has written."""
+"""Attempts of one write. A failed attempt has found a newer value, written by another primary."""
 _RETRY_S: Final = 5.0
 _ASK_S: Final = 2.0
 _SILENT_S: Final = 4.0
-"""For how long etcd is not asked again after it did not answer, for whichever upload."""
+"""Seconds for which etcd is not asked again after it did not answer, for any upload."""
 
 
 def head_key(root: str, journal: JournalName) -> str:
@@ -54,9 +54,9 @@ def head_key(root: str, journal: JournalName) -> str:
 class Head:
     """The value of the key. ``tenures`` are the latest primaries that have answered an append.
 
-    Each is named by the creation of its assignment, with the offset at which it began. ``closed`` are the
-    journal's registers if the last one of them left in good order, with nothing acknowledged beyond
-    ``offset``; None while one may have acknowledged more.
+    Each tenure is the creation revision of a primary's assignment, with the offset at which the primary
+    began. ``closed`` holds the journal's registers if the last primary left in good order, with nothing
+    acknowledged beyond ``offset``. It is None while a primary may have acknowledged more.
     """
 
     life: Revision
@@ -76,7 +76,7 @@ class Head:
 
     @classmethod
     def decode(cls, value: bytes) -> Head:
-        """Raise ``Conflict`` for a value that is not one of ours."""
+        """Return the head that ``value`` encodes. Raise ``Conflict`` for a value of another form."""
         try:
             fields = json.loads(value)
             tenures = tuple((int(tenure), int(begin)) for tenure, begin in fields["tenures"])
@@ -87,28 +87,32 @@ class Head:
         except (ValueError, TypeError, KeyError) as error:
             raise Conflict(
                 "the known head of a journal cannot be read",
-                hint="Another version wrote it, or something else did: delete the key if you know the "
-                "end of the journal.",
+                hint="Another version or another program wrote it. Delete the key if you know the end of "
+                "the journal.",
                 value=repr(value[:200]),
             ) from error
 
     def begun(self, tenure: Revision, begin: Offset, end: Offset) -> Head:
-        """The head once a primary has acknowledged ``[begin, end)`` first, or is about to begin there."""
+        """Return the head once a primary has first acknowledged ``[begin,
+        end)``, or is about to begin there.
+        """
         tenures = self.tenures
         if not tenures or tenures[-1][0] != tenure:
             tenures = (*tenures, (tenure, begin))[-_TENURES_MAX:]
         return replace(self, offset=max(self.offset, end), tenures=tenures, closed=None)
 
     def limit(self, tenure: Revision) -> Offset | None:
-        """Where a later primary than ``tenure`` has begun; None if none has."""
+        """Return the offset at which a later primary than ``tenure`` has
+        begun; None without a later primary.
+        """
         return min((begin for later, begin in self.tenures if later > tenure), default=None)
 
 
 class KnownHead:
     """The known head of one replica's journal. Loop-bound.
 
-    ``offset`` is the head as of the last look. Between two writes of a primary it may lag behind what is
-    acknowledged: by one fragment, or more while etcd is away. It never is ahead.
+    ``offset`` is the head as last read. Between two writes of a primary it may lag behind what is
+    acknowledged: by one fragment, or more while etcd is away. It is never ahead.
     """
 
     def __init__(self, context: BrokerContext, journal: JournalName, life: Revision) -> None:
@@ -118,9 +122,9 @@ class KnownHead:
         self._head = Head(life)
         self._mod_revision: Revision = 0
         self.loaded = False
-        """Whether etcd was looked at; reset to have that done again."""
+        """The head was read from etcd. Reset it to have the head read again."""
         self._tenure: Revision | None = None
-        """That of this replica, once it has acknowledged an append as primary."""
+        """The tenure of this replica, once it has acknowledged an append as primary."""
         self._noted: Offset = 0
         self._closed: LabelSet | None = None
         self._noting: asyncio.Task[None] | None = None
@@ -135,12 +139,15 @@ class KnownHead:
         return self._head.closed
 
     def limit(self, tenure: Revision) -> Offset | None:
-        """Return where a later primary than that of ``tenure`` has begun, as of the last look."""
+        """Return the offset at which a later primary than that of ``tenure`` has begun, as last read."""
         return self._head.limit(tenure)
 
     async def load(self) -> Offset:
-        """Look at etcd. Raise what ``Etcd.get`` raises, and ``Conflict`` for an unknown value, or if the
-        journal was created again since."""
+        """Read the head from etcd, and return its offset.
+
+        Raises as ``Etcd.get``, and ``Conflict`` for an unknown value or if the
+        journal was created again since.
+        """
         kv = await self._context.etcd.get(self._key)
         head = Head(self._head.life)
         if kv is not None:
@@ -171,8 +178,8 @@ class KnownHead:
     async def acknowledge(self, tenure: Revision, begin: Offset, end: Offset) -> None:
         """Return once an append of ``[begin, end)`` may be answered by the primary of ``tenure``.
 
-        Writes the first one of a tenure, and nothing else. Raises ``Conflict`` if a later primary has
-        acknowledged an append, and as ``Etcd.txn``: then it may have been written.
+        Writes to etcd for the first append of a tenure only. Raises ``Conflict`` if a later primary has
+        acknowledged an append, and as ``Etcd.txn``: then the head may have been written.
         """
         if self._tenure == tenure:
             return
@@ -181,8 +188,10 @@ class KnownHead:
         self._noted = max(self._noted, end)
 
     def note(self, end: Offset) -> None:
-        """Write, in a while, that everything before ``end`` is acknowledged. Of no effect but for a
-        primary that has acknowledged an append."""
+        """Write in the background that everything before ``end`` is acknowledged.
+
+        Has an effect only for a primary that has acknowledged an append.
+        """
         if self._tenure is None or end <= self._noted:
             return
         self._noted = end
@@ -192,9 +201,12 @@ class KnownHead:
             )
 
     def close(self, end: Offset, registers: LabelSet) -> None:
-        """Write, in a while, that nothing was acknowledged beyond ``end``, where the journal has these
-        registers. Whoever leads it next goes on there without being asked, once stores have all of it.
-        Of no effect but for a primary that has acknowledged an append, which is its last."""
+        """Write in the background that nothing was acknowledged beyond ``end``, where
+        the journal has ``registers``.
+
+        The next primary then goes on there without an operator, once stores have all of the journal. Has an
+        effect only for a primary that has acknowledged an append. No append may follow.
+        """
         if self._tenure is None:
             return
         self._noted, self._closed = end, registers
@@ -204,7 +216,7 @@ class KnownHead:
             )
 
     async def settle(self, timeout_s: float) -> None:
-        """Return when what was noted is written, or the time is up. Cancellation: no effect."""
+        """Return when all noted writes are done, or after ``timeout_s``. Cancellation: no effect."""
         if self._noting is not None:
             await asyncio.wait({self._noting}, timeout=timeout_s)
 
@@ -235,7 +247,7 @@ class KnownHead:
         for _ in range(_ATTEMPTS_MAX):
             if (begun := self._head.limit(tenure)) is not None:
                 raise Conflict(
-                    "another broker leads the journal since, and has acknowledged appends",
+                    "another broker leads the journal now, and has acknowledged appends",
                     hint="No action: this broker learns of it from etcd, and stops leading.",
                     journal=self._journal,
                     begun_at=begun,
@@ -249,16 +261,16 @@ class KnownHead:
             await self.load()
         raise Unavailable(
             "the known head of the journal changes too often to be written",
-            hint="Several brokers take themselves for its primary: compare their routes.",
+            hint="Several brokers act as the journal's primary: compare the routes that they report.",
             journal=self._journal,
         )
 
 
 class UploadLimits:
-    """Where later primaries have begun, for uploads of those before them. Loop-bound.
+    """Offsets at which later primaries have begun, which limit uploads of former ones. Loop-bound.
 
-    A broker whose lease holds, of a primary that still leads, need not ask. All others ask etcd, once per
-    upload.
+    A broker need not ask etcd while its lease holds and its primary still leads. All
+    others ask etcd, once per upload.
     """
 
     def __init__(self, etcd: Etcd, state: State, lease: LeaseGuard, clock: Clock) -> None:
@@ -269,10 +281,10 @@ class UploadLimits:
         self._silent_until = 0.0
 
     async def of(self, journal: JournalName, life: Revision, tenure: Revision) -> Offset | None:
-        """Return where a later primary of the journal began; None if none has.
+        """Return the offset at which a later primary of the journal began; None without a later primary.
 
-        Raises ``Unavailable`` while etcd does not answer, and ``Conflict`` for a value of another version:
-        nothing is known then, and a later primary may have begun.
+        Raises ``Unavailable`` while etcd does not answer, and ``Conflict`` for a value of another version.
+        Nothing is known then: a later primary may have begun.
         """
         present = tenure_of(self._state.assignments_of(journal))
         if self._lease.holds and present == tenure:
@@ -291,6 +303,6 @@ class UploadLimits:
 
 def _silent() -> Unavailable:
     return Unavailable(
-        "etcd does not say whether another broker has led the journal since",
-        hint="The bytes are kept, and etcd is asked again.",
+        "etcd did not answer: another broker may have led the journal since",
+        hint="No action: the bytes are kept, and etcd is asked again. Check etcd if this lasts.",
     )

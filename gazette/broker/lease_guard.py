@@ -1,7 +1,7 @@
-"""Whether this broker may answer for its journals now: no acknowledgement without a lease.
+"""The guard of acknowledgements: a broker answers for its journals only while its lease is known to hold.
 
-A broker that was paused beyond its lease does not know that others lead its journals. With R=1 nothing
-else stands between it and a second history of the same offsets.
+A broker that was paused beyond its lease does not know that others lead its journals. With R=1 nothing else
+prevents a second history of the same offsets.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from gazette.errors import Unavailable
 
 
 class Remaining(Protocol):
-    """A lease, as far as it is used here."""
+    """The part of a lease that this module uses."""
 
     @property
     def remaining_s(self) -> float:
-        """Seconds for which it is surely ours, counted from the *sending* of the last renewal."""
+        """Seconds for which the lease surely holds, counted from the *sending* of the last renewal."""
         ...
 
 
@@ -32,7 +32,7 @@ class LeaseGuard:
 
     @property
     def holds(self) -> bool:
-        """Whether the lease is known to hold at this moment."""
+        """True if the lease is known to hold at this moment."""
         return self._lease is not None and self._lease.remaining_s > 0
 
     def check(self) -> None:
@@ -42,6 +42,6 @@ class LeaseGuard:
         late_s = 0.0 if self._lease is None else -self._lease.remaining_s
         raise Unavailable(
             "the broker's lease may have ended: it acknowledges nothing, as others may lead its journals",
-            hint="It was paused, or cut off from etcd. It ends by itself; start it again.",
+            hint="The broker was paused, or cut off from etcd. It will exit: start it again.",
             late_s=round(late_s, 3),
         )

@@ -1,8 +1,8 @@
 """``gazette serve``: a broker from its settings to its exit code.
 
-Exit codes: 0 stopped as asked; 1 it broke, or could not leave in good order (the log says which);
-2 the configuration is wrong. Signals: SIGTERM and SIGINT stop it gracefully, a second one ends the
-wait for other brokers to take over, after which it still persists what it has.
+Exit codes: 0 it stopped as asked; 1 it failed, or could not leave in good order (the log says which); 2 the
+configuration is wrong. SIGTERM and SIGINT stop it gracefully. A second signal ends the wait for other brokers
+to take over; the broker still persists what it has.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def schema(program: str = "gazette serve") -> Schema:
 
 
 def serve(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a broker, or several, until it is told to stop. Returns the exit code."""
+    """Run a broker, or several, until a signal stops it. Return the exit code."""
     try:
         loaded = schema().load(argv, environ)
         log_flags = loaded.group(LogFlags)
@@ -83,7 +83,7 @@ def serve(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except GazetteError as error:
         log.critical("gazette serve: %(error)s", {"error": error})
         with suppress(OSError):
-            if TERMINATION_LOG.exists():  # Kubernetes shows it with the pod.
+            if TERMINATION_LOG.exists():  # Kubernetes shows this file with the pod.
                 TERMINATION_LOG.write_text(f"{error}\n{error.hint}\n")
         return EXIT_FAILED
 
@@ -103,7 +103,7 @@ def print_config(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 async def _supervise(
     loaded: Loaded, argv: Sequence[str], environ: Mapping[str, str], count: int
 ) -> int:
-    """Run ``count`` brokers as processes of their own; ids and ports follow from those given."""
+    """Run ``count`` brokers as separate processes. Their ids and ports follow from those given."""
     flags = loaded.group(BrokerFlags)
     first_id = flags.id or two_words(random.SystemRandom())
     debug = loaded.group(DebugFlags)

@@ -1,8 +1,8 @@
 """Zero-byte appends by which the primary of a journal keeps its replicas in step.
 
-Brokers can neither join nor leave a journal until its primary has synchronized with them, and clients
-may not append for days. So every replica pulses: at once, whenever the route changes, and on a timer.
-Pulses also roll spools that are due to be flushed, and put idle journals to rest.
+Brokers can neither join nor leave a journal until its primary has synchronized with them, and clients may not
+append for days. So each replica pulses: at its start, after each change of the route, and on a timer. Pulses
+also roll spools that are due to be flushed, and suspend idle journals.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ _EXPECTED: Final = frozenset(
         Status.SUSPENDED,
     }
 )
-"""Of replicas that are not primary, or of a journal that is going."""
+"""Statuses of replicas that are not primary, or of a journal that is being removed."""
 
 
 class Heartbeat:
-    """When to pulse next, and with which control. ``idle_ticks`` counts timer pulses since the route
-    last changed."""
+    """The time of the next pulse, and its control. ``idle_ticks`` counts timer
+    pulses since the route last changed.
+    """
 
     def __init__(self, interval_s: float, suspend_after: int | None) -> None:
         self._interval_s = interval_s
@@ -61,7 +62,7 @@ class Heartbeat:
         self.idle_ticks += 1
 
     def next_s(self, *, succeeded: bool) -> float:
-        """Seconds until the next pulse; soon after a failure, and later after each further one."""
+        """Return the seconds until the next pulse: soon after a failure, and later after each further one."""
         if succeeded:
             self._retry_s = _RETRY_MIN_S
             return self._interval_s
@@ -70,13 +71,13 @@ class Heartbeat:
 
 
 _HINTS: Final = {
-    Status.INDEX_HAS_GREATER_OFFSET: "All replicas that held the end of the journal were lost, or have left, "
+    Status.INDEX_HAS_GREATER_OFFSET: "All replicas that held the end of the journal were lost, or have left; "
     "or its store is empty, stale or not mounted. "
     "docs/operating.md says how to go on at the end of what is stored: gazctl journals reset-head",
-    Status.INSUFFICIENT_JOURNAL_BROKERS: "There are fewer brokers with room than its replication: start "
-    "another one, raise --broker.limit, or lower its replication",
-    Status.FRAGMENT_STORE_UNHEALTHY: "Appends are refused until its store is healthy: gazctl journals "
-    "store-health says more",
+    Status.INSUFFICIENT_JOURNAL_BROKERS: "Fewer brokers have room than the journal's replication asks for: "
+    "start another broker, raise --broker.limit, or lower the journal's replication",
+    Status.FRAGMENT_STORE_UNHEALTHY: "Appends are refused until the journal's store is healthy: see gazctl "
+    "journals store-health",
 }
 
 
@@ -106,7 +107,7 @@ async def pulse_forever(context: BrokerContext, replica: Replica) -> NoReturn:
         outcome = await _pulse(context, replica, driver)
         problem = problem_of(outcome)
         if outcome.status is Status.INDEX_HAS_GREATER_OFFSET:
-            replica.head.loaded = False  # Its last primary may have closed the journal since.
+            replica.head.loaded = False  # The last primary may have closed the journal since.
         if problem:
             log.warning(
                 "pulse of %(journal)s failed (will retry): %(error)s",
@@ -136,7 +137,7 @@ def _driver(context: BrokerContext, replica: Replica, control: SuspendControl) -
 
 
 async def _pulse(context: BrokerContext, replica: Replica, driver: AppendDriver) -> Outcome:
-    """Run one append; when it takes too long or we are cancelled, it is wound up in good order."""
+    """Run one append. If it takes too long or is cancelled, wind it up in good order."""
     running = context.scope.spawn(driver.run(), name=f"pulse {driver.journal}")
     timeout_s = context.settings.pulse_timeout_s
     try:
@@ -152,7 +153,7 @@ async def _pulse(context: BrokerContext, replica: Replica, driver: AppendDriver)
 
 
 def problem_of(outcome: Outcome) -> GazetteError | None:
-    """What an operator should know of a pulse that failed; None if that was to be expected."""
+    """Return the problem that an operator should know of a failed pulse; None if the failure is expected."""
     if outcome.ending is Ending.FAILED:
         error = outcome.error
         if error is None or isinstance(error, Closed):
@@ -165,7 +166,7 @@ def problem_of(outcome: Outcome) -> GazetteError | None:
 
 
 def cause_of(outcome: Outcome) -> str:
-    """Return what pulses that failed for one reason have in common, whatever their journal."""
+    """Return the common cause of pulses that failed for one reason, for all journals."""
     if outcome.error is None:
         return outcome.status.name
     return f"{outcome.context}: {outcome.error.message}"

@@ -1,5 +1,5 @@
-"""A journal's replica at this broker: its spool and pipeline, which are handed from owner to owner, and
-its index; with the daemons that keep it in step with blob stores and peers.
+"""A journal's replica at this broker: its spool, pipeline and index. Spool and pipeline are handed from
+owner to owner. Daemons keep the replica in step with blob stores and peers.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _REFRESH_RETRY_MIN_S: Final = 1.0
 _REFRESH_FIRST_MAX_S: Final = 4.0
 _REFRESH_HOLE_S: Final = 10.0
 _HEAD_WRITE_S: Final = 2.0
-"""How long a replica that is shut down waits for etcd; what it would write is in the store soon."""
+"""Seconds for which a replica that shuts down waits for etcd. The store has the same facts soon."""
 _SECOND_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class _SpoolEvents:
-    """Commits become readable at once; what is completed, and agreed, gets to a blob store."""
+    """Makes commits readable at once, and gives completed spools to the upload gate."""
 
     index: Index
     agreement: Agreement
@@ -64,18 +64,18 @@ class _SpoolEvents:
             self.first_commit.set()
 
     def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None:
-        del primary  # The agreement knows who leads.
+        del primary  # The agreement knows if this replica leads.
         self.agreement.spool_complete(spool)
 
 
 class Replica:
     """One assigned journal. Loop-bound; made by the resolver, started once, shut down once.
 
-    It is of the journal that was created at revision ``life``, and has nothing to do with a journal of
-    the same name that is created later.
+    The replica is of the journal that was created at revision ``life``. It has nothing to do with a
+    later journal of the same name.
 
-    ``spool`` is held by a pipeline of ours or by a Replicate call of the primary; ``pipeline`` holds
-    None until there is one. Whoever takes one of them gives it back, or its successor.
+    ``spool`` is held by a pipeline of this broker or by a Replicate call of the primary. ``pipeline`` holds
+    None until there is one. An owner gives back what it took, or its successor.
     """
 
     def __init__(self, journal: JournalName, life: Revision, context: BrokerContext) -> None:
@@ -86,9 +86,9 @@ class Replica:
         self.line = Line()
         self.sessions = SessionLedger()
         self.refused_to: Offset = -1
-        """Where the spool ended when a peer refused its bytes: it had others."""
+        """End of the spool when a peer refused its bytes because it had others."""
         self.refresh_error: str | None = None
-        """Why the last listing of the blob stores failed; None if it did not."""
+        """The reason why the last listing of the blob stores failed; None if it succeeded."""
         self.emptied_stores: list[EmptiedStore] = []
         """Stores that the last listing found without any of their former fragments."""
         self._former = EmptiedStores(context.clock)
@@ -99,7 +99,7 @@ class Replica:
         """The spool is rolled over offsets of which no replica has the bytes, or will be. See ``begin``."""
         self.agreement = Agreement(context.persister, life, self.head.note)
         self.first_commit = asyncio.Event()
-        """Set when content was committed to the first fragment of the journal, which this replica leads."""
+        """Set when this replica, as primary, commits content to the first fragment of the journal."""
         self._gathering: set[asyncio.Future[None]] = set()
         """The last turns of pipelines that were torn down and still wait for answers."""
         self._daemons: tuple[asyncio.Task[None], ...] = ()
@@ -120,15 +120,18 @@ class Replica:
         return spec_of(self._context.state, self.journal, self.life)
 
     async def load_head(self) -> None:
-        """Look how far etcd says that the journal reaches. Raises as ``KnownHead.load``."""
+        """Read from etcd how far the journal reaches. Raises as ``KnownHead.load``."""
         self.index.known_head = await self.head.load()
 
     async def begin(self, tenure: Revision, end: Offset) -> None:
-        """Have the primary of ``tenure`` begin at ``end``, which its spool was rolled to without its bytes.
+        """Begin at ``end`` as the primary of ``tenure``, whose spool was rolled
+        there without the bytes before.
 
-        A former primary may upload until it learns of that from etcd. So etcd is written first, and then
-        stores are listed again: what was uploaded is seen here, and what is uploaded later is removed by
-        its broker. Raises as etcd and stores do, and ``Unavailable`` if the listing takes too long.
+        A former primary may upload until it learns of that from etcd. So etcd is written first,
+        and then stores are listed again. The listing shows what was uploaded before. Its broker
+        removes what is uploaded later.
+
+        Raises as etcd and stores do, and ``Unavailable`` if the listing takes too long.
         Cancellation: etcd may be written.
         """
         await self.head.begin(tenure, end)
@@ -139,7 +142,7 @@ class Replica:
                     self._take_listing(await self._list(self.spec))
         except TimeoutError:
             raise Unavailable(
-                "the journal's fragment stores were not listed in time, behind the write of its head",
+                "the journal's fragment stores were not listed in time, after the write of its head",
                 hint="Check the stores: `gazctl journals store-health`.",
                 journal=self.journal,
                 timeout_s=timeout_s,
@@ -149,7 +152,7 @@ class Replica:
     def has_unagreed(self, fragment: Fragment) -> bool:
         """Return True if peers may lack the end of ``fragment``, the spool of this primary.
 
-        It was committed and not acknowledged by all, or this replica begins to lead.
+        The end was committed and not acknowledged by all, or this replica begins to lead.
         """
         agreed = self.agreement.end
         if not fragment.length or fragment.end == self.refused_to:
@@ -157,7 +160,7 @@ class Replica:
         return agreed is None or agreed < fragment.end
 
     def agree(self, end: Offset) -> None:
-        """All replicas have acknowledged everything before ``end``.
+        """Record that all replicas have acknowledged everything before ``end``.
 
         Raises ``Unavailable`` unless the broker's lease is known to hold now: another broker may lead the
         journal, and have begun at an earlier offset.
@@ -166,7 +169,7 @@ class Replica:
         self.agreement.agree(end)
 
     def relies_on(self, fragment: Fragment) -> bool:
-        """Whether exactly ``fragment`` is, or may be, what this replica has of its offsets."""
+        """Return True if this replica has, or may have, exactly ``fragment`` at its offsets."""
         end = fragment.end
         return any(
             (one.begin, one.end, one.sum) == (fragment.begin, end, fragment.sum)
@@ -174,15 +177,14 @@ class Replica:
         )
 
     def stored(self, fragment: Fragment) -> None:
-        """Keep the local file of ``fragment``, which a store has, for as long as that is permitted."""
+        """Keep the local file of ``fragment``, which a store has, while the limit of kept files permits."""
         self._former.note(fragment)
         self._context.kept_files.keep(lambda: self.index.stored(fragment))
 
     async def wait_listed(self, timeout_s: float) -> None:
-        """Return once the blob stores were listed: before, the index knows what was appended here only.
+        """Return once the blob stores were listed. Before that the index knows local appends only.
 
-        Raises ``Unavailable`` with the reason after ``timeout_s``, and ``Closed``. Cancellation: no
-        effect.
+        Raises ``Unavailable`` with the reason after ``timeout_s``, and ``Closed``. Cancellation: no effect.
         """
         if self.index.first_refreshed:
             return
@@ -213,7 +215,8 @@ class Replica:
     async def tear_down(self, pipeline: Pipeline) -> None:
         """Give back the spool of a pipeline that the caller holds, and close the pipeline on the side.
 
-        The caller still has to give the pipeline's successor, or None. Cancellation: it is closed.
+        The caller still has to give the pipeline's successor, or None, to the mutex.
+        Cancellation: the pipeline is closed.
         """
         spool = pipeline.spool
         try:
@@ -230,7 +233,7 @@ class Replica:
         self._context.scope.spawn(pipeline.close(), name=f"close pipeline {self.journal}")
 
     async def reap(self, broken: Pipeline) -> None:
-        """Tear a broken pipeline down, if nobody else does before we get it."""
+        """Tear a broken pipeline down, unless another owner did so first."""
         try:
             held = await self.pipeline.take()
         except Closed:
@@ -243,10 +246,11 @@ class Replica:
     async def shut_down(self) -> None:
         """Stop serving: wait for the pipeline and the spool, and hand the spool to the persister.
 
-        Who waits for either gets ``Closed``. A primary's spool is uploaded at once, so that its
-        successor can read it, as far as all replicas have acknowledged it: peers are given their time
-        to answer. A follower's is uploaded at once, too: the primary may never have had its bytes. Waits
-        without bound for the present holders: their appends and streams end, as the route has changed.
+        Other waiters for either get ``Closed``. A primary's spool is uploaded at once, up to the agreed end,
+        so that its successor can read it: peers get their time to answer. A follower's spool is uploaded at
+        once, too: the primary may never have had its bytes.
+
+        Waits without bound for the present holders: their appends and streams end, as the route has changed.
         Cancellation: the spool may not have been handed over.
         """
         for daemon in self._daemons:
@@ -258,7 +262,7 @@ class Replica:
         spool = await self.spool.take()
         self.spool.close()
         if self._gathering:
-            # Whose answers come, get them in time to be told that they appended.
+            # Appends whose answers still arrive are answered before the spool is completed.
             await asyncio.wait(self._gathering)
         led = self.agreement.end is not None
         await roll_back(spool, primary=led)
@@ -272,18 +276,20 @@ class Replica:
         self.index.close()
 
     def list_again(self) -> None:
-        """List the blob stores now: the journal has others. A listing that still runs is given up, as the
-        store that it waits for may have been taken out because it hangs."""
+        """List the blob stores now: the journal has others. A listing that still runs is given up: its
+        store may have been taken out because it hangs.
+        """
         self._other_stores.set()
 
     async def _refresh_forever(self) -> None:
-        """List the blob stores now, and at each refresh interval. A failed listing keeps the previous
-        index. It is repeated as soon as a store of the journal is found healthy again; and every few
-        seconds until the first has succeeded, because appends wait for that.
+        """List the blob stores now, and at each refresh interval. A failed listing keeps the previous index.
 
-        A replica that is new lists more often, at intervals that double: what a former owner held has
-        just been uploaded, or is about to be, and readers of it wait. So does one whose index has a
-        hole."""
+        A failed listing is repeated as soon as a store of the journal is healthy again. Until the first
+        success it is repeated every few seconds, because appends wait for it.
+
+        A new replica lists more often, at intervals that double. What a former owner held has just been
+        uploaded, or soon will be, and readers wait for it. The same holds for an index that has a hole.
+        """
         soon_s = _REFRESH_RETRY_MIN_S
         while True:
             spec = self.spec
@@ -311,8 +317,9 @@ class Replica:
             scope.cancel()
 
     async def _recovered(self, stores: Sequence[str], seconds: float) -> bool:
-        """Sleep; return early, and True, when one of ``stores`` that are unhealthy becomes healthy, or when
-        the journal has other stores."""
+        """Sleep for ``seconds``. Return True early if an unhealthy one of ``stores`` recovers, or if
+        the journal gets other stores.
+        """
         unhealthy = [
             active for active in map(self._context.blob_stores.get, stores) if active.health.error
         ]
@@ -336,14 +343,14 @@ class Replica:
 
     @property
     def unlisted_reason(self) -> str:
-        """Why the blob stores have not been listed yet, as far as that is known."""
+        """The reason why the blob stores have not been listed yet, as far as it is known."""
         if self.refresh_error:
             return self.refresh_error
         for url in () if self.spec is None else self.spec.fragment.stores:
             health = self._context.blob_stores.get(url).health
             if health.error and health.checks:
                 return f"{health.error} (store={url})"
-        return "the first listing of its fragment stores still runs"
+        return "the first listing of the journal's fragment stores is not done yet"
 
     async def _refresh(self, spec: JournalSpec) -> bool:
         try:
@@ -356,7 +363,7 @@ class Replica:
             log.warning(
                 "fragments of %(journal)s could not be listed: %(error)s",
                 {"journal": self.journal, "error": error},
-                # The same for all journals of a store: it is what fails, every few seconds for each.
+                # One cause for all journals of a store: the store fails, every few seconds for each journal.
                 extra={"cause": f"listing {stores}: {type(error).__name__}"},
             )
             return False
@@ -394,8 +401,10 @@ class Replica:
                 )
 
     async def _confirm(self, aside: SetAside) -> bool:
-        """Make a fragment of what a broker that could not ask etcd has set aside. Return False if a later
-        primary gave its offsets out again. Raises as etcd and the store do."""
+        """Make a fragment of bytes that a broker set aside because it could not ask etcd.
+
+        Return False if a later primary gave their offsets out again. Raises as etcd and the store do.
+        """
         active = self._context.blob_stores.get(aside.fragment.backing_store)
         placed = False
         if await self._is_confirmed(aside):
@@ -406,8 +415,9 @@ class Replica:
         if placed:
             await active.calls.run(active.store.remove, aside.fragment.content_path())
         log.error(
-            "%(path)s in %(store)s is not made part of %(journal)s: a broker set it aside at its end, and "
-            "another one gave its offsets out again. If they were acknowledged, those appends are only there",
+            "%(path)s in %(store)s is not made part of %(journal)s: its broker set it aside at exit, and "
+            "a later primary gave its offsets to other bytes. "
+            "Acknowledged appends, if any, are only in that object",
             {"journal": self.journal, "path": aside.path, "store": active.url},
             extra={"cause": f"set aside {self.journal}"},
         )
@@ -419,7 +429,7 @@ class Replica:
         return limit is None or limit >= aside.fragment.end
 
     def _nested(self) -> list[JournalName]:
-        """Journals below this one, whose fragments are below its directory too."""
+        """Return the journals below this one: their fragments are below its directory, too."""
         prefix = item_key(self._context.settings.root, f"{self.journal}/")
         root = prefix.removesuffix(f"{self.journal}/")
         return [kv.key.removeprefix(root) for kv in self._context.key_space.prefixed(prefix)]

@@ -1,4 +1,4 @@
-"""Names that journals cannot be given: over HTTP, routes of brokers are served there."""
+"""Reserved journal names: over HTTP, brokers serve routes under these names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Who serves a journal, and the replicas which this broker serves itself.
+"""The routes of journals, and the replicas that this broker serves.
 
-The resolver follows the key space as its last observer: routes and local replicas change in the same
-step of the loop as the keys that they come from, so nobody ever sees one without the other.
+The resolver follows the key space as its last observer. Routes and local replicas change in the same step of
+the loop as the keys that they come from. So no task ever sees one without the other.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ STOPPED: Final = "resolver has stopped serving local replicas"
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """How a journal is served, as of one revision of the key space.
+    """The answer to the question which broker serves a journal, as of one revision of the key space.
 
-    With a status that is not OK, the header names this broker. With OK, ``header.process_id`` is who
-    should serve the request: this broker if it equals ``local_id``, None if any member may.
-    ``invalidated`` is set once the route or the stores of a local replica are no longer these.
+    With a status that is not OK, the header names this broker. With OK, ``header.process_id`` names the
+    broker that should serve the request: this one if it equals ``local_id``, any member if None.
+    ``invalidated`` is set once the route or the stores of a local replica have changed.
     """
 
     status: Status
     header: Header
     journal: str
-    """Its name, without a metadata segment."""
+    """The journal's name, without a metadata segment."""
     spec: JournalSpec | None
     """None if the journal does not exist, or if the caller's claims do not cover it."""
     item_kv: DecodedKV | None
     assignments: tuple[DecodedKV, ...]
     """All assignments of the journal, in key order."""
     replica: Replica | None
-    """Our replica, whether or not this request is for us to serve."""
+    """The local replica, also if another broker should serve this request."""
     invalidated: asyncio.Event
     reassigned: asyncio.Event
     """Set once a local replica has another primary or other members than these, or has ended."""
@@ -63,7 +63,7 @@ class Resolution:
 
     @property
     def tenure(self) -> Revision:
-        """When the assignment of the primary was created; 0 without a primary."""
+        """Creation revision of the primary's assignment; 0 without a primary."""
         return tenure_of(self.assignments)
 
     @property
@@ -72,26 +72,26 @@ class Resolution:
 
     @property
     def awaits_assignment(self) -> bool:
-        """Return whether the journal has no brokers yet, or no longer, and is to get some."""
+        """True if the journal has no brokers now, and is to get some."""
         without_primary = self.status is Status.NO_JOURNAL_PRIMARY_BROKER
         return without_primary and not self.assignments and self.desired_replication > 0
 
 
 @dataclass(slots=True)
 class _Held:
-    """A replica of ours, and what it was last resolved with."""
+    """A local replica, and the facts it was last resolved with."""
 
     replica: Replica
     life: Revision
-    """When the journal was created."""
+    """The revision at which the journal was created."""
     assignment: tuple[str, Revision]
-    """The key of our own assignment, and when it was created."""
+    """The key of this broker's assignment, and the revision at which it was created."""
     is_primary: bool
     assignments: tuple[tuple[str, int], ...]
     stores: tuple[str, ...]
     invalidated: asyncio.Event = field(default_factory=asyncio.Event)
     members: frozenset[tuple[str, int]] = frozenset()
-    """The keys of all assignments, each with its creation: who holds what was in step."""
+    """The keys of all assignments, each with its creation revision: the holders of what was in step."""
     reassigned: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -107,12 +107,14 @@ class _Found:
 
 
 class Resolver:
-    """Owns this broker's replicas: makes, starts and shuts them down as assignments come and go.
+    """Owns this broker's replicas: makes, starts and shuts them down as assignments are made and removed.
 
-    ``new_replica`` makes one for a journal that was created at that revision. ``open_store`` is called
-    with each store of a journal that becomes ours, so that its health is known early. Both must neither
-    block nor raise. A call for the primary of a journal without brokers waits ``assignment_wait_s`` for
-    them: those of a journal that was just applied are on their way.
+    ``new_replica`` makes one for a journal that was created at the given revision. ``open_store`` is
+    called with each store of a journal that this broker gets, so that the store's health is known early.
+    Both must neither block nor raise.
+
+    A call for the primary of a journal without brokers waits ``assignment_wait_s`` seconds for them: a
+    journal that was just applied gets its brokers soon.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class Resolver:
         self._found: dict[str, _Found] = {}
         self._torn_down: dict[asyncio.Task[None], str] = {}
         self.stopped = asyncio.Event()
-        """Set once local replicas are no longer served: streams that we proxy end then, too."""
+        """Set once local replicas are no longer served: proxied streams then end, too."""
 
     @property
     def local_id(self) -> ProcessId:
@@ -146,7 +148,7 @@ class Resolver:
 
     @property
     def journals(self) -> tuple[str, ...]:
-        """The journals of which we hold a replica."""
+        """The journals of which this broker holds a replica."""
         return tuple(self._held)
 
     def etcd_header(self) -> EtcdHeader:
@@ -154,7 +156,7 @@ class Resolver:
         return EtcdHeader(header.cluster_id, header.member_id, header.revision, header.raft_term)
 
     def unrouted_header(self) -> Header:
-        """The header of responses that are about no single journal."""
+        """Return the header of responses that are about no single journal."""
         local_id = self.local_id
         return Header(None if local_id is MISSING_ID else local_id, EMPTY_ROUTE, self.etcd_header())
 
@@ -170,9 +172,9 @@ class Resolver:
     ) -> Resolution:
         """Resolve ``journal`` (a metadata segment is ignored) at the revisions asked for, or later.
 
-        Raises ``Invalid`` if ``proxy_header`` is meant for another cluster or broker, and ``Closed`` if
-        the journal is ours and we have stopped serving. Waits without bound for a revision that
-        does not come: the call's own deadline ends that.
+        Raises ``Invalid`` if ``proxy_header`` is meant for another cluster or broker. Raises ``Closed`` if
+        this broker has the journal and has stopped serving. Waits without bound for a revision that does not
+        arrive: the call's deadline ends that.
         """
         revision = min_etcd_revision
         if proxy_header is not None:
@@ -203,8 +205,8 @@ class Resolver:
         if header.process_id is not None and header.process_id != self.local_id:
             raise Invalid(
                 f"request ProcessId doesn't match our own ({header.process_id} vs {self.local_id})",
-                hint="No action: the endpoint was taken over by another broker; the caller resolves "
-                "again.",
+                hint="No action: another broker has taken over the endpoint that the caller asked. The "
+                "caller resolves the journal again.",
             )
 
     def _resolve_now(
@@ -213,7 +215,7 @@ class Resolver:
         local_id = self.local_id
         found = self._find(journal)
         if found is not None and not claims.selector.matches(found.labels):
-            found = None  # Not distinguishable from a journal that does not exist.
+            found = None  # Looks to the caller like a journal that does not exist.
         route = EMPTY_ROUTE if found is None else found.route
         process_id = local_id if local_id in route.members else None
         if require_primary:
@@ -240,7 +242,7 @@ class Resolver:
         )
 
     def _find(self, journal: str) -> _Found | None:
-        """The journal in the key space; remembered until that changes."""
+        """Return the journal in the key space; remembered until the key space changes."""
         found = self._found.get(journal)
         if found is not None:
             return found
@@ -255,7 +257,7 @@ class Resolver:
         return found
 
     def with_endpoints(self, route: Route) -> Route:
-        """The route with what its members advertise; ``""`` where the member's key is gone."""
+        """Return the route with the endpoints of its members; ``""`` for a member without a key."""
         endpoints: list[str] = []
         for one in route.members:
             member = self._state.member(one.zone, one.suffix)
@@ -275,11 +277,11 @@ class Resolver:
             self._tear_down(journal, held)
 
     def _updated(self, journal: str, held: _Held | None, local: LocalItem) -> _Held:
-        """What we hold of a journal, given what we held of it.
+        """Return the replica to hold of a journal, given the one that was held.
 
-        A replica serves one creation of a journal: one that was deleted and created again has another
-        replica. It serves one assignment: what it holds may never have been seen by those that the
-        journal was assigned to meanwhile, so a demoted primary is replaced. A promoted replica stays.
+        A replica serves one creation of a journal: one that was deleted and created again gets another
+        replica. A replica also serves one assignment. The journal may have been assigned to others meanwhile,
+        which never saw what the replica holds. So a demoted primary is replaced. A promoted replica stays.
         """
         is_primary = local.assignment.decoded.slot == 0
         life = local.item.raw.create_revision
@@ -317,9 +319,9 @@ class Resolver:
         return held
 
     def relies_on(self, fragment: Fragment) -> bool:
-        """Whether the journal, as it exists now, may rely on a stored object of exactly ``fragment``.
+        """Return True if the journal, as it exists now, may rely on a stored object of exactly ``fragment``.
 
-        Only a replica knows: without one here, that may be so if the journal exists.
+        Only a replica knows. Without one here, any journal that exists may rely on it.
         """
         held = self._held.get(fragment.journal)
         if held is not None:
@@ -327,7 +329,7 @@ class Resolver:
         return self._state.item(fragment.journal) is not None
 
     def stored(self, fragment: Fragment) -> None:
-        """Have the journal's replica know that a store has ``fragment``."""
+        """Record at the journal's replica that a store has ``fragment``."""
         held = self._held.get(fragment.journal)
         if held is not None:
             held.replica.stored(fragment)
@@ -340,16 +342,18 @@ class Resolver:
         task.add_done_callback(lambda done: self._torn_down.pop(done, None))
 
     def stop_serving(self) -> None:
-        """Give up all local replicas, for good. Their spools go to the persister as they come free."""
+        """Give up all local replicas, for good. Each hands its spool to the
+        persister once the spool is free.
+        """
         self.stopped.set()
         held, self._held = self._held, {}
         for journal, one in held.items():
             self._tear_down(journal, one)
 
     async def wait_torn_down(self, timeout_s: float) -> None:
-        """Return when every replica that was given up has handed its spool to the persister.
+        """Return when each replica that was given up has handed its spool to the persister.
 
-        Raises ``Unavailable`` naming the journals of those that have not, ``timeout_s`` later.
+        After ``timeout_s``, raises ``Unavailable`` with the journals of those that have not.
         """
         if not self._torn_down:
             return
@@ -358,7 +362,7 @@ class Resolver:
             journals = sorted(self._torn_down[task] for task in pending if task in self._torn_down)
             raise Unavailable(
                 "replicas did not shut down in time",
-                hint="A peer or client kept their spools; their content is not in the blob store.",
+                hint="Find the peer or client that holds their spools. Their content is not in a blob store.",
                 journals=", ".join(journals),
                 timeout_s=timeout_s,
             )
@@ -369,10 +373,10 @@ def _created(assignment: DecodedKV) -> tuple[str, Revision]:
 
 
 def _is_same(before: tuple[str, Revision], now: DecodedKV) -> bool:
-    """Whether an assignment of ours has stayed, or was only moved to another slot.
+    """Return True if an assignment of this broker has stayed, or was only moved to another slot.
 
-    A move creates another key and carries the value over. An assignment that was removed and added
-    again in one step of the key space is fresh: its value is empty, or its key was created again.
+    A move creates another key and carries the value over. An assignment that was removed and added again in
+    one step of the key space is fresh: its value is empty, or its key was created again.
     """
     key, created = before
     if key == now.key:
@@ -387,7 +391,7 @@ def _status(
     may_proxy: bool,
     require_primary: bool,
 ) -> Status:
-    """The outcome of a resolution; earlier rules win."""
+    """Return the status of a resolution; earlier rules win."""
     if found is None:
         return Status.JOURNAL_NOT_FOUND
     if found.value.spec.suspend_level is SuspendLevel.FULL:

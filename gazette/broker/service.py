@@ -1,7 +1,7 @@
 """One broker: its parts put together, and taken apart in one sequence of stages.
 
-Starting: HTTP answers (not ready), etcd is connected, the broker announces itself and loads the key
-space, gRPC serves, ready. Stopping: see ``BrokerService.stop``.
+Starting: HTTP answers (not ready), etcd is connected, the broker announces itself and loads the key space,
+gRPC serves, ready. Stopping: see ``BrokerService.stop``.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ _ANY_METHOD: Final = ("GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"
 
 
 class BrokerService:
-    """A broker in this process. Loop-bound. ``start``, then ``wait``, then ``stop``; or ``crash``.
+    """A broker in this process. Loop-bound. Call ``start``, then ``wait``, then ``stop``; or ``crash``.
 
     ``server`` is bound, so that its endpoint can be announced. ``auth`` signs calls to peers and
-    verifies those of callers. Tests and simulations replace what it reaches out to: ``constructors``
-    make blob stores, ``transport`` is the network to peers and etcd, ``disk`` makes spool files, and
+    verifies those of callers. Tests and simulations replace the outside world. ``constructors`` make
+    blob stores, ``transport`` is the network to peers and etcd, ``disk`` makes spool files, and
     ``pools`` makes the threads for blocking calls.
     """
 
@@ -124,7 +124,7 @@ class BrokerService:
         self._daemons = TaskScope("broker-daemons", on_failure=self.fail)
         self._replicas = TaskScope("broker-replicas", on_failure=self.fail)
         self.failure: BaseException | None = None
-        """What broke the broker, if anything has."""
+        """The error that made the broker fail; None while it works."""
         self._failed = asyncio.Event()
         self._asked = asyncio.Event()
         self._hurried = asyncio.Event()
@@ -141,7 +141,7 @@ class BrokerService:
 
     @property
     def guard_rules(self) -> GuardRules:
-        """Return what the HTTP servers of this broker let in."""
+        """The requests that the HTTP servers of this broker let in."""
         return GuardRules.of(
             keyless=self._auth.keyless,
             hosts=(urlsplit(self.server.endpoint).hostname or "", *self.settings.allow_hosts),
@@ -149,7 +149,7 @@ class BrokerService:
         )
 
     def not_ready(self) -> str:
-        """Why the broker does not serve now; empty if it does."""
+        """Return the reason why the broker does not serve now; empty if it serves."""
         if self.failure is not None:
             return f"failed: {self.failure}"
         if self._parts is not None and self._parts.drain.is_running:
@@ -162,8 +162,8 @@ class BrokerService:
     async def start(self) -> None:
         """Return once the broker is a member of its cluster and serves.
 
-        Waits for etcd as long as it takes, and for a member of the same id to go away. Raises what
-        makes that hopeless. Cancellation: call ``stop``.
+        Waits without bound for etcd, and for another member of the same id to leave. Raises errors that a
+        longer wait cannot mend. Cancellation: call ``stop``.
         """
         self.server.start_http(self._servers, HttpGuard(self._app(), self.guard_rules))
         self._phase = "connecting to etcd"
@@ -304,7 +304,7 @@ class BrokerService:
         return Loopback(calls.read, calls.append, self._http_endpoints, self._created)
 
     def _http_endpoints(self, route: Route) -> dict[str, str]:
-        """Where the members of a route serve HTTP, of those that serve gRPC elsewhere."""
+        """Return the HTTP endpoints of a route's members, by gRPC endpoint, where they differ."""
         state = self.context.state
         found: dict[str, str] = {}
         for one in route.members:
@@ -322,30 +322,32 @@ class BrokerService:
             raise Unavailable(f"the broker is not serving now: {self._phase}")
 
     def stop_soon(self) -> None:
-        """Ask for a graceful stop; asking again ends the wait for others to take over."""
+        """Ask for a graceful stop. A second call ends the wait for other members to take over."""
         (self._hurried if self._asked.is_set() else self._asked).set()
 
     def fail(self, error: BaseException) -> None:
-        """The broker is broken: ``wait`` returns, and what remains is to stop. The first error stays."""
+        """Record that the broker has failed: ``wait`` returns, then call
+        ``stop``. The first error is kept.
+        """
         if self.failure is None:
             self.failure = error
         self._failed.set()
 
     async def wait(self) -> None:
-        """Return when a stop was asked for, or the broker is broken."""
+        """Return when a stop was asked for, or the broker has failed."""
         await first_of(self._asked, self._failed)
 
     async def stop(self) -> None:
-        """Leave, stage by stage; each is bounded, and follows whether or not the one before succeeded.
+        """Leave, stage by stage. Each stage is bounded, and runs also if the one before failed.
 
-        1. *Drain*: say in etcd that we are exiting, and go on serving until others have our journals
-           (``drain.py`` says for how long). Skipped if the broker is broken.
+        1. *Drain*: say in etcd that this broker is exiting, and go on serving until others have its journals
+           (``drain.py`` says for how long). Skipped if the broker has failed.
         2. *Finish*: refuse new calls, and let accepted ones end. Replicas give up their spools.
-        3. *Persist*: all spools into their blob stores.
-        4. *Release* the lease, only now: until here, nobody else takes our journals for abandoned.
+        3. *Persist*: upload all spools to their blob stores.
+        4. *Release* the lease, only now: until here, no other member takes the journals for abandoned.
         5. *Cancel* what is left.
 
-        Raises what had broken the broker, or else the first error of a stage, when all is done.
+        At the end, raises the error that made the broker fail, or else the first error of a stage.
         Cancellation: content that was not persisted is lost with this broker.
         """
         self._asked.set()
@@ -396,7 +398,7 @@ class BrokerService:
         parts = self._parts
         if parts is None or parts.session is None:
             return
-        # Who watches over our membership must not take its end for a failure.
+        # Stop the watchers of our membership first: they must not take its end for a failure.
         for task in (parts.keeping_alive, parts.allocating):
             if task is not None and not task.done():
                 task.cancel()
@@ -428,7 +430,7 @@ class BrokerService:
 
 @dataclass(slots=True)
 class _Parts:
-    """What there is once etcd is connected."""
+    """The parts that exist once etcd is connected."""
 
     context: BrokerContext
     drain: Drain

@@ -1,4 +1,4 @@
-"""Every limit and choice that a broker has, as one frozen value."""
+"""All limits and choices of a broker, as one frozen value."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Final
 from gazette.errors import Invalid
 
 MAX_TXN_OPS: Final = 128
-"""Most operations that etcd takes in one transaction, by its own default."""
+"""Most operations that etcd takes in one transaction, by its default."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """Rates are bytes per second, sizes bytes, times seconds. Zero in a rate means no limit.
+    """The settings of a broker. Rates are bytes per second, sizes bytes, times seconds;
+    zero in a rate means no limit.
 
-    Flags, environment names and defaults are those of ``gazette serve`` (``broker/flags.py``); what
-    has no flag is here to be named, and for tests to lower.
+    Flags, environment names and defaults are those of ``gazette serve`` (``broker/flags.py``). Settings
+    without a flag are here so that they have a name, and so that tests can lower them.
     """
 
     zone: str = "local"
@@ -27,7 +28,7 @@ class BrokerSettings:
     journal_limit: int = 1024
     lease_ttl_s: float = 20.0
     watch_delay_s: float = 0.03
-    """How long etcd changes are collected before they are applied as one."""
+    """Seconds for which etcd changes are collected before they are applied as one."""
 
     max_replication: int = 9
     """Upper bound of any journal's effective replication."""
@@ -38,19 +39,19 @@ class BrokerSettings:
     """Pulses on a timer, without a change of route, before an idle journal is suspended."""
 
     spool_dir: Path | None = None
-    """Where spool files go; None: the directory for temporary files."""
+    """Directory of spool files; None: the directory for temporary files."""
     file_root: Path | None = None
     fsspec_protocols: frozenset[str] = frozenset()
-    """Those that ``fsspec+NAME://`` stores may name."""
+    """Protocols that ``fsspec+NAME://`` stores may use."""
     file_only: bool = False
     allow_origins: tuple[str, ...] = ()
     allow_hosts: tuple[str, ...] = ()
-    """Names by which HTTP is served without keys, besides the advertised one."""
+    """Host names that HTTP accepts without keys, besides the advertised one."""
 
     read_chunk_bytes: int = 131_072
-    """Content of one ReadResponse."""
+    """Content of one ReadResponse, in bytes."""
     remote_block_bytes: int = 262_144
-    """How much of a stored fragment is decoded in one go of a pool thread."""
+    """Bytes of a stored fragment that a pool thread decodes at a time."""
     list_page_journals: int = 25
     fragments_page_default: int = 1000
     signed_url_ttl_s: float = 60.0
@@ -58,32 +59,33 @@ class BrokerSettings:
     pulse_interval_s: float = 60.0
     pulse_timeout_s: float = 60.0
     peer_timeout_s: float = 15.0
-    """How long a peer may take to answer one proposal, or to accept content."""
+    """Seconds that a peer may take to answer one proposal, or to accept content."""
     store_check_timeout_s: float = 60.0
     listing_timeout_s: float = 15.0
-    """How long a call waits for the first listing of a journal's stores before it is refused."""
+    """Seconds for which a call waits for the first listing of a journal's stores before it is refused."""
     assignment_wait_s: float = 5.0
-    """How long an append waits for the brokers of a journal that has none, as it was just applied."""
+    """Seconds for which an append waits for the brokers of a journal that has none: it may be new."""
     spool_threads: int = 4
-    """For hashing and compression and for a slow disk; as many again read from a slow disk."""
+    """Threads for hashing, compression and a slow disk. As many again read from a slow disk."""
     blob_threads: int = 16
-    """Calls of one blob store at a time."""
+    """Most calls of one blob store at a time."""
     store_hung_after_s: float = 60.0
-    """A call of a blob store hangs after that long without progress. While all of its threads hang, the
-    store is unhealthy, and new calls fail at once."""
+    """Seconds without progress after which a call of a blob store hangs. While all threads of a store
+    hang, the store is unhealthy, and new calls fail at once.
+    """
     kept_spools: int = 256
-    """Files of fragments that are stored, which stay open for readers until the next listing."""
+    """Most files of stored fragments that stay open for readers until the next listing."""
     parallel_persists: int = 32
-    """Spools of one blob store that are uploaded, or wait for a thread, at a time."""
+    """Most spools of one blob store that are uploaded, or wait for a thread, at a time."""
 
     graceful_stop_s: float = 15.0
-    """How long accepted calls may take to end once the broker stops."""
+    """Seconds that accepted calls may take to end once the broker stops."""
     drain_timeout_s: float = 30.0
-    """How long to wait for a hand-off when no other member could take over."""
+    """Seconds to wait for a hand-off when no other member could take over."""
     drain_timeout_max_s: float = 21_600.0
-    """How long to wait for a hand-off to members which are there."""
+    """Seconds to wait for a hand-off to members that could take over."""
     persist_timeout_s: float = 300.0
-    """How long the upload of the last spools may take at exit."""
+    """Seconds that the upload of the last spools may take at exit."""
 
     def __post_init__(self) -> None:
         if self.file_only and self.file_root is None:
@@ -92,7 +94,7 @@ class BrokerSettings:
             raise Invalid(
                 f"invalid max-replication ({self.max_replication}; expected >= 1)",
                 path="broker.max-replication",
-                hint="Zero would take every journal off all brokers.",
+                hint="Set at least 1: zero would take all journals off all brokers.",
             )
         if self.min_append_rate < 0 or self.max_append_rate < 0:
             raise Invalid("append rates cannot be negative", path="broker.max-append-rate")

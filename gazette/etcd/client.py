@@ -75,11 +75,12 @@ _PAGE = 1_000
 class Etcd:
     """A client of one etcd cluster. Loop-bound; made by ``connect``, ended by ``close``.
 
-    Every call has a deadline, ``EtcdSettings.request_timeout_s``, and fails over between endpoints
-    within it. Calls raise ``Unavailable`` when no endpoint did it in time, ``NotAllowed`` if etcd
-    refuses the credentials, ``Invalid`` if it rejects the request, ``Closed`` after ``close``. A write
-    whose outcome is not known is never repeated: it raises ``Unavailable`` with the fact
-    ``outcome="unknown"``.
+    Each call has a deadline, ``EtcdSettings.request_timeout_s``, and fails over between endpoints within it.
+    Calls raise ``Unavailable`` if no endpoint succeeds in time, ``NotAllowed`` if etcd refuses the
+    credentials, ``Invalid`` if it rejects the request, ``Closed`` after ``close``.
+
+    A write with an unknown outcome is never repeated: it raises ``Unavailable`` with
+    the fact ``outcome="unknown"``.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -91,8 +92,8 @@ class Etcd:
     ) -> Self:
         """Connect, and return once a member that has a leader answered.
 
-        Raises ``Unavailable`` naming the endpoints if none does within ``request_timeout_s``, and
-        ``NotAllowed`` if etcd does not take the user and password. Cancellation: nothing is left.
+        Raises ``Unavailable``, which names the endpoints, if none answers within ``request_timeout_s``.
+        Raises ``NotAllowed`` if etcd does not accept the user and password. Cancellation: nothing is left.
         """
         client = cls(Connection(settings, clock, transport))
         try:
@@ -121,7 +122,7 @@ class Etcd:
         return self._connection.clock
 
     async def get(self, key: Key, *, revision: int = 0) -> KeyValue | None:
-        """The key as of ``revision`` (0: now), or None if it is not there.
+        """Return the key as of ``revision`` (0: now), or None if it does not exist.
 
         Raises ``Compacted`` if the revision is gone, ``NotYet`` if it is still to come.
         """
@@ -138,11 +139,11 @@ class Etcd:
         page: int = _PAGE,
         keys_only: bool = False,
     ) -> RangeResult:
-        """Every key that begins with ``prefix``; or, with ``range_end``, in ``[prefix, range_end)``.
+        """Return all keys that begin with ``prefix``; or, with ``range_end``,
+        those in ``[prefix, range_end)``.
 
-        Read in pages, all at ``revision`` (0: that of the first page), which ``header.revision`` says.
-        Raises ``Compacted`` if that is compacted before the last page, ``NotYet`` if it is still to
-        come.
+        Read in pages, all at ``revision`` (0: that of the first page). ``header.revision`` holds it. Raises
+        ``Compacted`` if that revision is compacted before the last page, ``NotYet`` if it is still to come.
         """
         begin, end = prefix_range(prefix)
         if range_end is not None:
@@ -173,9 +174,9 @@ class Etcd:
     async def put(
         self, key: Key, value: bytes, *, lease: int = 0, ignore_lease: bool = False
     ) -> PutResult:
-        """Write one key. ``ignore_lease`` keeps the lease it has; else it is attached to ``lease``.
+        """Write one key. Attach it to ``lease``, or keep its present lease with ``ignore_lease``.
 
-        Raises ``NotFound`` if there is no such lease. Cancellation: it may have been written.
+        Raises ``NotFound`` if the lease does not exist. Cancellation: the key may have been written.
         """
         request = put_to_pb(Op.put(key, value, lease=lease, ignore_lease=ignore_lease))
         response = await self._connection.call(
@@ -186,7 +187,7 @@ class Etcd:
         return put_from_pb(response)
 
     async def delete(self, key: Key) -> DeleteResult:
-        """Delete one key, if it is there. Cancellation: it may have been deleted."""
+        """Delete one key, if it exists. Cancellation: it may have been deleted."""
         return await self._delete(Op.delete(key))
 
     async def delete_prefix(self, prefix: Key) -> DeleteResult:
@@ -199,10 +200,10 @@ class Etcd:
         success: Sequence[Operation],
         failure: Sequence[Operation] = (),
     ) -> TxnResult:
-        """If all ``compares`` hold, run ``success``, else ``failure``: atomically, at one revision.
+        """Run ``success`` if all ``compares`` hold, else ``failure``: atomically, at one revision.
 
-        Compares that do not hold are not an error: ``succeeded`` says so. etcd limits each of the three
-        to 128 entries by default and takes no key twice in one branch (``Invalid``).
+        Compares that do not hold are not an error: see ``succeeded``. etcd limits each of the three to 128
+        entries by default and takes no key twice in one branch (``Invalid``).
 
         Cancellation: it may have run.
         """
@@ -216,7 +217,7 @@ class Etcd:
         return txn_from_pb(response)
 
     async def grant(self, ttl_s: float) -> Lease:
-        """A new lease of ``ttl_s`` (rounded up to seconds; etcd may grant a longer one).
+        """Return a new lease of ``ttl_s`` (rounded up to seconds; etcd may grant a longer one).
 
         Cancellation: a lease without an owner may remain until its TTL has passed.
         """
@@ -229,7 +230,7 @@ class Etcd:
             sent_at = clock.monotonic()
             return await m.lease.LeaseGrant(request, metadata=metadata, timeout=timeout_s)
 
-        # Repeatable, since a lease that nobody uses harms nobody and ends by itself.
+        # Repeatable: a lease without a user does no harm, and expires.
         response = await self._connection.call("LeaseGrant", attempt, repeatable=True)
         ttl_s = float(response.TTL)
         return Lease(self._connection, response.ID, ttl_s, sent_at + ttl_s)
@@ -237,22 +238,23 @@ class Etcd:
     def watch(
         self, prefix: Key, *, start_revision: int, progress: bool = True
     ) -> AsyncGenerator[WatchResponse, None]:
-        """Events of all keys that begin with ``prefix``, from ``start_revision`` on (0: from now).
+        """Yield events of all keys that begin with ``prefix``, from ``start_revision`` on (0: from now).
 
-        The first response is ``created``. With ``progress``, etcd says every ten minutes or so up to
-        which revision nothing happened. This is one stream to one endpoint and does not resume by
-        itself: iterate under ``contextlib.aclosing``, and on ``Unavailable`` watch again from the last
-        response's ``resume_revision``, which then uses the next endpoint. It also ends so when the
-        member has lost its leader.
+        The first response is ``created``. With ``progress``, etcd reports about every ten minutes up to
+        which revision nothing happened.
 
-        Raises ``Compacted`` if ``start_revision`` is gone, ``NotAllowed``, or ``Broken`` if etcd
-        cancels the watch for another reason. Cancellation: the watch ends.
+        This is one stream to one endpoint, and does not resume. Iterate under ``contextlib.aclosing``. On
+        ``Unavailable``, also raised when the member has lost its leader, watch again from the last response's
+        ``resume_revision``. That uses the next endpoint.
+
+        Raises ``Compacted`` if ``start_revision`` is gone, ``NotAllowed``, or ``Broken`` if etcd cancels the
+        watch for another reason. Cancellation: the watch ends.
         """
         begin, end = prefix_range(prefix)
         return watch(self._connection, begin, end, start_revision=start_revision, progress=progress)
 
     async def compact(self, revision: int) -> None:
-        """Forget what was before ``revision``. Raises ``Compacted`` if that was done already."""
+        """Forget all revisions before ``revision``. Raises ``Compacted`` if they are forgotten already."""
         request = rpc_pb2.CompactionRequest(revision=revision, physical=True)
         await self._connection.call(
             "Compact",
@@ -261,7 +263,7 @@ class Etcd:
         )
 
     async def status(self) -> MemberStatus:
-        """What the preferred endpoint says about itself."""
+        """Return the status of the preferred endpoint."""
         response = await self._connection.call(
             "Status",
             lambda m, metadata, t: m.maintenance.Status(

@@ -30,18 +30,18 @@ _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs do not know it
 _BACKOFF_MIN_S = 0.05
 _BACKOFF_MAX_S = 1.0
 
-# A member without a leader refuses at once, instead of holding the request until it times out:
-# the next endpoint may be on the right side of a partition.
+# With this, a member without a leader refuses at once. It would otherwise hold the request until a timeout.
+# The next endpoint may be on the right side of a partition.
 _REQUIRE_LEADER: Metadata = (("hasleader", "true"),)
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdSettings:
-    """How to reach etcd.
+    """The settings of a connection to etcd.
 
-    ``endpoints`` are ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///path``; the first that
-    answers is used until it fails. ``ca_file``, ``cert_file`` and ``key_file`` are PEM files for https,
-    read once, at connect. A dead connection is noticed within twice ``keepalive_s``, which
+    ``endpoints`` are ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///path``. The first that answers
+    is used until it fails. ``ca_file``, ``cert_file`` and ``key_file`` are PEM files for https, read at
+    connect and after a failed connection. A dead connection is noticed within twice ``keepalive_s``, which
     must be above etcd's ``--grpc-keepalive-min-time`` (5 s by default).
     """
 
@@ -62,13 +62,15 @@ class EtcdSettings:
         for endpoint in self.endpoints:
             grpc_target(endpoint)
         if bool(self.cert_file) != bool(self.key_file):
-            raise Invalid("a client certificate and its key go together", path="cert_file")
+            raise Invalid(
+                "a client certificate needs its key, and a key its certificate", path="cert_file"
+            )
         if self.password and not self.user:
             raise Invalid("a password was given without a user", path="user")
 
 
 def grpc_target(endpoint: str) -> tuple[str, bool]:
-    """``(target, tls)`` of an endpoint URL. Raises ``Invalid``."""
+    """Return ``(target, tls)`` of an endpoint URL. Raise ``Invalid`` for another form."""
     if re.fullmatch(r"unix:///.+", endpoint):
         return f"unix:{endpoint.removeprefix('unix://')}", False
     url = urlsplit(endpoint)
@@ -103,11 +105,11 @@ class Member:
 
 
 Attempt: TypeAlias = Callable[[Member, Metadata, float], Awaitable[R]]
-"""One RPC: to which member, with what metadata, and within how many seconds."""
+"""One RPC: takes the member, the metadata, and the time limit in seconds."""
 
 
 class Connection:
-    """Channels to every endpoint, one of them preferred until it fails.
+    """Channels to all endpoints, one of them preferred until it fails.
 
     Loop-bound. Nothing is dialed before the first call.
     """
@@ -142,7 +144,7 @@ class Connection:
         ]
 
     async def close(self) -> None:
-        """Close the channels: what is in flight fails with ``Closed``, and so does what comes."""
+        """Close the channels. Calls in flight, and all later calls, fail with ``Closed``."""
         self._closed = True
         for channel in (*self._retired, *(member.channel for member in self._members)):
             await channel.close(None)
@@ -159,17 +161,17 @@ class Connection:
     ) -> R:
         """Run ``attempt`` until it succeeds, over all endpoints, for at most ``timeout_s``.
 
-        What is not ``repeatable`` (a write) is attempted again only after a failure which proves that
-        it did not happen. Raises ``Unavailable`` with the fact ``outcome``: ``"unknown"`` if the write
-        may have happened, ``"not applied"`` if it surely did not; and what `etcd/failures` maps other
-        refusals to.
+        A call that is not ``repeatable`` (a write) is attempted again only after a failure which
+        proves that it had no effect. Raises ``Unavailable`` with the fact ``outcome``:
+        ``"unknown"`` if the write may have happened, ``"not applied"`` if it surely did not. Raises
+        other refusals as `etcd/failures` maps them.
 
         Cancellation: a write may have happened.
         """
         timeout_s = timeout_s if timeout_s is not None else self.settings.request_timeout_s
         deadline = self.clock.monotonic() + timeout_s
         if attempt_timeout_s is None:
-            # A write gets all the time there is, since it may not be repeated after a timeout.
+            # A write gets all the time, since it may not be repeated after a timeout.
             attempt_timeout_s = timeout_s / len(self._members) if repeatable else timeout_s
         failures, stale = 0, None
         while True:
@@ -196,7 +198,8 @@ class Connection:
             raise self._unavailable(operation, failure, repeatable) from failure.error.__cause__
 
     async def token(self, *, stale: str | None = None) -> str:
-        """The token to send; ``""`` if there is none to send. ``stale`` is one that was refused.
+        """Return the token to send; ``""`` without a user, or if etcd needs none.
+        ``stale`` is one that was refused.
 
         Raises ``NotAllowed`` if etcd refuses the user or the password.
         """
@@ -210,11 +213,11 @@ class Connection:
             return self._token
 
     def move_on(self, member: Member, error: GazetteError) -> None:
-        """Prefer the endpoint after ``member`` from now on, unless somebody did so already."""
+        """Prefer the endpoint after ``member`` from now on, unless another call has moved on already."""
         if not self._failing:
             self._failing = True
             log.warning(
-                "etcd at %(endpoint)s fails, trying on: %(error)s",
+                "etcd at %(endpoint)s fails, trying the next endpoint: %(error)s",
                 {"endpoint": member.endpoint, "error": error},
             )
         if member is self.preferred:
@@ -222,17 +225,17 @@ class Connection:
         self._reread_certificates()
 
     def _reread_certificates(self) -> None:
-        """A connection has failed: should the PEM files have been replaced, connect by the new ones.
+        """Connect with new certificates if the PEM files were replaced: a connection has failed.
 
-        What is in flight over the old channels goes on there.
+        Calls in flight continue over the old channels.
         """
         try:
             pem = _pems(self.settings)
         except Invalid as error:
-            log.warning("the former certificates for etcd are used on: %(error)s", {"error": error})
+            log.warning("the former certificates for etcd stay in use: %(error)s", {"error": error})
             return
         if pem != self._pem:
-            log.info("certificates for etcd were replaced, connecting by the new ones")
+            log.info("certificates for etcd were replaced, connecting with the new ones")
             self._pem = pem
             self._retired += [member.channel for member in self._members]
             self._members = self._new_members()
@@ -247,7 +250,7 @@ class Connection:
             raise Closed("the etcd client was closed")
 
     def closed_by_us(self) -> bool:
-        """Whether a ``CancelledError`` is due to ``close``, rather than to a cancelled task."""
+        """Return True if a ``CancelledError`` is due to ``close``, rather than to a cancelled task."""
         task = asyncio.current_task()
         return self._closed and (task is None or task.cancelling() == 0)
 
@@ -276,7 +279,7 @@ class Connection:
             await self.clock.sleep(max(min(backoff, deadline - self.clock.monotonic()), 0.0))
 
     async def _authenticate(self) -> str:
-        """A new token, or ``""`` if this etcd asks for none."""
+        """Return a new token, or ``""`` if this etcd needs none."""
         request = rpc_pb2.AuthenticateRequest(
             name=self.settings.user, password=self.settings.password
         )
@@ -299,7 +302,7 @@ class Connection:
         hint = "Check that etcd runs at the endpoints and has a leader. This call has given up."
         if "handshake" in failure.error.message.lower():
             hint = (
-                "TLS was not agreed upon: is it https:// on one side and http:// on the other? "
+                "TLS was not agreed upon. Is it https:// on one side and http:// on the other? "
                 + hint
             )
         if not repeatable:
@@ -321,15 +324,15 @@ async def exchange(call: Any, request: Any) -> Any:
     Raises ``grpc.aio.AioRpcError`` or ``StreamEnded``.
     """
     with contextlib.suppress(asyncio.InvalidStateError):
-        # It fails so if the call has failed already; then the read says why.
+        # A write to a call that has failed raises this; the read then raises the reason.
         await call.write(request)
     return await read(call)
 
 
 async def read(call: Any) -> Any:
-    """The next response of a stream. Raises ``grpc.aio.AioRpcError`` or ``StreamEnded``.
+    """Return the next response of a stream. Raises ``grpc.aio.AioRpcError`` or ``StreamEnded``.
 
-    Cancellation: the stream is cancelled too.
+    Cancellation: the stream is cancelled, too.
     """
     response = await call.read()
     if response is _EOF:
@@ -341,7 +344,9 @@ _Pems: TypeAlias = "tuple[bytes | None, bytes | None, bytes | None]"
 
 
 def _pems(settings: EtcdSettings) -> _Pems:
-    """Contents of the files: authorities, key, certificate. Raises ``Invalid``."""
+    """Return the contents of the files: authorities, key, certificate. Raise
+    ``Invalid`` for unreadable ones.
+    """
     if not any(endpoint.startswith("https://") for endpoint in settings.endpoints):
         return None, None, None
     return (
@@ -359,14 +364,14 @@ def _channel(
     options = (
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", keepalive_ms),
-        # Without it, a ping that is not answered is given a minute, whatever the line above says.
+        # Without it, a ping without an answer is given a minute, in spite of the line above.
         ("grpc.http2.ping_timeout_ms", keepalive_ms),
         # etcd forbids pings on a connection without streams; a watch or a keep-alive is one.
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
-        # Named for the back-off, it bounds how long one attempt to connect may take.
+        # In spite of its name, it bounds how long one attempt to connect may take.
         ("grpc.min_reconnect_backoff_ms", int(settings.dial_timeout_s * 1000)),
         ("grpc.max_receive_message_length", settings.receive_bytes_max),
         ("grpc.max_send_message_length", -1),

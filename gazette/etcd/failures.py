@@ -1,4 +1,4 @@
-"""What a failed etcd RPC means: for the write it carried, for its token, and for the next attempt."""
+"""The meaning of a failed etcd RPC: for its write, for its token, and for the next attempt."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gazette.etcd.values import Compacted
 
 Code = grpc.StatusCode
 
-# gRPC says so only when no connection could be made, hence nothing was sent.
+# gRPC uses these texts only if no connection could be made, so nothing was sent.
 _NOT_SENT = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
 
-# etcd says so before it proposes the request to its peers.
+# etcd answers these before it proposes the request to its peers.
 _NOT_PROPOSED = (
     "etcdserver: no leader",
     "etcdserver: not leader",
@@ -44,8 +44,8 @@ _TRANSIENT = frozenset(
     (
         Code.UNAVAILABLE,
         Code.DEADLINE_EXCEEDED,
-        # A member that stops answers what it was doing with these: a context of its own was
-        # cancelled, or the stream was reset.
+        # A member that stops answers its running calls with these: it has cancelled a context
+        # of its own, or reset the stream.
         Code.UNKNOWN,
         Code.CANCELLED,
         Code.INTERNAL,
@@ -54,22 +54,22 @@ _TRANSIENT = frozenset(
 )
 
 _HINT_CREDENTIALS = (
-    "Check the user and password given for etcd (or the common name of the client certificate), and "
-    "the roles that etcd has for them."
+    "Check the user and password for etcd (or the common name of the client certificate), and the roles "
+    "that etcd has for them."
 )
 
 
 class ResponseTooLarge(Invalid):
-    """The answer exceeds what we are willing to receive: ask for less at once."""
+    """The answer exceeds the limit of this client: ask for less at once."""
 
 
 class StreamEnded(Exception):
-    """The server ended a stream that it had no reason to end."""
+    """The server ended a stream without a reason to do so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """``error`` is what to raise. ``transient``: another member, or the same one later, may do it."""
+    """An error to raise. ``transient``: another member, or the same one later, may succeed."""
 
     error: GazetteError
     transient: bool = False
@@ -78,7 +78,7 @@ class Failure:
 
 
 def classify(cause: grpc.aio.AioRpcError | StreamEnded, *, has_user: bool) -> Failure:
-    """The meaning of an RPC failure. ``has_user``: a password is at hand to get a token with."""
+    """Return the meaning of an RPC failure. ``has_user``: a password is at hand to get a token with."""
     if isinstance(cause, StreamEnded):
         reason = str(cause) or "etcd ended the stream"
         return Failure(Unavailable(reason), transient=True, maybe_applied=True)
@@ -103,15 +103,19 @@ def _permanent(code: grpc.StatusCode, details: str) -> GazetteError:
         case Code.OUT_OF_RANGE:
             return NotYet("etcd has not reached the revision", reason=details)
         case Code.NOT_FOUND:
-            return NotFound("etcd does not have it", reason=details)
+            return NotFound("etcd does not have the key, lease or user", reason=details)
         case Code.FAILED_PRECONDITION | Code.ALREADY_EXISTS:
-            return Conflict("etcd is not in a state for this", reason=details)
+            return Conflict("etcd refused the request in its present state", reason=details)
         case Code.PERMISSION_DENIED | Code.UNAUTHENTICATED:
             return _refused(details)
         case Code.INVALID_ARGUMENT if details.startswith((_NO_USER, _AUTH_REFUSED)):
             return _refused(details)
         case Code.INVALID_ARGUMENT:
-            hint = "Split it, or raise etcd's --max-txn-ops." if _TOO_MANY_OPS in details else None
+            hint = (
+                "Split the transaction, or raise etcd's --max-txn-ops."
+                if _TOO_MANY_OPS in details
+                else None
+            )
             return Invalid("etcd rejected the request", hint=hint, reason=details)
         case Code.RESOURCE_EXHAUSTED if _NO_SPACE in details:
             return Unavailable(

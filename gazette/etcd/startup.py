@@ -1,4 +1,4 @@
-"""Connecting to etcd when a process starts, however long that takes, and not in silence."""
+"""The connection to etcd at the start of a process: it waits without bound, and logs that it waits."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PAUSE_S: Final = 1.0
 async def connect_with_retry(
     settings: EtcdSettings, clock: Clock, *, transport: Transport = NETWORK
 ) -> Etcd:
-    """Connect to etcd; while nobody answers, say so every few seconds and try again, without end.
+    """Connect to etcd. Until etcd answers, log that every few seconds and try again, without end.
 
-    Starting before etcd does is normal where both are started together. Raises ``Invalid`` and
-    ``NotAllowed`` at once: waiting does not help those. Cancellation: nothing is left.
+    Starting before etcd is normal where both are started together. Raises ``Invalid`` and ``NotAllowed`` at
+    once: waiting does not mend these. Cancellation: nothing is left.
     """
     probe = replace(settings, request_timeout_s=min(_ATTEMPT_S, settings.request_timeout_s))
     began = clock.monotonic()
@@ -34,7 +34,7 @@ async def connect_with_retry(
             return await Etcd.connect(settings, clock, transport=transport)
         except Unavailable as error:
             log.warning(
-                "etcd at %(endpoint)s cannot be reached for %(seconds).0f s now, trying again: %(error)s",
+                "etcd at %(endpoint)s has not answered for %(seconds).0f s, trying again: %(error)s",
                 {
                     "endpoint": ", ".join(settings.endpoints),
                     "seconds": clock.monotonic() - began,

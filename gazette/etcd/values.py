@@ -1,6 +1,6 @@
-"""What etcd speaks of, as values: keys, revisions, comparisons, operations and their results.
+"""The values of etcd: keys, revisions, comparisons, operations and their results.
 
-Nothing here talks to anything, so that the mirror and the allocator stay pure.
+This module does no input or output, so that the mirror and the allocator stay pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 from gazette.errors import Broken, Conflict, Invalid
 
 Key: TypeAlias = str | bytes
-"""A key where the caller has it at hand as text or as bytes; etcd itself only knows bytes."""
+"""A key as text or as bytes; etcd itself only knows bytes."""
 
 Relation: TypeAlias = Literal["=", "!=", "<", ">"]
 
@@ -20,7 +20,7 @@ _FROM_KEY = b"\0"  # as a key, the least one; as the end of a range, "until the 
 
 
 class Compacted(Conflict):
-    """The revision that was asked for is gone: load again, and go on from what was loaded.
+    """The revision that was asked for is gone: load again, and continue from what was loaded.
 
     ``compact_revision`` is the oldest one that etcd still has, or 0 if it did not say.
     """
@@ -33,11 +33,11 @@ class Compacted(Conflict):
 
 
 class LeaseLost(Broken):
-    """The lease expired or was revoked, and every key that was attached to it is gone."""
+    """The lease expired or was revoked, and all keys that were attached to it are gone."""
 
     default_hint = (
-        "The process must stop serving what it held under the lease, and start anew. If this repeats, "
-        "look for a paused process or host, or an etcd that is slower than the lease is long."
+        "The process must stop serving what it held under the lease: restart it. If this repeats, look for "
+        "a paused process or host, or an etcd that is slower than the lease is long."
     )
 
 
@@ -46,7 +46,7 @@ def key_bytes(key: Key) -> bytes:
 
 
 def prefix_range(prefix: Key) -> tuple[bytes, bytes]:
-    """``(key, range_end)`` of all keys that begin with ``prefix``; of all keys if it is empty."""
+    """Return ``(key, range_end)`` of all keys that begin with ``prefix``; of all keys if it is empty."""
     begin = key_bytes(prefix)
     # The end is the least key above all of them: the last byte that can be raised, raised.
     stem = begin.rstrip(b"\xff")
@@ -56,7 +56,7 @@ def prefix_range(prefix: Key) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class ResponseHeader:
-    """Who answered, and when in the history of the cluster."""
+    """The member that answered, and the revision and term at which it did."""
 
     cluster_id: int = 0
     member_id: int = 0
@@ -69,7 +69,7 @@ class KeyValue:
     """A key as of its last write.
 
     Invariants: ``create_revision <= mod_revision``; ``version`` counts writes since creation, from 1.
-    ``lease`` is 0 if the key has none.
+    ``lease`` is 0 for a key without a lease.
     """
 
     key: bytes
@@ -82,12 +82,12 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class RangeResult:
-    """Keys in ascending order. ``header.revision`` is the one at which all of them were read."""
+    """Keys in ascending order. All of them were read at ``header.revision``."""
 
     header: ResponseHeader
     kvs: tuple[KeyValue, ...]
     count: int
-    """Keys in the whole range, whatever the limit was."""
+    """Number of keys in the whole range, for any limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,9 @@ class DeleteResult:
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """``results`` has one entry per operation of the branch that ran, in its order."""
+    """The result of a transaction. ``results`` has one entry per operation of
+    the branch that ran, in order.
+    """
 
     header: ResponseHeader
     succeeded: bool
@@ -115,12 +117,12 @@ OpResult: TypeAlias = RangeResult | PutResult | DeleteResult | TxnResult
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """What the member that answered says about itself."""
+    """The status that a member reports about itself."""
 
     header: ResponseHeader
     version: str
     leader: int
-    """Member id of the leader, or 0 while there is none."""
+    """Member id of the leader, or 0 without a leader."""
     db_bytes: int
     errors: tuple[str, ...]
     """Alarms, such as NOSPACE."""
@@ -143,7 +145,7 @@ class Compare:
     relation: Relation
     operand: int | bytes
     range_end: bytes = b""
-    """With it, the condition must hold for every key of ``[key, range_end)``."""
+    """With it, the condition must hold for all keys of ``[key, range_end)``."""
 
     def __post_init__(self) -> None:
         if self.relation not in ("=", "!=", "<", ">"):
@@ -234,7 +236,7 @@ class Op:
 
 
 def only_reads(operations: tuple[Operation, ...]) -> bool:
-    """Whether running ``operations`` a second time could change nothing."""
+    """Return True if a second run of ``operations`` could change nothing."""
     return all(
         only_reads(op.success) and only_reads(op.failure)
         if isinstance(op, TxnOp)
@@ -245,7 +247,7 @@ def only_reads(operations: tuple[Operation, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """A put, or the deletion of a key (then only its key and ``mod_revision`` mean something)."""
+    """A put, or the deletion of a key (then only its key and ``mod_revision`` have a meaning)."""
 
     kv: KeyValue
     deleted: bool = False
@@ -253,7 +255,7 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class WatchResponse:
-    """What a watch has to say: that it began, that nothing happened (``progress``), or events.
+    """One answer of a watch: that it began, that nothing happened (``progress``), or events.
 
     Events of one revision are never spread over two responses.
     """
@@ -268,7 +270,7 @@ class WatchResponse:
 
     @property
     def resume_revision(self) -> int | None:
-        """Where to resume a watch that has seen this response; None if it says nothing on that.
+        """The revision at which to resume a watch that has seen this response; None if it does not say.
 
         While a watch catches up, the header is ahead of the events: only the events count then.
         """

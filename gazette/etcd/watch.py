@@ -1,4 +1,4 @@
-"""One watch over one stream: what etcd says, merged and typed, until the stream fails."""
+"""One watch over one stream: its responses, merged and typed, until the stream fails."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from gazette.etcd.wire import event_from_pb, header_from_pb
 async def watch(
     connection: Connection, key: bytes, range_end: bytes, *, start_revision: int, progress: bool
 ) -> AsyncGenerator[WatchResponse, None]:
-    """Responses of one watch; the contract is that of `gazette.etcd.client.Etcd.watch`."""
+    """Yield the responses of one watch; the contract is that of `gazette.etcd.client.Etcd.watch`."""
     request = rpc_pb2.WatchRequest(
         create_request=rpc_pb2.WatchCreateRequest(
             key=key,
             range_end=range_end,
             start_revision=start_revision,
             progress_notify=progress,
-            # Else a response could exceed what etcd can send, and the watch would fail forever.
+            # Without it, a response could exceed what etcd can send, and the watch would fail forever.
             fragment=True,
         )
     )
@@ -47,7 +47,7 @@ async def watch(
 async def _open(
     connection: Connection, request: rpc_pb2.WatchRequest
 ) -> tuple[_Stream, rpc_pb2.WatchResponse]:
-    """The first stream, over all endpoints, on which etcd says that the watch is there."""
+    """Open the watch on the first endpoint that confirms it. Return its stream and that answer."""
 
     async def attempt(
         member: Member, metadata: Metadata, timeout_s: float
@@ -71,8 +71,8 @@ async def _open(
     except NotAllowed:
         if not token:
             raise
-    # etcd reports an outdated token in several ways, one of them being "permission denied": only
-    # with a new token do we know.
+    # etcd reports an outdated token in several ways, one of them being "permission denied". Only a
+    # new token shows the difference.
     await connection.token(stale=token)
     return await connection.call("Watch", attempt, repeatable=True)
 
@@ -98,7 +98,9 @@ class _Stream:
         return response
 
     def raise_if_canceled(self, response: rpc_pb2.WatchResponse) -> None:
-        """Raise what made etcd cancel the watch; ``StreamEnded`` if the next endpoint may do it."""
+        """Raise the reason for which etcd cancelled the watch; ``StreamEnded`` if
+        the next endpoint may serve it.
+        """
         if not response.canceled:
             return
         reason = response.cancel_reason

@@ -1,4 +1,4 @@
-"""Between etcd's messages and our values."""
+"""Conversions between etcd's messages and the values of ``values``."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _result_from_pb(pb: rpc_pb2.ResponseOp) -> OpResult:
         case "response_txn":
             return txn_from_pb(pb.response_txn)
         case other:
-            raise Broken("etcd answered an operation with something unknown", response=other)
+            raise Broken("etcd sent an unknown answer to an operation", response=other)
 
 
 def status_from_pb(pb: rpc_pb2.StatusResponse) -> MemberStatus:

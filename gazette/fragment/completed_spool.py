@@ -1,10 +1,10 @@
 """Stage 7 of the byte path: takes the bytes of a spool from `spool_file`, gives the bytes of its
 fragment's file to `persister`.
 
-The primary of a journal compresses while it is appended to, so that a fragment is ready to be
-persisted soon after it completes. Its replicas compress only if they must persist it themselves.
-Whoever reads the bytes for persisting compares their SHA-1 with the one in the fragment's name:
-a damaged spool raises ``Corrupt`` rather than get into a blob store.
+The primary of a journal compresses during appends, so that a fragment can be persisted soon after it
+completes. Its replicas compress only if they must persist it themselves. A reader of the bytes for an
+upload compares their SHA-1 with the one in the fragment's name. A damaged spool raises ``Corrupt``
+and never gets into a blob store.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COMPRESSION_BATCH_BYTES: Final = 1 << 20
-"""How much is committed before the next batch is compressed; also the least a gzip member holds."""
+"""Bytes that are committed before the next batch is compressed; also the least a gzip member holds."""
 
 _TURN_BYTES: Final = 8 << 20
-"""What one spool may compress before others get the thread."""
+"""Bytes that one spool may compress before others get the thread."""
 
 _READ_BYTES: Final = 1 << 18
 
@@ -45,8 +45,8 @@ _READ_BYTES: Final = 1 << 18
 class CompletedSpool:
     """A spool that was rolled. Its fragment does not change any more, and must be persisted.
 
-    ``registers`` and ``first_append_time`` (Unix seconds, of this broker's clock) are what a path
-    postfix is made of. The local file lives as long as this value.
+    A path postfix is made from ``registers`` and ``first_append_time`` (Unix seconds, of this broker's
+    clock). The local file lives as long as this value.
     """
 
     fragment: Fragment
@@ -58,15 +58,15 @@ class CompletedSpool:
 
     @property
     def content_encoding(self) -> str:
-        """See ``content_encoding`` of ``set_aside``."""
+        """The content encoding to store with the object: see ``content_encoding`` of ``set_aside``."""
         return content_encoding(self.fragment)
 
     def open(self) -> BinaryIO:
-        """The bytes of the fragment's file. Blocks on compression: call it in a thread.
+        """Return a reader of the fragment's file. Blocks on compression: call it in a thread.
 
-        If there is no room for a compressed file on disk, the bytes are compressed as they are
-        read; such a reader is not seekable. Reading raises ``Corrupt`` instead of giving the last
-        bytes, if the spool is not what its fragment says.
+        If the disk is too full for a compressed file, the bytes are compressed as they are read; such a
+        reader is not seekable. If the spool is not what its fragment says, reading raises ``Corrupt``
+        instead of giving the last bytes.
         """
         if self.compression is None:
             return io.BufferedReader(_VerifiedContent(self.file, self.fragment), _READ_BYTES)
@@ -76,10 +76,10 @@ class CompletedSpool:
         return io.BufferedReader(_CompressedContent(self.file, self.fragment), _READ_BYTES)
 
     async def cut_to(self, end: Offset, pool: Pool) -> CompletedSpool:
-        """The same spool without what is at ``end`` and beyond; its digest is made in ``pool``.
+        """Return the same spool without the bytes at ``end`` and beyond; its digest is made in ``pool``.
 
-        ``end`` is within the fragment. Raises ``Corrupt`` or ``Unavailable`` if the file cannot be read,
-        and ``Corrupt`` if it is not what the fragment says. Cancellation: no effect.
+        ``end`` is within the fragment. Raises ``Corrupt`` or ``Unavailable`` if the file cannot be read, and
+        ``Corrupt`` if it is not what the fragment says. Cancellation: no effect.
         """
         fragment = self.fragment
         assert fragment.begin < end < fragment.end
@@ -92,7 +92,9 @@ class CompletedSpool:
         )
 
     def _digest_to(self, length: int) -> bytes:
-        """Of the first ``length`` bytes; all are read, so that a damaged file is found out. In a thread."""
+        """Return the digest of the first ``length`` bytes. Reads all bytes, to
+        detect a damaged file. In a thread.
+        """
         content = _VerifiedContent(self.file, self.fragment)
         sum = hashlib.sha1(usedforsecurity=False)
         while part := content.read(min(_READ_BYTES, length)):
@@ -106,15 +108,15 @@ class CompletedSpool:
 class SpoolCompression:
     """The compressed form of one spool, which follows its commits.
 
-    ``advance`` belongs to the loop and never waits. All else happens in threads, one at a time.
-    Whatever goes wrong, the compressed file is given up and nothing else: the spool itself has the
-    bytes, and they are compressed as they are persisted.
+    ``advance`` belongs to the loop and never waits. All else happens in threads, one at a time. After
+    any error only the compressed file is given up. The spool itself has the bytes, and they are
+    compressed as they are persisted.
     """
 
     def __init__(self, source: SpoolFile, codec: Codec, pool: Pool) -> None:
         self._source = source
         self._pool = pool
-        self._target = 0  # Written by the loop alone.
+        self._target = 0  # Only the loop writes it.
         self._scheduled = False
         self._lock = threading.Lock()  # Held by the thread that compresses; guards what follows.
         self._compressor: Compressor = new_compressor(codec)
@@ -127,21 +129,21 @@ class SpoolCompression:
 
     @property
     def through(self) -> int:
-        """How many committed bytes have been compressed."""
+        """Number of committed bytes that have been compressed."""
         return self._through
 
     def advance(self, length: int) -> None:
-        """Say that the spool's first ``length`` bytes are committed."""
+        """Record that the spool's first ``length`` bytes are committed."""
         self._target = length
         if self._usable and not self._scheduled and self._due():
             self._scheduled = True
             self._pool.submit(self._turn)
 
     def finish(self, fragment: Fragment) -> io.RawIOBase | None:
-        """The whole compressed file; none if it was given up. Blocks: call it in a thread.
+        """Return a reader of the whole compressed file; None if it was given up. Blocks: call it in a thread.
 
-        May be called again, and gives an independent reader each time. Raises ``Corrupt`` if the
-        spool's bytes do not have the fragment's digest.
+        May be called again, and gives an independent reader each time. Raises ``Corrupt`` if the spool's
+        bytes do not have the fragment's digest.
         """
         with self._lock:
             if self._usable and not self._finished:
@@ -184,7 +186,7 @@ class SpoolCompression:
             self._output = None
             metrics.COMPRESSION_FAILURES.inc()
             log.warning(
-                "compressing a spool as it is persisted instead: %(error)s", {"error": error}
+                "a spool will be compressed as it is persisted: %(error)s", {"error": error}
             )
             return False
         self._usable = True
@@ -286,7 +288,7 @@ class _CompressedContent(io.RawIOBase):
 def _damaged(fragment: Fragment) -> Corrupt:
     return Corrupt(
         "spool is not what its fragment says: the SHA-1 differs",
-        hint="The local disk or memory changed the bytes. Another replica may still persist them.",
+        hint="The local disk or memory changed the bytes. Check them. Another replica may still upload.",
         journal=fragment.journal,
         begin=fragment.begin,
         end=fragment.end,

@@ -1,11 +1,11 @@
-"""Fragments that cannot both be right.
+"""Fragments of the same offsets with different bytes.
 
 Proven: two fragments of the same begin and end whose SHA-1 differ. One of them holds other bytes than were
 acknowledged at these offsets, or was written by hand. Only one of them is read, as the later one wins.
 
 Not proven, and not reported: fragments that overlap in part, or of which one contains the other. Replicas
-close their fragments at different offsets as they join and leave, so that is common and mostly right.
-Names alone cannot tell: compare the bytes.
+close their fragments at different offsets as they join and leave. So that is common and mostly right. Names
+alone do not prove a conflict: compare the bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gazette.protocol.fragment import Fragment
 
 @dataclass(frozen=True, slots=True)
 class FragmentConflict:
-    """``kept`` is read, ``hidden`` is not. Both have the same begin and end, and other bytes."""
+    """Two fragments of the same begin and end, with other bytes: ``kept`` is read, ``hidden`` is not."""
 
     kept: Fragment
     hidden: Fragment
@@ -31,8 +31,9 @@ class FragmentConflict:
 
 
 class FragmentCover(CoverSet[Fragment]):
-    """The cover of a journal's stored fragments, with the conflicts and the objects that brokers have set
-    aside (see `set_aside`), which were found on the way."""
+    """The cover of a journal's stored fragments, with conflicts and set-aside objects (see
+    `set_aside`) that the listing found.
+    """
 
     __slots__ = ("conflicts", "set_aside")
 
@@ -42,7 +43,7 @@ class FragmentCover(CoverSet[Fragment]):
         super().__init__(spans)
 
     def add(self, span: Fragment) -> bool:
-        """See ``CoverSet.add``. The later one of a conflict is kept."""
+        """Add a fragment as ``CoverSet.add`` does. The later one of a conflict is kept."""
         former = self.equal(span.begin, span.end)
         if former is not None and former.sum != span.sum:
             self.conflicts.append(FragmentConflict(kept=span, hidden=former))
@@ -52,7 +53,7 @@ class FragmentCover(CoverSet[Fragment]):
 def conflicts_with(
     remote: CoverSet[Fragment], local: Iterable[LocalFragment]
 ) -> list[FragmentConflict]:
-    """Return the conflicts of what stores hold, which is read, with what this broker has spooled."""
+    """Return the conflicts between stored fragments, which are read, and spooled ones of this broker."""
     found = []
     for one in local:
         stored = remote.equal(one.begin, one.end)

@@ -1,4 +1,4 @@
-"""The spans that together cover a journal, with those left out that others cover."""
+"""The spans that together cover a journal, without spans that others cover."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ T = TypeVar("T", bound=Span)
 class CoverSet(Generic[S]):
     """Spans in strictly ascending order of both ``begin`` and ``end``.
 
-    A span that another one covers is not kept; of two equal ones the later wins; partial overlaps
-    stay. Look-up is O(log n), and so is ``add`` at the end of the set.
+    A span that another one covers is not kept. Of two equal ones the later wins. Partial overlaps stay.
+    Look-up is O(log n), and so is ``add`` at the end of the set.
     """
 
     __slots__ = ("_begins", "_ends", "_spans")
@@ -41,7 +41,7 @@ class CoverSet(Generic[S]):
             self.add(span)
 
     def add(self, span: S) -> bool:
-        """Add ``span``; false if it is empty or some larger span covers it."""
+        """Add ``span``. Return False if it is empty or some larger span covers it."""
         begin, end = span.begin, span.end
         if begin >= end:
             return False
@@ -59,10 +59,9 @@ class CoverSet(Generic[S]):
         return True
 
     def longest_overlapping(self, offset: Offset) -> tuple[int, bool]:
-        """Index of the span which covers ``offset`` and reaches farthest, and true.
+        """Return the index of the span which covers ``offset`` and reaches farthest, and True.
 
-        If no span covers it: the index of the next span (``len(self)`` if there is none), and
-        false.
+        If no span covers it, return the index of the next span (``len(self)`` at the end), and False.
         """
         after = bisect_right(self._begins, offset)
         if after and self._ends[after - 1] > offset:
@@ -70,7 +69,7 @@ class CoverSet(Generic[S]):
         return after, False
 
     def covers(self, begin: Offset, end: Offset) -> bool:
-        """Whether a chain of spans without a hole reaches over all of ``[begin, end)``."""
+        """Return True if a chain of spans without a hole reaches over all of ``[begin, end)``."""
         while begin < end:
             at, found = self.longest_overlapping(begin)
             if not found:
@@ -86,17 +85,17 @@ class CoverSet(Generic[S]):
         return None
 
     def index_at(self, begin: Offset) -> int:
-        """Index of the first span that begins at ``begin`` or later."""
+        """Return the index of the first span that begins at ``begin`` or later."""
         return bisect_left(self._begins, begin)
 
     @property
     def begin(self) -> Offset:
-        """Where the first span begins; zero if there is none."""
+        """Begin of the first span; zero without spans."""
         return self._begins[0] if self._begins else 0
 
     @property
     def end(self) -> Offset:
-        """Where the last span ends; zero if there is none."""
+        """End of the last span; zero without spans."""
         return self._ends[-1] if self._ends else 0
 
     def __len__(self) -> int:
@@ -124,5 +123,5 @@ class CoverSet(Generic[S]):
 
 
 def uncovered(local: Iterable[T], remote: CoverSet[S]) -> Iterator[T]:
-    """The spans of ``local`` that ``remote`` does not cover without a hole."""
+    """Return the spans of ``local`` that ``remote`` does not cover without a hole."""
     return (span for span in local if not remote.covers(span.begin, span.end))

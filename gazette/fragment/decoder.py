@@ -1,8 +1,8 @@
 """Stage 10 of the byte path: the file bytes of a stored fragment become its journal bytes.
 
-A stored file is not trusted. Its name says how many bytes it must decode to and what their SHA-1
-is: decoding stops at the first byte too many, a file that ends early is an error, and so is a
-digest that differs once the fragment was read whole.
+A stored file is not trusted. Its name gives the number of bytes that it must decode to, and their SHA-1.
+Decoding stops at the first byte too many. A file that ends early is an error, and so is another digest
+once the fragment was read whole.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from gazette.runtime.tasks import Pool
 
 _READ_BYTES: Final = 1 << 18
 _SUM_BYTES: Final = 1 << 20
-"""How much is handed to another thread at once to be summed: less costs more than it gains."""
+"""Bytes that are handed to another thread at once to be hashed: fewer cost more than they gain."""
 _TRAILER_BYTES_MAX: Final = 1 << 20
-"""How much may follow the last content byte without any content: checksums, empty members."""
+"""Bytes that may follow the last content byte without any content: checksums, empty members."""
 
 
 class FragmentDecoder:
     """Decodes one fragment: bytes in, bytes out. For one thread at a time.
 
-    Decoding starts with the file's first byte, since no codec but NONE can start elsewhere; with
-    NONE it may start at the byte of offset ``start``, and then the digest is not checked.
-    ``verify`` off leaves the digest out for callers who compare it elsewhere. With ``sums`` the digest is
-    computed there, while decoding goes on; not by a thread that decodes, which would wait for itself.
+    Decoding starts with the file's first byte: only codec NONE can start elsewhere. With NONE it may start at
+    the byte of offset ``start``, and then the digest is not checked. Pass ``verify`` False if the caller
+    compares the digest elsewhere.
+
+    With ``sums`` the digest is computed in that pool, while decoding goes on. Decode in a thread of another
+    pool: a thread that decodes there would wait for itself.
     """
 
     def __init__(
@@ -56,15 +58,15 @@ class FragmentDecoder:
         self._sum = hashlib.sha1(usedforsecurity=False) if verify else None
         self._sums = sums
         self._unsummed: list[bytes] = []
-        """Content that the digest is still to take in, ``_unsummed_bytes`` of it."""
+        """Content that the digest does not have yet, ``_unsummed_bytes`` of it."""
         self._unsummed_bytes = 0
         self._summing: list[bytes] = []
-        """What was handed to ``sums``; done when ``_summed`` is."""
+        """Content that ``sums`` is hashing, until ``_summed`` is done."""
         self._summed: concurrent.futures.Future[None] | None = None
 
     @property
     def needs_input(self) -> bool:
-        """Whether ``decode`` has given all it can without more of the file."""
+        """True if ``decode`` has given all it can without more of the file."""
         return self._decompressor.needs_input
 
     @property
@@ -73,13 +75,13 @@ class FragmentDecoder:
         return self.fragment.end - self.offset
 
     def decode(self, data: bytes, max_length: int) -> bytes:
-        """Take bytes of the file (or ``b""`` to go on); give at most ``max_length`` of the journal.
+        """Take bytes of the file (or ``b""`` to go on); return at most ``max_length`` bytes of the journal.
 
-        Pass more only when ``needs_input``. Raises ``Corrupt`` if the file is damaged or holds
-        more than the fragment.
+        Pass more only when ``needs_input``. Raises ``Corrupt`` if the file is damaged
+        or holds more than the fragment.
         """
         remaining = self.remaining
-        # One byte beyond what is left, so that the first byte too many is seen and not counted on.
+        # Ask for one byte more than is left: so the first byte too many is seen.
         wanted = min(max_length, remaining + 1) if max_length else 0
         try:
             content = self._decompressor.decompress(data, wanted)
@@ -89,7 +91,7 @@ class FragmentDecoder:
         return content
 
     def finish(self) -> bytes:
-        """Say that the file ended; gives the last bytes, of which there are at most two.
+        """Take the end of the file. Return the last bytes, at most two.
 
         Raises ``Corrupt`` if anything is missing, or if the digest differs.
         """
@@ -128,7 +130,7 @@ class FragmentDecoder:
                 self._await_sum()
 
     def _await_sum(self) -> None:
-        """Have the digest take in what was handed over; here, if the pool was closed meanwhile."""
+        """Wait until the digest has what was handed over. Hash it here if the pool was closed meanwhile."""
         pieces, self._summing = self._summing, []
         summed, self._summed = self._summed, None
         if summed is not None:
@@ -142,7 +144,7 @@ class FragmentDecoder:
             _update(self._sum, pieces)
 
     def _end_sum(self) -> None:
-        """Have the digest take in everything."""
+        """Hash all content that the digest does not have yet."""
         self._await_sum()
         if self._sum is not None:
             _update(self._sum, self._unsummed)
@@ -184,9 +186,9 @@ class DecodedFile:
         return self._decoder.offset
 
     def read(self, max_length: int) -> bytes:
-        """The next bytes, at most ``max_length`` (> 0); none at the end of the fragment.
+        """Return the next bytes, at most ``max_length`` (> 0); none at the end of the fragment.
 
-        The end is reported only after the file was checked to end there too. Raises ``Corrupt``.
+        The end is reported only after the file was checked to end there, too. Raises ``Corrupt``.
         """
         trailer = 0
         while not self._finished:
@@ -207,7 +209,9 @@ class DecodedFile:
         return b""
 
     def skip_to(self, offset: Offset) -> None:
-        """Decode and drop what is before journal offset ``offset``."""
+        """Decode and drop all bytes before journal offset ``offset``. Raises
+        ``Corrupt`` if the fragment ends first.
+        """
         while self.offset < offset:
             if not self.read(min(_READ_BYTES, offset - self.offset)):
                 raise Corrupt(

@@ -1,9 +1,9 @@
-"""Stage 6 of the byte path: whether the spool disk is fast enough for the event loop.
+"""Stage 6 of the byte path: measures if the spool disk is fast enough for the event loop.
 
-A small write or read takes microseconds, since it ends in the page cache, and a thread would cost more
-than it frees. A disk that is slow, as one that must write back before it takes more, would stop the whole
-broker so, and cost it its lease. So operations are timed: one that was slow sends the next ones to
-threads, for all spools of the disk, until it has been fast again for a while.
+A small write or read takes microseconds, since it ends in the page cache. A thread would cost more than it
+frees. But a slow disk would stop the whole broker, and cost it its lease: for example one that must write
+back before it takes more. So operations are timed. After a slow one, the next ones run in threads, for all
+spools of the disk. The loop is used again once the disk has been fast for a while.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 SLOW_S: Final = 0.010
-"""Twice as long as the interpreter may keep a thread from going on, which is no fault of the disk."""
+"""Seconds. Twice as long as the interpreter may delay a thread, which is no fault of the disk."""
 FAST_AGAIN_S: Final = 5.0
 FAST_AGAIN_OPERATIONS: Final = 16
 _UNIT_BYTES: Final = 1 << 19
@@ -22,21 +22,22 @@ _UNIT_BYTES: Final = 1 << 19
 
 @dataclass(slots=True)
 class Pace:
-    """One kind of operations on a disk. ``monotonic`` is a clock's."""
+    """The pace of one kind of operations on a disk. ``monotonic`` is a clock's."""
 
     monotonic: Callable[[], float]
     _slow_at: float | None = None
-    """When the last slow operation ended; None: fast."""
+    """The time at which the last slow operation ended; None: fast."""
     _fast: int = 0
-    """How many have been fast since."""
+    """Number of fast operations since."""
 
     @property
     def is_fast(self) -> bool:
-        """Whether operations may be done on the event loop."""
+        """True if operations may run on the event loop."""
         return self._slow_at is None
 
     def note(self, began: float, length: int) -> None:
-        """Note an operation on ``length`` bytes that ends now, on the loop or in a thread, well or not.
+        """Record an operation on ``length`` bytes that ends now, on the loop or
+        in a thread, successful or not.
 
         ``began`` is its ``monotonic`` time.
         """
@@ -54,11 +55,11 @@ class Pace:
 
 @dataclass(slots=True)
 class DiskPace:
-    """The pace of one disk. Writes wait for other things than reads do."""
+    """The pace of one disk. Writes and reads have one each, as they wait for different things."""
 
     monotonic: Callable[[], float]
     writes: Pace = field(init=False)
-    """And the creation of files."""
+    """For writes, and for the creation of files."""
     reads: Pace = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Stage 9 of the byte path: takes commits from `spool_file` and listings from `listing`, tells
-`broker/api/read` which fragment to read an offset from.
+"""Stage 9 of the byte path: takes commits from `spool_file` and listings from `listing`. Finds, for
+`broker/api/read`, the fragment from which to read an offset.
 
-The index of one replica joins what blob stores hold with what the local spool holds beyond them,
-and is where readers wait at the head of a journal.
+The index of one replica joins the fragments of blob stores with those that only the local spool has. Readers
+wait here at the head of a journal.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ AT_WRITE_HEAD: Final = -1
 """The offset by which a read request names the head of the journal."""
 
 JUMP_AGE_S: Final = 6 * 60 * 60
-"""A hole is jumped only if what follows was persisted longer ago. A younger one may be a fragment
-that its broker, which handed the journal over, has not uploaded yet."""
+"""Seconds since which the fragment behind a hole must be persisted before readers jump the hole. A younger
+hole may be a fragment that a former broker of the journal has not uploaded yet.
+"""
 
 _FORGOTTEN_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """Where to read from. ``status`` is OK, with a fragment, or OFFSET_NOT_YET_AVAILABLE.
+    """The place to read from. ``status`` is OK, with a fragment, or OFFSET_NOT_YET_AVAILABLE.
 
-    ``offset`` is the one asked for, or a later one if there is a reason to skip. ``local`` is set
-    if the fragment's bytes are in a file of this broker.
+    ``offset`` is the one asked for, or a later one if there is a reason to skip. ``local`` is set if the
+    fragment's bytes are in a file of this broker.
     """
 
     status: Status
@@ -52,10 +53,10 @@ _Waiter: TypeAlias = "tuple[Offset, int, asyncio.Future[None]]"
 
 
 class Index:
-    """What can be read of one journal. Loop-bound.
+    """The readable fragments of one journal. Loop-bound.
 
-    A commit wakes the readers which it serves, and no others: those who wait at or before its
-    offsets are kept in a heap. Those who wait in a hole are woken by every refresh.
+    A commit wakes only the readers that it serves: those that wait at or before its offsets are kept in a
+    heap. Each refresh wakes all readers that wait in a hole.
     """
 
     def __init__(self, journal: JournalName, clock: Clock) -> None:
@@ -71,57 +72,58 @@ class Index:
         self._in_holes: dict[asyncio.Future[None], None] = {}
         self._waits = 0
         self.conflicts: tuple[FragmentConflict, ...] = ()
-        """Those of the last listing: fragments of the same offsets that hold other bytes."""
+        """The conflicts of the last listing: fragments of the same offsets that hold other bytes."""
         self.known_head: Offset = 0
-        """Where the journal ends at least, although no fragment here may reach so far."""
+        """Least end of the journal, although no fragment here may reach so far."""
         self._waiting_at_head: set[asyncio.Future[None]] = set()
-        """Those of the heap whose query has not been cancelled."""
+        """The waiters of the heap whose query has not been cancelled."""
 
     @property
     def begin_offset(self) -> Offset:
-        """Where the first fragment begins; zero if there is none."""
+        """Begin of the first fragment; zero without fragments."""
         return self._set.begin
 
     @property
     def end_offset(self) -> Offset:
-        """The head of the journal, as far as this broker knows; zero if there is no fragment."""
+        """Head of the journal, as far as this broker knows; zero without fragments."""
         return self._set.end
 
     @property
     def write_head(self) -> Offset:
-        """Where the next append will be, as far as this broker knows."""
+        """Offset of the next append, as far as this broker knows."""
         return max(self.end_offset, self.known_head)
 
     @property
     def last_mod_time(self) -> int:
-        """When the last fragment was persisted, in Unix seconds; zero if it is local only, or if
-        there is none."""
+        """Unix seconds at which the last fragment was persisted; zero if it is
+        local only, or without fragments.
+        """
         return _fragment(self._set[-1]).mod_time if len(self._set) else 0
 
     @property
     def first_refreshed(self) -> bool:
-        """Whether the blob stores were listed at least once."""
+        """True if the blob stores were listed at least once."""
         return self._first_refresh.is_set()
 
     @property
     def has_hole(self) -> bool:
-        """Whether offsets between fragments are covered by none: they may be about to be uploaded."""
+        """True if there is a hole between fragments. The missing ones may soon be uploaded."""
         spans = self._set[0:]
         return any(after.begin > before.end for before, after in pairwise(spans))
 
     @property
     def waiting(self) -> int:
-        """How many queries wait."""
+        """Number of queries that wait."""
         return len(self._waiting_at_head) + len(self._in_holes)
 
     def fragments(self, begin: Offset = 0) -> list[Fragment]:
-        """A copy of the covering fragments that begin at ``begin`` or later."""
+        """Return a copy of the covering fragments that begin at ``begin`` or later."""
         return [_fragment(span) for span in self._set[self._set.index_at(begin) :]]
 
     def spool_commit(self, local: LocalFragment) -> None:
-        """Add a fragment that the spool has committed, and wake who waited for its offsets.
+        """Add a fragment that the spool has committed, and wake the readers of its offsets.
 
-        It replaces what was known of the same spool before it grew.
+        It replaces the fragment of the same spool before it grew.
         """
         was_end = self._set.end
         grows = len(self._set) and self._set[-1].begin == local.begin
@@ -133,7 +135,7 @@ class Index:
         self._wake_head()
 
     def stored(self, fragment: Fragment) -> None:
-        """Let the local file of exactly ``fragment`` go, if it is still here: a store has it."""
+        """Let go of the local file of exactly ``fragment``, if it is still here: a store has it."""
         begin, end = fragment.begin, fragment.end
         local = self._local.equal(begin, end)
         if local is None or local.fragment.sum != fragment.sum:
@@ -146,16 +148,15 @@ class Index:
     def replace_remote(
         self, remote: CoverSet[Fragment], conflicts: Iterable[FragmentConflict] = ()
     ) -> None:
-        """Take the latest listing of the blob stores, with the conflicts in it.
+        """Adopt the latest listing of the blob stores, with the conflicts in it.
 
-        Ends the wait for the first refresh.
-        Local fragments which the listing covers are let go, and their files with them once the
-        last reader has finished. The others go on covering what the listing does not.
+        Ends the wait for the first refresh. Local fragments which the listing covers are let go, and their
+        files with them once the last reader has finished. The others still cover what the listing does not.
         """
         self.conflicts = (*conflicts, *conflicts_with(remote, self._local))
         self._local = CoverSet(uncovered(self._local, remote))
         self._set = CoverSet(remote)
-        # This listing may have begun before they were stored; the next one has not.
+        # This listing may have begun before they were stored. The next one cannot have.
         stored, self._stored = self._stored, []
         for fragment in uncovered(stored, remote):
             self._set.add(fragment)
@@ -173,15 +174,14 @@ class Index:
     async def query(
         self, offset: Offset, block: bool = False, begin_mod_time: int = 0
     ) -> QueryResult:
-        """Find the fragment to read ``offset`` from; ``AT_WRITE_HEAD`` is the present head.
+        """Find the fragment from which to read ``offset``; ``AT_WRITE_HEAD`` is the present head.
 
-        An offset that no fragment covers jumps to the next persisted one if there is nothing
-        before it, or if it was persisted long ago. Persisted fragments older than
+        An offset that no fragment covers jumps to the next persisted fragment in two cases: there is no
+        fragment before it, or that fragment was persisted long ago. Persisted fragments older than
         ``begin_mod_time`` (Unix seconds) are skipped. An offset that is left uncovered gives
-        OFFSET_NOT_YET_AVAILABLE or, with ``block``, waits until there is a fragment.
+        OFFSET_NOT_YET_AVAILABLE or, with ``block``, waits for a fragment.
 
-        Raises ``Closed`` when the index closes. Cancellation: no effect; the caller owns the
-        deadline.
+        Raises ``Closed`` when the index closes. Cancellation: no effect; the caller owns the deadline.
         """
         at = self.write_head if offset == AT_WRITE_HEAD else offset
         while True:
@@ -224,7 +224,7 @@ class Index:
             return QueryResult(Status.OK, offset, self.write_head, fragment, local)
 
     def _may_jump(self, at: int) -> bool:
-        """Whether a reader before span ``at``, where nothing covers it, may go on from its begin."""
+        """Return True if a reader in the hole before span ``at`` may go on from the span's begin."""
         if at == len(self._set):
             return False
         mod_time = _fragment(self._set[at]).mod_time
@@ -252,7 +252,9 @@ class Index:
             raise
 
     def _forget(self, waiter: asyncio.Future[None]) -> None:
-        """Its entry stays in the heap until it is due, or until most are such."""
+        """Forget a cancelled waiter. Its entry stays in the heap until it is due, or
+        until most entries are cancelled.
+        """
         self._waiting_at_head.discard(waiter)
         if len(self._at_head) > 2 * len(self._waiting_at_head) + _FORGOTTEN_MAX:
             self._at_head = [entry for entry in self._at_head if entry[2] in self._waiting_at_head]

@@ -1,8 +1,8 @@
-"""Stage 9 of the byte path: how many local files of stored fragments stay open for readers.
+"""Stage 9 of the byte path: limits the local files of stored fragments that stay open for readers.
 
-A fragment that is stored is still read from its local file, until the next listing of its journal: that
-is cheaper than its store. With many journals, and a refresh interval of minutes, these files would be as
-many as fragments are completed in it. So the oldest ones are let go, of whichever journal.
+A stored fragment is still read from its local file until the next listing of its journal: that is cheaper
+than its store. With many journals, and a refresh interval of minutes, there could be as many files as
+fragments completed in that interval. So the oldest files are let go, of all journals.
 """
 
 from __future__ import annotations

@@ -1,21 +1,20 @@
-"""Stage 9 of the byte path: takes the objects that blob stores have of a journal, gives the cover
-of its fragments to `index`.
+"""Stage 9 of the byte path: takes the objects of a journal in blob stores, gives the
+cover of its fragments to `index`.
 
-Which objects are a journal's is not quite decided by their path. Fragments of journal ``a`` may be
-in subdirectories, by its ``path_postfix_template``; and all of journal ``a/b`` is in a subdirectory
-of ``a`` too. ``a/b/<name>`` is a fragment of ``a`` with postfix ``b``, or one of ``a/b``. The rule:
+The path of an object does not quite decide which journal it belongs to. Fragments of journal ``a`` may be in
+subdirectories, by its ``path_postfix_template``; and all of journal ``a/b`` is in a subdirectory of ``a``,
+too. ``a/b/<name>`` is a fragment of ``a`` with postfix ``b``, or one of ``a/b``. The rule:
 
 1. An object directly in ``a/`` is a fragment of ``a``.
 2. One at or below the directory of another journal that exists is never one of ``a``.
-3. Otherwise, one in ``a/<postfix>/`` is a fragment of ``a`` if the postfix is of the shape of the
-   present template, or if all of its components are ``key=value``: such are what a template is for,
-   and what an earlier template has left.
-4. All others are not fragments of ``a``: what a journal that was deleted has left behind, or
-   something that was put there by hand.
+3. Otherwise, one in ``a/<postfix>/`` is a fragment of ``a`` if the postfix fits the present template. It is
+   one, too, if all components of the postfix are ``key=value``. Templates are meant for those, and an
+   earlier template may have left them.
+4. All others are not fragments of ``a``. A deleted journal has left them, or a person has put them there.
 
-So a template may be changed and old fragments stay readable, as long as one of the two wrote
-``key=value`` components. And a journal below ``a`` may be deleted without its fragments becoming
-part of ``a``, unless its name goes on in ``key=value`` components only.
+So a template may be changed and old fragments stay readable, as long as one of the two wrote ``key=value``
+components. And a journal below ``a`` may be deleted without its fragments becoming part of ``a``, unless the
+rest of its name has ``key=value`` components only.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class FragmentOwner:
         self._nested = frozenset(name[len(head) :] for name in nested if name.startswith(head))
 
     def owns(self, postfix: str) -> bool:
-        """Whether a fragment at that postfix (``""``: none) is the journal's own."""
+        """Return True if a fragment at that postfix (``""``: none) is the journal's own."""
         if not postfix:
             return True
         if self._nested:
@@ -82,24 +81,25 @@ class FragmentOwner:
 async def list_fragments(
     blob_stores: BlobStores, spec: JournalSpec, nested: Collection[JournalName] = ()
 ) -> FragmentCover:
-    """List every store of a journal; where two have the same span, the later store wins.
+    """List all stores of a journal; where two have the same span, the later store wins.
 
-    ``nested`` are the journals whose name begins with this one's and ``/``; others do no harm.
-    Raises what any of the stores raised: half an index would invite appends at offsets that are
-    taken. Objects which are not fragments of the journal are counted and logged.
-    Cancellation: a store that is being listed goes on in its thread, for nobody.
+    ``nested`` are the journals whose name begins with this one's and ``/``; others do no harm. Raises what
+    any of the stores raised: half an index would invite appends at offsets that are taken. Objects which are
+    not fragments of the journal are counted and logged.
+
+    Cancellation: the running listing of a store goes on in its thread; its result is dropped.
     """
     cover = FragmentCover()
     owner = FragmentOwner(spec.name, spec.fragment.path_postfix_template, nested)
     for url in spec.fragment.stores:
         active = blob_stores.get(url)
-        # Waited for, however late it is: the caller does not list again what still is being listed.
+        # Wait without a deadline: the caller must not list a store again while a listing still runs.
         listing = active.calls.submit(_list_into, cover, active.store, url, spec.name, owner)
         foreign = await settled(listing)
         active.worked()
         if foreign.count:
             log.warning(
-                "%(count)d objects in %(store)s below journal %(journal)s are not its fragments, as "
+                "%(count)d objects in %(store)s below journal %(journal)s are not its fragments, for example "
                 "%(example)r",
                 {
                     "count": foreign.count,
@@ -132,14 +132,14 @@ def _list_into(
 
 
 def _stored(fragment: Fragment, url: str, info: BlobInfo) -> Fragment:
-    # A time of zero would say that it is not persisted.
+    # A time of zero would mean that it is not persisted.
     return replace(fragment, backing_store=url, mod_time=max(info.mod_time, 1))
 
 
 def fragments_in(
     store: BlobStore, journal: JournalName, owner: FragmentOwner
 ) -> Iterator[Fragment]:
-    """The fragments of a journal in one store. Blocks; raises what the store does."""
+    """Yield the fragments of a journal in one store. Blocks; raises what the store does."""
     for info, fragment in _parsed(store.list(f"{journal}/"), journal):
         if fragment is not None and owner.owns(fragment.path_postfix):
             yield replace(fragment, mod_time=max(info.mod_time, 1))
@@ -156,15 +156,15 @@ def _parsed(
 
 
 def _shape_of(template: str) -> re.Pattern[str] | None:
-    """What postfixes of a template look like: its literal text, with anything for its actions.
+    """Return a pattern for postfixes of a template: its literal text, with anything for its actions.
 
-    A value may be empty or of several components, and empty components are left out: so a ``/``
-    beside an action is the action's.
+    A value may be empty or of several components, and empty components are left out. So a ``/`` beside
+    an action belongs to the action.
     """
     if not template:
         return None
     if _CONTROL.search(template):
-        # Which of its text is written is not known here.
+        # This module does not know which part of its text is written.
         return re.compile(".*", re.DOTALL)
     literals = _ACTION.split(template)
     last = len(literals) - 1

@@ -1,12 +1,11 @@
-"""Stage 6 of the byte path: the bytes of one spool, in a local file that has no name.
+"""Stage 6 of the byte path: the bytes of one spool, in a local file without a name.
 
-`Disk` is the seam between a broker and its local disk. A simulation or a test passes its own to
-`BrokerService` (``disk=``), or to a `Spool`: one that is full, slow, or fails. Nothing else in a broker
-opens spool files.
+`Disk` is the seam between a broker and its local disk. A simulation or a test passes its own
+to `BrokerService` (``disk=``), or to a `Spool`: one that is full, slow, or fails. Nothing else
+in a broker opens spool files.
 
-The file is unlinked as soon as it is open: it ends with the process, and nothing is ever left to
-clean up. It is not synced either: a commit is as durable as the brokers that hold it, until the
-fragment is in a blob store.
+The file is unlinked as soon as it is open: it ends with the process, and leaves nothing to clean up. It is
+not synced either: a commit is as durable as the brokers that hold it, until the fragment is in a blob store.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ log = logging.getLogger(__name__)
 class SpoolFile(Protocol):
     """A file of a `Disk`. It lives as long as this object; any number of threads may use it.
 
-    Every method blocks for as long as the disk does, and may raise ``Unavailable``.
+    All methods block as long as the disk does, and may raise ``Unavailable``.
     """
 
     def pwrite(self, content: bytes, position: int) -> None:
@@ -46,7 +45,7 @@ class SpoolFile(Protocol):
         ...
 
     def truncate(self, length: int) -> None:
-        """Free what is behind the first ``length`` bytes."""
+        """Free the space behind the first ``length`` bytes."""
         ...
 
     def sibling(self) -> SpoolFile:
@@ -55,7 +54,7 @@ class SpoolFile(Protocol):
 
 
 class Disk(Protocol):
-    """Where a broker keeps spool files."""
+    """The place where a broker keeps spool files."""
 
     def create(self) -> SpoolFile:
         """Create an empty file. Blocks. Raises ``Unavailable`` if that is not possible."""
@@ -68,9 +67,9 @@ _LARGE_BYTES: Final = 1 << 22
 class Closer:
     """Closes files: to free the space of a large one may take the disk seconds.
 
-    Large files, and all of them once a small one was slow, are closed on a thread of their own. ``close`` may
-    be called wherever the last reference to a file ends, in any thread. What is left at the end of the
-    process is closed by the system.
+    Large files are closed on a thread of their own; so are all files once a small one was slow.
+    Call ``close`` in any thread, where the last reference to a file ends. The system closes the
+    rest at the end of the process.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -128,11 +127,11 @@ class LocalDisk:
 
 
 class LocalFile:
-    """A file for whoever holds this object: the spool, its readers, the persister.
+    """A file that several owners share: the spool, its readers, the persister.
 
-    The descriptor is closed, and the disk space freed, when the last of them lets go, or soon after:
-    references to this object are the reference count. Writes and reads name their position, so that
-    readers and the one writer do not disturb each other, in whatever thread they are.
+    References to this object are the reference count. When the last one ends, or soon after, the descriptor
+    is closed and the disk space freed. Writes and reads name their position. So readers and the one writer do
+    not disturb each other, in any thread.
     """
 
     __slots__ = ("_closer", "_end", "_fd", "directory")
@@ -172,7 +171,7 @@ class LocalFile:
             raise disk_error("read a spool file", self.directory, error) from error
 
     def truncate(self, length: int) -> None:
-        """Free what is behind the first ``length`` bytes."""
+        """Free the space behind the first ``length`` bytes."""
         try:
             os.ftruncate(self._fd, length)
             self._end = length
@@ -204,9 +203,9 @@ class LocalFragment:
         return self.fragment.end
 
     def pread(self, offset: Offset, length: int) -> bytes:
-        """At most ``length`` bytes from journal offset ``offset`` on; none at the end.
+        """Return at most ``length`` bytes from journal offset ``offset`` on; none at the end.
 
-        From the page cache, as a rule. Raises ``Bug`` for an offset before the fragment, and
+        They usually come from the page cache. Raises ``Bug`` for an offset before the fragment, and
         ``Corrupt`` if the file is shorter than the fragment.
         """
         fragment = self.fragment
@@ -227,11 +226,11 @@ class LocalFragment:
 
 
 def disk_error(doing: str, directory: Path, error: OSError) -> Unavailable:
-    """What an error of the local disk means to whoever appends or persists."""
+    """Return the error with which an append or upload fails for an error of the local disk."""
     code = errno.errorcode.get(error.errno or 0, "OSError")
     return Unavailable(
         f"cannot {doing}: {error.strerror or error} ({code})",
-        hint=f"Free space in, or repair, {directory}; the operation may then be repeated.",
+        hint=f"Free space in {directory}, or repair its disk. The operation may then be repeated.",
         directory=directory,
         errno=code,
     )

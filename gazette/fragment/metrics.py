@@ -1,4 +1,4 @@
-"""What spools and the persister count."""
+"""Metrics of spools and of the persister."""
 
 from __future__ import annotations
 

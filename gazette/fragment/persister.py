@@ -1,8 +1,8 @@
-"""Stage 7 of the byte path: takes completed spools from `spool_file`, puts their bytes into the
-blob stores of `blobs`.
+"""Stage 7 of the byte path: takes completed spools from `spool_file`, puts their bytes
+into the blob stores of `blobs`.
 
-Until that has happened, the only copies of acknowledged appends are local files of the brokers. So
-a spool is held until it is persisted, or until its journal is gone; nothing else lets it go.
+Until then, the only copies of acknowledged appends are local files of the brokers. So a spool is held until
+it is persisted, or until its journal is gone. Nothing else lets it go.
 """
 
 from __future__ import annotations
@@ -33,19 +33,23 @@ from gazette.runtime.tasks import TaskScope
 log = logging.getLogger(__name__)
 
 SpecOf: TypeAlias = Callable[[JournalName, Revision], JournalSpec | None]
-"""The specification of a journal whose life began at that revision; None if that life is over."""
+"""Returns the specification of a journal whose life began at that revision; None if that life is over."""
 
 LimitOf: TypeAlias = Callable[[JournalName, Revision, Revision], Awaitable[Offset | None]]
-"""``(journal, life, tenure)``: where a later primary than that of ``tenure`` began to give out offsets
-again; None if none has. What is beyond is not the journal's any more. Raises while that is not known."""
+"""``(journal, life, tenure)``: the offset at which a later primary than that of ``tenure`` began to give
+out offsets again. None without a later primary. Bytes beyond that offset are not the journal's any more.
+Raises while the offset is not known.
+"""
 
 _NAMED_MAX: Final = 5
 _NOTICE_S: Final = 1.0
-"""Within which a change of stores ends the wait for one that hangs."""
+"""Seconds within which a change of stores ends the wait for a store that hangs."""
 
 
 class _UnconfirmedError(Exception):
-    """It is not known whether a later primary gave the offsets of an upload out again, for this cause."""
+    """A later primary may have given the offsets of an upload out again: etcd
+    did not answer, for ``cause``.
+    """
 
     def __init__(self, cause: GazetteError) -> None:
         super().__init__(str(cause))
@@ -54,17 +58,19 @@ class _UnconfirmedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PersisterSettings:
-    """Times in seconds.
+    """Settings of the persister. Times are in seconds.
 
     A replica leaves the upload to a primary that holds the same bytes. It looks for the object after
-    ``replica_look_s``, then at intervals that double, and uploads after ``replica_delay_s``; both
-    are longer by up to half. A failed attempt is repeated after ``backoff_min_s``, doubling up to
-    ``backoff_max_s`` (``finish_backoff_max_s`` while finishing). While a store is down, all spools
-    that go there share one such schedule.
+    ``replica_look_s``, then at intervals that double, and uploads after ``replica_delay_s``. Both times are
+    extended at random by up to half.
+
+    A failed attempt is repeated after ``backoff_min_s``, doubling up to ``backoff_max_s``
+    (``finish_backoff_max_s`` while finishing). While a store is down, all spools that go
+    there share one such schedule.
     """
 
     parallel: int = 32
-    """Attempts at a time, of each store."""
+    """Most attempts at a time, of each store."""
     replica_look_s: float = 10.0
     replica_delay_s: float = 120.0
     look_timeout_s: float = 10.0
@@ -76,7 +82,7 @@ class PersisterSettings:
 
 @dataclass(slots=True)
 class _Outage:
-    """How long to keep away from one store."""
+    """The time for which to keep away from one store."""
 
     failures: int = 0
     retry_at: float = 0.0
@@ -90,19 +96,19 @@ class _Entry:
     life: Revision
     """The revision at which the journal of these bytes was created."""
     tenure: Revision
-    """The assignment of the primary that had them appended last, by when it was created."""
+    """Creation revision of the assignment of the primary that appended the last of these bytes."""
     reassigned: asyncio.Event | None
-    """Not set: a living primary holds the same bytes. None: no other upload is waited for."""
+    """Not set: a living primary holds the same bytes. None: do not wait for another upload."""
     cut: Offset | None = None
-    """Where the spool is to be cut before it is uploaded."""
+    """The offset at which to cut the spool before it is uploaded."""
     failures: int = 0
     error: str = "not attempted yet"
     call: concurrent.futures.Future[bool] | None = field(default=None)
-    """A thread that has not ended, of an attempt whose time was up."""
+    """The running thread of an attempt whose time was up."""
     placed: tuple[str, str] | None = None
-    """Store and path of an object that this entry has put there, or may have."""
+    """Store and path of an object that this entry has put there, or may have put there."""
     is_put: bool = False
-    """That object is there, and is ours."""
+    """The object exists, and this entry has put it there."""
     aside: tuple[str, str] | None = None
     """Store and path of an object by which these bytes outlive this broker."""
 
@@ -120,22 +126,22 @@ async def _no_limit(journal: JournalName, life: Revision, tenure: Revision) -> O
 class Persister:
     """Uploads completed spools, in the threads of their stores. Loop-bound.
 
-    ``spec_of`` tells where a journal's fragments go *now*: a spool follows changes of its journal's
-    stores and path postfix until it is persisted. A spool of a journal that was deleted is dropped,
-    also if a journal of the same name was created since.
+    ``spec_of`` returns the stores of a journal's fragments as of *now*. A spool follows changes of its
+    journal's stores and path postfix until it is persisted. A spool of a deleted journal is dropped, also if
+    a journal of the same name was created since.
 
-    An upload may be under way while its journal is deleted and created again. Its object would become
-    part of the new journal, and is removed again: unless the new journal relies on it. That is so if
-    a replica there has completed exactly the same bytes at the same offsets: it found the object in the
-    store and let its own spool go. ``relies_on`` says what may be so.
+    A journal may be deleted and created again during an upload. The object would become part of the new
+    journal, so it is removed again, unless the new journal relies on it. A replica of the new journal may
+    have completed exactly the same bytes at the same offsets. It then found the object in the store and let
+    its own spool go. ``relies_on`` returns True where that may be so.
 
     A broker that was paused or cut off may hold bytes at offsets that a later primary gave out again. It
-    asks ``limit_of`` right before and after an upload, and uploads nothing beyond. An object that got
-    there in between is removed. The later primary cannot rely on it: for that it would have had to begin,
-    and to complete the very same bytes at the same offsets, while this upload was under way.
+    calls ``limit_of`` right before and after an upload, and uploads nothing beyond. An object that got there
+    in between is removed. The later primary cannot rely on that object. For that, it would have had to begin,
+    and to complete the very same bytes at the same offsets, during this upload.
 
-    While ``limit_of`` does not know, a spool is kept. At the end of the broker its bytes are set aside: see
-    `set_aside`.
+    While ``limit_of`` does not know, a spool is kept. At the end of the broker its bytes
+    are set aside: see `set_aside`.
 
     ``on_stored`` is called with each fragment that was found in a store, or put there.
     """
@@ -162,7 +168,7 @@ class Persister:
         self._settings = settings if settings is not None else PersisterSettings()
         self._entries: set[_Entry] = set()
         self._slots: dict[str, asyncio.Semaphore] = {}
-        """Of each store."""
+        """One semaphore for each store."""
         self._outages: dict[str, _Outage] = {}
         self._hurry = asyncio.Event()
         self._idle = asyncio.Event()
@@ -173,7 +179,7 @@ class Persister:
 
     @property
     def unpersisted(self) -> int:
-        """How many spools wait."""
+        """Number of spools that wait."""
         return len(self._entries)
 
     def spool_complete(
@@ -187,11 +193,11 @@ class Persister:
     ) -> None:
         """Take over a spool of the journal that was created at revision ``life``. Upload it at once.
 
-        ``tenure`` is the creation of the assignment of the primary that had its bytes appended.
+        ``tenure`` is the creation revision of the assignment of the primary that appended the spool's bytes.
 
-        With ``reassigned``, a primary is known to hold the very same bytes: the upload is left to it
-        until that event is set, which says that it may be gone. With an ``end`` within the fragment,
-        what is before that is uploaded and no more. Raises ``Closed`` once ``finish`` has returned.
+        With ``reassigned``, a primary is known to hold the very same bytes. The upload is left to it until
+        that event is set: the primary may be gone then. With an ``end`` within the fragment, only the bytes
+        before it are uploaded. Raises ``Closed`` once ``finish`` has returned.
         """
         if self._closed:
             raise Closed("persister has finished", journal=spool.fragment.journal)
@@ -204,17 +210,18 @@ class Persister:
         self._scope.spawn(self._persist(entry), name=spool.fragment.content_name())
 
     async def serve(self) -> None:
-        """A daemon: never returns, and raises if the persister is broken. Uploads do not need it."""
+        """Run as a daemon: never return, and raise if the persister fails. Uploads do not need it."""
         await self._failed.wait()
         raise Bug("persister failed") from self._scope.failure
 
     async def finish(self, deadline_s: float) -> None:
-        """Persist all there is, including what a replica would have left to its primary.
+        """Persist all spools, also those that a replica would have left to its primary.
 
-        Waits for uploads under way and repeats failed ones, for at most ``deadline_s`` seconds. What
-        cannot be confirmed is set aside at once, and counts as persisted: it is in the store.
-        Raises ``Unavailable``, naming what is not persisted and why: those bytes are lost if this
-        was the last of the journal's brokers. Cancellation: nothing is dropped; call it again.
+        Waits for running uploads and repeats failed ones, for at most ``deadline_s`` seconds. A spool that
+        cannot be confirmed is set aside at once, and counts as persisted: its bytes are in the store.
+
+        Raises ``Unavailable``, which names the spools that are not persisted, and why. Their bytes are lost
+        if this was the last of the journal's brokers. Cancellation: nothing is dropped; call it again.
         """
         self._hurry.set()
         for outage in self._outages.values():
@@ -252,7 +259,7 @@ class Persister:
         self._idle.set()
 
     async def _persist(self, entry: _Entry) -> None:
-        """Attempt until it succeeds. One task per spool, in the persister's scope."""
+        """Attempt until one attempt succeeds. One task per spool, in the persister's scope."""
         if not await self._left_to_primary(entry):
             while not await self._attempt_in_turn(entry):
                 await self._sleep(self._backoff(entry.failures))
@@ -287,9 +294,9 @@ class Persister:
         )
 
     async def _attempt_in_turn(self, entry: _Entry, *, look: bool = False) -> bool:
-        """Attempt once its store has a free slot and is not known to be down.
+        """Attempt once the spool's store has a free slot and is not known to be down.
 
-        To ``look`` is to upload nothing, and to leave a store alone that is known to be down.
+        With ``look``, upload nothing, and leave alone a store that is known to be down.
         """
         while True:
             spec = self._spec_of(entry.spool.fragment.journal, entry.life)
@@ -300,7 +307,7 @@ class Persister:
             async with slots:
                 spec = self._spec_of(entry.spool.fragment.journal, entry.life)
                 if _first_store(entry, spec) != store:
-                    continue  # Changed while we waited for the slot.
+                    continue  # The store has changed during the wait for the slot.
                 if spec is None and entry.placed is None:
                     return self._drop(entry)
                 outage = self._outages.setdefault(store, _Outage())
@@ -337,12 +344,12 @@ class Persister:
             return False
         except GazetteError as error:
             self._on_failure(entry, error)
-            # Attempts that ran side by side found the same outage: count it once.
+            # Concurrent attempts find the same outage: count it once.
             if isinstance(error, Unavailable | NotAllowed) and outage.failures == seen:
                 outage.failures += 1
                 outage.retry_at = self._clock.monotonic() + self._backoff(outage.failures)
             return False
-        except Exception as error:  # noqa: BLE001 - one spool's defect must not cost us the others
+        except Exception as error:  # noqa: BLE001 - one spool's defect must not stop the others
             self._on_failure(entry, error)
             return False
         outage.failures = 0
@@ -391,7 +398,7 @@ class Persister:
             self._idle.set()
 
     def _is_finished(self) -> bool:
-        """Return True if all there is has been persisted or is stored aside."""
+        """Return True if all spools are persisted or stored aside."""
         return all(entry.aside is not None for entry in self._entries)
 
     async def _set_aside(self, entry: _Entry, spec: JournalSpec) -> None:
@@ -404,14 +411,16 @@ class Persister:
             path = SetAside(placed, entry.life, entry.tenure).path
             await active.calls.run(_put, active.store, path, entry.spool)
             entry.aside = url, path
-        # What was put before etcd fell silent must not hide what others may have appended since.
-        await self._remove(entry, "it is stored aside, as it may not be the journal's any more")
+        # An object that was put before etcd fell silent must not hide later appends of other brokers.
+        await self._remove(
+            entry, "its bytes are stored aside, as they may not be the journal's any more"
+        )
 
     async def _upload(self, entry: _Entry, spec: JournalSpec, *, look: bool) -> bool:
-        """Put the fragment into the journal's first store. Return whether it is there.
+        """Put the fragment into the journal's first store. Return True if it is there.
 
-        While finishing, a store that refuses us makes way for the next one: it is read as well, and
-        there is no later attempt to wait for. Without stores there is nothing to do.
+        While finishing, a store that refuses access makes way for the next one. Readers use that one as well,
+        and there is no later attempt to wait for. Without stores, return True: there is nothing to do.
         """
         stores = spec.fragment.stores
         if stores and not look:
@@ -465,16 +474,16 @@ class Persister:
             self._note_stored(placed)
             return True
         await self._remove(entry)
-        return False  # What is left of it is for the next attempt.
+        return False  # The next attempt uploads the part that is left.
 
     def _note_stored(self, placed: Fragment) -> None:
         self._on_stored(replace(placed, mod_time=max(int(self._clock.now()), 1)))
 
     async def _look(self, entry: _Entry, url: str, call: concurrent.futures.Future[bool]) -> bool:
-        """Return True if ``call`` says soon that the object is there.
+        """Return True if ``call`` soon finds the object.
 
-        A store that hangs is not waited for: the look is given up once the upload is this broker's task,
-        the journal has other stores, or the time is up. Its thread changes nothing.
+        A store that hangs is not waited for. The look ends early if this broker must upload itself, or if the
+        journal has other stores. It also ends when the time is up. Its thread changes nothing.
         """
         left_s = self._settings.look_timeout_s
         while not await ended(call, _NOTICE_S):
@@ -516,9 +525,9 @@ class Persister:
         return limit <= fragment.begin
 
     async def _remove(
-        self, entry: _Entry, reason: str = "the journal has gone another way since"
+        self, entry: _Entry, reason: str = "the journal has other bytes there, or was deleted"
     ) -> None:
-        """Remove the object that this entry has put into its store, if it has."""
+        """Remove the object that this entry has put into its store, if there is one."""
         if entry.placed is None:
             return
         url, path = entry.placed
@@ -531,7 +540,7 @@ class Persister:
         entry.placed, entry.is_put = None, False
 
     async def _remove_aside(self, entry: _Entry) -> None:
-        """Remove the object that was stored aside, as its fragment is where it belongs."""
+        """Remove the object that was stored aside: its fragment is in the store."""
         if entry.aside is not None:
             url, path = entry.aside
             active = self._blob_stores.get(url)
@@ -539,14 +548,14 @@ class Persister:
             entry.aside = None
 
     async def _take_back(self, entry: _Entry) -> bool:
-        """Remove what was uploaded for a journal that was deleted meanwhile. Return True when done."""
+        """Remove an upload for a journal that was deleted meanwhile. Return True when done."""
         await self._end_call(entry)
         if entry.placed is not None:
             url, path = entry.placed
             if self._relies_on(entry.spool.fragment):
                 log.error(
                     "%(path)s in %(store)s was uploaded for a journal that was deleted meanwhile. It "
-                    "stays, as the journal of the same name may hold the same bytes. Compare it with "
+                    "stays, as a new journal of the same name may hold the same bytes. Compare it with "
                     "`gazctl journals fragments`",
                     {"path": path, "store": url},
                 )
@@ -555,28 +564,30 @@ class Persister:
         return self._drop(entry)
 
     async def _end_call(self, entry: _Entry) -> None:
-        """Wait for the entry's thread, if there is one. Raises what it raised."""
+        """Wait for the entry's thread, if there is one. Raises what the thread raised."""
         if entry.call is not None:
             entry.is_put = await self._outlive(entry, entry.call)
             if not entry.is_put:
-                entry.placed = None  # The object is another broker's.
+                entry.placed = None  # Another broker has put the object.
 
     async def _outlive(self, entry: _Entry, call: concurrent.futures.Future[bool]) -> bool:
-        """Wait for a thread, and give its outcome. One whose time is up remains the entry's: the
-        same object is not written by two threads."""
+        """Wait for a thread, and return its result.
+
+        A thread whose time is up remains the entry's: two threads must not write the same object.
+        """
         timeout_s = left_s = self._settings.put_timeout_s
         while not await ended(call, min(left_s, _NOTICE_S)):
             left_s -= _NOTICE_S
             if entry.placed is not None and self._has_other_stores(entry, entry.placed[0]):
                 entry.call, entry.placed = None, None
-                raise Unavailable("upload was given up: its journal has other stores now")
+                raise Unavailable("the upload was given up: the journal has other stores now")
             if left_s <= 0:
-                raise Unavailable("upload did not end in time", timeout_s=timeout_s)
+                raise Unavailable("the upload did not end in time", timeout_s=timeout_s)
         entry.call = None
         return call.result()
 
     def _has_other_stores(self, entry: _Entry, url: str) -> bool:
-        """Return True if the entry's journal lives, and that store is no store of it any more."""
+        """Return True if the entry's journal exists, and ``url`` is not one of its stores any more."""
         spec = self._spec_of(entry.spool.fragment.journal, entry.life)
         return spec is not None and url not in spec.fragment.stores
 
@@ -608,13 +619,13 @@ def _unfinished(lost: list[_Entry], deadline_s: float) -> Unavailable:
     more = f"; and {len(entries) - _NAMED_MAX} more" if len(entries) > _NAMED_MAX else ""
     return Unavailable(
         f"{len(entries)} fragments were not persisted in time: {named}{more}",
-        hint="Repair the blob store, and start a broker again while other replicas live.",
+        hint="Repair the blob store, and start this broker again while other replicas live.",
         deadline_s=deadline_s,
     )
 
 
 def _first_store(entry: _Entry, spec: JournalSpec | None) -> str:
-    """The URL of the store that the entry needs now; empty if it needs none."""
+    """Return the URL of the store that the entry needs now; empty if it needs none."""
     if spec is not None:
         return spec.fragment.stores[0] if spec.fragment.stores else ""
     return "" if entry.placed is None else entry.placed[0]
@@ -623,7 +634,7 @@ def _first_store(entry: _Entry, spec: JournalSpec | None) -> str:
 def _placed(spool: CompletedSpool, spec: JournalSpec, url: str) -> Fragment:
     """Return the fragment as the store will hold it.
 
-    A template that fails must not keep the bytes out of the store: the fragment gets no postfix then.
+    A template that fails must not keep the bytes out of the store: the fragment then gets no postfix.
     """
     context = postfix_template.PostfixContext(
         fragment=spool.fragment,
@@ -648,9 +659,9 @@ def _placed(spool: CompletedSpool, spec: JournalSpec, url: str) -> Fragment:
 
 
 def _put(store: BlobStore, path: str, spool: CompletedSpool) -> bool:
-    """Put the object if it is absent. Return True if it was. Runs in a thread.
+    """Put the object if it is absent. Return True if this call put it. Runs in a thread.
 
-    As a rule, one of the replicas finds that another was first.
+    Usually all replicas but the first find the object.
     """
     if store.exists(path):
         return False

@@ -1,10 +1,10 @@
-"""Stage 7 of the byte path: what `persister` could not confirm at its broker's end, and how `replica`
-makes fragments of it later.
+"""Stage 7 of the byte path: objects of bytes that `persister` could not confirm at its broker's end.
+`replica` makes fragments of them later.
 
-A broker that cannot ask etcd does not know whether a later primary gave its offsets to other bytes. As a
-fragment, what it holds could hide acknowledged appends. So at its end it stores these bytes *aside*, under
-a name that no listing takes for a fragment. The name says which journal's life, and which primary, they
-are of. A replica whose listing finds such an object asks etcd, and makes a fragment of it.
+A broker that cannot ask etcd does not know if a later primary gave its offsets to other bytes. As a fragment,
+the broker's bytes could hide acknowledged appends. So at its end it stores these bytes *aside*, under a name
+that no listing takes for a fragment. The name holds the life of the journal and the tenure of the primary
+that they belong to. A replica whose listing finds such an object asks etcd, and makes a fragment of it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _NAME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A fragment that is stored aside. ``life`` and ``tenure`` are those of its bytes: the creations of
-    the journal, and of the assignment of the primary that had them appended."""
+    """A fragment that is stored aside. ``life`` is the creation revision of its journal. ``tenure`` is
+    that of the assignment of the primary that appended its bytes.
+    """
 
     fragment: Fragment
     life: Revision
@@ -34,7 +35,7 @@ class SetAside:
 
     @property
     def path(self) -> str:
-        """Return the path of the object."""
+        """Path of the object."""
         return f"{self.fragment.content_path()}.unconfirmed-{self.life}-{self.tenure}"
 
     @classmethod
@@ -50,7 +51,7 @@ class SetAside:
         return cls(fragment, int(match["life"]), int(match["tenure"]))
 
     def place(self, store: BlobStore) -> bool:
-        """Copy the object to where its fragment belongs. Return True if this call stored the fragment.
+        """Copy the object to the place of its fragment. Return True if this call stored the fragment.
 
         Blocks, and raises as the store does. The object stays where it is.
         """
@@ -61,10 +62,10 @@ class SetAside:
             with store.open(self.path) as source:
                 store.put(path, source, content_encoding=content_encoding(self.fragment))
         except NotFound:
-            return False  # Another replica was faster, or an operator has removed it.
+            return False  # Another replica was faster, or an operator has removed the object.
         return True
 
 
 def content_encoding(fragment: Fragment) -> str:
-    """Return what a store is told of an object, so that it can undo the compression itself."""
+    """Return the content encoding to store with an object: a store can then undo the compression itself."""
     return "gzip" if fragment.codec is Codec.GZIP_OFFLOAD_DECOMPRESSION else ""

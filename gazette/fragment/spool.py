@@ -1,10 +1,10 @@
 """Stage 6 of the byte path: takes content and proposals from `broker/append/driver` (primary) and
-`broker/api/replicate` (replica), and decides what becomes of the spool.
+`broker/api/replicate` (replica), and decides how the spool changes.
 
-A spool is the fragment that a broker is writing now: committed bytes ``[begin, end)``, then
-``delta`` bytes that were received and are not yet committed. The replicas of a journal agree on a
-spool by proposals: each one names a whole fragment, its digest and the journal's registers, and
-takes effect only on a spool that can become exactly that.
+A spool is the fragment that a broker is writing now: committed bytes ``[begin, end)``, then ``delta``
+bytes that were received and are not yet committed. The replicas of a journal agree on a spool by
+proposals. A proposal names a whole fragment, its digest and the journal's registers. It takes effect only
+on a spool that can become exactly that.
 
 Pure: the bytes, their digest and the clock belong to ``spool_file``, which performs the effects.
 """
@@ -34,7 +34,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What the spool and its registers shall be."""
+    """The fragment and registers that the spool shall have."""
 
     fragment: Fragment
     registers: LabelSet
@@ -91,24 +91,24 @@ SpoolEffect: TypeAlias = Completed | Restarted | Committed | RolledBack | Mismat
 
 @dataclass(slots=True)
 class SpoolState:
-    """The decisions. Invariants: see ``_check``."""
+    """The decisions about one spool. Invariants: see ``_check``."""
 
     fragment: Fragment
     registers: LabelSet = EMPTY_LABELS
     delta: int = 0
     first_append_time: float | None = None
-    """Unix seconds of the first commit; none while the fragment is empty."""
+    """Unix seconds of the first commit; None while the fragment is empty."""
 
     @classmethod
     def new(cls, journal: JournalName) -> SpoolState:
-        """The spool of a replica that knows nothing yet: ``[0, 0)``."""
+        """Return the spool of a replica that knows nothing yet: ``[0, 0)``."""
         return cls(Fragment(journal=journal, begin=0, end=0))
 
     def check_content(self, content: Content) -> int:
-        """Where in the spool's file the content goes.
+        """Return the place of the content in the spool's file.
 
-        Raises ``Invalid`` unless it follows what is pending. Changes nothing: call ``extend``
-        once the bytes are written.
+        Raises ``Invalid`` unless the content follows what is pending. Changes nothing: call
+        ``extend`` once the bytes are written.
         """
         if content.delta != self.delta:
             raise Invalid(
@@ -132,8 +132,8 @@ class SpoolState:
     ) -> tuple[SpoolEffect, ...]:
         """Apply a proposal; the last effect says how it ended.
 
-        ``pending_sum`` gives the SHA-1 of committed and pending bytes, and is called only where
-        it decides. ``now`` is Unix seconds. Raises ``Invalid`` for another journal's proposal.
+        ``pending_sum`` returns the SHA-1 of committed and pending bytes. It is called only where it decides.
+        ``now`` is Unix seconds. Raises ``Invalid`` for another journal's proposal.
         """
         if proposal.fragment.journal != self.fragment.journal:
             raise Invalid(
@@ -145,14 +145,17 @@ class SpoolState:
         return (*rolled, self._take(proposal, pending_sum, now))
 
     def next(self, pending_sum: Callable[[], bytes]) -> Fragment:
-        """The fragment that the pending bytes would make."""
+        """Return the fragment that the pending bytes would make."""
         if not self.delta:
             return self.fragment
         return replace(self.fragment, end=self.fragment.end + self.delta, sum=pending_sum())
 
     def _must_roll(self, proposed: Fragment) -> bool:
-        """A proposal beyond all we hold means that we missed commits: go on from its end. An
-        empty one at our end is the primary's order to complete the fragment."""
+        """Return True if the spool must roll before it can take the proposal.
+
+        A proposal beyond all bytes here means that this replica missed commits: go on from its end. An empty
+        one at our end is the primary's order to complete the fragment.
+        """
         end = self.fragment.end
         return proposed.end > end + self.delta or (proposed.end == end and not proposed.length)
 
@@ -197,7 +200,7 @@ class SpoolState:
         assert self.delta >= 0
         assert (fragment.sum == ZERO_SUM) == (not fragment.length)
         assert (self.first_append_time is None) == (not fragment.length)
-        # Peers compare whole fragments: what only a blob store knows must never get in here.
+        # Peers compare whole fragments: facts of a blob store must never get in here.
         assert not fragment.backing_store
         assert not fragment.mod_time
         assert not fragment.path_postfix
@@ -213,11 +216,15 @@ def proposal_of(
     flush_interval_ns: int,
     now: float,
 ) -> Fragment:
-    """What a primary proposes before content: ``fragment`` as it is, or rolled to a new, empty one.
+    """Return the proposal of a primary before content: ``fragment`` as it is, or rolled to a new, empty one.
 
-    It is rolled when it is empty (so that it takes the codec of the current specification), when
-    it is *longer* than ``fragment_length``, when ``roll_to`` (0: not asked for) is elsewhere, and
-    when its first commit was in another flush interval than ``now``, counted from the Unix epoch.
+    It is rolled in any of these cases:
+
+    - it is empty: so it gets the codec of the current specification;
+    - it is *longer* than ``fragment_length``;
+    - ``roll_to`` (0: not asked for) is elsewhere;
+    - its first commit was in another flush interval than ``now``, counted from the Unix epoch.
+
     The offset of the new one is ``roll_to`` or the present end. Raises ``Bug`` if ``roll_to``
     would give up committed bytes.
     """

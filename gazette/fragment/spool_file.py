@@ -1,5 +1,5 @@
-"""Stage 6 of the byte path: takes content and proposals, keeps the bytes in a local file, gives
-commits to `index` and completed spools to `persister`.
+"""Stage 6 of the byte path: takes content and proposals, keeps the bytes in a local file, gives commits to
+`index` and completed spools to `persister`.
 
 Performs what `spool` decides: digest, file, compression and metrics are here, choices are there.
 """
@@ -37,23 +37,24 @@ from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import Pool
 
 INLINE_BYTES: Final = 1 << 19
-"""Content up to this long is hashed and written on the loop, where it takes about half a
-millisecond as long as the disk is fast; for longer content a thread costs less than it frees."""
+"""Content up to this many bytes is hashed and written on the loop. That takes about half a millisecond
+while the disk is fast. For longer content a thread costs less than it frees.
+"""
 
 
 _TRIM_BYTES: Final = 1 << 26
-"""A roll-back of less leaves its bytes in the file, where the next content replaces them."""
+"""A smaller roll-back leaves its bytes in the file, where the next content replaces them."""
 
 
 class SpoolObserver(Protocol):
-    """Who is told what becomes of a spool. Called on the loop; must not wait."""
+    """Receives the events of a spool. Called on the loop; must not wait."""
 
     def spool_commit(self, local: LocalFragment) -> None:
-        """The fragment was extended; its bytes can be read."""
+        """Handle an extended fragment; its bytes can be read."""
         ...
 
     def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None:
-        """The fragment will not change any more, and is to be persisted."""
+        """Handle a fragment that will not change any more, and is to be persisted."""
         ...
 
 
@@ -61,8 +62,8 @@ class Spool:
     """The fragment that one replica of a journal writes. Held by one owner at a time (a `Mutex`).
 
     Files are made on ``disk`` (default: the directory of temporary files) with the first content.
-    Compression, and hashing of long content, run in ``pool``; so does all writing while ``pace``, which
-    the spools of a disk share, says that it is slow.
+    Compression, and hashing of long content, run in ``pool``. The spools of a disk share ``pace``. While it
+    says that the disk is slow, all writing runs in ``pool``, too.
     """
 
     def __init__(
@@ -84,14 +85,14 @@ class Spool:
         self._file: SpoolFile | None = None
         self._compression: SpoolCompression | None = None
         self._sum = hashlib.sha1(usedforsecurity=False)
-        """Over what is committed."""
+        """Digest of what is committed."""
         self._pending_sum = self._sum
-        """Over what is committed and pending; the same object while nothing is pending."""
+        """Digest of what is committed and pending; the same object while nothing is pending."""
         self._writing: concurrent.futures.Future[Any] | None = None
 
     @property
     def fragment(self) -> Fragment:
-        """What is committed."""
+        """The committed fragment."""
         return self._state.fragment
 
     @property
@@ -105,23 +106,23 @@ class Spool:
 
     @property
     def first_append_time(self) -> float | None:
-        """Unix seconds of the fragment's first commit; none while it is empty."""
+        """Unix seconds of the fragment's first commit; None while it is empty."""
         return self._state.first_append_time
 
     def next(self) -> Fragment:
-        """What a commit of the pending bytes would make of the fragment."""
+        """Return the fragment that a commit of the pending bytes would make."""
         return self._state.next(self._pending_digest)
 
     async def apply(self, request: Content | Proposal, *, primary: bool) -> SpoolResult:
         """Extend the spool by content, or make it what a proposal says.
 
-        ``primary`` says that this broker leads the journal: it compresses as it goes. Content
-        raises ``Invalid`` unless it follows what is pending, and ``Unavailable`` if it cannot be
-        written, as when the disk is full: then everything pending is rolled back, nothing that was
-        committed is touched, and the spool remains usable.
+        ``primary`` says that this broker leads the journal: it compresses as it goes. Raises ``Invalid`` for
+        content that does not follow what is pending. Raises ``Unavailable`` for content that cannot be
+        written, as when the disk is full. Then everything pending is rolled back, committed bytes are
+        untouched, and the spool remains usable.
 
-        Cancellation: a proposal is applied or not, never in part; with content, everything that
-        was pending is rolled back.
+        Cancellation: a proposal is applied or not, never in part. With content, everything
+        that was pending is rolled back.
         """
         if self._writing is not None:
             await self._settle(self._writing)
@@ -135,13 +136,13 @@ class Spool:
         return SpoolResult(status, self._state.fragment, self._state.registers)
 
     def committed(self) -> LocalFragment:
-        """Return the committed bytes, to be read. Raises ``Bug`` if there are none."""
+        """Return the committed bytes, to be read. Raises ``Bug`` if nothing is committed."""
         if self._file is None:
             raise Bug("nothing is committed to the spool", journal=self.fragment.journal)
         return LocalFragment(self.fragment, self._file)
 
     async def close(self) -> None:
-        """Let go of the file, and of whatever is in it and was not completed by a roll."""
+        """Let go of the file, and of all its bytes that were not completed by a roll."""
         if self._writing is not None:
             await self._settle(self._writing)
         self._begin_file()
@@ -155,7 +156,7 @@ class Spool:
             inline = len(content) <= INLINE_BYTES
             if inline and self._pace.is_fast and self._file is None:
                 self._file = self._create()
-            # The loop waits for one slow operation, and not for the write behind a slow creation.
+            # The loop waits for one slow operation at most, not for a write after a slow creation.
             if inline and self._pace.is_fast:
                 self._file = self._write(self._file, content, position)
                 self._pending_sum.update(content)
@@ -196,8 +197,8 @@ class Spool:
             pending_sum.update(content)
             return written
 
-        # Kept, because a thread goes on when its caller is cancelled: the same bytes of the file
-        # must not be written again until it has ended. A file that it makes then is let go.
+        # Keep the call: its thread goes on when the caller is cancelled. Until it has ended, the same bytes
+        # of the file must not be written again. A file that it makes then is let go.
         writing = self._writing = self._pool.submit(extend)
         self._file = await asyncio.shield(asyncio.wrap_future(writing))
         self._writing = None
@@ -208,8 +209,11 @@ class Spool:
             self._writing = self._pool.submit(self._file.truncate, self._state.fragment.length)
 
     async def _settle(self, writing: concurrent.futures.Future[Any]) -> None:
-        """Wait for a thread that nobody waits for: of a cancelled call, whose outcome was rolled
-        back, or of a trim, whose failure only keeps space that the next content will use."""
+        """Wait for a thread that has no other waiter.
+
+        It is the thread of a cancelled call, whose outcome was rolled back, or of a trim. A failed trim only
+        keeps space that the next content will use.
+        """
         await ended(writing)
         self._writing = None
 
@@ -263,7 +267,7 @@ class Spool:
         return self._compression
 
     def _begin_file(self) -> None:
-        """The next content goes into a new file, from its start."""
+        """Begin a new file with the next content."""
         self._file = None
         self._compression = None
         self._sum = hashlib.sha1(usedforsecurity=False)

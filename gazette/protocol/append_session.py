@@ -24,7 +24,7 @@ from typing import Any, Final
 from gazette.errors import Invalid
 
 SESSION_KEY: Final = "gazette-append-session"
-"""Metadata key of an Append call: session, sequence and ledger, separated by spaces."""
+"""Metadata key of an Append call. Its value: session, sequence and ledger, separated by spaces."""
 LEDGER_KEY: Final = "gazette-append-ledger"
 """Key of the trailing metadata of an Append that was refused because its session is unknown."""
 

@@ -262,7 +262,7 @@ async def test_two_primaries_do_not_both_begin(cluster: FixedCluster) -> None:
     outcome = await append(cluster["a"], b"other")
     assert outcome.ending is Ending.FAILED
     assert isinstance(outcome.error, Conflict)
-    assert "another broker leads the journal since" in str(outcome.error)
+    assert "another broker leads the journal now" in str(outcome.error)
     cluster["a"].catch_up()
 
 
@@ -349,7 +349,7 @@ async def test_a_broker_that_cannot_ask_etcd_hides_nothing_of_a_later_one(
     assert names[0] == name_of(0, b"first")
     assert len(names) == 2
     assert names[1].startswith(name_of(5, b"held by a") + ".unconfirmed-")
-    assert "is stored aside: etcd does not say" in caplog.text
+    assert "is stored aside: etcd did not answer" in caplog.text
     cluster.etcd.silent = False
     replica = cluster["b"].replica(JOURNAL)
     replica.list_again()

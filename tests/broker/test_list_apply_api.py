@@ -382,7 +382,7 @@ async def test_a_journal_is_not_named_like_a_route(broker: BrokerFixture) -> Non
     assert {"metrics", "debug/ready", "v1/journals/read"} <= set(fixed)
     for name in (*fixed, "debug/pprof/heap", "v1/orders"):
         for expect in (0, -1):
-            with pytest.raises(grpc.aio.AioRpcError, match="is a route of brokers"):
+            with pytest.raises(grpc.aio.AioRpcError, match="is reserved"):
                 await apply(
                     broker, upsert(journal_spec("a/one")), upsert(journal_spec(name), expect)
                 )

@@ -449,7 +449,7 @@ async def test_stream_of_a_replica_that_was_replaced_ends_although_the_route_sta
     )
     cluster.etcd.change({key: b""}, [key])
     assert cluster["b"].replica(JOURNAL) is not before
-    assert "another replica has taken the place" in ((await primary.broken()).details() or "")
+    assert "was assigned to this broker again" in ((await primary.broken()).details() or "")
     assert (await Primary(cluster).open(fragment(0, 0))).status == Status.OK
 
 

@@ -1,10 +1,9 @@
 """Stage 3 of the byte path: takes the chunks of `client/append/appender`, gives them to
-`broker/append/driver`, or to the
-broker that is the journal's primary.
+`broker/append/driver`, or to the broker that is the journal's primary.
 
-The Append call. The append itself runs in a task of its own, which reads the caller's stream: should the
-caller go away, it is interrupted rather than cancelled, and rolls back on all replicas. What is read and
-not written yet is bounded (see `pipeline` and `write_behind`), whatever the size of the append.
+The Append call. The append itself runs in a task of its own, which reads the caller's stream. If the caller
+goes away, the append is interrupted rather than cancelled, and rolls back on all replicas. Content that is
+read and not written yet is bounded (see `pipeline` and `spool_writer`), for appends of any size.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ _WITH_REGISTERS: Final = frozenset({Status.OK, Status.REGISTER_MISMATCH})
 
 
 class ClientContent:
-    """The messages of an Append stream, behind its opening, as content."""
+    """The content of an Append stream: its messages behind the opening."""
 
     def __init__(self, requests: AsyncIterator[AppendMessage]) -> None:
         self._requests = requests
         self._ended = False
 
     async def opening(self) -> broker_pb2.AppendRequest:
-        """The first message. Raises ``Invalid`` if it is not what it must be."""
+        """Return the first message. Raise ``Invalid`` if it is no valid opening, ``Broken`` at the end."""
         message = await self._message()
         if message is None:
             raise Broken("unexpected EOF")
@@ -63,7 +62,7 @@ class ClientContent:
         return message
 
     async def next(self) -> bytes | None:
-        """See ``append_line.ContentSource``."""
+        """Return the next chunk, as ``line.ContentSource.next`` does."""
         message = await self._message()
         if message is None or isinstance(message, bytes):
             return message
@@ -71,10 +70,10 @@ class ClientContent:
         return message.content
 
     async def drain(self) -> None:
-        """Read what the caller still sends, and forget it; for a while.
+        """Read and discard what the caller still sends, for a limited time.
 
-        The answer that follows would otherwise meet a message on its way, and the caller's gRPC then
-        reports that this was not sent, instead of the answer.
+        Without this, the answer could meet a message on its way. The caller's gRPC would then report that the
+        message was not sent, instead of the answer.
         """
         length = 0
         with suppress(TimeoutError, Invalid):
@@ -86,10 +85,10 @@ class ClientContent:
         try:
             message = await anext(self._requests, None)
         except DecodeError as error:
-            self._ended = True  # gRPC does not go on behind it.
+            self._ended = True  # gRPC reads no further message.
             raise Invalid(f"not an AppendRequest: {error}") from error
         except grpc.aio.InternalError as error:
-            # What gRPC makes of a read when the caller's connection has ended just then.
+            # gRPC raises this for a read when the caller's connection has just ended.
             self._ended = True
             raise Broken(f"the caller has gone: {error}") from error
         self._ended = message is None
@@ -134,14 +133,14 @@ class AppendApi:
                     ended = self._under_lease(ended)
                     response = await _response_of(ended, driver, call)
             if response is None:
-                return broker_pb2.AppendResponse()  # Nobody is there to read it.
+                return broker_pb2.AppendResponse()  # The caller has gone: this is not read.
             outcome.status = Status.from_pb(response.status)
             if outcome.status is Status.OK and ended.commit is not None and not ended.repeated:
                 WRITE_HEAD.labels(ended.commit.journal).set(ended.commit.end)
             return response
 
     async def _run(self, driver: AppendDriver, claims: Claims) -> Outcome:
-        """Run the append until its end; one whose caller is gone, or whose claims expire, is interrupted."""
+        """Run the append to its end. Interrupt it if its caller goes or its claims expire."""
         running = self._context.scope.spawn(driver.run(), name=f"append {driver.journal}")
         expires_s = None
         if claims.expires_at is not None:
@@ -157,7 +156,7 @@ class AppendApi:
             raise
 
     def _under_lease(self, ended: Outcome) -> Outcome:
-        """The outcome, or a failure if it is a commit and the lease may have ended since."""
+        """Return the outcome, or a failure if it is a commit and the lease may have ended since."""
         if ended.ending is not Ending.COMMITTED:
             return ended
         try:
@@ -175,21 +174,21 @@ class AppendApi:
         call: Any,
         timeout_s: float | None,
     ) -> broker_pb2.AppendResponse:
-        """Pass the append on to the primary, as it comes in, until the caller's claims expire.
+        """Pass the append on to the primary, as it arrives, until the caller's claims expire.
 
-        Cancellation: cancelled there, too.
+        Cancellation: cancelled at the primary, too.
         """
         peers = self._context.peers
         primary = at.header.process_id
         endpoint = peers.pick(at.header.route, process_id=primary)
         if endpoint is None:
-            raise Unavailable("no endpoint is known of the primary", primary=primary)
+            raise Unavailable("etcd has no endpoint of the journal's primary", primary=primary)
         claims = journal_claims(Capability.APPEND, at.journal)
         metadata = peers.credentials.metadata(claims)
         if session is not None:
             metadata += session.metadata()
         upstream = peers.byte_path(endpoint).append(metadata=metadata, timeout=timeout_s)
-        # Brokers that are not ours may not expect a metadata segment here, and nobody needs it.
+        # Brokers of other versions may not expect a metadata segment here, and none needs it.
         opening.journal = at.journal
         opening.header.CopyFrom(at.header.to_pb())
         try:
@@ -201,7 +200,7 @@ class AppendApi:
                 text = "authorization expired during the append"
                 await call.abort(grpc.StatusCode.UNAUTHENTICATED, text)
             ledger = ledger_of(error.trailing_metadata())
-            await call.abort(error.code(), error.details() or "", _told(ledger))
+            await call.abort(error.code(), error.details() or "", _ledger_metadata(ledger))
             raise  # Not reached: ``abort`` raises.
         finally:
             upstream.cancel()
@@ -219,8 +218,8 @@ async def _forward(
     await upstream.done_writing()
 
 
-def _told(ledger: str) -> tuple[tuple[str, str], ...]:
-    """Return the trailing metadata that tells a client of a ledger."""
+def _ledger_metadata(ledger: str) -> tuple[tuple[str, str], ...]:
+    """Return the trailing metadata that names a ledger to the client."""
     return ((LEDGER_KEY, ledger),) if ledger else ()
 
 
@@ -232,7 +231,7 @@ def _call_of(
         check = LabelSelector.from_pb(opening.check_registers)
     terms = AppendTerms(
         journal=opening.journal,
-        offset=opening.offset or None,  # An offset of zero cannot be asked for: it is any.
+        offset=opening.offset or None,  # Zero means any offset: the protocol has no other way.
         check_registers=check,
         union_registers=LabelSet.from_pb(opening.union_registers),
         subtract_registers=LabelSet.from_pb(opening.subtract_registers),
@@ -254,8 +253,8 @@ async def _response_of(
     if ended.ending is Ending.FAILED:
         error = ended.error
         assert error is not None
-        told = _told(error.facts.get("ledger", ""))
-        await call.abort(_code_of(error, ended), f"{ended.context}: {error}", told)
+        trailing = _ledger_metadata(error.facts.get("ledger", ""))
+        await call.abort(_code_of(error, ended), f"{ended.context}: {error}", trailing)
     assert driver.resolution is not None
     response = broker_pb2.AppendResponse(
         status=ended.status.value,  # type: ignore[arg-type]
@@ -273,7 +272,11 @@ async def _response_of(
 
 
 def _code_of(error: GazetteError, ended: Outcome) -> grpc.StatusCode:
-    """Clients repeat what is UNAVAILABLE; what may have been appended must not be repeated blindly."""
+    """Return the status code of a failed append.
+
+    Clients repeat what is UNAVAILABLE. An append that may have been committed gets UNKNOWN, as
+    it must not be repeated blindly.
+    """
     if isinstance(error, NotAllowed):
         return grpc.StatusCode.UNAUTHENTICATED
     if "ledger" in error.facts:

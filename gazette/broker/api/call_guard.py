@@ -1,4 +1,4 @@
-"""What every call of the Journal service has at its edge: who calls, for how long, how it fails."""
+"""The edge that all calls of the Journal service share: authorization, expiry and the form of failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Call(Protocol):
-    """What is used of ``grpc.aio.ServicerContext``."""
+    """The part of ``grpc.aio.ServicerContext`` that is used."""
 
     def invocation_metadata(self) -> Any: ...
     async def abort(
@@ -33,7 +33,7 @@ class Call(Protocol):
 
 
 async def authorize(call: Call, verifier: Verifier, require: int) -> Claims:
-    """The caller's claims, which hold ``require``. Ends the call as UNAUTHENTICATED otherwise."""
+    """Return the caller's claims, which hold ``require``. End the call as UNAUTHENTICATED otherwise."""
     try:
         return verifier.verify(authorization_of(call.invocation_metadata()), require)
     except NotAllowed as error:
@@ -41,10 +41,10 @@ async def authorize(call: Call, verifier: Verifier, require: int) -> Claims:
 
 
 def code_of(error: GazetteError) -> grpc.StatusCode:
-    """The code of a failed call: UNKNOWN with a text, as the protocol has it for nearly everything.
+    """Return the code of a failed call: UNKNOWN with a text, as the protocol has it for nearly everything.
 
-    A broker that stops or cannot reach what it needs is UNAVAILABLE, which makes every client look
-    for another one; data that is not what it claims to be is DATA_LOSS. What exceeds a limit is
+    A broker that stops or cannot reach what it needs is UNAVAILABLE: clients then look for
+    another one. Data that fails its checks is DATA_LOSS. A request beyond a limit is
     INVALID_ARGUMENT, so that no client repeats it.
     """
     if isinstance(error, TooLarge):
@@ -58,15 +58,16 @@ def code_of(error: GazetteError) -> grpc.StatusCode:
 
 @asynccontextmanager
 async def failing(call: Call) -> AsyncIterator[None]:
-    """Around a handler: an error of our tree ends the call with its code and text. That nobody is there
-    any more to be written to is none."""
+    """End the call with code and text of a ``GazetteError`` from the block. A
+    caller that is gone is no error.
+    """
     try:
         try:
             yield
         except GazetteError as error:
             await call.abort(code_of(error), str(error))
     except grpc.aio.InternalError as error:
-        # What gRPC makes of a write when the caller's connection has ended just then.
+        # gRPC raises this for a write when the caller's connection has just ended.
         log.debug("a caller has gone: %(error)s", {"error": error})
 
 
@@ -75,10 +76,11 @@ class Expired(Exception):
 
 
 class Expiry:
-    """When a stream's claims expire. Bounds its waits, and is asked between its writes.
+    """The time at which a stream's claims expire. Bounds the stream's waits, and
+    is checked between its writes.
 
-    Never around a write: a call whose handler is cancelled while it writes can not be ended any more,
-    because gRPC refuses to send its status beside the message.
+    Never use it around a write. gRPC refuses to send a status beside a message: if a handler is cancelled
+    while it writes, its call can never be ended.
     """
 
     __slots__ = ("_at", "_clock")
@@ -89,16 +91,18 @@ class Expiry:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds until then, at least zero; None if the claims do not expire."""
+        """Seconds until the claims expire, at least zero; None if they do not expire."""
         return None if self._at is None else max(0.0, self._at - self._clock.now())
 
     def check(self) -> None:
-        """Raise ``Expired`` if the claims have."""
+        """Raise ``Expired`` if the claims have expired."""
         if self._at is not None and self._at <= self._clock.now():
             raise Expired
 
     async def bound(self, waiting: Awaitable[T]) -> T:
-        """The outcome of ``waiting``, or ``Expired`` if that comes first. Cancellation: passed on."""
+        """Return the result of ``waiting``, or raise ``Expired`` if the claims expire
+        first. Passes cancellation on.
+        """
         deadline = asyncio.timeout(self.remaining_s)
         try:
             async with deadline:
@@ -110,7 +114,7 @@ class Expiry:
 
 
 class Outcome:
-    """How an operation ended, for its metric: set ``status``, or it counts as an error."""
+    """The outcome of an operation, for its metric: set ``status``, or it counts as an error."""
 
     __slots__ = ("status",)
 
@@ -120,7 +124,7 @@ class Outcome:
 
 @contextmanager
 def counted(operation: str) -> Iterator[Outcome]:
-    """Around one operation of the journal server, for its two counters."""
+    """Count one operation of the journal server in its two counters."""
     JOURNAL_SERVER_STARTED.inc(operation)
     outcome = Outcome()
     try:

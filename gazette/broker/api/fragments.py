@@ -1,4 +1,4 @@
-"""The ListFragments call: which pieces a journal consists of, and URLs to read them from."""
+"""The ListFragments call: the fragments of a journal, and URLs to read them from."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ class FragmentsApi:
     async def list_fragments(
         self, request: broker_pb2.FragmentsRequest, call: Any
     ) -> broker_pb2.FragmentsResponse:
-        """One page of a journal's fragments, in order. Waits for the stores to be listed once, but not
-        for long: the call then fails as UNAVAILABLE, with the reason."""
+        """Return one page of a journal's fragments, in order.
+
+        Waits a limited time for the first listing of the stores. The call then fails
+        as UNAVAILABLE, with the reason.
+        """
         context = self._context
         with counted("ListFragments") as outcome:
             claims = await authorize(call, context.verifier, Capability.READ)
@@ -83,7 +86,7 @@ class FragmentsApi:
     async def _signed(
         self, page: Sequence[Fragment], request: broker_pb2.FragmentsRequest
     ) -> list[str]:
-        """A URL for each fragment that is in a store, if the request asks for them."""
+        """Return a URL for each fragment that is in a store, if the request asks for them."""
         if not request.HasField("signatureTTL"):
             return [""] * len(page)
         ttl_s = duration.from_pb(request.signatureTTL) / duration.SECOND
@@ -102,7 +105,7 @@ class FragmentsApi:
         peers = self._context.peers
         forwarded = broker_pb2.FragmentsRequest()
         forwarded.CopyFrom(request)
-        forwarded.journal = resolution.journal  # Nobody else needs a metadata segment.
+        forwarded.journal = resolution.journal  # Peers need no metadata segment.
         endpoint, header = reachable(self._context, resolution)
         forwarded.header.CopyFrom(header.to_pb())
         stub = peers.journal(endpoint)
@@ -127,7 +130,7 @@ class FragmentsApi:
 def _conflicts_metadata(
     conflicts: Sequence[FragmentConflict],
 ) -> tuple[tuple[str, str], ...]:
-    """Trailing metadata that names the fragments of conflicts: the messages have no field for them."""
+    """Return trailing metadata that names the fragments of conflicts: the messages have no field for them."""
     return tuple(
         (CONFLICT_KEY, f"{one.kept.content_name()} {one.hidden.content_name()}")
         for one in conflicts[:_CONFLICTS_MAX]
@@ -137,10 +140,10 @@ def _conflicts_metadata(
 def select_page(
     fragments: Sequence[Fragment], request: broker_pb2.FragmentsRequest, limit: int
 ) -> tuple[list[Fragment], Offset]:
-    """The fragments of a page, and the offset at which the next one starts (0: there is none).
+    """Return the fragments of a page, and the offset at which the next one starts (0: no more).
 
-    ``begin_mod_time`` and ``end_mod_time`` are both inclusive. A fragment that is in no store yet is
-    newer than any begin, and is listed only where no end is given.
+    ``begin_mod_time`` and ``end_mod_time`` are both inclusive. A fragment that is in no store yet is newer
+    than any begin. It is listed only if no end is given.
     """
     page: list[Fragment] = []
     for fragment in fragments:

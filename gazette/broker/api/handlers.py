@@ -26,7 +26,7 @@ def journal_handler(
     fragments: FragmentsApi,
     health: HealthApi,
 ) -> grpc.GenericRpcHandler[Any, Any]:
-    """The handler to add to a server.
+    """Return the handler to add to a server.
 
     Calls that carry content take and give bytes where generated messages would copy them again.
     """

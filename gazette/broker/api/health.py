@@ -1,4 +1,4 @@
-"""The FragmentStoreHealth call: can this broker use a blob store?"""
+"""The FragmentStoreHealth call: checks that this broker can use a blob store."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class HealthApi:
     ) -> broker_pb2.FragmentStoreHealthResponse:
         """Wait for the first check of the store, which begins with this call if it is not in use.
 
-        Only for callers whose claims cover everything. With ``check_delete``, an object is also written
+        Only callers whose claims cover everything may call. With ``check_delete``, an object is also written
         and removed below ``check_delete_prefix``.
         """
         context = self._context
         with counted("FragmentStoreHealth") as outcome:
             claims = await authorize(call, context.verifier, Capability.READ)
             if claims.selector != EVERYTHING:
-                # A store is no journal: who may see some journals only may not have this broker reach
-                # out, with its credentials, to wherever they say.
+                # A store is no journal. A caller that may see only some journals could otherwise make this
+                # broker reach out, with its credentials, to any URL.
                 await call.abort(
                     grpc.StatusCode.UNAUTHENTICATED, "not authorized to all journals of a store"
                 )
@@ -52,7 +52,7 @@ class HealthApi:
         raise AssertionError  # `failing` does not return on an error
 
     async def _check(self, request: broker_pb2.FragmentStoreHealthRequest) -> str:
-        """What is wrong with the store; empty if nothing is."""
+        """Return the error of the store; empty if it is healthy."""
         active = self._context.blob_stores.get(request.fragment_store)
         status = active.health
         if not status.checks:

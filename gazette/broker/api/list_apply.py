@@ -1,4 +1,4 @@
-"""The List and Apply calls: which journals there are, and changes of their specifications."""
+"""The List and Apply calls: they list journals and change their specifications."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ from gazette.protocol.status import Status
 log = logging.getLogger(__name__)
 
 _MATCHES_PER_SLICE: Final = 500
-"""Journals matched before others get the loop: a few milliseconds."""
+"""Journals that are matched before other tasks get the loop: a few milliseconds."""
 
 
 def with_prefix_as_name(selector: LabelSelector) -> LabelSelector:
-    """The selector with its ``prefix`` labels as prefixes of the ``name``, which journals have."""
+    """Return the selector with its ``prefix`` labels as prefixes of the label
+    ``name``, which journals have.
+    """
 
     def rewritten(labels: LabelSet) -> LabelSet:
         if not labels.values_of(META_PREFIX):
@@ -59,7 +61,7 @@ def with_prefix_as_name(selector: LabelSelector) -> LabelSelector:
 class _Matched:
     """Journals that match, as of one revision. Equal ``version``: the same journals, unchanged.
 
-    ``items_version`` is the same of all journals there were.
+    ``items_version`` is the same for all journals of that revision.
     """
 
     journals: list[broker_pb2.ListResponse.Journal]
@@ -69,7 +71,7 @@ class _Matched:
 
 
 class ListApplyApi:
-    """``updated`` must be an observer of the key space, after the resolver's."""
+    """Serves List and Apply. ``updated`` must be an observer of the key space, after the resolver's."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
@@ -89,10 +91,10 @@ class ListApplyApi:
         self.updated()
 
     async def list(self, request: broker_pb2.ListRequest, call: Any) -> None:
-        """One snapshot of the journals that match, or with ``watch`` one after every change.
+        """Send one snapshot of the journals that match; with ``watch``, also one after every change.
 
-        A snapshot is pages of journals in order of their names; the first has the header. Those of a
-        watch end with an empty message. Cancellation: the stream ends.
+        A snapshot is pages of journals in order of their names; the first has the header. Those of a watch
+        end with an empty message. Cancellation: the stream ends.
         """
         context = self._context
         with counted("List") as outcome:
@@ -122,7 +124,7 @@ class ListApplyApi:
                 sent = matched.version
 
     async def _await_revision(self, resume: Header) -> None:
-        """Wait until something happened that the holder of ``resume`` has not seen."""
+        """Wait for a revision that the holder of ``resume`` has not seen."""
         ours = self._context.key_space.header.cluster_id
         if resume.etcd.cluster_id != ours:
             raise Invalid(
@@ -137,12 +139,14 @@ class ListApplyApi:
             await self._changed.wait()
 
     async def _next_item_change(self, since: _Matched) -> None:
-        """Wait until some journal was written or deleted: most changes are of assignments."""
+        """Wait until a journal is written or deleted. Most changes are of assignments, and do not count."""
         while self._items_version() == since.items_version and not self._stopped:
             await self._next_change(self._context.key_space.header.revision)
 
     def _items_version(self) -> tuple[int, int]:
-        """Differs if any journal was written or deleted. Computed once for all watches."""
+        """Return a version that differs if any journal was written or deleted.
+        Computed once for all watches.
+        """
         revision = self._context.key_space.header.revision
         if self._version_at != revision:
             items = self._context.state.items
@@ -151,7 +155,7 @@ class ListApplyApi:
         return self._version
 
     async def _match(self, selector: LabelSelector, allowed: LabelSelector) -> _Matched:
-        """Match the journals as of now. Others get the loop meanwhile; the snapshot stays one."""
+        """Match the journals as of now. Other tasks get the loop meanwhile; the snapshot stays one."""
         context = self._context
         state, resolver = context.state, context.resolver
         items = self._candidates(selector)
@@ -184,7 +188,7 @@ class ListApplyApi:
         return _Matched(journals, (len(journals), newest), items_version, header)
 
     def _candidates(self, selector: LabelSelector) -> Sequence[DecodedKV]:
-        """The journals that a selector's name leaves to be looked at."""
+        """Return the journals that can match the selector's name."""
         names = [label for label in selector.include.labels if label.name == META_NAME]
         if len(names) != 1 or not names[0].value:
             return self._context.state.items
@@ -258,8 +262,8 @@ class ListApplyApi:
         header = context.resolver.unrouted_header()
         if result.succeeded:
             header = replace(header, etcd=replace(header.etcd, revision=result.header.revision))
-        # Otherwise nothing was written at the revision of the response: under our prefix it may never
-        # come, and who waited for it would hang.
+        # Otherwise nothing was written at the revision of the response. It may never appear under our prefix,
+        # and a caller that waited for it would hang.
         status = Status.OK if result.succeeded else Status.ETCD_TRANSACTION_FAILED
         return broker_pb2.ApplyResponse(status=status.value, header=header.to_pb())  # type: ignore[arg-type]
 
@@ -270,14 +274,17 @@ class ListApplyApi:
             return
         if change.expect_mod_revision == 0 or await self._context.etcd.get(key) is None:
             raise Invalid(
-                f"{name} is a route of brokers",
+                f"the journal name {name} is reserved: brokers serve HTTP routes there",
                 path="Upsert.Name",
-                hint="Choose another name: not metrics, and not below debug/ or v1/.",
+                hint="Choose a name that is not `metrics` and does not begin with `debug/` or `v1/`.",
             )
 
     async def _forget_heads(self, journals: Sequence[str]) -> None:
-        """Remove the known heads of journals that were deleted. One that stays has no effect: it names the
-        life of its journal. A journal that was created again meanwhile may have its own by now."""
+        """Remove the known heads of deleted journals.
+
+        A head that stays has no effect: it names the life of its journal. A journal that was created again
+        may have a head of its own by now, which is kept.
+        """
         context = self._context
         for journal in journals:
             key = head_key(context.settings.root, journal)
@@ -286,19 +293,18 @@ class ListApplyApi:
                 await context.etcd.txn([Compare.create_revision(item, "=", 0)], [Op.delete(key)])
             except GazetteError as error:
                 log.warning(
-                    "the known head of %(journal)s, which was deleted, stays in etcd: %(error)s",
+                    "the known head of deleted journal %(journal)s stays in etcd, without effect: %(error)s",
                     {"journal": journal, "error": error},
                 )
 
     async def _keeping_resume_offset(
         self, key: str, change: broker_pb2.ApplyRequest.Change
     ) -> broker_pb2.JournalSpec:
-        """The specification to put, with fields of newer versions: it replaces the former one whole, but
-        for one thing.
+        """Return the specification to put: the new one, with its unknown fields and the former resume offset.
 
-        Leaving ``suspend`` out of the specification of a suspended journal resumes it. The offset from
-        which it resumes must survive that: with an empty blob store nothing else knows it, and
-        offsets would be given out a second time.
+        A specification without ``suspend`` resumes a suspended journal. The offset from which it
+        resumes must survive that. With an empty blob store nothing else knows the offset, and offsets
+        would be given out a second time.
         """
         spec = change.upsert
         if spec.HasField("suspend") or change.expect_mod_revision == 0:
@@ -319,7 +325,7 @@ class ListApplyApi:
 
 
 def _refused(change: broker_pb2.ApplyRequest.Change, claims: Claims) -> str | None:
-    """The journal of a change that the claims do not cover."""
+    """Return the journal of a change that the claims do not cover; None if they cover it."""
     if change.HasField("upsert"):
         spec = JournalSpec.from_pb(change.upsert)
         return None if claims.selector.matches(spec.labels_with_name()) else spec.name

@@ -1,8 +1,8 @@
 """Stage 9 of the byte path: takes fragments from `index`, gives their content to `reader`.
 
-The Read call: from the spool's own file while content is local, from the blob store once it is not,
-or by way of the broker that has the journal. Memory of one read is a few blocks, whatever the size
-of fragments and however slow the reader.
+The Read call. Content is read from the spool's own file while it is local, and from the blob store
+afterwards. Without a replica here, another broker of the journal serves the read. One read uses a few blocks
+of memory, for fragments of any size and readers of any speed.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _CONTENT: Final = b"\x3a"  # field 7, length-delimited
 
 
 def encode_response(message: broker_pb2.ReadResponse | bytes) -> bytes:
-    """Serializer of the Read call: bytes are encoded already."""
+    """Serialize a message of the Read call; bytes are encoded already."""
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 def content_response(offset: Offset, content: bytes | memoryview) -> bytes:
-    """The wire form of a ReadResponse with content, which is copied once and not three times."""
+    """Return the wire form of a ReadResponse with content, which is copied once and not three times."""
     length = _varint(len(content))
     if not offset:
         return b"".join((_CONTENT, length, content))
@@ -71,7 +71,9 @@ class _Stream:
     expiry: Expiry
 
     async def write(self, message: broker_pb2.ReadResponse | bytes) -> None:
-        """Returns when gRPC has taken the message: a slow reader holds us back. Raises ``Expired``."""
+        """Write a message. Returns when gRPC has taken it, so a slow reader holds the
+        read back. Raises ``Expired``.
+        """
         self.expiry.check()
         await self.call.write(message)
 
@@ -91,7 +93,7 @@ class ReadApi:
     async def read(self, request: broker_pb2.ReadRequest, call: Any) -> None:
         """Serve a read until its end, or until the caller, its claims or the replica are gone.
 
-        The stream then ends without an error, and the reader resumes wherever the journal is served.
+        The stream then ends without an error. The reader resumes at a broker that serves the journal.
         """
         context = self._context
         with counted("Read") as outcome:
@@ -146,7 +148,7 @@ class ReadApi:
         """Serve from a local replica: for each fragment its metadata, then its content."""
         index, offset, first = replica.index, request.offset, True
         if not index.first_refreshed and (offset == AT_WRITE_HEAD or not request.block):
-            # Nobody knows yet where the head is, or that there is nothing at the offset.
+            # Before the first listing, neither the head nor a lack of content at the offset is known.
             try:
                 waiting = replica.wait_listed(self._context.settings.listing_timeout_s)
                 await stream.expiry.bound(waiting)
@@ -228,10 +230,10 @@ class ReadApi:
     async def _stored(
         self, fragment: Fragment, offset: Offset, end: Offset
     ) -> AsyncGenerator[bytes, None]:
-        """Blocks of a stored fragment, read and decoded ahead in a thread.
+        """Yield blocks of a stored fragment, read and decoded ahead in a thread.
 
-        A block is given only after the one behind it was read: so when the file turns out to be
-        damaged at its end, its last bytes were not served.
+        A block is given only after the one behind it was read. So the last bytes of a file are not served if
+        the file turns out to be damaged at its end.
         """
         active = self._context.blob_stores.get(fragment.backing_store)
         calls, store = active.calls, active.store
@@ -268,7 +270,7 @@ class ReadApi:
                 last_call = ahead.future
                 block = await calls.answer(ahead)
                 offset += len(block)
-                # The end of the fragment is known by an empty block, after which it is verified.
+                # An empty block marks the end of the fragment, which is verified then.
                 last = not block or (offset >= end and end < fragment.end)
                 if not last:
                     ahead = read()
@@ -287,7 +289,7 @@ class ReadApi:
     async def _proxy(
         self, request: broker_pb2.ReadRequest, resolution: Resolution, call: Any, expiry: Expiry
     ) -> None:
-        """Pass on what another broker of the journal answers, without looking into it."""
+        """Pass on the answers of another broker of the journal, without decoding them."""
         timeout_s = expiry.remaining_s
         upstream = self._open_upstream(request, resolution, timeout_s)
         self._proxied[upstream] = None
@@ -318,7 +320,7 @@ class ReadApi:
         endpoint, header = reachable(self._context, resolution)
         forwarded = broker_pb2.ReadRequest()
         forwarded.CopyFrom(request)
-        forwarded.journal = resolution.journal  # Nobody else needs a metadata segment.
+        forwarded.journal = resolution.journal  # Peers need no metadata segment.
         forwarded.header.CopyFrom(header.to_pb())
         method = peers.grpc_channel(endpoint).unary_stream(
             METHOD,
@@ -330,18 +332,18 @@ class ReadApi:
 
 
 def reachable(context: BrokerContext, resolution: Resolution) -> tuple[str, Header]:
-    """Return the endpoint of the broker that a resolution names, or of the best one of its route, and the
-    header by which to ask that broker.
+    """Return the endpoint of the broker that a resolution names, and the header for a call to it. Without a
+    named broker: those of the best one of the route.
 
-    The header names the broker: where another one, such as this one, has taken its endpoint over, the
-    request is refused. It would be proxied again and again otherwise.
+    The header names the broker. Another broker, such as this one, may have taken its endpoint over: that
+    broker refuses the request. Otherwise the request would be proxied again and again.
 
     Raises ``Unavailable`` if no member of the route has an endpoint.
     """
     header = resolution.header
     endpoint = context.peers.pick(header.route, process_id=header.process_id)
     if endpoint is None and header.process_id is None:
-        # All of them fail: try again rather than give up.
+        # All of them fail now: try one rather than give up.
         endpoint = next((one for one in header.route.endpoints if one), None)
     if not endpoint:
         raise Unavailable(

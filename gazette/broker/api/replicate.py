@@ -1,10 +1,9 @@
-"""Stage 5 of the byte path: takes content and proposals from `pipeline` of a journal's primary, gives them
-to the spool of this broker's replica.
+"""Stage 5 of the byte path: takes content and proposals from `pipeline` of a journal's primary, gives them to
+the spool of this broker's replica.
 
-The Replicate call. It holds the spool for as long as the primary keeps its stream, which is what makes a
-pipeline an exclusive right to append. A primary that is gone must not keep it for ever: gRPC's keepalive
-ends the streams of peers that are silently dead, and once the route has changed, a stream on which
-nothing happens is cut off.
+The Replicate call. It holds the spool for as long as the primary keeps its stream, which makes a pipeline an
+exclusive right to append. A primary that is gone must not keep the spool for ever. gRPC's keepalive ends the
+streams of peers that are silently dead. Once the route has changed, an idle stream is cut off.
 """
 
 from __future__ import annotations
@@ -37,10 +36,11 @@ from gazette.protocol.status import Status
 from gazette.runtime.tasks import TaskScope
 
 _STOPPING_GRACE_S: Final = 1.0
-"""For the append that is under way. Until our lease is released, nobody takes our place."""
+"""Seconds for the append that is under way. Until the lease is released, no other broker takes our place."""
 _GRACES_PER_TIMEOUT: Final = 3
-"""A stream of an old route is cut off in this part of a peer's timeout, so that the first proposal of
-its successor, which waits for the spool, is still answered in time."""
+"""Part of a peer's timeout after which a stream of an old route is cut off. The first proposal of its
+successor waits for the spool, and must still be answered in time.
+"""
 
 _ACCEPTED: Final = broker_pb2.ReplicateResponse()
 
@@ -53,8 +53,8 @@ class ReplicateApi:
         """Serve a primary until it ends its stream, or is gone. What it did not commit is rolled back.
 
         A stream does not outlive the token that it was opened with: it is ended as UNAUTHENTICATED.
-        Primaries renew theirs before that (`pipeline`). Cancellation: so it is then; the spool is
-        given back.
+        Primaries renew theirs before that (`pipeline`). Cancellation: uncommitted content is rolled
+        back, and the spool is given back.
         """
         with counted("Replicate") as outcome:
             claims = await authorize(call, self._context.verifier, Capability.REPLICATE)
@@ -108,13 +108,16 @@ class ReplicateApi:
     async def _join(
         self, journal: str, claims: Claims, header: Header
     ) -> tuple[Resolution, tuple[Replica, Spool] | None]:
-        """Wait for the spool; none if the primary's route is not, or no more, the one that we know."""
+        """Wait for the spool. Return None for it unless the primary's route is
+        the one that this broker knows.
+        """
         while True:
             at = await self._resolve(journal, claims, header)
             if at.status is not Status.OK or not at.header.route.equivalent(header.route):
                 return at, None
             if at.item_kv is None or header.etcd.revision < at.item_kv.raw.create_revision:
-                # Its journal was deleted, and created again with the same route: it does not know yet.
+                # The journal was deleted, and created again with the same route: the
+                # primary does not know that yet.
                 return at, None
             replica = at.replica
             assert replica is not None
@@ -132,11 +135,14 @@ class ReplicateApi:
         )
 
     async def _watch(self, stream: _Stream, claims: Claims, at: Resolution, header: Header) -> None:
-        """Raise ``Moved`` when the route is another one, and the primary of this one does nothing; or
-        ``Closed`` when we stop serving, although the route still has us: the primary cannot know.
+        """Watch the route for as long as the stream lives.
+
+        Raise ``Moved`` when the route is another one, and the primary of the old one does nothing. Raise
+        ``Closed`` when this broker stops serving although the route still names it: the primary cannot know.
 
         The route may stay while the replica is replaced, because this broker was assigned again. Readers
-        would miss what the former replica goes on to get, so its stream is ended at once."""
+        would miss the bytes that the former replica still gets, so its stream is ended at once.
+        """
         replica, known = at.replica, True
         while known:
             await at.invalidated.wait()
@@ -148,7 +154,8 @@ class ReplicateApi:
                 raise
             if known and at.replica is not replica:
                 raise Moved(
-                    "another replica has taken the place of the stream's", journal=at.journal
+                    "the journal was assigned to this broker again: the stream belongs to its former replica",
+                    journal=at.journal,
                 )
         primary = header.route.primary_id
         if primary is not None and self._context.state.member(primary.zone, primary.suffix) is None:
@@ -174,7 +181,7 @@ class _Stream:
     requests: AsyncIterator[ReplicateMessage]
     call: Any
     header: Header | None
-    """Of our resolution; sent with the first answer."""
+    """The header of the local resolution; sent with the first answer."""
     expiry: Expiry
     agreement: Agreement
     lease: LeaseGuard
@@ -195,7 +202,7 @@ class _Stream:
                 await self.local.content(message.content, message.content_delta)
 
     async def _next(self) -> ReplicateMessage | None:
-        """The next message; None at the end. Raises ``Expired``."""
+        """Return the next message; None at the end. Raise ``Expired`` if the claims have expired."""
         self.expiry.check()
         if self.expiry.remaining_s is None:
             return await anext(self.requests, None)
@@ -206,11 +213,11 @@ class _Stream:
         if result.status is Status.OK:
             self.agreement.confirm(result.fragment, self.at.reassigned, self.at.tenure)
         if acknowledge:
-            self.lease.check()  # Without it, another replica may count for ours.
+            self.lease.check()  # Without a lease, another replica may count in place of this one.
             header, self.header = self.header, None
             await self.call.write(_answer(result, header))
         elif result.status is not Status.OK:
-            # Nobody would read the answer, and whatever follows is built on the proposal.
+            # The primary would not read the answer, and all that follows is built on the proposal.
             raise Invalid(
                 f"no ack requested but status != OK (status {result.status.name})",
                 journal=proposal.fragment.journal,
@@ -220,7 +227,7 @@ class _Stream:
 
 
 async def _give_back(replica: Replica, local: WriteBehind) -> None:
-    """Cancellation: the spool is given back."""
+    """Settle all writes, and give the spool back. Cancellation: the spool is given back."""
     try:
         await local.settle()
     finally:

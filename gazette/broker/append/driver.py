@@ -1,10 +1,9 @@
 """Stage 4 of the byte path: takes content from `broker/api/append`, performs what `broker/append/fsm`
-decides, and
-gives content to `pipeline`.
+decides, and gives content to `pipeline`.
 
-One driver is one append, run in a task of its own: a caller who goes away does not cancel it but
-interrupts it, so that every append ends in good order: rolled back on all replicas or committed on all
-of them, with the pipeline given back or torn down.
+One driver is one append and runs in a task of its own. A caller that goes away does not cancel the append but
+interrupts it, so that it ends in good order. It is rolled back on all replicas or committed on all of them,
+and the pipeline is given back or torn down.
 """
 
 from __future__ import annotations
@@ -43,15 +42,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CATCH_UP_BYTES: Final = 1 << 19
-"""Bytes that are read at a time of what a peer misses."""
+"""Bytes that one read takes of what a peer lacks."""
 _QUANTUM_S: Final = 0.05
-"""How long a throttled append sleeps before it looks around again."""
+"""Longest sleep of a throttled append, in seconds, before it checks again."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendCall:
-    """An append as it was asked for. ``min_revision`` is of etcd; ``proxy_header`` is the one that the
-    broker which proxied it resolved."""
+    """A request to append. ``min_revision`` is a revision of etcd. ``proxy_header`` is the header
+    that the proxying broker resolved.
+    """
 
     terms: ev.AppendTerms
     claims: Claims
@@ -60,11 +60,11 @@ class AppendCall:
     proxy_header: Header | None = None
     session: SessionAppend | None = None
     in_line: bool = True
-    """Whether it waits with other appends, and may be refused if these are too many. Pulses do not."""
+    """The append waits in line with others and is refused if the line is full. Pulses set False."""
 
 
 class _Interrupted(Exception):
-    """The wait was cut short by ``AppendDriver.interrupt``, for ``reason``."""
+    """Raised by a wait that ``AppendDriver.interrupt`` cut short, for ``reason``."""
 
     def __init__(self, reason: GazetteError) -> None:
         super().__init__(reason)
@@ -72,29 +72,29 @@ class _Interrupted(Exception):
 
 
 class AppendDriver:
-    """Performs one append. ``run`` once; everything else may be called at any time, on the loop."""
+    """Performs one append. Call ``run`` once; all other methods at any time, on the event loop."""
 
     def __init__(self, context: BrokerContext, call: AppendCall, source: ContentSource) -> None:
         self._context = context
         self._call = call
         self.content = ContentAhead(source)
-        """What the append has not taken of the caller's stream: if it ends as PROXY, that is all of it."""
+        """The rest of the caller's stream. If the append ends as PROXY, that is all of the stream."""
         self._fsm = AppendFSM(call.terms, read_through=call.min_revision)
         self._resolution: Resolution | None = None
         self._replica: Replica | None = None
-        """The one whose pipeline, or lack of one, we hold, or whose answers we wait for."""
+        """The replica whose pipeline, or lack of one, this append holds, or whose answers it waits for."""
         self._pipeline: Pipeline | None = None
         self._answering: Pipeline | None = None
-        """The one that we have handed over, and whose answers we wait for in our turn."""
+        """The pipeline that was handed over. This append waits in its turn for the pipeline's answers."""
         self._turn: Turn | None = None
         self._sessions: SessionLedger | None = None
-        """The ledger that has admitted the append, if it is of a session."""
+        """The ledger that admitted the append. None without a session."""
         self._flow: AppendFlow | None = None
         self._sum = hashlib.sha1(usedforsecurity=False)
         self._store_seen: HealthStatus | None = None
         self._store_deadline: float | None = None
         self._committing = (0, 0)
-        """The offsets of what was proposed last to be committed, or rolled back."""
+        """Begin and end offset of the last proposal to commit or to roll back."""
         self._task: asyncio.Task[Any] | None = None
         self._interruptible = False
         self._interruption: GazetteError | None = None
@@ -105,24 +105,24 @@ class AppendDriver:
 
     @property
     def resolution(self) -> Resolution | None:
-        """The last one; None if there was none."""
+        """The last resolution; None before the first."""
         return self._resolution
 
     @property
     def invalidated(self) -> asyncio.Event | None:
-        """Set when the last resolution is superseded."""
+        """An event that is set when the last resolution is superseded."""
         return None if self._resolution is None else self._resolution.invalidated
 
     @property
     def flow(self) -> AppendFlow | None:
-        """Set once content is being read."""
+        """The flow of content; None until content is read."""
         return self._flow
 
     async def run(self) -> ev.Outcome:
-        """Run the append to its end. Errors of the append are in its outcome.
+        """Run the append to its end and return its outcome, which holds errors of the append.
 
-        Cancellation is for when the broker is torn down: the pipeline is broken and given up, and
-        content that was not proposed for commit is in no replica's journal.
+        Cancel only when the broker is torn down. The pipeline is then broken and given up. Content that was
+        not proposed for commit is in no replica's journal.
         """
         self._task = asyncio.current_task()
         fsm = self._fsm
@@ -143,9 +143,9 @@ class AppendDriver:
         return fsm.outcome
 
     def interrupt(self, reason: GazetteError) -> None:
-        """Nobody waits for this append any more, or it must not go on: wind it up.
+        """Wind the append up for ``reason``: its caller has gone, or it must not go on.
 
-        A wait for anybody but a replica ends now. What is proposed already runs its course.
+        Any wait but that for a replica ends now. A proposal that was sent runs its course.
         """
         if self._interruption is None:
             self._interruption = reason
@@ -191,10 +191,10 @@ class AppendDriver:
                 assert_never(effect)
         return None
 
-    # Waits that the caller's leaving, or a change of the route, ends.
+    # Waits that end when the caller leaves or the route changes.
 
     async def _wait(self, wait: Coroutine[Any, Any, T]) -> T:
-        """Await something that ``interrupt`` may cut short, by ``_Interrupted``."""
+        """Await ``wait``. Raise ``_Interrupted`` if ``interrupt`` cuts the wait short."""
         if self._interruption is not None:
             wait.close()
             raise _Interrupted(self._interruption)
@@ -207,14 +207,14 @@ class AppendDriver:
             self._interruptible = False
 
     def _uncancel(self) -> GazetteError:
-        """Take back the cancellation that ``interrupt`` made; raise one that somebody else made."""
+        """Take back a cancellation that ``interrupt`` made. Raise one that came from elsewhere."""
         assert self._task is not None
         if self._interruption is None or self._task.uncancel() > 0:
             raise asyncio.CancelledError
         return self._interruption
 
     def _unfinished(self, error: BaseException) -> ev.Event:
-        """The event of a wait that ended otherwise than by what was waited for."""
+        """Return the event for a wait that ended with ``error``. Raise any error that is not expected."""
         match error:
             case Superseded():
                 return ev.Invalidated()
@@ -273,7 +273,7 @@ class AppendDriver:
         return ev.PipelineTaken(pipeline.route, pipeline.view())
 
     async def _take_turn(self, replica: Replica) -> Pipeline | None:
-        """Wait for the pipeline with content at hand: who holds it keeps all others waiting."""
+        """Wait for the pipeline with content at hand: its holder keeps all other appends waiting."""
         if not self._call.in_line:
             return await take_unless(replica.pipeline, self._at.invalidated)
         with replica.line.wait(self.content):
@@ -292,9 +292,9 @@ class AppendDriver:
             return self._unfinished(error)
         pipeline: Pipeline | None = None
         try:
-            await roll_back(spool, primary=True)  # Its last holder may have been cut short.
+            await roll_back(spool, primary=True)  # The last holder may have been cut short.
             if replica.agreement.end is None:
-                replica.head.loaded = False  # It may have grown since this replica began to follow.
+                replica.head.loaded = False  # It may have grown while this replica followed.
             pipeline = open_pipeline(
                 self._context, at.header, at.journal, spool, agree=replica.agree
             )
@@ -313,7 +313,7 @@ class AppendDriver:
         return ev.PipelineBuilt(pipeline.view(), self._context.clock.now())
 
     async def _catch_up(self, replica: Replica, pipeline: Pipeline) -> ev.Event | None:
-        """Send peers what they miss of our spool; None if all of them have it, or were ahead."""
+        """Send peers the bytes of the spool that they lack. Return None if all have them, or were ahead."""
 
         async def read(local: LocalFragment, at: Offset) -> bytes:
             return await self._context.pools.reads.run(local.pread, at, CATCH_UP_BYTES)
@@ -398,7 +398,7 @@ class AppendDriver:
         return sessions.admit(self._call.session, self._at.tenure)
 
     def _note_commit(self, outcome: ev.Outcome) -> None:
-        """Have the ledger of sessions know that this append has committed."""
+        """Record in the ledger of sessions that this append has committed."""
         if outcome.ending is ev.Ending.COMMITTED and self._sessions is not None:
             assert self._call.session is not None
             assert outcome.commit is not None
@@ -454,7 +454,7 @@ class AppendDriver:
         clock = self._context.clock
         while ticks := flow.delay(_ticks(clock.monotonic())):
             if self._at.invalidated.is_set():
-                flow.unlimit()  # Others wait for us, to change the pipeline.
+                flow.unlimit()  # Other appends wait, to change the pipeline.
                 break
             await self._wait(clock.sleep(min(ticks / TICKS_PER_S, _QUANTUM_S)))
 
@@ -471,7 +471,7 @@ class AppendDriver:
     async def _send_content(self, content: bytes, delta: int) -> ev.Event | None:
         pipeline = self._held
         if not delta:
-            # An append that begins its fragment has the fragment's sum.
+            # The sum of an append that begins its fragment is the fragment's sum.
             pipeline.local.begin(self._sum.update if pipeline.spool.fragment.length else None)
         try:
             await pipeline.content(content, delta)
@@ -487,7 +487,7 @@ class AppendDriver:
             self._committing = (self._held.spool.fragment.end, effect.proposal.end)
         try:
             if final:
-                # Our own readers see a commit at once. Another broker may lead the journal by now.
+                # Readers of this broker see a commit at once. Another broker may lead the journal by now.
                 self._context.lease.check()
             await self._held.propose(effect.proposal, effect.registers, acknowledge=final)
         except Bug:
@@ -525,14 +525,14 @@ class AppendDriver:
             return ev.GatherFailed(error)
 
     async def _know_head(self) -> None:
-        """Have etcd know that the journal has content, before a primary's first append is answered."""
+        """Record in etcd that the journal has content, before a primary answers its first append."""
         begin, end = self._committing
         if end <= begin:
             return
         assert self._replica is not None
         await self._replica.head.acknowledge(self._at.tenure, begin, end)
 
-    # The pipeline's ways back.
+    # The ways to give up the pipeline.
 
     def _give_back(self) -> None:
         assert self._replica is not None
@@ -559,7 +559,9 @@ class AppendDriver:
         )
 
     def _drop(self) -> None:
-        """We were cut short. A broken pipeline is torn down by whoever takes it next."""
+        """Give up all that this append holds, after cancellation. The next holder
+        tears the broken pipeline down.
+        """
         cut_short = Broken("an append was cut short", journal=self.journal)
         if self._turn is not None:
             self._turn.skip(cut_short)

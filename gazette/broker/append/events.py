@@ -1,8 +1,7 @@
-"""What an append is made of: its terms, the facts it is told, the work it asks for, its outcome.
+"""The parts of an append: its terms, the events it receives, the effects it asks for, its outcome.
 
-The vocabulary between `broker/append/fsm`, which decides, and `broker/append/driver`, which performs. All
-of it is
-values; offsets are bytes of the journal, times Unix seconds.
+This is the vocabulary between `broker/append/fsm`, which decides, and `broker/append/driver`, which performs.
+All parts are values. Offsets are bytes of the journal; times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ from gazette.protocol.status import Status
 
 
 class SuspendControl(IntEnum):
-    """What an append does about its journal's suspension."""
+    """The instruction of an append for its journal's suspension."""
 
     RESUME = 0
-    """Resume it if it is suspended."""
+    """Resume the journal if it is suspended."""
     NO_RESUME = 1
-    """Leave it suspended, and say so."""
+    """Leave the journal suspended, and refuse the append as `SUSPENDED`."""
     IF_FLUSHED = 2
-    """Suspend it if all its content has been in a blob store for a while."""
+    """Suspend the journal if all its content has been in a blob store for a while."""
     NOW = 3
-    """Suspend it, flushing what is not in a blob store yet."""
+    """Suspend the journal, and flush what is not in a blob store yet."""
     KEEP = 4
     """Append as if there was no suspension."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendTerms:
-    """What a caller asks of an append, before its content. ``offset`` is None where it may be any."""
+    """The terms of an append, known before its content. ``offset`` is None if any offset will do."""
 
     journal: JournalName
     offset: Offset | None = None
@@ -54,7 +53,7 @@ class AppendTerms:
 
 @dataclass(frozen=True, slots=True)
 class SpoolView:
-    """A spool as its holder sees it: nothing pending, or what is pending does not matter."""
+    """A spool as its holder sees it: nothing is pending, or what is pending does not matter."""
 
     fragment: Fragment
     registers: LabelSet
@@ -63,8 +62,9 @@ class SpoolView:
 
 @dataclass(frozen=True, slots=True)
 class IndexView:
-    """The known extent of a journal. ``newest_mod_time`` is of its last fragment, 0 while that is
-    held by brokers only."""
+    """The known extent of a journal. ``newest_mod_time`` is that of its last fragment. It is 0 while
+    only brokers hold that fragment.
+    """
 
     begin: Offset
     end: Offset
@@ -77,8 +77,11 @@ class IndexView:
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswer:
-    """What a peer said to a proposal. ``route`` and ``revision`` are of its header, if it sent one;
-    ``end`` and the rest describe its spool, if it disagrees."""
+    """The answer of a peer to a proposal.
+
+    ``route`` and ``revision`` are those of its header, if it sent one. ``fragment`` and ``registers``
+    describe its spool, if it disagrees.
+    """
 
     peer: ProcessId
     status: Status
@@ -88,7 +91,7 @@ class PeerAnswer:
     registers: LabelSet = EMPTY_LABELS
 
 
-# Facts. Those of a wait that ended otherwise come first: any of them may follow any effect that waits.
+# Events. Those of a wait that failed come first: any of them may follow any effect that waits.
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,35 +103,38 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """The caller is gone, or the broker stops: nobody wants the outcome of what is being waited for."""
+    """The caller is gone, or the broker stops: the outcome of the wait is of no use."""
 
     error: GazetteError
 
 
 @dataclass(frozen=True, slots=True)
 class Invalidated:
-    """The resolution that the wait is for has been superseded."""
+    """The resolution behind the wait has been superseded."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendFailed:
-    """A proposal or content did not get to all replicas. The pipeline is of no use any more."""
+    """A proposal or content did not reach all replicas. The pipeline is broken."""
 
     error: GazetteError
 
 
 @dataclass(frozen=True, slots=True)
 class GatherFailed:
-    """An answer did not come, or not in time. The pipeline is of no use any more."""
+    """An answer did not arrive, or not in time. The pipeline is broken."""
 
     error: GazetteError
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """``stored_routes`` are what etcd holds in each of the journal's assignments. ``same_replica``:
-    the local replica is the one whose pipeline is held, if one is held. ``same_members``: no assignment
-    was made again since that pipeline was built, behind which another replica may be."""
+    """A resolution of the journal.
+
+    ``stored_routes`` are those that etcd holds in each of the journal's assignments. ``same_replica``: the
+    local replica owns the pipeline that is held, if one is held. ``same_members``: no assignment was made
+    again since that pipeline was built. A new assignment may stand for another replica.
+    """
 
     status: Status
     route: Route
@@ -143,7 +149,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class PipelineTaken:
-    """``route`` is that of the pipeline, None if there is none or it is broken."""
+    """The pipeline was taken. ``route`` is the pipeline's, or None if there is no usable pipeline."""
 
     route: Route | None
     spool: SpoolView | None
@@ -157,14 +163,16 @@ class PipelineBuilt:
 
 @dataclass(frozen=True, slots=True)
 class SyncSent:
-    """``spool`` is the local one, after the proposal."""
+    """A proposal was sent. ``spool`` is the local one, after the proposal."""
 
     spool: SpoolView
 
 
 @dataclass(frozen=True, slots=True)
 class SyncAnswered:
-    """``error`` is that of the first peer which did not answer; ``answers`` are of the others."""
+    """Peers have answered. ``error`` is that of the first peer which did not;
+    ``answers`` are of the others.
+    """
 
     answers: tuple[PeerAnswer, ...]
     now: float
@@ -173,17 +181,24 @@ class SyncAnswered:
 
 @dataclass(frozen=True, slots=True)
 class EtcdWritten:
-    """A transaction was decided, for or against us; its result shows at ``revision`` or before."""
+    """An etcd transaction was decided, for or against this append. Its result
+    shows at ``revision`` or before.
+    """
 
     revision: Revision
 
 
 @dataclass(frozen=True, slots=True)
 class ReadinessSeen:
-    """``store_error`` is None while the store is healthy. ``expired``: the wait has lasted long enough.
-    ``known_head`` is what etcd says the journal reaches at least. ``admission`` is what the append's
-    session has to say. ``closed`` are the journal's registers if the last primary left in good order: then
-    nothing was acknowledged beyond the known head. Else None."""
+    """The state of index, store, known head and append session.
+
+    ``store_error`` is None while the store is healthy. ``expired``: the wait has lasted long enough.
+    ``known_head`` is the offset that the journal has reached at least, says etcd. ``admission`` is the
+    decision of the append's session ledger.
+
+    ``closed`` holds the journal's registers if the last primary left in good order. Then nothing was
+    acknowledged beyond the known head. Otherwise ``closed`` is None.
+    """
 
     refreshed: bool
     store_error: str | None
@@ -202,15 +217,16 @@ class RollSent:
 
 @dataclass(frozen=True, slots=True)
 class ContentRead:
-    """A message of the caller's stream. Empty content says: commit if the stream ends here."""
+    """A message of the caller's stream. Empty content means: commit if the stream ends here."""
 
     content: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded:
-    """The caller has closed its stream. ``next`` is what the spool would become, ``sum`` the SHA-1 of
-    this append's content alone."""
+    """The caller has closed its stream. ``next`` is the fragment that the spool would become. ``sum`` is
+    the SHA-1 of this append's content alone.
+    """
 
     next: Fragment
     sum: bytes
@@ -249,13 +265,13 @@ Event: TypeAlias = (
 )
 
 
-# Work. An effect that reports an event on success is the last of its step; the others report only
-# failure, which drops what follows them.
+# Effects. One that reports an event on success is the last of its step. The others report only failure,
+# which drops the effects after them.
 
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """Who serves the journal, as of ``min_revision`` or later. → Resolved."""
+    """Resolve the journal's route, as of ``min_revision`` or later. → Resolved."""
 
     min_revision: Revision
 
@@ -267,31 +283,31 @@ class TakePipeline:
 
 @dataclass(frozen=True, slots=True)
 class BuildPipeline:
-    """Replace the held pipeline by one of the resolved route, with peers that have all of our spool.
-    → PipelineBuilt, Invalidated; SyncAnswered if a peer cannot be brought up to it."""
+    """Replace the held pipeline by one of the resolved route, whose peers have the whole local spool. →
+    PipelineBuilt, Invalidated; SyncAnswered if a peer cannot be brought up to date.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class GiveBackPipeline:
-    """Give the held pipeline, or the lack of one, to whoever waits."""
+    """Give the held pipeline, or the lack of one, to the next append that waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class TearDownPipeline:
-    """Shut the held pipeline down on the side, and let whoever waits build another."""
+    """Shut the held pipeline down on the side, and let the next append build another."""
 
 
 @dataclass(frozen=True, slots=True)
 class BreakPipeline:
-    """The pipeline that was handed over is broken: its present holder and appends after this one
-    must fail too."""
+    """Break the pipeline that was handed over: its present holder and later appends must fail too."""
 
     error: GazetteError
 
 
 @dataclass(frozen=True, slots=True)
 class SendSync:
-    """Propose to all replicas. ``opening``: first proposal of the pipeline. → SyncSent, SendFailed."""
+    """Propose to all replicas. ``opening``: the pipeline's first proposal. → SyncSent, SendFailed."""
 
     proposal: Fragment
     registers: LabelSet
@@ -300,7 +316,7 @@ class SendSync:
 
 @dataclass(frozen=True, slots=True)
 class GatherSync:
-    """→ SyncAnswered; Invalidated if a peer failed, and is of another route meanwhile."""
+    """Gather the answers. → SyncAnswered; Invalidated if a peer failed and has since left the route."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +343,7 @@ class CheckReadiness:
 
 @dataclass(frozen=True, slots=True)
 class SendRoll:
-    """Propose to all replicas, who need not answer. → RollSent, SendFailed."""
+    """Propose to all replicas, which need not answer. → RollSent, SendFailed."""
 
     proposal: Fragment
     registers: LabelSet
@@ -335,12 +351,12 @@ class SendRoll:
 
 @dataclass(frozen=True, slots=True)
 class ReadContent:
-    """→ ContentRead, StreamEnded, StreamFailed."""
+    """Read the next message of the caller's stream. → ContentRead, StreamEnded, StreamFailed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendContent:
-    """→ SendFailed, or nothing."""
+    """Send content to all replicas. → SendFailed, or nothing."""
 
     content: bytes
     delta: int
@@ -356,12 +372,12 @@ class SendFinal:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Queue for the pipeline's answers, and give its sending half to whoever waits."""
+    """Queue for the pipeline's answers, and give its sending half to the next append that waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatherAcks:
-    """→ AcksGathered, GatherFailed."""
+    """Gather the answers to the final proposal. → AcksGathered, GatherFailed."""
 
 
 Effect: TypeAlias = (
@@ -386,7 +402,7 @@ Effect: TypeAlias = (
 
 
 class Ending(Enum):
-    """How an append ended. ``REFUSED`` has a status, ``FAILED`` an error."""
+    """The way in which an append ended. ``REFUSED`` has a status, ``FAILED`` an error."""
 
     COMMITTED = "committed"
     REFUSED = "refused"
@@ -398,9 +414,9 @@ class Ending(Enum):
 class Outcome:
     """The result of an append.
 
-    ``commit`` is the span of this append alone. ``uncertain``: its content was proposed for commit
-    and may be part of the journal although the append failed. ``context`` says where an error arose.
-    ``repeated``: ``commit`` is that of an earlier attempt of the same append.
+    ``commit`` is the span of this append alone. ``uncertain``: the content was proposed for commit, and may
+    be in the journal although the append failed. ``context`` says where an error arose. ``repeated``:
+    ``commit`` is that of an earlier attempt of the same append.
     """
 
     ending: Ending

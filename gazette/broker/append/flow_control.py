@@ -1,11 +1,10 @@
-"""How fast the content of appends may, and must, come. Token buckets in ticks; pure.
+"""Minimum and maximum rates of the content of appends. Token buckets in ticks; pure.
 
-A journal has one appender at a time, so that one who dawdles keeps all others waiting: below a minimum
-rate an append is aborted. And a journal may have a maximum rate, shared by all its appends: above it
-they are held back.
+A journal has one appender at a time, so a slow one keeps all others waiting. An append below a minimum rate
+is aborted. A journal may also have a maximum rate, shared by all its appends: above it they are held back.
 
-Time is given as ticks of a monotonic clock, and is never read here. Credit is counted in byte-ticks
-(bytes × ``TICKS_PER_S``), which makes every sum exact.
+Time is given as ticks of a monotonic clock, and is never read here. Credit is counted in byte-ticks (bytes ×
+``TICKS_PER_S``), which makes every sum exact.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from typing import Final
 
 TICKS_PER_S: Final = 1000
 BURST_S: Final = 1
-"""What a new replica has in credit, and a new append in patience: seconds' worth of its rate."""
+"""Initial credit of a replica, and initial patience of an append, in seconds' worth of its rate."""
 BANK_S: Final = 10
 """Credit that an idle journal may save up, in seconds' worth of its maximum rate."""
 
 
 def effective_rate_max(journal_rate: int, broker_rate: int) -> int:
-    """The lower of two rates, where zero is no limit. A broker's limit is for every journal."""
+    """Return the lower of two rates, where zero is no limit. A broker's limit is for every journal."""
     return (
         min(journal_rate, broker_rate)
         if journal_rate and broker_rate
@@ -31,10 +30,10 @@ def effective_rate_max(journal_rate: int, broker_rate: int) -> int:
 
 @dataclass(slots=True)
 class RateBalance:
-    """What a replica's appends may send now, under a maximum rate of ``rate`` bytes/s (0: no limit).
+    """The bytes that a replica's appends may send now, with at most ``rate`` bytes/s (0: no limit).
 
-    Appends may run into debt by their last chunk, whatever its size; the next chunk waits until it is
-    paid. Invariant: ``credit <= BANK_S × rate``, in byte-ticks.
+    Appends may run into debt by their last chunk, of any size. The next chunk waits until the debt is paid.
+    Invariant: ``credit <= BANK_S × rate``, in byte-ticks.
     """
 
     rate: int = 0
@@ -42,7 +41,7 @@ class RateBalance:
     _at: int | None = None
 
     def refill(self, rate: int, now: int) -> None:
-        """Let time pass up to tick ``now``, and take over ``rate``. Time that went back does not count."""
+        """Add the credit of the time up to tick ``now``, and adopt ``rate``. Ignore time that goes back."""
         if self._at is None or not self.rate:
             self.credit = BURST_S * rate * TICKS_PER_S
         else:
@@ -52,13 +51,13 @@ class RateBalance:
         self._at = now if self._at is None else max(now, self._at)
 
     def delay(self) -> int:
-        """Ticks until the next chunk may be taken; zero if it may be taken now."""
+        """Return the ticks until the next chunk may be taken; zero if it may be taken now."""
         if not self.rate or self.credit > 0:
             return 0
         return -self.credit // self.rate + 1
 
     def spend(self, length: int) -> None:
-        """Take a chunk."""
+        """Charge a chunk of ``length`` bytes."""
         if self.rate:
             self.credit -= length * TICKS_PER_S
 
@@ -67,8 +66,8 @@ class RateBalance:
 class AppendFlow:
     """The flow of one append, from its first wait for content on.
 
-    ``rate_min`` in bytes/s; zero asks for nothing. Only time spent waiting for the client counts
-    against it: not that in which we held it back, or waited for replicas ourselves.
+    ``rate_min`` is in bytes/s; zero means no minimum. Only time spent waiting for the client counts against
+    it. Time in which the broker held content back, or waited for replicas, does not.
     """
 
     balance: RateBalance
@@ -82,37 +81,37 @@ class AppendFlow:
         self._patience = BURST_S * self.rate_min * TICKS_PER_S
 
     def patience(self) -> int | None:
-        """Ticks that we wait for the next message; None if for ever."""
+        """Return the ticks to wait for the next message; None if for ever."""
         if not self.rate_min:
             return None
         return -(-self._patience // self.rate_min)
 
     def waited(self, ticks: int) -> bool:
-        """Whether the client is still fast enough, after we waited that long for it."""
+        """Count ``ticks`` of waiting. Return True if the client is still fast enough."""
         if not self.rate_min:
             return True
         self._patience -= self.rate_min * max(ticks, 0)
         return self._patience > 0
 
     def received(self, length: int) -> None:
-        """A message of that much content came."""
+        """Count a message with ``length`` bytes of content."""
         self.total_chunks += 1
         earned = self._patience + length * TICKS_PER_S
         self._patience = min(earned, BURST_S * self.rate_min * TICKS_PER_S)
 
     def unlimit(self) -> None:
-        """Hold nothing back any more: somebody waits for this append to end."""
+        """Hold nothing back any more: other appends wait for this one to end."""
         self.rate_max = 0
 
     def delay(self, now: int) -> int:
-        """Ticks for which a chunk that was received must wait before it is taken."""
+        """Return the ticks for which a received chunk must wait before it is taken."""
         if not self.rate_max:
             return 0
         self.balance.refill(self.rate_max, now)
         return self.balance.delay()
 
     def take(self, length: int, *, delayed: bool) -> None:
-        """A chunk goes on its way; ``delayed`` if it had to wait."""
+        """Count a chunk that goes on its way; ``delayed`` if it had to wait."""
         self.delayed_chunks += delayed
         if self.rate_max:
             self.balance.spend(length)

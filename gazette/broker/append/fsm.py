@@ -1,13 +1,13 @@
-"""Stage 4 of the byte path: takes an append from `broker/api/append` and decides, step by step, what is to be
-done; `broker/append/driver` does it, and content goes on to `pipeline` and `fragment/spool`.
+"""Stage 4 of the byte path: takes an append from `broker/api/append` and decides each next step.
+`broker/append/driver` performs the steps; content goes on to `pipeline` and `fragment/spool`.
 
-A pure state machine. Every append goes through it, including the zero-byte ones by which a primary
-keeps its replicas in step (`pulse`). In the common case it passes from RESOLVE to STREAM_CONTENT
-without waiting for anybody, and its only round trip to the replicas is that of its commit.
+A pure state machine. Every append passes through it, also the zero-byte appends by which a primary keeps its
+replicas in step (`pulse`). In the common case it goes from RESOLVE to STREAM_CONTENT without a wait. The only
+round trip to the replicas is then that of its commit.
 
-Holding the pipeline, synchronized under a route, is the exclusive right to append to the journal. The
-machine gives it up in exactly one of three ways: intact (``GiveBackPipeline``, ``HandOver``), or broken
-(``TearDownPipeline``).
+To hold the pipeline, synchronized under a route, is the exclusive right to append to the journal. The machine
+gives the pipeline up in exactly one of three ways. Two leave it intact (``GiveBackPipeline``, ``HandOver``);
+``TearDownPipeline`` is for a broken one.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _WAITING_FOR: Final = {
 
 @dataclass(slots=True)
 class AppendFSM:
-    """One append. ``start`` once, then ``step`` with what each effect reported, until ``outcome``.
+    """One append. Call ``start`` once, then ``step`` with the event of each effect, until ``outcome`` is set.
 
     Invariants: see ``_check``.
     """
@@ -100,27 +100,27 @@ class AppendFSM:
     terms: AppendTerms
     state: State = State.RESOLVE
     holds: bool = False
-    """We hold the sending half of the pipeline, or the lack of one."""
+    """This append holds the sending half of the pipeline, or the lack of one."""
     outcome: Outcome | None = None
     at: ev.Resolved | None = None
     """The last resolution."""
     read_through: Revision = 0
     roll_to: Offset = 0
-    """Where the next proposal must roll the spool to; 0 where it need not."""
+    """Offset to which the next proposal must roll the spool; 0 if it need not roll."""
 
     _spool: SpoolView | None = None
     _pipeline_route: Route | None = None
     _opening: bool = False
     _rounds: int = 0
     _registers: LabelSet = EMPTY_LABELS
-    """Of the next synchronization; while content comes in, of the commit."""
+    """The registers of the next synchronization. While content arrives: the registers of the commit."""
     _store_checks: int = 0
     _final_status: Status = Status.OK
     _begin: Offset = 0
     _length: int = 0
     _intent: bool = False
     _pending: Outcome | None = field(default=None)
-    """What this append ends as, once its roll-back or commit is acknowledged."""
+    """The outcome of this append once its roll-back or commit is acknowledged."""
 
     def start(self) -> tuple[Effect, ...]:
         try:
@@ -130,7 +130,7 @@ class AppendFSM:
         return self._resolve()
 
     def step(self, event: Event) -> tuple[Effect, ...]:
-        """What to do next. Empty: the append has ended, see ``outcome``."""
+        """Return the effects that ``event`` leads to. Empty: the append has ended, see ``outcome``."""
         if self.state is State.STREAM_CONTENT:
             return self._on_stream(event)
         match event:
@@ -141,7 +141,7 @@ class AppendFSM:
             case ev.SendFailed(error):
                 return self._fail(error, broken=True)
             case ev.Invalidated() if self.state is State.RECV_PIPELINE_SYNC:
-                # A peer that we were waiting for has lost its lease. Nothing was proposed for commit.
+                # The peer that this append waited for has lost its lease. Nothing was proposed for commit.
                 self._let_go()
                 return (ev.TearDownPipeline(), *self._resolve())
             case ev.Invalidated():
@@ -224,7 +224,7 @@ class AppendFSM:
         except GazetteError as error:
             return self._fail(error, broken=True)
         if verdict.read_through:
-            # The peer that knows better has closed its stream, so that this comes before a roll.
+            # The peer that knows a later route has closed its stream, so a roll cannot come first.
             self.read_through = max(self.read_through, verdict.read_through)
             self._let_go()
             return (ev.TearDownPipeline(), *self._resolve())
@@ -238,7 +238,7 @@ class AppendFSM:
         return self._send_sync(event.now)
 
     def _on_catch_up_failed(self, event: ev.SyncAnswered) -> tuple[Effect, ...]:
-        """Go on by a route that a peer knows better, or fail. Our spool is as it was."""
+        """Continue with the later route that a peer knows, or fail. The local spool is unchanged."""
         ours = Fragment(journal=self.terms.journal, begin=0, end=0)
         try:
             verdict = judge_sync(event.answers, self._where, ours, event.error)
@@ -261,14 +261,14 @@ class AppendFSM:
         at = self._where
         self.state = State.AWAIT_DESIRED_REPLICAS
         if len(at.route.members) > at.desired_replication:
-            # The allocator is about to remove somebody, possibly the primary: wait for that.
+            # The allocator is about to remove a replica, possibly the primary: wait for that.
             self.read_through = at.revision + 1
             return self._resolve()
         if len(at.route.members) < at.desired_replication:
             if self.holds and self._held.fragment.length:
                 # Too few brokers hold these bytes: complete the fragment, so that it is uploaded now.
                 self.roll_to = self._held.fragment.end
-                return self._resync(now=0.0)  # It rolls whatever the time.
+                return self._resync(now=0.0)  # `roll_to` is set: the time does not matter.
             return self._refuse(Status.INSUFFICIENT_JOURNAL_BROKERS)
         if not at.is_primary:
             self.state = State.PROXY
@@ -308,12 +308,12 @@ class AppendFSM:
             self.roll_to = resume_at
             return self._resync(seen.now)
         if head > max(end, index.end) and not spec.fragment.stores:
-            # No store could ever have them: what is lost is known to be, and offsets are not used again.
+            # No store could ever hold the missing bytes: they are lost. Never use their offsets again.
             self.roll_to = head
             return self._resync(seen.now)
         if end != head and terms.offset is None and spec.may_write:
             if seen.closed is not None and index.end >= seen.known_head:
-                # Its last primary left in good order, and stores have all that was acknowledged.
+                # The last primary left in good order, and stores have all that was acknowledged.
                 self.roll_to = head
                 return self._resync(seen.now, seen.closed)
             reason = ""
@@ -328,7 +328,7 @@ class AppendFSM:
         return self._check_suspension(seen)
 
     def _resync(self, now: float, registers: LabelSet | None = None) -> tuple[Effect, ...]:
-        """Synchronize again, with these registers (default: those of the spool)."""
+        """Synchronize again, with ``registers`` (default: those of the spool)."""
         self._rounds = 0
         self._registers = self._held.registers if registers is None else registers
         return self._send_sync(now)
@@ -353,8 +353,8 @@ class AppendFSM:
                 return self._put_suspend(SuspendLevel.FULL, end)
             self._final_status = Status.SUSPENDED
         if self._held.fragment.begin == index.begin:
-            # The journal's very first append becomes a fragment by itself, which later tells a journal
-            # that lost its fragments from one that never had any.
+            # The journal's very first append becomes a fragment of its own. That fragment later tells apart a
+            # journal that lost its fragments and one that never had any.
             self.roll_to = end
         return self._begin_stream(seen.now)
 
@@ -429,7 +429,7 @@ class AppendFSM:
 
     def _finish_stream(self, proposal: Fragment, registers: LabelSet) -> tuple[Effect, ...]:
         self.state = State.READ_ACKNOWLEDGEMENTS
-        self._let_go()  # By the time of the next event, unless that is of SendFinal.
+        self._let_go()  # `HandOver` gives it up before the next event, unless `SendFinal` fails.
         return (ev.SendFinal(proposal, registers), ev.HandOver(), ev.GatherAcks())
 
     # Acknowledgements, and endings.
@@ -452,7 +452,7 @@ class AppendFSM:
         return (ev.BreakPipeline(error),)
 
     def _end_unacknowledged(self, error: GazetteError) -> None:
-        """The commit may be durable somewhere; of a roll-back, its own reason is what to tell."""
+        """End as uncertain if a commit was proposed. A roll-back ends with its own reason."""
         pending = self._pending
         self.state = State.ERROR
         if pending is None or pending.commit is not None:
@@ -485,17 +485,17 @@ class AppendFSM:
         return (ev.TearDownPipeline() if broken else ev.GiveBackPipeline(),)
 
     def _end_as_before(self, commit: Fragment) -> tuple[Effect, ...]:
-        """End as the earlier attempt of this append has, which committed."""
+        """End with the commit of an earlier attempt of this append."""
         outcome = Outcome(Ending.COMMITTED, Status.OK, commit, self._held.registers, repeated=True)
         effects = self._end(outcome)
         self.state = State.FINISHED
         return effects
 
     def _let_go(self) -> None:
-        """The pipeline is no longer ours, and what we knew of its spool may change at once."""
+        """Forget the pipeline and its spool, which another append may change at once."""
         self.holds, self._pipeline_route, self._spool, self.roll_to = False, None, None, 0
 
-    # What must be there in the states that use it.
+    # Accessors of values that are set in the states that use them.
 
     @property
     def _where(self) -> ev.Resolved:

@@ -1,4 +1,4 @@
-"""How long a caller may keep an append waiting: a deadline that tells the caller's pauses from our own."""
+"""The deadline of a caller that keeps an append waiting. It excludes pauses of the broker's own loop."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from types import TracebackType
 from typing import Final, Self
 
 _LATE_S: Final = 0.05
-"""A timer that is later than this tells that the loop stood still, as on a machine with too much to do."""
+"""Lateness of a timer, in seconds, above which the event loop itself stood still."""
 _GRACE_S: Final = 0.25
-"""How long we then look at what came meanwhile before it is the caller who is late."""
+"""Seconds that the caller then gets in addition: its data may already be queued."""
 
 
 class Patience:
     """Raises ``TimeoutError`` out of its block after ``seconds``; None: never.
 
-    Not if the loop stood still when it was due: whatever came in that time was there, and nobody looked.
-    Then the caller gets a little more, and ``stalled`` says that nothing can be told of how fast it is. An
-    append that was broken off for it would fail for good, as its outcome is unknown.
+    If the event loop itself stood still when the time was up, it allows `_GRACE_S` more: data may already be
+    queued. ``stalled`` then says that the caller's speed is not known. Without the grace an append would fail
+    for good, as its outcome would be unknown.
     """
 
     def __init__(self, seconds: float | None) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for something that may be overtaken by something else."""
+"""Waits that end early when the reason for them is superseded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class Superseded(Exception):
-    """What the wait was for is no longer wanted: ``invalidated`` was set first."""
+    """Raised when ``invalidated`` is set first: the result of the wait is no longer wanted."""
 
 
 async def take_unless(baton: Mutex[T], invalidated: asyncio.Event) -> T:
-    """Take from ``baton``, unless ``invalidated`` is set before; then raise ``Superseded``.
+    """Take from ``baton``. Raise ``Superseded`` if ``invalidated`` is set first.
 
     Raises ``Closed`` as ``Mutex.take`` does. Cancellation: nothing was taken.
     """
@@ -40,15 +40,15 @@ async def take_unless(baton: Mutex[T], invalidated: asyncio.Event) -> T:
             raise Superseded
         return taken.pop()
     finally:
-        # It may have come in the very moment in which we were cancelled or overtaken.
+        # The value may have arrived at the very moment of the cancellation or of the invalidation.
         if taken:
             baton.give(taken.pop())
 
 
 async def changed(invalidated: asyncio.Event, *changes: Awaitable[object]) -> None:
-    """Return when one of ``changes`` has come about; raise ``Superseded`` if ``invalidated`` is set.
+    """Return when the first of ``changes`` is done. Raise ``Superseded`` if ``invalidated`` is set.
 
-    Raises what the first of them raises. The others are cancelled. Cancellation: so are all.
+    Raises the error of that change. The others are cancelled. Cancellation cancels all of them.
     """
     async with TaskScope("changed") as scope:
         waits = {scope.spawn(_wait(invalidated), name="invalidated")}

@@ -1,7 +1,7 @@
-"""What an append has to have before it may wait for its journal's pipeline, and how many may wait.
+"""The line of appends that wait for a journal's pipeline, and what each must have before it may wait.
 
-A journal has one appender at a time. An append that took its turn and then waited for its client would
-delay all behind it. So its content is read ahead first: to its end, or `AHEAD_BYTES` of it.
+A journal has one appender at a time. An append that took its turn and then waited for its client would delay
+all appends behind it. So its content is read ahead first: to its end, or `AHEAD_BYTES` of it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from gazette.client.rpc.errors import TOO_SLOW
 from gazette.errors import Broken, GazetteError, Unavailable
 
 AHEAD_BYTES: Final = 1 << 18
-"""Whoever wants to hold up a journal for a second has to send as much."""
+"""Bytes that are read ahead. A client must send as many before it can hold up a journal."""
 AHEAD_S: Final = 10.0
-"""Time to send it; more if the minimum rate of appends asks for less."""
+"""Seconds in which to send them; more if the minimum rate of appends allows more."""
 _AHEAD_CHUNKS: Final = 4_096
 WAITING_MAX: Final = 512
 WAITING_BYTES_MAX: Final = 64 << 20
@@ -28,7 +28,7 @@ class ContentSource(Protocol):
     """The caller's stream, after its opening message."""
 
     async def next(self) -> bytes | None:
-        """The next chunk: empty for the intent to commit, None at the end.
+        """Return the next chunk: empty for the intent to commit, None at the end.
 
         Raises ``Invalid`` for a message that is no chunk. Cancellation: the stream is not used again.
         """
@@ -36,7 +36,7 @@ class ContentSource(Protocol):
 
 
 class ContentAhead:
-    """A caller's stream, of which a part may have been read before it is asked for."""
+    """A caller's stream, of which a part may have been read ahead."""
 
     def __init__(self, source: ContentSource) -> None:
         self._source = source
@@ -48,8 +48,9 @@ class ContentAhead:
     async def read_ahead(self, rate_min: int) -> None:
         """Read to the end of the stream, or `AHEAD_BYTES` of it. May be repeated.
 
-        What is wrong with the stream is raised by ``next`` in its place. Raises ``Broken`` if the caller
-        takes longer than `AHEAD_S`, or than ``rate_min`` bytes/s (0: no limit). Cancellation: as ``next``.
+        An error of the stream is kept, and ``next`` raises it in its place. Raises ``Broken`` if
+        the caller takes longer than `AHEAD_S`, or than ``rate_min`` bytes/s allows (0: no
+        limit). Cancellation: as ``next``.
         """
         try:
             async with Patience(max(AHEAD_S, AHEAD_BYTES / rate_min) if rate_min else None):
@@ -63,7 +64,7 @@ class ContentAhead:
             self._error = error
 
     async def next(self) -> bytes | None:
-        """See ``ContentSource``."""
+        """Return the next chunk, as ``ContentSource.next`` does."""
         if self._ahead:
             chunk = self._ahead.popleft()
             self.held -= len(chunk or b"")
@@ -79,14 +80,14 @@ class ContentAhead:
 
 
 class Line:
-    """The appends of one journal that wait here, or for the pipeline. Pulses are not among them."""
+    """The appends of one journal that wait here or for the pipeline. Pulses are not counted."""
 
     def __init__(self) -> None:
         self._waiting: dict[ContentAhead, None] = {}
 
     @contextmanager
     def wait(self, content: ContentAhead) -> Iterator[None]:
-        """Be counted while an append waits. Raises ``Unavailable`` if as many wait as may."""
+        """Count an append while it waits. Raise ``Unavailable`` if the line is full."""
         held = sum(one.held for one in self._waiting)
         if len(self._waiting) >= WAITING_MAX or held >= WAITING_BYTES_MAX:
             raise Unavailable(

@@ -1,4 +1,4 @@
-"""Rules by which an append judges what it is told: answers of peers, the index, the specification."""
+"""Rules by which an append judges the answers of peers, the index and the specification."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from gazette.protocol.status import Status
 
 _SECOND_NS: Final = 1_000_000_000
 _DIRTY_FOR_DEFAULT_S: Final = 24 * 3600
-"""How long new content keeps a journal without a flush interval from being suspended."""
+"""Seconds for which new content keeps a journal without a flush interval from being suspended."""
 REGISTERS_BYTES_MAX: Final = 1 << 16
-"""Limit of a journal's registers, encoded. Each proposal to a replica carries all of them."""
+"""Limit of a journal's registers, in encoded bytes. Each proposal to a replica carries all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncVerdict:
-    """What the answers to a synchronizing proposal ask for; nothing, if all peers agree.
+    """The consequence of the answers to a synchronizing proposal; nothing, if all peers agree.
 
-    ``read_through`` (0: none) is a revision at which another route is in force. ``roll_to`` (None: no
-    need) is where the spool must go on, with ``registers`` if a peer's are newer than ours.
+    ``read_through`` (0: none) is a revision at which another route is in force. ``roll_to`` is the
+    offset at which the spool must go on (None: no need). Then ``registers`` are set if a peer's
+    are newer than the local ones.
     """
 
     read_through: Revision = 0
@@ -40,8 +41,8 @@ def judge_sync(
 ) -> SyncVerdict:
     """Judge the answers to the proposal of ``ours``; ``error`` is of a peer that did not answer.
 
-    A route that we do not know yet comes before everything: under it, other peers will be asked.
-    Raises ``error``, or ``Broken`` for an answer that no replica in its right mind gives.
+    A route that this broker does not know yet comes first: under it, other peers will be asked. Raises
+    ``error``, or ``Broken`` for an answer that no correct replica gives.
     """
     read_through: Revision = 0
     roll_to: Offset | None = None
@@ -56,7 +57,7 @@ def judge_sync(
                     roll_to, registers = theirs.end, answer.registers
                 continue
             if theirs.end == ours.end and not theirs.length:
-                # It missed the beginning of our fragment: complete it, and go on from its end.
+                # It lacks the beginning of our fragment: complete the fragment, and go on from its end.
                 roll_to = theirs.end if roll_to is None else roll_to
                 continue
         elif answer.revision > at.revision and not _same_route(answer, at):
@@ -75,19 +76,19 @@ def _same_route(answer: PeerAnswer, at: Resolved) -> bool:
 
 
 def unexpected_answer(answer: PeerAnswer) -> GazetteError:
-    """The error of an answer that leaves nothing to be done with this pipeline."""
+    """Return the error of an answer that makes the pipeline useless."""
     facts = {} if answer.fragment is None else {"fragment": answer.fragment.content_name()}
     return Broken(f"recv from {answer.peer}: unexpected {answer.status.name}", **facts)
 
 
 def is_dirty(index: IndexView, spec: JournalSpec, now: float) -> bool:
-    """Whether the journal's newest content is held by brokers only, or was until lately."""
+    """Return True if only brokers hold the journal's newest content, or did until lately."""
     settled_s = spec.fragment.flush_interval_ns // _SECOND_NS or _DIRTY_FOR_DEFAULT_S
     return index.newest_mod_time == 0 or index.newest_mod_time > now - settled_s
 
 
 def resume_offset(spec: JournalSpec) -> Offset:
-    """Where a journal that was suspended goes on; 0 if it never was."""
+    """Return the offset at which a suspended journal goes on; 0 if it never was suspended."""
     return 0 if spec.suspend is None else spec.suspend.offset
 
 

@@ -1,17 +1,17 @@
-"""What a journal's primary remembers of append sessions, to refuse late copies of their appends.
+"""A primary's memory of append sessions, by which it refuses late copies of their appends.
 
 A session begins an append when the one before has succeeded. So, while the ledger is complete:
 
-- a lower sequence than the session's last is of a late copy: refused;
-- the last sequence, and it has committed: the same append again, which gets the same answer;
-- the last sequence, not committed as far as is known, or a greater one: it goes on.
+- a lower sequence than the session's last is a late copy: it is refused;
+- the last sequence, known as committed, is a repeated append: it gets the same answer;
+- the last sequence, not known as committed, goes on, as does a greater one.
 
-A session that the ledger does not know may have been here before, at another primary or before it was
-forgotten. Its append goes on if it names this ledger: it was begun after the ledger was, and nothing has
-been forgotten since. Otherwise it is refused with the name of the ledger. A live client repeats it with
-that name at once; a late copy never names a ledger that is younger than itself.
+The ledger may not know a session that was here before. It was then at another primary, or is forgotten. Its
+append goes on if it names this ledger: the append then began later than the ledger, and no session has been
+forgotten since. Otherwise it is refused with the name of the ledger. A live client repeats it with that name
+at once. A late copy never names a ledger that is younger than the copy.
 
-A ledger is of one *tenure*, the revision at which its broker became primary of the journal. It has two
+A ledger belongs to one *tenure*, the revision at which its broker became primary of the journal. It has two
 *generations*: when the newer is full, the older is forgotten.
 """
 
@@ -31,7 +31,7 @@ GENERATION_SESSIONS: Final = 1024
 
 @dataclass(slots=True)
 class _Last:
-    """The last append of a session. ``commit`` is None unless it is known to have committed."""
+    """The last append of a session. ``commit`` is None unless the append is known to have committed."""
 
     sequence: int
     commit: Fragment | None = None
@@ -39,8 +39,9 @@ class _Last:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Whether an append goes on. It does not if there is a ``refusal``, or a ``commit``: then the same
-    append has been committed as that."""
+    """The decision about an append: it goes on unless ``refusal`` or ``commit`` is set. ``commit`` is that
+    of an earlier attempt of the same append.
+    """
 
     refusal: Conflict | None = None
     commit: Fragment | None = None
@@ -50,7 +51,9 @@ ADMITTED: Final = Admission()
 
 
 class SessionLedger:
-    """The sessions of one journal. Asked while the journal's pipeline is held: one append at a time."""
+    """The sessions of one journal. Use it only while you hold the journal's
+    pipeline: one append at a time.
+    """
 
     __slots__ = ("_generation", "_newer", "_older", "_tenure")
 
@@ -74,7 +77,7 @@ class SessionLedger:
             return Admission(
                 Conflict(
                     "the append's session is not known to this primary of the journal",
-                    hint="The client repeats it, with the ledger that it is told.",
+                    hint="No action: the client library repeats the append with this ledger.",
                     ledger=self.name,
                 )
             )
@@ -92,7 +95,7 @@ class SessionLedger:
         return ADMITTED
 
     def committed(self, append: SessionAppend, tenure: Revision, commit: Fragment) -> None:
-        """Note that an append which was admitted has committed."""
+        """Record that an admitted append has committed."""
         last = self._newer.get(append.session) or self._older.get(append.session)
         if tenure == self._tenure and last is not None and last.sequence == append.sequence:
             last.commit = commit
@@ -105,5 +108,5 @@ class SessionLedger:
             self._generation += 1
 
     def _is_complete_since(self, ledger: str) -> bool:
-        """Whether no session has been forgotten since ``ledger`` was this ledger's name."""
+        """Return True if no session has been forgotten since ``ledger`` was this ledger's name."""
         return ledger in (self.name, f"{self._tenure}.{self._generation - 1}")

@@ -1,8 +1,8 @@
-"""Stages 3 and 5 of the byte path: the messages that carry an append's content, without detours.
+"""Stages 3 and 5 of the byte path: fast codecs of the messages that carry an append's content.
 
-As `client/rpc/wire` does for what clients send and receive, this is for the broker's side of Append and
-for Replicate: a chunk's content is copied once on its way in and once on its way out. Every other
-message, and every chunk that is not in its plain form, takes the generated path.
+`client/rpc/wire` does the same for clients. This module serves the broker's side of Append and of Replicate.
+A chunk's content is copied once on its way in and once on its way out. Every other message takes the
+generated path, as does a chunk that is not in its plain form.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ReplicateMessage: TypeAlias = ReplicateContent | broker_pb2.ReplicateRequest
 
 
 def decode_append(data: bytes) -> AppendMessage:
-    """Deserializer of the Append call."""
+    """Decode a message of the Append call."""
     if not data:
         return data
     if data[0] == _CONTENT:
@@ -44,7 +44,7 @@ def decode_append(data: bytes) -> AppendMessage:
 
 
 def decode_replicate(data: bytes) -> ReplicateMessage:
-    """Deserializer of the Replicate call."""
+    """Decode a message of the Replicate call."""
     try:
         if data[0] == _CONTENT:
             length, at = _read_varint(data, 1)
@@ -61,7 +61,7 @@ def decode_replicate(data: bytes) -> ReplicateMessage:
 
 
 def replicate_content(content: bytes, delta: int) -> bytes:
-    """The wire form of a ReplicateRequest with that content, which must not be empty."""
+    """Return the wire form of a ReplicateRequest with that content, which must not be empty."""
     assert content, "a ReplicateRequest without content is a proposal"
     parts = [_CONTENT_TAG, _varint(len(content)), content]
     if delta:
@@ -79,7 +79,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The varint at ``at``, and where it ends. Raises ``IndexError`` if it is cut or too long."""
+    """Return the varint at ``at``, and where it ends. Raise ``IndexError`` if it is cut or too long."""
     value = shift = 0
     while shift < 63:
         byte = data[at]

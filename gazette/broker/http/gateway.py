@@ -1,11 +1,11 @@
 """Journals over HTTP: GET and HEAD read, PUT appends.
 
-Every request becomes a call of the broker's own gRPC service, with the ``Authorization`` header of the
-request: so it is authenticated, routed and proxied exactly as a gRPC client's is.
+Each request becomes a call of the broker's own gRPC service, with the ``Authorization`` header of the
+request. So it is authenticated, routed and proxied exactly as a gRPC client's is.
 
-A GET without a ``Range`` is answered as the original does: 206, with a range that has no known end.
-With one it is what HTTP calls a part of the whole, of as many bytes as its ``Content-Length`` says. A
-body that ends in good order is whole: what fails on its way is cut off without its end.
+A GET without a ``Range`` is answered as the original does: 206, with a range that has no known end. With a
+``Range``, the answer is a part of the whole, as HTTP defines it, with a ``Content-Length``. A body that ends
+in good order is whole. A body that fails on its way is cut off without its end.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ _GRPC_CODES: Final = {
     grpc.StatusCode.CANCELLED: 408,
 }
 _HEADERS_OF: Final[Mapping[int, Mapping[str, str]]] = {401: CHALLENGE, 503: {"Retry-After": "1"}}
-"""Of refusals by an error. Those by a status may last."""
+"""Headers of refusals by an error. Refusals by a status may last, and have none of these."""
 _AUTHORIZATION_MAX: Final = 7_168
-"""Bytes. gRPC refuses metadata above 8 KiB at random, and some are its own."""
+"""Bytes. gRPC refuses metadata above 8 KiB at random, and some metadata is its own."""
 _CONDITIONS: Final = ("if-match", "if-none-match", "if-range")
 _NOT_FOR_APPENDS: Final = ("content-range", "if-none-match", "if-unmodified-since")
 
@@ -82,8 +82,8 @@ _NOT_FOR_APPENDS: Final = ("content-range", "if-none-match", "if-unmodified-sinc
 class Loopback:
     """The broker's own gRPC service: ``read`` and ``append`` as of ``client.channel.BytePath``.
 
-    ``http_endpoints`` are of the members of a route, by the endpoints that the route has.
-    ``created`` gives the revision at which a journal was created; 0: it is not known here.
+    ``http_endpoints`` returns the HTTP endpoints of a route's members, by the endpoints of the route.
+    ``created`` returns the revision at which a journal was created; 0 if it is not known here.
     """
 
     read: Callable[..., Any]
@@ -93,7 +93,7 @@ class Loopback:
 
 
 class HttpGateway:
-    """The handler of every path that is a journal's name. ``loopback`` is asked for each request."""
+    """The handler of all paths that name a journal. ``loopback`` is called for each request."""
 
     def __init__(self, loopback: Callable[[], Loopback], allow_origins: Sequence[str] = ()) -> None:
         self._loopback = loopback
@@ -128,10 +128,10 @@ class HttpGateway:
 
     async def _append(self, request: Request) -> Response:
         if request.url.query:
-            raise Invalid(f"unexpected query of an append ({request.url.query})")
+            raise Invalid(f"an append takes no query ({request.url.query})")
         for name in _NOT_FOR_APPENDS:
             if name in request.headers:
-                raise Invalid(f"header {name} has no meaning for an append")
+                raise Invalid(f"an append takes no header {name}")
         opening = broker_pb2.AppendRequest(journal=journal_of(request))
         validate_append_request_opening(opening)
         loopback = self._loopback()
@@ -177,12 +177,12 @@ class _Read:
     async def respond(self) -> Response:
         request, asked = self._request, self._asked
         try:
-            # Ranges have a meaning for GET only.
+            # Only GET gives ranges a meaning.
             wanted = parse_range(request.headers.get("range")) if request.method == "GET" else None
         except Unsatisfiable as error:
             return _text(str(error), 416)
         if wanted is not None and "offset" in request.query_params:
-            raise Invalid("an offset and a Range ask for two things: give one of them")
+            raise Invalid("give either the argument offset or the header Range, not both")
         conditional = any(name in request.headers for name in _CONDITIONS)
         if conditional or (wanted is not None and wanted.suffix is not None):
             answer = await self._settle(wanted)
@@ -202,10 +202,10 @@ class _Read:
         end = None
         if wanted is not None and (wanted.end is not None or not asked.block):
             end = _end_of(wanted, first.write_head, block=asked.block)
-            if first.offset >= end:  # The bytes asked for are gone; later ones are there.
+            if first.offset >= end:  # The bytes asked for are gone; later ones exist.
                 call.cancel()
                 headers["Content-Range"] = f"bytes */{first.write_head}"
-                return _text("no byte of the range is there any more", 416, headers)
+                return _text("no byte of the range exists any more", 416, headers)
             total = first.write_head if end <= first.write_head else "*"
             headers["Content-Range"] = f"bytes {first.offset}-{end - 1}/{total}"
             headers["Content-Length"] = str(end - first.offset)
@@ -214,7 +214,9 @@ class _Read:
         return StreamedBody(body_parts, 206, headers)
 
     async def _settle(self, wanted: ByteRange | None) -> ByteRange | Response | None:
-        """Check the conditions against the journal as it is now, and place a suffix."""
+        """Check the conditions against the journal as it is now. Return the range with a suffix resolved
+        to offsets, or the response to give instead.
+        """
         request = self._request
         peek = broker_pb2.ReadRequest(journal=self._asked.journal, offset=-1, metadata_only=True)
         call, _, first = await self._start(peek)
@@ -246,7 +248,7 @@ class _Read:
             return wanted
         if not wanted.suffix or not now.head:
             headers["Content-Range"] = f"bytes */{now.head}"
-            return _text("there is no last byte", 416, headers)
+            return _text("the range has no bytes", 416, headers)
         begin = max(0, now.head - wanted.suffix)
         return ByteRange(begin, None if self._asked.block else now.head - 1)
 
@@ -283,7 +285,7 @@ class _Read:
 
 
 def _end_of(wanted: ByteRange, head: int, *, block: bool) -> int:
-    """Where the body ends: at the head as it was when the body began, unless we are to wait."""
+    """Return the end of the body: the head as it was when the body began, unless the read blocks."""
     if wanted.end is None:
         return head
     return wanted.end if block else min(wanted.end, head)
@@ -292,9 +294,9 @@ def _end_of(wanted: ByteRange, head: int, *, block: bool) -> int:
 async def _body(
     call: Any, messages: Any, offset: int, end: int | None, *, endless: bool
 ) -> AsyncIterator[bytes]:
-    """The content, up to ``end`` or the head. Raises ``Broken`` if the read ends before that.
+    """Yield the content, up to ``end`` or the head. Raise ``Broken`` if the read ends before that.
 
-    A read that waits at the head (``endless``) ends whenever the broker ends it.
+    A read that waits at the head (``endless``) ends when the broker ends it.
     """
     try:
         async for message in messages:
@@ -335,7 +337,7 @@ async def _write_body(
 
 
 def parse_read(request: Request) -> broker_pb2.ReadRequest:
-    """The read that a GET or HEAD asks for. Raises ``Invalid``."""
+    """Return the read that a GET or HEAD asks for. Raise ``Invalid`` for arguments that are not valid."""
     arguments: dict[str, str] = {}
     for name, value in parse_qsl(request.url.query, keep_blank_values=True):
         if name not in ("offset", "block"):
@@ -367,9 +369,9 @@ def journal_of(request: Request) -> str:
 
 
 def authorization(request: Request) -> tuple[tuple[str, str], ...]:
-    """Call metadata with the credentials of the request, whatever they are worth.
+    """Return call metadata with the credentials of the request, not verified yet.
 
-    Raises ``NotAllowed`` for what call metadata cannot carry.
+    Raises ``NotAllowed`` for a header that call metadata cannot carry.
     """
     value = request.headers.get("authorization")
     if not value:
@@ -382,14 +384,14 @@ def authorization(request: Request) -> tuple[tuple[str, str], ...]:
 
 
 def _one_tag(condition: str) -> EntityTag:
-    """The tag of a conditional append. Raises ``Invalid``."""
+    """Return the tag of a conditional append. Raise ``Invalid`` unless there is exactly one."""
     tags = parse_tags(condition)
     if len(tags) != 1 or str(tags[0]) != condition:
         raise Invalid(f"invalid If-Match ({condition}; expected one ETag of this journal, or *)")
     if not tags[0].head:
         raise Invalid(
             "an append to an empty journal cannot be conditional on its ETag",
-            hint="Offset 0 means none was given: condition the append on a register instead.",
+            hint="The protocol takes offset 0 for no offset: condition the append on a register instead.",
         )
     return tags[0]
 
@@ -401,7 +403,7 @@ def _route_of(header: broker_pb2.Header, loopback: Loopback, request: Request) -
 
 
 def _head_only(code: int, headers: dict[str, str]) -> Response:
-    """The headers of a GET, which does not know its length either: zero would be a wrong one."""
+    """Return the headers of a GET without its length, which is not known: zero would be wrong."""
     response = Response(status_code=code, headers=headers, media_type="application/octet-stream")
     del response.headers["content-length"]
     return response

@@ -1,4 +1,4 @@
-"""The headers by which a journal's place, fragments and offsets are told over HTTP."""
+"""The HTTP headers of a journal's place, fragments and offsets."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ EXPOSED: Final = (
     "X-Commit-SHA1-Sum, X-Fragment-Last-Modified, X-Fragment-Location, X-Fragment-Name, "
     "X-Route-Token, X-Write-Head"
 )
-"""What pages of other origins may see of a response."""
+"""The response headers that pages of other origins may see."""
 
 
 def read_headers(response: broker_pb2.ReadResponse) -> dict[str, str]:
-    """Return those of the first response to a read.
+    """Return the headers of the first response to a read.
 
-    The range of content is the original's: it has no end that is known. Where there is nothing at the
-    offset, it says how far the journal reaches. A journal that is not served has no head either.
+    The range of content is that of the original: its end is not known. Without content at the offset, the
+    range says how far the journal reaches. A journal that is not served has no head.
     """
     status = Status.from_pb(response.status)
     if status is Status.OK:
@@ -60,10 +60,10 @@ def append_headers(commit: Fragment) -> dict[str, str]:
 
 
 def route_headers(route: Route, http_endpoints: Mapping[str, str], path: str) -> dict[str, str]:
-    """``X-Route-Token``, and as ``Location`` where the journal's primary has it.
+    """Return ``X-Route-Token``, and as ``Location`` the URL of the journal at its primary.
 
-    ``http_endpoints`` gives the HTTP endpoints of brokers that serve HTTP elsewhere than where they
-    are known by. One that listens on a unix socket has no location that a client could follow.
+    ``http_endpoints`` maps gRPC endpoints of brokers to their HTTP endpoints, where these differ. A broker
+    that listens on a unix socket has no location that a client could follow.
     """
     headers = {"X-Route-Token": route_token(route)}
     if endpoint := route.primary_endpoint:
@@ -74,7 +74,7 @@ def route_headers(route: Route, http_endpoints: Mapping[str, str], path: str) ->
 
 
 def route_token(route: Route) -> str:
-    """A route in the compact text form of protobuf."""
+    """Return a route in the compact text form of protobuf."""
     parts = [
         f"members:<zone:{_quoted(member.zone)} suffix:{_quoted(member.suffix)} >"
         for member in route.members
@@ -86,7 +86,7 @@ def route_token(route: Route) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string of the text form: octal escapes for what is not ASCII, which headers cannot have."""
+    """Return a string of the text form. Headers must be ASCII: other bytes become octal escapes."""
     out: list[str] = []
     for byte in text.encode():
         char = chr(byte)

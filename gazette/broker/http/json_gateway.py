@@ -1,6 +1,6 @@
 """POST /v1/journals/{list,read}: the calls of the same names, with JSON for messages.
 
-Responses are lines of ``{"result": …}``, and of ``{"error": …}`` at the end if the call failed.
+Responses are lines of ``{"result": …}``. A failed call ends with a line of ``{"error": …}``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Method = Callable[..., Any]
 def json_routes(
     allow_origins: Sequence[str], list_method: Callable[[], Method], read: Callable[[], Method]
 ) -> list[Route]:
-    """The routes. The callables give the methods of the broker's own service, for each request."""
+    """Return the routes. For each request, the callables give the methods of the broker's own service."""
     cors = Cors(allow_origins)
 
     def route(path: str, method: Callable[[], Method], new_request: Callable[[], Message]) -> Route:

@@ -1,8 +1,8 @@
-"""Which bytes of a journal an HTTP request asks for, and under which conditions.
+"""The bytes of a journal that an HTTP request asks for, and its conditions.
 
-A journal only grows, and the bytes at an offset never change. So a range of HTTP is a range of
-offsets, and the size of the whole is the head of the journal as of the response. An entity tag names a
-creation of the journal and the head it had: a later head has the same bytes before it.
+A journal only grows, and the bytes at an offset never change. So a range of HTTP is a range of offsets. The
+size of the whole is the head of the journal as of the response. An entity tag names a creation of the journal
+and the head it had: a later head has the same bytes before it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Final
 MAX_OFFSET: Final = (1 << 63) - 1
 
 _DIGITS_MAX: Final = 100
-"""More are not converted: that takes time that grows with their square."""
+"""Digits of a number that are converted: the time to convert more grows with their square."""
 _SPEC: Final = re.compile(r"[ \t]*(?:([0-9]+)-([0-9]*)|-([0-9]+))[ \t]*")
 _TAG: Final = re.compile(r'"([0-9a-f]{1,16})-([0-9a-f]{1,16})"')
 
 
 class Unsatisfiable(Exception):
-    """A range that no journal, or not this one as it is, has."""
+    """A range that this journal, or any journal, does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ByteRange:
 
 
 def parse_range(header: str | None) -> ByteRange | None:
-    """The range of a ``Range`` header; None if there is none, or one of units that we do not know.
+    """Return the range of a ``Range`` header; None without one, or for an unknown unit.
 
     Raises ``Unsatisfiable`` for what is no range of bytes, and for several at once.
     """
@@ -48,20 +48,22 @@ def parse_range(header: str | None) -> ByteRange | None:
     if not equals or unit.strip().lower() != "bytes":
         return None
     if "," in ranges:
-        raise Unsatisfiable("several ranges in one request are not served: ask for each")
+        raise Unsatisfiable(
+            "several ranges in one request are not supported: send one request for each"
+        )
     match = _SPEC.fullmatch(ranges)
     if match is None:
         raise Unsatisfiable(f"not a range of bytes: {header}")
     first, last, suffix = match.groups()
     if max(len(one or "") for one in (first, last, suffix)) > _DIGITS_MAX:
-        raise Unsatisfiable("beyond the largest offset")
+        raise Unsatisfiable("the range is beyond the largest offset")
     if suffix is not None:
         return ByteRange(suffix=min(int(suffix), MAX_OFFSET))
     found = ByteRange(int(first), int(last) if last else None)
     if found.first > MAX_OFFSET:
-        raise Unsatisfiable(f"beyond the largest offset: {header}")
+        raise Unsatisfiable(f"the range is beyond the largest offset: {header}")
     if found.last is not None and found.last < found.first:
-        raise Unsatisfiable(f"ends before it begins: {header}")
+        raise Unsatisfiable(f"the range ends before it begins: {header}")
     if found.last is not None and found.last >= MAX_OFFSET:
         return ByteRange(found.first)
     return found
@@ -69,7 +71,9 @@ def parse_range(header: str | None) -> ByteRange | None:
 
 @dataclass(frozen=True, slots=True)
 class EntityTag:
-    """``created`` is the etcd revision at which the journal was created, ``head`` its length then."""
+    """An entity tag: the etcd revision ``created`` of the journal's
+    creation, and its length ``head`` then.
+    """
 
     created: int
     head: int
@@ -78,10 +82,10 @@ class EntityTag:
         return f'"{self.created:x}-{self.head:x}"'
 
     def is_prefix_of(self, other: EntityTag) -> bool:
-        """Whether what had this tag is the beginning of what has the other one."""
+        """Return True if content with this tag is the beginning of content with the other one."""
         return self.created == other.created and self.head <= other.head
 
 
 def parse_tags(header: str) -> list[EntityTag]:
-    """The tags of an ``If-…`` header that can be ours; weak ones count as strong."""
+    """Return the tags of an ``If-…`` header that can be a journal's; weak ones count as strong."""
     return [EntityTag(int(a, 16), int(b, 16)) for a, b in _TAG.findall(header)]

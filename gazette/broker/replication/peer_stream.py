@@ -1,7 +1,7 @@
 """Stage 5 of the byte path: takes messages from `pipeline`, gives them to `broker/api/replicate` of one peer.
 
-One Replicate call, in full duplex. Sending never waits for answers, and answers are taken as they
-come, so that a peer which goes away is noticed even while nothing is asked of it.
+One Replicate call, in full duplex. Sending never waits for answers, and answers are taken as they arrive. So
+the stream notices a peer that goes away even while it waits for no answer.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from gazette.protocol.pb import broker_pb2
 from gazette.runtime.tasks import TaskScope
 
 OUTBOX_BYTES_MAX: Final = 1 << 20
-"""How much may wait to be sent to one peer; one message may exceed it."""
+"""Bytes that may wait to be sent to one peer; one message may exceed it."""
 _INBOX_MAX: Final = 1024
-"""Answers that may wait to be gathered: of more appends than can be in flight."""
+"""Answers that may wait to be gathered: more than appends can be in flight."""
 
 
 class PeerStream:
-    """Our end of a Replicate call to ``peer``. Loop-bound.
+    """The local end of a Replicate call to ``peer``. Loop-bound.
 
-    ``call`` takes encoded requests. Two tasks of ``scope`` do the talking; they end with the call and
-    never raise. ``failure`` is set once the call is of no further use; answers which came before
-    remain to be received.
+    ``call`` takes encoded requests. Two tasks of ``scope`` send and receive; they end with the call and
+    never raise. ``failure`` is set once the call is of no further use. Answers that arrived before the
+    failure can still be received.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class PeerStream:
 
     @property
     def crowded(self) -> bool:
-        """Whether ``room`` must be awaited before more content is sent."""
+        """True if ``room`` must be awaited before more content is sent."""
         return self._outbox_bytes >= OUTBOX_BYTES_MAX and self.failure is None
 
     def send(self, message: bytes) -> None:
-        """Queue an encoded ReplicateRequest. Of no effect once the call has failed."""
+        """Queue an encoded ReplicateRequest. Has no effect once the call has failed."""
         if self.failure is not None:
             return
         self._outbox.append(message)
@@ -66,8 +66,8 @@ class PeerStream:
     async def room(self) -> None:
         """Return once there is room for more content.
 
-        Raises ``Unavailable`` if the peer takes nothing for ``timeout_s``, or the call's failure.
-        Cancellation: no effect.
+        Raises ``Unavailable`` if the peer takes nothing for ``timeout_s``, or the call's
+        failure. Cancellation: no effect.
         """
         while self.crowded:
             await self._progressed("takes no content")
@@ -75,9 +75,9 @@ class PeerStream:
             raise self.failure
 
     async def receive(self) -> broker_pb2.ReplicateResponse:
-        """The next answer, in order.
+        """Return the next answer, in order.
 
-        Raises ``Unavailable`` if it does not come within ``timeout_s``, or the call's failure.
+        Raises ``Unavailable`` if no answer arrives within ``timeout_s``, or the call's failure.
         Cancellation: no answer was taken.
         """
         while not self._inbox:
@@ -87,7 +87,7 @@ class PeerStream:
         return self._inbox.popleft()
 
     def close_send(self) -> None:
-        """No more requests, once those that are queued are sent."""
+        """End the requests, once those that are queued are sent."""
         self._closing = True
         self._wake_sender()
 
@@ -104,7 +104,7 @@ class PeerStream:
         self._call.cancel()
 
     async def _progressed(self, lack: str) -> None:
-        """Wait for anything to happen with the call; ``timeout_s`` without is a failure."""
+        """Wait for any progress of the call. Raise ``Unavailable`` after ``timeout_s`` without progress."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._progress[waiter] = None
         try:
@@ -113,7 +113,7 @@ class PeerStream:
         except TimeoutError:
             error = Unavailable(
                 f"peer {self.peer} {lack}",
-                hint="Check that broker, and the network to it; the route changes once it is gone.",
+                hint="Check that broker and the network to it. The route changes once its lease ends.",
                 timeout_s=self._timeout_s,
             )
             self.cancel(error)
@@ -161,7 +161,7 @@ class PeerStream:
         try:
             while await self._receive():
                 if len(self._inbox) > _INBOX_MAX:
-                    self.cancel(Broken(f"peer {self.peer} answers what was not asked"))
+                    self.cancel(Broken(f"peer {self.peer} sent an answer without a request"))
         finally:
             self._ended = True
             self._fail(Closed(f"the stream to {self.peer} has ended"))

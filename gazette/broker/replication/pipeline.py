@@ -1,12 +1,13 @@
 """Stage 5 of the byte path: takes proposals and content from `broker/append/driver`, gives them to the
-replicas of
-peers (`peer_stream`) and, last, to the spool of our own.
+replicas of peers (`peer_stream`) and, last, to the local spool.
 
-A pipeline is what a primary replicates through for as long as the journal's route stays: one stream to
-each peer, and our own spool, which nobody else touches meanwhile. Whoever holds it, a `Mutex` of the
-replica, may send. Answers come in the order of what was sent: a ``Turn``, taken while holding, is the
-right to gather those of one append, after all earlier appends have gathered theirs. So the next append
-streams while this one waits for its acknowledgements.
+A primary replicates through one pipeline for as long as the journal's route stays. A pipeline is one stream
+to each peer, and the local spool, which nothing else touches meanwhile. The holder of the pipeline, a
+`Mutex` of the replica, may send.
+
+Answers arrive in the order of what was sent. A ``Turn``, taken while holding, is the right to gather the
+answers of one append, after all earlier appends have gathered theirs. So the next append streams while this
+one waits for its acknowledgements.
 """
 
 from __future__ import annotations
@@ -45,30 +46,31 @@ log = logging.getLogger(__name__)
 
 _TOKEN_LIFETIME_S: Final = 24 * 3600.0
 _AGE_MAX_S: Final = 11 * 3600.0
-"""A peer may end a stream whose token has expired; tokens are used until they are half as old."""
+"""Seconds. A peer may end a stream whose token has expired: a token is used until it is half as old."""
 _MESSAGE_BYTES_MAX: Final = 1 << 20
-"""Content of one ReplicateRequest; brokers may be set to refuse messages of more than 4 MiB.
-Large ones cost gRPC in Python half as much per byte as those of 128 KiB."""
+"""Content of one ReplicateRequest, in bytes. Brokers may be set to refuse messages of more than 4 MiB.
+Large ones cost gRPC in Python half as much per byte as those of 128 KiB.
+"""
 _SYNC_ANSWERS: Final = frozenset({Status.OK.value, Status.PROPOSAL_MISMATCH.value})
 _METHOD: Final = "/protocol.Journal/Replicate"
 
 
 ReadSpool: TypeAlias = Callable[[LocalFragment, Offset], Awaitable[bytes]]
-"""Reads bytes of a spool from an offset on: at least one, at most what one message may have."""
+"""Reads bytes of a spool from an offset on: at least one byte, at most the content of one message."""
 
 
 class Turn:
-    """The right to gather the answers to what was sent before it was taken, and after the last one.
+    """The right to gather the answers to what was sent since the turn before was taken.
 
-    ``async with turn`` waits until it comes, and passes it on. A turn that is not entered, or left by
-    an exception, breaks the pipeline: its answers would be taken for those of the next.
+    ``async with turn`` waits until the turn comes, and passes it on. A turn that is not entered, or left by
+    an exception, breaks the pipeline: its answers would be taken for those of the next turn.
     """
 
     def __init__(self, pipeline: Pipeline, prior: asyncio.Future[None] | None, end: Offset) -> None:
         self._pipeline = pipeline
         self._prior = prior
         self._end = end
-        """Of what was proposed last, when the turn was taken."""
+        """End of the last proposal when the turn was taken."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> Self:
@@ -92,7 +94,7 @@ class Turn:
         self._pass_on()
 
     def skip(self, reason: BaseException) -> None:
-        """Give the turn up without gathering."""
+        """Give the turn up without gathering. Breaks the pipeline with ``reason``."""
         self._pipeline.fail(_failure_of(reason))
         if self._prior is None or self._prior.done():
             self._pass_on()
@@ -105,12 +107,14 @@ class Turn:
 
 
 class Pipeline:
-    """Replication streams of one journal under one route. Loop-bound; made by ``open_pipeline``.
+    """The replication streams of one journal under one route. Loop-bound; made by ``open_pipeline``.
 
-    ``header`` is of the resolution it was built for; after ``expires_at`` (of the monotonic clock) it
-    should be replaced at the next occasion. ``agree`` is told the end of what all replicas have
-    acknowledged, before whoever gathered their answers is. Sending belongs to the holder, gathering to
-    turns, closing to whoever took it from its baton for that.
+    ``header`` is the header of the resolution that the pipeline was built for. After ``expires_at`` (of the
+    monotonic clock), replace the pipeline at the next occasion. ``agree`` is called with the end of what all
+    replicas have acknowledged, before the gatherer of their answers returns.
+
+    Only the holder sends, and only the owner of the current turn gathers. To close a
+    pipeline, take it from its mutex.
     """
 
     def __init__(
@@ -125,21 +129,21 @@ class Pipeline:
         self.header = header
         self._agree = agree
         self.gathering_to: Offset = 0
-        """Where the append ends, or the synchronization, whose answers are being gathered."""
+        """End of the append, or synchronization, whose answers are being gathered."""
         self._expires_at = expires_at
         self._local: WriteBehind | None = local
         self._peers = tuple(peers)
         self._gathered: list[bytes] = []
-        """Content that was not sent yet, from delta ``_begin`` on, ``_length`` bytes."""
+        """Content that is not sent yet: ``_length`` bytes from delta ``_begin`` on."""
         self._begin = 0
         self._length = 0
         self._failure: GazetteError | None = None
         self.reassigned = asyncio.Event()
         """Set once an assignment of the journal is made again: another replica may be behind it."""
         self._opened = False
-        """Whether peers have got the route."""
+        """The route was sent to the peers."""
         self.last_turn: asyncio.Future[None] | None = None
-        """Done once the last turn has passed: then nobody waits for answers any more."""
+        """Done once the last turn has passed: then nothing waits for answers any more."""
 
     @property
     def route(self) -> Route:
@@ -147,7 +151,7 @@ class Pipeline:
 
     @property
     def failure(self) -> GazetteError | None:
-        """Why it is of no further use; None while it is."""
+        """The reason why the pipeline is of no further use; None while it is usable."""
         if self._failure is None:
             for peer in self._peers:
                 if peer.failure is not None:
@@ -155,12 +159,14 @@ class Pipeline:
         return self._failure
 
     def usable(self, now: float) -> bool:
-        """Whether to go on with it at reading ``now`` of the monotonic clock, if the route is right."""
+        """Return True if the pipeline can go on at reading ``now`` of the monotonic
+        clock. Does not check the route.
+        """
         return self.failure is None and now < self._expires_at
 
     @property
     def local(self) -> WriteBehind:
-        """Our own spool, and what is written to it."""
+        """The local spool, with the content that waits to be written to it."""
         if self._local is None:
             raise Bug("pipeline was used after its spool was released")
         return self._local
@@ -175,17 +181,17 @@ class Pipeline:
         return self._begin + self._length if self._gathered else self.local.delta
 
     def view(self) -> SpoolView:
-        """Our own spool as it is."""
+        """Return the local spool as it is."""
         spool = self.spool
         return SpoolView(spool.fragment, spool.registers, spool.first_append_time)
 
     # Sending.
 
     async def sync(self, proposal: Fragment, registers: LabelSet, *, opening: bool) -> None:
-        """Propose to all replicas, which answer whether they can go on from there.
+        """Propose to all replicas, which answer if they can go on from there.
 
-        The ``opening`` proposal of the pipeline carries the route, addressed to each peer. Peers that
-        cannot be reached are found out as their answers are gathered. Raises as ``propose``.
+        The ``opening`` proposal of the pipeline carries the route, addressed to each peer. A peer that cannot
+        be reached shows when answers are gathered. Raises as ``propose``.
         """
         request = _proposal(proposal, registers, acknowledge=True)
         if not opening or self._opened:
@@ -204,18 +210,18 @@ class Pipeline:
         self._opened = True
 
     async def catch_up(self, read: ReadSpool) -> tuple[PeerAnswer, ...]:
-        """Send committed bytes of our spool to peers that have its beginning only.
+        """Send committed bytes of the local spool to peers that have its beginning only.
 
-        A peer that is proposed what it does not have goes on behind it. Bytes which were never
-        acknowledged would then be held by some replicas only, and readers would wait for them if these
-        were lost. So this comes before the first ``sync``.
+        A peer that gets a proposal ahead of its spool goes on behind it. Only some replicas would then hold
+        bytes which were never acknowledged. If those replicas were lost, readers would wait for the bytes. So
+        this comes before the first ``sync``.
 
-        Returns answers of peers that do not know the route; then nothing was sent. Raises ``Conflict`` if a
-        peer has other bytes than this broker, or the failure of the first peer that failed. Then, and when
-        cancelled, the pipeline must be torn down.
+        Return the answers of peers that do not know the route; then nothing was sent. Raise ``Conflict`` if a
+        peer has other bytes than this broker, or the failure of the first peer that failed. After an error or
+        a cancellation, tear the pipeline down.
         """
         ours = self.spool.fragment
-        # An empty proposal at our beginning changes nothing in a peer that has the beginning, or more.
+        # An empty proposal at the beginning changes nothing in a peer that has the beginning, or more.
         beginning = replace(ours, end=ours.begin, sum=ZERO_SUM)
         self._open(_proposal(beginning, self.spool.registers, acknowledge=True))
         async with self.take_turn():
@@ -260,20 +266,24 @@ class Pipeline:
             )
 
     async def propose(self, proposal: Fragment, registers: LabelSet, *, acknowledge: bool) -> None:
-        """Propose to all replicas. Raises the failure of a broken pipeline, and ``Bug`` if our own spool
-        disagrees. Cancellation: some replicas may have got it; the pipeline must be torn down."""
+        """Propose to all replicas. Raises the failure of a broken pipeline, and
+        ``Bug`` if the local spool disagrees.
+
+        Cancellation: some replicas may have the proposal; tear the pipeline down.
+        """
         self._raise_failure()
-        self._forget_gathered()  # What is proposed does not have it, or it was sent by ``next``.
+        self._forget_gathered()  # The proposal leaves it out, or ``next`` has sent it.
         self._send(_proposal(proposal, registers, acknowledge=acknowledge).SerializeToString())
         await self._apply(Proposal(proposal, registers))
 
     async def content(self, content: bytes, delta: int) -> None:
         """Send a chunk to all replicas, ``delta`` bytes into the append.
 
-        Behind the first, chunks travel in batches, and the last of them once ``next`` is asked for.
-        Returns when every peer and our own spool have room for more. Raises the failure of a broken
-        pipeline, or ``Unavailable`` if a peer, or our disk, takes nothing any more; then, and when
-        cancelled, the pipeline must be torn down.
+        The first chunk is sent at once. Later chunks travel in batches, and the last batch once ``next`` is
+        called. Returns when every peer and the local spool have room for more.
+
+        Raises the failure of a broken pipeline, or ``Unavailable`` if a peer or the local disk makes no
+        progress. After an error or a cancellation, tear the pipeline down.
         """
         self._raise_failure()
         length = len(content)
@@ -284,11 +294,14 @@ class Pipeline:
         self._gathered.append(content)
         self._length += length
         if not delta or self._length > INLINE_BYTES:
-            # The first one at once: it is all of a short append, and travels while its end comes in.
+            # Send the first chunk at once: it is all of a short append, and travels while its end arrives.
             await self._send_gathered()
 
     async def next(self) -> Fragment:
-        """What a commit of the content so far would make of the spool. Raises and cancels as ``content``."""
+        """Return the fragment that a commit of the content so far would make of the spool.
+
+        Raises and cancels as ``content``.
+        """
         self._raise_failure()
         if self._gathered:
             await self._send_gathered()
@@ -336,14 +349,17 @@ class Pipeline:
     # Gathering.
 
     def take_turn(self) -> Turn:
-        """Queue for the answers to what was sent since the last turn was taken. While holding."""
+        """Queue for the answers to what was sent since the last turn was taken.
+        Call while you hold the pipeline.
+        """
         end = self.gathering_to if self._local is None else self.spool.fragment.end
         turn = Turn(self, self.last_turn, end)
         self.last_turn = turn.done
         return turn
 
     async def gather_sync(self) -> tuple[tuple[PeerAnswer, ...], GazetteError | None]:
-        """One answer of each peer to a ``sync``, and the first failure of those that gave none. In turn.
+        """Return one answer of each peer to a ``sync``, and the first failure of
+        peers that gave none. Call in turn.
 
         Cancellation: the pipeline is broken.
         """
@@ -362,10 +378,10 @@ class Pipeline:
         return tuple(answers), first
 
     async def gather_acks(self) -> tuple[PeerAnswer, ...]:
-        """The answer of each peer to a proposal, up to the first that is a refusal. In turn.
+        """Return the answer of each peer to a proposal, up to the first refusal. Call in turn.
 
-        Raises the failure of the first that gave none, and what ``agree`` raises. Unless all agree the
-        pipeline is broken, because whatever was sent after that proposal was built on it.
+        Raises the failure of the first peer that gave no answer, and what ``agree`` raises. Unless all agree
+        the pipeline is broken, because all later messages were built on that proposal.
         """
         self._raise_own_failure()
         answers = []
@@ -379,7 +395,7 @@ class Pipeline:
         return tuple(answers)
 
     def _raise_own_failure(self) -> None:
-        # Not that of a peer: the answers which we are owed may have come before it.
+        # Ignore a peer's failure here: the answers that this turn waits for may have arrived before it.
         if self._failure is not None:
             raise self._failure
 
@@ -393,8 +409,10 @@ class Pipeline:
                 peer.cancel(failure)
 
     async def release_spool(self) -> Spool:
-        """Let go of our own spool, in which content may be pending. The pipeline can only be closed
-        after that. Cancellation: the spool is let go of, and nothing writes to it any more."""
+        """Let go of the local spool, in which content may be pending. Close the pipeline only after that.
+
+        Cancellation: the spool is let go of, and nothing writes to it any more.
+        """
         local, self._local = self.local, None
         await local.settle()
         return local.spool
@@ -419,7 +437,7 @@ class Pipeline:
 
 
 def _behind(answer: PeerAnswer, ours: Fragment) -> Offset | None:
-    """Return where a peer ends that has only the beginning of our fragment; None for any other."""
+    """Return the end of a peer that has only the beginning of ``ours``; None for any other peer."""
     if answer.status is Status.OK:
         return ours.begin
     theirs = answer.fragment
@@ -429,7 +447,7 @@ def _behind(answer: PeerAnswer, ours: Fragment) -> Offset | None:
 
 
 async def roll_back(spool: Spool, *, primary: bool) -> None:
-    """Give up what is pending in a spool, if anything is."""
+    """Give up the content that is pending in a spool, if there is any."""
     if spool.delta:
         await spool.apply(Proposal(spool.fragment, spool.registers), primary=primary)
 
@@ -442,11 +460,11 @@ def open_pipeline(
     *,
     agree: Callable[[Offset], None],
 ) -> Pipeline:
-    """Start a stream to each peer of the route, of which we are the primary. Does not wait for any.
+    """Start a stream to each peer of the route, of which this broker is the primary. Does not wait for any.
 
-    A peer that cannot be reached is found out when answers are gathered. ``spool`` must have nothing
-    pending, and belongs to the pipeline if this does not raise: ``Unavailable`` if etcd has no endpoint
-    of some peer, ``Closed`` if the broker's channels are.
+    A peer that cannot be reached shows when answers are gathered. ``spool`` must have nothing pending; it
+    belongs to the pipeline unless this raises. Raises ``Unavailable`` if etcd has no endpoint of some peer,
+    ``Closed`` if the broker's channels are closed.
     """
     others = [member for member in header.route.members if member != header.process_id]
     endpoints = [_endpoint(context, header, member) for member in others]
@@ -471,12 +489,12 @@ def open_pipeline(
 def _endpoint(context: BrokerContext, header: Header, member: ProcessId) -> str:
     endpoint = context.peers.pick(header.route, process_id=member)
     if endpoint is None:
-        raise Unavailable("no endpoint is known of a peer", peer=member)
+        raise Unavailable("etcd has no endpoint of a peer", peer=member)
     return endpoint
 
 
 async def _ended(peer: PeerStream) -> None:
-    with suppress(Unavailable):  # Cut off, which is all that can be done about it.
+    with suppress(Unavailable):  # `wait_end` has cut the peer off, which is all that can be done.
         await peer.wait_end()
 
 

@@ -1,9 +1,8 @@
 """Stage 5 of the byte path: takes content from `pipeline` (primary) or `broker/api/replicate` (replica),
-gives
-it to `fragment/spool_file` in batches.
+gives it to `fragment/spool_file` in batches.
 
-Writing and hashing a chunk takes as long as receiving the next one. So a batch is written in a thread
-while the next chunks come in; a short append, which never makes a batch, is written on the loop.
+Writing and hashing a chunk takes as long as receiving the next one. So a thread writes one batch while the
+next chunks arrive. A short append never makes a batch, and is written on the loop.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ Digest: TypeAlias = Callable[[bytes], None]
 
 
 class WriteBehind:
-    """A spool, as its holder writes to it. Loop-bound.
+    """A spool as its holder writes to it. Loop-bound.
 
-    At most two batches of somewhat more than ``INLINE_BYTES`` are in memory: one that is being written,
-    and one that is being gathered. Nothing else may use the spool before ``settle``.
+    At most two batches of somewhat more than ``INLINE_BYTES`` are in memory: one is being written, one is
+    being gathered. Nothing else may use the spool before ``settle``.
     """
 
     def __init__(self, spool: Spool, scope: TaskScope, pool: Pool, *, primary: bool) -> None:
@@ -37,7 +36,7 @@ class WriteBehind:
         self._digest: Digest | None = None
         self._gathered: list[bytes] = []
         self._length = 0
-        """Of what is gathered."""
+        """Bytes in ``_gathered``."""
         self._end = spool.delta
         self._writing: asyncio.Task[None] | None = None
         self._failure: GazetteError | None = None
@@ -48,19 +47,20 @@ class WriteBehind:
         return self._end
 
     def begin(self, digest: Digest | None) -> None:
-        """An append begins: nothing is pending. ``digest`` is to have its content, too."""
+        """Begin an append: nothing is pending. ``digest`` takes its content, too."""
         self._digest = digest
         self._end = self.spool.delta
 
     async def content(self, content: bytes, delta: int) -> None:
-        """Take a chunk. Returns when there is room for another, which may be before it is written.
+        """Take a chunk. Returns when there is room for another, which may be before this one is written.
 
-        Raises ``Invalid`` unless it follows what came before, and whatever an earlier chunk could not be
-        written for; all that was pending is rolled back then. Cancellation: it may be written.
+        Raises ``Invalid`` unless the chunk follows the content before it, and the error with which an
+        earlier chunk could not be written. After an error, all that was pending is rolled back.
+        Cancellation: the chunk may be written.
         """
         if delta != self._end:
             await self.flush()
-            await self._apply(content, delta)  # It is the spool that says what is wrong.
+            await self._apply(content, delta)  # The spool raises the error.
         self._gathered.append(content)
         self._length += len(content)
         self._end += len(content)
@@ -70,7 +70,9 @@ class WriteBehind:
             self._writing = self._scope.spawn(self._write(batch, begin), name="write behind")
 
     async def flush(self) -> None:
-        """Return when everything is written. Raises as ``content``. Cancellation: it may not be."""
+        """Return when everything is written. Raises as ``content``. Cancellation:
+        some content may not be written.
+        """
         await self._written()
         if self._gathered:
             batch, begin = self._take_batch()
@@ -84,9 +86,9 @@ class WriteBehind:
         return result
 
     async def settle(self) -> None:
-        """Return when the spool is not being written to; what is not written yet is given up.
+        """Return when the spool is not being written to. Content that is not written yet is given up.
 
-        Never raises but for cancellation, and then, too, it returns only when that is so.
+        Raises nothing but cancellation, and also then only once no write runs.
         """
         self._gathered, self._length = [], 0
         cancelled = False
@@ -106,7 +108,7 @@ class WriteBehind:
         return batch, begin
 
     async def _written(self) -> None:
-        """Return when the batch that is being written is; raise what it failed for."""
+        """Return when the running write has ended. Raise the error of an earlier write."""
         if self._writing is not None:
             await asyncio.shield(self._writing)
             self._writing = None

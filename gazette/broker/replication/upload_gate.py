@@ -1,14 +1,15 @@
 """Stage 6 of the byte path: takes the completed spools of one replica, gives `persister` what may be
-uploaded, and holds back what only this broker is known to have.
+uploaded. It holds back what only this broker is known to have.
 
-A replica that follows leaves an upload to its primary only while that is known to hold the same bytes.
-The proof is a proposal: a primary that proposes exactly our fragment has its bytes. Anything else is
+A replica that follows leaves an upload to its primary only while the primary is known to hold the same bytes.
+The proof is a proposal: a primary that proposes exactly our fragment has its bytes. All other spools are
 uploaded at once, at the cost of an object that another broker may upload as well.
 
-A primary commits to its own spool as it proposes to its peers. If it is cut off from them just then, it has
-bytes that the journal may never have: whoever leads it next goes on without them, and gives their offsets
-to other bytes. So a primary uploads what all replicas have acknowledged, the *agreed end*, and no byte
-beyond. Nobody was told that those were appended: an append is answered when all have acknowledged it.
+A primary commits to its own spool as it proposes to its peers. If the network cuts it off from them just
+then, it has bytes that the journal may never have. The next primary goes on without those bytes, and
+gives their offsets to other bytes. So a primary uploads what all replicas have acknowledged, the *agreed
+end*, and no byte beyond. No client was answered for bytes beyond: an append is answered when all
+replicas have acknowledged it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Uploads(Protocol):
-    """The persister, as far as it is used here."""
+    """The part of the persister that this module uses."""
 
     def spool_complete(
         self,
@@ -42,12 +43,11 @@ class Uploads(Protocol):
 class Agreement:
     """The agreed end of one replica, and the completed spools that wait for it. Loop-bound.
 
-    All of them are of the journal that was created at revision ``life``. ``completed`` is called with the
-    end of each spool that a primary gives on: all replicas have acknowledged everything before it.
+    All spools are of the journal that was created at revision ``life``. ``completed`` is called with the end
+    of each spool that a primary gives on: all replicas have acknowledged everything before it.
 
-    A replica that follows gives its spools on at once, and says whether its primary has the same bytes.
-    (If both lose their leases at once, with bytes that a third does not have, the follower does upload
-    them.)
+    A replica that follows gives its spools on at once, and says if its primary has the same bytes. (Both may
+    lose their leases at once, with bytes that a third replica does not have. The follower then uploads them.)
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Agreement:
         self._life = life
         self._completed = completed
         self._tenure: Revision = 0
-        """The assignment of the primary that had content appended last, by when it was created."""
+        """Creation revision of the assignment of the primary that appended last."""
         self._end: Offset | None = None
         self._held: list[CompletedSpool] = []
         self._confirmed: Fragment | None = None
@@ -69,13 +69,16 @@ class Agreement:
         return self._end
 
     def lead(self, end: Offset, tenure: Revision) -> None:
-        """This replica leads the journal from now on, by the assignment of that creation. Its spool ends at
-        ``end``. Of no effect if it did before: a replica that has led never follows, it is replaced."""
+        """Lead the journal from now on, by the assignment that was created at ``tenure``.
+
+        The spool ends at ``end``. Has no effect if the replica leads already: it never
+        follows again, it is replaced.
+        """
         if self._end is None:
             self._end, self._tenure = end, tenure
 
     def agree(self, end: Offset) -> None:
-        """All replicas of the journal's route have acknowledged everything before ``end``."""
+        """Record that all replicas of the journal's route have acknowledged everything before ``end``."""
         if self._end is None or end <= self._end:
             return
         self._end = end
@@ -84,7 +87,8 @@ class Agreement:
             self.spool_complete(spool)
 
     def confirm(self, fragment: Fragment, reassigned: asyncio.Event, tenure: Revision) -> None:
-        """The primary of ``tenure`` has proposed exactly ``fragment``, which this replica has accepted.
+        """Record that the primary of ``tenure`` has proposed exactly ``fragment``,
+        and this replica has accepted it.
 
         ``reassigned`` is set once the journal has another primary or other members than it had then.
         """
@@ -107,10 +111,10 @@ class Agreement:
             self._held.append(spool)
 
     def finish(self) -> None:
-        """Give on what is held, as far as it is agreed; there will be no more answers.
+        """Give on the agreed part of all held spools: no more answers will arrive.
 
-        What is beyond is dropped, and logged. Raises as the persister does; what it was given is its own
-        to cut and to repeat, like everything that it uploads.
+        The part beyond the agreed end is dropped, and logged. Raises as the persister does. The persister
+        cuts and repeats these uploads like all others.
         """
         held, self._held = self._held, []
         for spool in held:
@@ -120,8 +124,8 @@ class Agreement:
         fragment, end = spool.fragment, self._end
         assert end is not None
         log.warning(
-            "%(journal)s: not uploading [%(begin)d, %(end)d), which was not acknowledged by all "
-            "replicas: its append was not answered",
+            "%(journal)s: not uploading [%(begin)d, %(end)d): not all replicas have acknowledged it, and its "
+            "append was not answered",
             {"journal": fragment.journal, "begin": max(end, fragment.begin), "end": fragment.end},
         )
         if end > fragment.begin:
