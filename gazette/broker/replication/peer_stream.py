@@ -167,7 +167,7 @@ class PeerStream:
             self._fail(Closed(f"the stream to {self.peer} has ended"))
 
     async def _receive(self) -> bool:
-        """Take the next answer. Return False if there is none, with the reason in ``failure``."""
+        """Take the next answer. Return False at the end, with the reason in ``failure``."""
         try:
             response = await self._call.read()
         except grpc.aio.AioRpcError as error:
