@@ -352,7 +352,7 @@ def test_what_is_no_endpoint(endpoint: str):
 def test_settings_that_cannot_be():
     with pytest.raises(Invalid, match="no etcd endpoint"):
         EtcdSettings(endpoints=())
-    with pytest.raises(Invalid, match="go together"):
+    with pytest.raises(Invalid, match="needs its key"):
         EtcdSettings(cert_file="a.pem")
     with pytest.raises(Invalid, match="without a user"):
         EtcdSettings(password="x")
