@@ -13,6 +13,7 @@ from gazette.broker.main import print_config, schema
 from gazette.config.groups import DebugFlags, EtcdFlags, LogFlags
 from gazette.config.schema import Schema, duration, exit_with, setting
 from gazette.errors import Invalid
+from gazette.gazctl.commands import COMMANDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,3 +274,27 @@ def test_numbers_are_ascii_digits(cache: Schema, tmp_path: Path, number: str) ->
     ):
         with pytest.raises(Invalid, match="invalid value"):
             load(cache, argv, environ, directory=directory)
+
+
+@dataclass(frozen=True, slots=True)
+class BareFlags:
+    zone: str = setting("local", "zone")
+    port: int = setting(8080, "port", env="PROG_PORT")
+
+
+def test_bare_names_of_the_environment_are_not_read() -> None:
+    """Another program may have set them."""
+    schema = Schema("prog", {"": BareFlags})
+    loaded = schema.load([], {"ZONE": "east", "PORT": "1", "PROG_PORT": "2", "": "west"})
+    assert loaded.group(BareFlags) == BareFlags(zone="local", port=2)
+    text = schema.parser().format_help()
+    assert "[default local]" in text
+    assert "[env PROG_PORT, default 8080]" in text
+
+
+def test_every_name_of_the_environment_has_a_prefix_of_ours() -> None:
+    schemas = [schema(), *(command.schema() for command in COMMANDS)]
+    names = {one.env for each in schemas for one in each.options if one.env and not one.flag_only}
+    prefixes = ("GAZETTE_", "GAZCTL_", "BROKER_", "CONSUMER_", "ETCD_", "LOG_", "DEBUG_")
+    assert [name for name in sorted(names) if not name.startswith(prefixes)] == []
+    assert "GAZETTE_ZONE" in names

@@ -99,6 +99,7 @@ class Option:
     name: str
     """Without its group: ``max-append-rate``."""
     env: str
+    """The environment variable; empty: none."""
     help: str
     default: Any
     kind: str
@@ -188,7 +189,8 @@ def options_of(group: str, cls: type) -> Iterator[Option]:
         if meta is None:
             raise Bug("a field of a settings group was not made by setting()", field=one.name)
         name = meta.name or one.name.replace("_", "-")
-        words = f"{group}.{name}" if group else name
+        # A bare name such as PORT or ZONE may be there for another program.
+        words = f"{group}.{name}" if group else ""
         yield Option(
             group=group,
             field=one.name,

@@ -162,7 +162,8 @@ class Schema:
             text = ",".join(texts) if option.kind == "list" else texts[-1]
             return "flag", option.parse(text, option.flag)
         # Set but empty is as good as not set.
-        if not option.flag_only and (text_or_none := environ.get(option.env)):
+        env = "" if option.flag_only else option.env
+        if env and (text_or_none := environ.get(env)):
             return f"env {option.env}", option.parse(text_or_none, option.env)
         if (text_or_none := from_file.get(option.key)) is not None:
             return f"file {path}", option.parse(text_or_none, f"{path}: {option.key}")
@@ -353,7 +354,8 @@ class Schema:
                 if option.group != group or option.flag_only:
                     continue
                 value = getattr(loaded.groups[group], option.field)
-                lines.append(f"; {option.help} [{option.env}, {loaded.sources[option.key]}]")
+                facts = ", ".join(filter(None, (option.env, loaded.sources[option.key])))
+                lines.append(f"; {option.help} [{facts}]")
                 shown = _shown(option, value)
                 if option.secret:
                     lines.append(f"; {option.name} is {'set' if value else 'not set'}; not shown")
@@ -377,7 +379,7 @@ def _shown(option: Option, value: Any) -> str:
 
 def _help_text(option: Option) -> str:
     default = _shown(option, option.default)
-    facts = [] if option.flag_only else [f"env {option.env}"]
+    facts = [] if option.flag_only or not option.env else [f"env {option.env}"]
     if default and not option.secret and not (option.flag_only and option.default is False):
         facts.append(f"default {default}")
     choices = f" One of {', '.join(option.choices)}." if option.choices else ""

@@ -28,7 +28,9 @@ _SELECTOR: Final = "label selector of {}"
 class SharedFlags:
     """Settings without a group."""
 
-    zone: str = setting("local", "zone of this process; servers in it are preferred")
+    zone: str = setting(
+        "local", "zone of this process; servers in it are preferred", env="GAZETTE_ZONE"
+    )
     timeout: float = duration(
         "60s", "longest time that a server may take to answer", env="GAZCTL_TIMEOUT"
     )
