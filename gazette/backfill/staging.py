@@ -270,7 +270,7 @@ class FsspecStaging(Staging):
             raise Invalid(
                 f"a staging area at {url} needs a package that is not installed (fsspec)",
                 path="--staging",
-                hint="pip install 'gazette[fsspec]', and the filesystem's package (s3fs, gcsfs …).",
+                hint="pip install 'pygazette[fsspec]', and the filesystem's package (s3fs, gcsfs …).",
             ) from error
         try:
             self._fs, root = fsspec.core.url_to_fs(url)

@@ -30,7 +30,7 @@ def not_installed(scheme: str) -> Invalid:
     kind = kind_of(scheme)
     return Invalid(
         f"no blob store for {scheme}:// is installed: "
-        f"it comes with `pip install 'gazette[{EXTRAS.get(kind, kind)}]'`",
+        f"it comes with `pip install 'pygazette[{EXTRAS.get(kind, kind)}]'`",
         path="stores",
         hint="Install the extra on every broker, or use another store.",
     )

@@ -58,7 +58,7 @@ class DemoFlags:
     backfill: bool = setting(True, "wipe the state of a shard at the end, and backfill it")
     spark: bool | None = setting(
         None,
-        "backfill it on Spark, and not with the local runner; by default where gazette[spark] and"
+        "backfill it on Spark, and not with the local runner; by default where pygazette[spark] and"
         " a Java are there",
     )
     no_spark: bool = setting(False, "backfill it with the local runner, as --spark=false")

@@ -76,9 +76,9 @@ def choose_runner(forced: bool | None, environ: Mapping[str, str]) -> Runner:
             raise Invalid(
                 f"Spark is not installed: there is no {missing[0]}",
                 path="--spark",
-                hint="Run `pip install 'gazette[spark]'`, or leave the flag out.",
+                hint="Run `pip install 'pygazette[spark]'`, or leave the flag out.",
             )
-        return Runner(spark=False, reason="gazette[spark] is not installed")
+        return Runner(spark=False, reason="pygazette[spark] is not installed")
     from gazette.spark.java import ensure_java
 
     try:

@@ -1,4 +1,4 @@
-"""Journals as tables and streams of Spark: ``spark.read.format("gazette")``. Needs ``gazette[spark]``."""
+"""Journals as tables and streams of Spark: ``spark.read.format("gazette")``. Needs ``pygazette[spark]``."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class SparkRunner:
         a Java, or if a standalone master does not answer: before anything is done."""
         if importlib.util.find_spec("pyspark") is None:
             raise Invalid(
-                "Spark is not installed", path="--master", hint="pip install 'gazette[spark]'"
+                "Spark is not installed", path="--master", hint="pip install 'pygazette[spark]'"
             )
         if spark is None:
             require_reachable(master)

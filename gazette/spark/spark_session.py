@@ -45,7 +45,7 @@ def session(
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise Unavailable(
-            f"Spark cannot be imported: {error}", hint="Run `pip install 'gazette[spark]'`."
+            f"Spark cannot be imported: {error}", hint="Run `pip install 'pygazette[spark]'`."
         ) from error
     settings = {
         **DEFAULTS,

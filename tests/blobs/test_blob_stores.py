@@ -96,10 +96,10 @@ async def test_what_cannot_be_made_says_why(stores):
 @pytest.mark.parametrize(
     ("url", "extra"),
     [
-        ("s3://bucket/", "gazette[s3]"),
-        ("gs://bucket/", "gazette[gcs]"),
-        ("azure://container/", "gazette[azure]"),
-        ("azure-ad://tenant/account/container/", "gazette[azure]"),
+        ("s3://bucket/", "pygazette[s3]"),
+        ("gs://bucket/", "pygazette[gcs]"),
+        ("azure://container/", "pygazette[azure]"),
+        ("azure-ad://tenant/account/container/", "pygazette[azure]"),
     ],
 )
 async def test_a_store_that_is_not_installed_names_its_extra(clock, url, extra):

