@@ -1,7 +1,7 @@
 """The contract between the consumer runtime and applications: `Application`, `Store`, `Shard`.
 
 An application is a set of plain synchronous callbacks. Each shard calls them from its own thread,
-one at a time, in a fixed order, so a callback may block: it delays its own shard and nothing else.
+one at a time, in a fixed order. So a callback may block: it delays its own shard and nothing else.
 
 The life of one transaction, as a shard sees it::
 
@@ -12,7 +12,7 @@ The life of one transaction, as a shard sees it::
     finished_transaction           with the future of that commit
 
 The next transaction begins while the former commits and is acknowledged. An exception in a callback
-ends the shard: it is reported as FAILED with the text of the exception, and nothing of the running
+ends the shard. It is reported as FAILED with the text of the exception, and nothing of the running
 transaction takes effect. `DeferToNextTransaction` is the one exception with another meaning.
 """
 
@@ -46,10 +46,11 @@ StoreT = TypeVar("StoreT", bound="Store")
 class DeferToNextTransaction(GazetteError):
     """Raised by ``consume_message`` to end this transaction and get the same message in the next.
 
-    What ``consume_message`` did before stays in effect: raise it first. See ``consume_messages`` for batches.
+    Raise it first: earlier effects of ``consume_message`` stay. See ``consume_messages`` for
+    batches.
 
-    Raising it for the first message of a transaction is an error of the application: the transaction
-    would be empty and the message deferred for ever.
+    Raising it for the first message of a transaction is an error of the application. The
+    transaction would be empty, and the message deferred for ever.
     """
 
     default_hint = "Raise it only after the transaction has consumed a message."
@@ -57,7 +58,7 @@ class DeferToNextTransaction(GazetteError):
 
 @runtime_checkable
 class Shard(Protocol):
-    """What a callback may know of the shard it runs for, and have it do."""
+    """The shard that a callback runs for: what the callback may know of it and ask of it."""
 
     @property
     def id(self) -> str: ...
@@ -78,14 +79,14 @@ class Shard(Protocol):
 
 
 class Savepoint(Protocol):
-    """Of `Store.savepoint`: one of these methods is called, once."""
+    """A point made by `Store.savepoint`. One of these methods is called, once."""
 
     def release(self) -> None:
-        """Keep what was done since."""
+        """Keep the changes since the savepoint."""
         ...
 
     def roll_back(self) -> None:
-        """Undo what was done since."""
+        """Undo the changes since the savepoint."""
         ...
 
 
@@ -95,10 +96,10 @@ class Store(ABC):
     The contract that makes transactions exact:
 
     - ``start_commit`` makes the state and the checkpoint durable *together*, and not before every
-      future of ``wait_for`` succeeded. It must not block on them: it returns a future of its own.
+      future of ``wait_for`` succeeded. It must not block on them: it returns its own future.
     - ``start_commit`` is not called again before the former commit's future is done, but messages of
       the next transaction are consumed while it is pending.
-    - once ``restore_checkpoint`` was called by a newer owner of the same state, the commits of older
+    - Once a newer owner of the same state has called ``restore_checkpoint``, the commits of older
       owners must fail (``Fenced``).
     """
 
@@ -110,63 +111,69 @@ class Store(ABC):
 
     @abstractmethod
     def restore_checkpoint(self, shard: Shard) -> Checkpoint:
-        """The checkpoint of the last commit, or an empty one. Fences older owners where there is no
-        recovery log to do that."""
+        """Return the checkpoint of the last commit, or an empty one.
+
+        Fence older owners here if there is no recovery log to do that.
+        """
 
     def savepoint(self) -> Savepoint:
-        """A point within the running transaction, which this begins if need be, to return to.
+        """Return a savepoint of the running transaction. Begin the transaction if need be.
 
-        Poison messages are skipped by it. Optional: a store that cannot undo what one message did is
-        refused where a `PoisonPolicy` asks for that. One savepoint is open at a time.
+        Poison messages are skipped by it. Optional: a `PoisonPolicy` is refused for a store that
+        cannot undo the effects of one message. One savepoint is open at a time.
         """
         raise NotAllowed(
-            f"{type(self).__name__} cannot undo what a single message did",
+            f"{type(self).__name__} cannot undo the effects of a single message",
             hint="Set malformed_only in the poison policy, or use another store.",
         )
 
     @property
     def has_savepoints(self) -> bool:
-        """Whether `savepoint` is implemented."""
+        """True if `savepoint` is implemented."""
         return type(self).savepoint is not Store.savepoint
 
     def classify_error(self, error: Exception) -> ErrorCause:
-        """Say what an exception that a callback raised is about: the message, or the store.
+        """Return the cause of a callback's exception: the message, or the store.
 
         Called on the shard's thread, before a `PoisonPolicy`, which skips a message only for
-        `ErrorCause.MESSAGE`. Say that only of errors that the same message is sure to raise again, such
-        as a violated constraint, and of what is none of the store's errors. Optional, as `savepoint`.
+        `ErrorCause.MESSAGE`. Return that only for errors that the same message is sure to raise
+        again, such as a violated constraint, and for errors that are not the store's. Optional, as
+        `savepoint`.
         """
         return ErrorCause.STORE
 
     @property
     def classifies_errors(self) -> bool:
-        """Whether `classify_error` is implemented."""
+        """True if `classify_error` is implemented."""
         return type(self).classify_error is not Store.classify_error
 
     @abstractmethod
     def destroy(self) -> None:
-        """Release files and connections. Called once, whether or not the shard failed. Must not wait
-        for a pending commit: the futures behind it are cancelled before."""
+        """Release files and connections. Called once, even if the shard failed.
+
+        Must not wait for a pending commit: the futures behind it are cancelled before.
+        """
 
 
 class StateView(ABC):
-    """What a member that is a hot standby of a shard answers queries with, if they allow it.
+    """The state from which a hot standby of a shard answers queries, if they allow it.
 
-    A store that can be read without its log has one (``SQLiteStore.view``). Its methods are called by
-    one thread at a time, which may be another one each time; they may block.
+    A store that can be read without its log has one (``SQLiteStore.view``). One thread at a time
+    calls its methods, not always the same thread. They may block.
     """
 
     @abstractmethod
     def refresh(self, files: PlayedFiles) -> Any:
-        """What queries are served with: what the primary's store would be to them, as of ``files``.
+        """Return what queries are served with, as of ``files``: the counterpart of the primary's
+        store.
 
-        Those are the shard's files at the end of an append; they stay as they are during the call.
+        ``files`` are the shard's files at the end of an append. They do not change during the call.
         What was returned before may be in use until ``release`` is called with it.
         """
 
     @abstractmethod
     def release(self, reader: Any) -> None:
-        """Nobody uses what ``refresh`` returned once any more."""
+        """Release what ``refresh`` returned once: no query uses it any more."""
 
     @abstractmethod
     def close(self) -> None:
@@ -174,15 +181,18 @@ class StateView(ABC):
 
 
 class Application(ABC, Generic[StoreT]):
-    """Subclass, implement ``new_store`` and ``consume_message``, and pass it to ``runconsumer.main``.
+    """Subclass, implement ``new_store`` and ``consume_message``, and pass it to
+    ``runconsumer.main``.
 
-    One object serves all shards of the process, each from its own thread: state of the application
-    belongs into the store (or must be guarded).
+    One object serves all shards of the process, each from its own thread. Keep the application's
+    state in the store, or guard it by a lock.
     """
 
     message_type: type[Any] | None = None
-    """What sources decode to: a `gazette.Message` (or any ``msgspec.Struct``), dataclass, pydantic
-    model or protobuf class. None: override ``new_message_type``."""
+    """Type that sources decode to; None: override ``new_message_type``.
+
+    A `gazette.Message` (or any ``msgspec.Struct``), dataclass, pydantic model or protobuf class.
+    """
 
     config_groups: ClassVar[Mapping[str, type]] = {}
     """Settings of the application: group name → frozen dataclass made with `gazette.config.schema.setting`.
@@ -192,17 +202,18 @@ class Application(ABC, Generic[StoreT]):
     """Name of the application in etcd and in its states. Empty: module and name of the class."""
 
     deliver_acks: bool = False
-    """Whether transaction acknowledgements of producers are delivered as messages."""
+    """True to deliver transaction acknowledgements of producers as messages."""
 
     async def initialize(self, service: ConsumerService) -> None:
-        """Called once on the event loop, before this member takes any shard.
+        """Prepare the application. Called once on the event loop, before this member takes any
+        shard.
 
-        The place to register gRPC services (``service.grpc_server``) and HTTP routes
-        (``service.add_route``), and to read settings (``service.config``). Must not block.
+        Register gRPC services (``service.grpc_server``) and HTTP routes (``service.add_route``)
+        here, and read settings (``service.config``). Must not block.
         """
 
     def message_type_of(self, journal: JournalSpec) -> type[Any]:
-        """The type that messages of a source journal decode to. Default: ``message_type``."""
+        """Return the type that messages of a source journal decode to. Default: ``message_type``."""
         if self.message_type is None:
             raise GazetteError(
                 f"{type(self).__name__} has no message_type",
@@ -212,9 +223,11 @@ class Application(ABC, Generic[StoreT]):
         return self.message_type
 
     def poison_policy(self, shard: Shard) -> PoisonPolicy | None:
-        """What to do about messages that do not decode or cannot be consumed; None: the shard fails.
+        """Return what to do with messages that do not decode or cannot be consumed; None: the shard
+        fails.
 
-        Called once per promotion. Default: as the labels of the shard say, see docs/transactions.md.
+        Called once per promotion. Default: as the labels of the shard say, see
+        docs/transactions.md.
         """
         return PoisonPolicy.of_labels(shard.spec.labels)
 
@@ -227,10 +240,12 @@ class Application(ABC, Generic[StoreT]):
         """
 
     def new_view(self, shard: Shard, directory: Path) -> StateView | None:
-        """How hot standbys of the shard answer queries that allow for stale answers. None: they do not.
+        """Return the view from which hot standbys of the shard answer queries that allow stale
+        answers.
 
-        ``directory`` is an empty one of the view's own. Called once per standby, at the first such
-        query, for example as ``return MyStore.view(directory)``.
+        None: standbys answer no queries. ``directory`` is an empty one of the view's own. Called
+        once per standby, at the first such query, for example as ``return
+        MyStore.view(directory)``.
         """
         return None
 
@@ -249,10 +264,10 @@ class Application(ABC, Generic[StoreT]):
     ) -> None:
         """Handle some committed messages, in order. The default calls ``consume_message`` for each.
 
-        Override it where work per batch is cheaper than per message. ``DeferToNextTransaction`` undoes
-        what the call did to the store and published uncommitted. The batch is then delivered in halves,
-        until the transaction ends in front of the first message that is deferred on its own. A store
-        without savepoints cannot undo: raise it there before anything was changed.
+        Override it where work per batch is cheaper than per message. ``DeferToNextTransaction``
+        undoes the call's changes of the store and its uncommitted publishes. The batch is then
+        delivered in halves, until the transaction ends before the first message that is deferred
+        alone. A store without savepoints cannot undo: raise it there before any change.
         """
         consume = self.consume_message
         for envelope in batch:
@@ -260,40 +275,43 @@ class Application(ABC, Generic[StoreT]):
                 require_none("consume_message", result)
 
     def begin_transaction(self, shard: Shard, store: StoreT) -> None:
-        """Called before the first message of a transaction; may block."""
+        """Prepare for a transaction. Called before its first message; may block."""
 
     def finalize_transaction(self, shard: Shard, store: StoreT, publisher: Publisher) -> None:
-        """Called when a transaction consumed its last message: publish and flush what is buffered."""
+        """Publish and flush what is buffered. Called after the last message of a transaction."""
 
     def finished_transaction(self, shard: Shard, store: StoreT, commit: OpFuture[Any]) -> None:
-        """Called after ``Store.start_commit`` with its future, or with a failed one if that raised.
+        """Observe the commit. Called after ``Store.start_commit`` with its future, or with a failed
+        one if it raised.
 
-        Paired with every ``begin_transaction`` that returned."""
+        Paired with every ``begin_transaction`` that returned.
+        """
 
 
 class MessageProducer(ABC):
-    """What an application is *beside* `Application` if it brings the messages of its shards itself,
-    instead of having those of the shards' sources read: from other systems, or made up.
+    """Mixin *beside* `Application` for an application that brings the messages of its shards.
 
-    ``class Mine(Application[MyStore], MessageProducer)``. Each message is an `Envelope`, of a journal
-    that may be a name and nothing else; the checkpoint holds how far each was read. Messages with a
-    clock are sequenced as ever: duplicates are dropped, pending ones wait for their acknowledgement.
+    The shards then read no sources: messages come from other systems, or are generated. Declare
+    ``class Mine(Application[MyStore], MessageProducer)``. Each message is an `Envelope` of a
+    journal, which may be only a name. The checkpoint holds how far each journal was read. Messages
+    with a clock are sequenced as usual: duplicates are dropped, and pending ones wait for their
+    acknowledgement.
     """
 
     @abstractmethod
     def start_reading(self, shard: Shard, store: Any, checkpoint: Checkpoint, feed: Feed) -> None:
-        """Have messages put into ``feed`` from now on, from where ``checkpoint`` says.
+        """Start to put messages into ``feed``, from where ``checkpoint`` says.
 
         Called on the shard's thread, once per promotion and again after each ``feed.close()``. Must
-        return: start a thread, or hand over to one. That must end when ``feed.closed`` (``put`` raises
-        ``Closed`` then), since the shard may be stopped at any time.
+        return: start a thread, or hand over to one. That thread must end when ``feed.closed``
+        (``put`` raises ``Closed`` then), since the shard may be stopped at any time.
         """
 
     @abstractmethod
     def replay(
         self, shard: Shard, store: Any, journal: str, begin: int, end: int
     ) -> Iterator[Sequence[Envelope[Any]]]:
-        """Give the messages of [begin, end) of a journal again, exactly as they were put.
+        """Yield the messages of [begin, end) of a journal again, exactly as they were put.
 
         Called on the shard's thread for a transaction that was longer than the shard's ring.
         """
@@ -301,12 +319,14 @@ class MessageProducer(ABC):
     def read_through(
         self, shard: Shard, store: Any, offsets: Mapping[str, int]
     ) -> Mapping[str, int]:
-        """Which offsets a query waits for that asked for these. Any thread. Default: the same."""
+        """Return the offsets that a query waits for which asked for these. Any thread. Default: the
+        same."""
         return offsets
 
 
 def checked_store(store: object) -> Store:
-    """Return what ``new_store`` returned. Raise ``ApplicationFailed`` or ``Invalid`` if it is no store."""
+    """Return what ``new_store`` returned. Raise ``ApplicationFailed`` or ``Invalid`` if it is not a
+    store."""
     methods = ("start_commit", "restore_checkpoint", "savepoint", "classify_error", "destroy")
     require_instance("new_store", store, Store, methods)
     assert isinstance(store, Store)
@@ -314,7 +334,8 @@ def checked_store(store: object) -> Store:
 
 
 def checked_view(view: object) -> StateView | None:
-    """Return what ``new_view`` returned. Raise ``ApplicationFailed`` or ``Invalid`` if it is no view."""
+    """Return what ``new_view`` returned. Raise ``ApplicationFailed`` or ``Invalid`` if it is not a
+    view."""
     if view is None:
         return None
     require_instance("new_view", view, StateView, ("refresh", "release", "close"))

@@ -1,13 +1,14 @@
-"""The name of an application: by which it knows its own etcd prefix and its own state, and no other's.
+"""The name of an application, by which it knows its own etcd prefix and its own state.
 
-Two applications on one prefix would be given each other's shards, and write into each other's state. So:
+Two applications on one prefix would get each other's shards, and write into each other's state. Two
+records prevent that:
 
-- the key ``{root}/application`` says to which application a prefix belongs. Its first member writes it, and
-  a member of another application does not start. It has no lease: it outlives the members;
-- members carry the name in their specification, and states in their checkpoint. A shard whose state
-  belongs to another application fails.
+- The key ``{root}/application`` names the application of a prefix. Its first member writes it. A
+  member of another application does not start. The key has no lease: it outlives the members.
+- Members carry the name in their specification, and states in their checkpoint. A shard fails if
+  its state belongs to another application.
 
-What has no name was written before names, or by the original, and is adopted.
+A prefix or state without a name is adopted: it predates names, or the original wrote it.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ NAME_BYTES_MAX: Final = 512
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """To which application an etcd prefix belongs, and which names it had before."""
+    """The application that an etcd prefix belongs to, and its former names."""
 
     name: str
     former: tuple[str, ...] = ()
 
     def may_open(self, name: str) -> bool:
-        """Whether a state of an application of that name is this one's."""
+        """Return True if a state of an application of that name belongs to this one."""
         return not name or name == self.name or name in self.former
 
 
 def name_of(application: Any) -> str:
     """Return the name of an application: its ``application_name``, or its class with the module.
 
-    For a script, the module is named after its file. Raises ``Invalid``.
+    For a script, the module is named after its file. Raise ``Invalid``.
     """
     kind = type(application)
     name = application.application_name or f"{_module_of(kind)}.{kind.__qualname__}"
@@ -61,7 +62,7 @@ def _module_of(kind: type) -> str:
         return kind.__module__
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name:  # python -m package.module
+    if spec is not None and spec.name:  # The process was started as python -m package.module.
         return str(spec.name).removesuffix(".__main__")
     file = getattr(main, "__file__", None)
     return Path(file).stem if file else "main"
@@ -71,9 +72,10 @@ def require_own_state(checkpoint: Checkpoint, owner: Owner, shard_id: str) -> No
     """Raise ``NotAllowed`` if a shard's state belongs to another application."""
     if not owner.may_open(checkpoint.application):
         raise NotAllowed(
-            f"the state of shard {shard_id} belongs to application {checkpoint.application}, and this"
-            f" is application {owner.name}",
-            hint="Give the shard a recovery log, or a database, of its own. If the application was renamed,"
-            f" stop all members and start them with --consumer.adopt-from={checkpoint.application}.",
+            f"the state of shard {shard_id} belongs to application {checkpoint.application}, "
+            f"and this is application {owner.name}",
+            hint="Give the shard its own recovery log or database. If the application was "
+            "renamed, stop all members and start them with "
+            f"--consumer.adopt-from={checkpoint.application}.",
             shard=shard_id,
         )

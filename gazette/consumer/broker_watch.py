@@ -1,7 +1,7 @@
-"""Whether brokers answer: asked from the start on, said in the log, and part of being ready.
+"""Repeated checks that brokers answer. The result is logged, and is part of being ready.
 
-Calls to brokers wait for a connection, as brokers come and go. A wrong address would be waited for without
-a word, so one cheap call is repeated for as long as the member runs.
+Calls to brokers wait for a connection, since brokers come and go. A wrong address would be waited
+for in silence. So a member repeats one cheap call for as long as it runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gazette.runtime.clock import Clock
 log = logging.getLogger(__name__)
 
 REPEAT_S: Final = 60.0
-"""How often the same cause is logged."""
+"""Seconds between two log lines for the same cause."""
 _CAUSES_MAX: Final = 64
 _CONNECT_S: Final = 3.0
 _ATTEMPT_S: Final = 10.0
@@ -50,17 +50,17 @@ class RetryLog:
 
 
 class BrokerWatch:
-    """Asks the brokers of a member again and again. Loop-bound; run it as a daemon."""
+    """Repeated calls to the brokers of a member. Loop-bound; run it as a daemon."""
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self.not_answered = "brokers were not asked yet"
-        """Why brokers have never answered; empty once they did."""
+        """Why brokers have never answered; empty after the first answer."""
         self._client = client
         self._clock = clock
         self._retries = RetryLog()
 
     async def run(self) -> NoReturn:
-        """Ask without end. Cancellation: nothing is left."""
+        """Ask without end. Cancellation leaves nothing behind."""
         answered_at = self._clock.monotonic()
         while True:
             cause = await self._ask()
@@ -88,8 +88,8 @@ class BrokerWatch:
             self.not_answered = f"brokers have not answered yet: {cause}"
         if (failures := self._retries.due(cause, now)) is not None:
             log.warning(
-                "brokers at %(address)s have not answered for %(seconds).0f s (%(failures)d attempts), trying"
-                " again: %(cause)s. %(hint)s",
+                "brokers at %(address)s have not answered for %(seconds).0f s (%(failures)d "
+                "attempts), trying again: %(cause)s. %(hint)s",
                 {
                     "address": self._client.address,
                     "seconds": seconds,

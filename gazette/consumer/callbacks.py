@@ -1,8 +1,10 @@
-"""Refuse callbacks of the wrong kind: what a callback returns must not be dropped in silence.
+"""Checks that refuse callbacks of the wrong kind: what a callback returns must not be dropped
+silently.
 
-Callbacks are plain functions, called on the shard's thread. Calling a coroutine or generator function
-runs nothing of it: every message would be dropped, and committed past. `require_callbacks` refuses such
-functions when the application starts, and `require_none` what a plain function returned.
+Callbacks are plain functions, called on the shard's thread. A call of a coroutine or generator
+function runs nothing of it. Every message would be dropped, and the checkpoint would pass it.
+`require_callbacks` refuses such functions when the application starts. `require_none` refuses what
+a plain function returned.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ APPLICATION: Final = (
     "begin_transaction",
     "finalize_transaction",
     "finished_transaction",
-    # Of those that are a `MessageProducer`:
+    # Callbacks of a `MessageProducer`:
     "start_reading",
     "read_through",
 )
@@ -36,22 +38,23 @@ _COROUTINES: Final = ("initialize",)
 _LAYERS_MAX: Final = 64
 
 _HINT: Final = (
-    "Define it with a plain `def`. It is called on the shard's own thread and may block. To await"
-    " something there, run it to its end, for example with asyncio.run()."
+    "Define it with a plain `def`. It is called on the shard's own thread and may block. To "
+    "await something there, run it to its end, for example with asyncio.run()."
 )
 
 
 class ApplicationFailed(GazetteError):
-    """A callback of the application raised. The shard fails; ``__cause__`` is what it raised."""
+    """Error of an application's callback. The shard fails; ``__cause__`` is what the callback
+    raised."""
 
     default_hint = (
-        "Correct the application and restart it; nothing of the failed transaction took effect."
-        " `gazctl shards unassign --failed` retries without a restart."
+        "Correct the application and restart it; nothing of the failed transaction took "
+        "effect. `gazctl shards unassign --failed` retries without a restart."
     )
 
 
 def require_callbacks(application: Any) -> None:
-    """Raise ``Invalid`` if a callback of an application is not the kind of function that it must be."""
+    """Raise ``Invalid`` if a callback of an application is a function of the wrong kind."""
     for name in APPLICATION:
         _require(application, name)
     for name in _GENERATORS:
@@ -63,7 +66,7 @@ def require_callbacks(application: Any) -> None:
 def require_instance(callback: str, value: object, kind: type, methods: Sequence[str] = ()) -> None:
     """Raise unless ``callback`` returned a ``kind`` whose methods are plain functions.
 
-    ``ApplicationFailed`` is about the value, ``Invalid`` about a method.
+    ``ApplicationFailed`` concerns the value, ``Invalid`` a method.
     """
     if value is None:
         raise ApplicationFailed(
@@ -72,9 +75,7 @@ def require_instance(callback: str, value: object, kind: type, methods: Sequence
         )
     if not isinstance(value, kind):
         _close(value)
-        raise ApplicationFailed(
-            f"{callback} returned {_kind_name(value)}, which is no {kind.__name__}"
-        )
+        raise ApplicationFailed(f"{callback} returned {_kind_name(value)}, not a {kind.__name__}")
     for name in methods:
         _require(value, name)
 
@@ -82,7 +83,7 @@ def require_instance(callback: str, value: object, kind: type, methods: Sequence
 def require_none(callback: str, result: object, **facts: Any) -> None:
     """Raise ``ApplicationFailed`` unless ``result``, of a callback that returns nothing, is None.
 
-    A coroutine or generator is closed first, and a future cancelled.
+    A coroutine or generator is closed first, and a future is cancelled.
     """
     if result is None:
         return
@@ -96,7 +97,8 @@ def require_none(callback: str, result: object, **facts: Any) -> None:
         )
     raise ApplicationFailed(
         f"{callback} returned {_kind_name(result)}; expected None",
-        hint="Remove the returned value. Use the store and the publisher for what a message does.",
+        hint="Remove the returned value. Use the store and the publisher for the effects of a "
+        "message.",
         **facts,
     )
 
@@ -183,7 +185,7 @@ def _is_lazy(result: Any) -> bool:
 
 
 def _close(result: Any) -> None:
-    """Close what nothing is going to run, so that Python does not warn of it later."""
+    """Close an object that is never run, so that Python does not warn of it later."""
     if inspect.iscoroutine(result) or inspect.isgenerator(result):
         result.close()
     elif isinstance(result, concurrent.futures.Future):
@@ -203,7 +205,8 @@ def _kind_name(value: object) -> str:
 
 
 async def initialized(application: Any, service: Any) -> None:
-    """Await ``Application.initialize``. Raise ``ApplicationFailed`` if it is no coroutine function."""
+    """Await ``Application.initialize``. Raise ``ApplicationFailed`` if it is not a coroutine
+    function."""
     result: object = application.initialize(service)
     if not inspect.isawaitable(result):
         raise ApplicationFailed(

@@ -1,4 +1,4 @@
-"""``GET /debug/shards``: what this member knows of its shards, and what each of them is doing."""
+"""``GET /debug/shards``: the state of this member's shards, and what each one does."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from gazette.errors import Unavailable
 
 
 def debug_routes(shards: Callable[[], Mapping[str, Shard]]) -> list[Route]:
-    """``/debug/shards`` for all, ``/debug/shards/{id}`` for one. ``shards`` gives those that this member
-    holds, and raises ``Unavailable`` while it starts."""
+    """Return the routes ``/debug/shards`` for all and ``/debug/shards/{id}`` for one.
+
+    ``shards`` returns those that this member holds, and raises ``Unavailable`` while it starts.
+    """
 
     async def show(request: Request) -> Response:
         try:
@@ -36,7 +38,7 @@ def debug_routes(shards: Callable[[], Mapping[str, Shard]]) -> list[Route]:
 
 
 def describe(shard: Shard) -> dict[str, Any]:
-    """One shard, as JSON has it. Sizes in bytes, times in seconds."""
+    """Describe one shard for JSON. Sizes are in bytes, times in seconds."""
     assignment = shard.assignment.decoded
     lag, play_back, reads = shard.lag, shard.play_back, shard.reads
     return {

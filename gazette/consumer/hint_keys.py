@@ -1,7 +1,8 @@
-"""Where in etcd hints of shards may be: `HintKeys`. Pure.
+"""Keys in etcd at which hints of shards may be written: `HintKeys`. Pure.
 
-The specification of a shard names the prefix of its hints, and a member writes them with its own rights. So
-they are written only below prefixes that the operator has named: a token for a shard is none for other keys.
+The specification of a shard names the prefix of its hints, and a member writes them with its own
+rights. So hints are written only below prefixes that the operator has named. Otherwise a token for
+a shard would give access to other keys.
 """
 
 from __future__ import annotations
@@ -15,26 +16,27 @@ from gazette.errors import Invalid
 from gazette.protocol.shard import ShardSpec
 
 CONVENTIONAL: Final = "/gazette/hints"
-"""What specifications of the original have, and all of our examples."""
+"""Prefix that specifications of the original and all our examples use."""
 _OWN: Final = "hints"
 _FLAG: Final = "consumer.hint-prefix"
 
 
 @dataclass(frozen=True, slots=True)
 class HintKeys:
-    """The prefixes of keys that hints may have, without a slash at their end."""
+    """Prefixes that keys of hints may have, without a slash at their end."""
 
     prefixes: tuple[str, ...]
 
     @classmethod
     def of(cls, prefixes: Sequence[str], root: str) -> Self:
-        """Return ``prefixes`` or, without any, the default ones beside the ``root`` of the members.
+        """Return ``prefixes`` or, if empty, the default ones beside the ``root`` of the members.
 
-        Raises ``Invalid`` for a prefix that is not an absolute path, or holds keys of the members.
+        Raise ``Invalid`` for a prefix that is not an absolute path, or that holds keys of the
+        members.
         """
         own = f"{root}/{_OWN}"
         for prefix in prefixes:
-            # Of paths that begin with two slashes, normpath keeps both.
+            # normpath keeps two slashes at the beginning of a path.
             clean = posixpath.normpath(prefix) == prefix and prefix[:2] != "//"
             if not (clean and prefix.startswith("/") and prefix != "/"):
                 raise Invalid(f"not an absolute, clean, non-directory path ({prefix})", path=_FLAG)
@@ -52,7 +54,7 @@ class HintKeys:
         return any(_is_below(hint_prefix, prefix) for prefix in self.prefixes)
 
     def require(self, spec: ShardSpec) -> None:
-        """Raise ``Invalid`` if the hints of a shard are not written where it wants them."""
+        """Raise ``Invalid`` if the hints of a shard may not be written at their prefix."""
         if spec.hint_prefix and not self.allows(spec.hint_prefix):
             raise Invalid(
                 f"{spec.hint_prefix} is not below {' or '.join(self.prefixes)}"

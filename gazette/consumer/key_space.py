@@ -1,4 +1,4 @@
-"""What a consumer cluster keeps in etcd: shards, members, and which member has which shard."""
+"""Keys of a consumer cluster in etcd: shards, members, and assignments of shards to members."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ShardItem:
         return 1 + min(self.spec.hot_standbys, self.max_hot_standbys)
 
     def least_replication(self) -> int:
-        """The primary: what it did is durable in its recovery log, or in a remote store."""
+        """1 for the primary: its effects are durable in its recovery log, or in a remote store."""
         return min(1, self.desired_replication())
 
 
@@ -54,7 +54,7 @@ class ConsumerMember:
 def consumer_decoder(
     root: str, max_hot_standbys: int
 ) -> Callable[[KeyValue], Item | Member | Assignment | Owner]:
-    """The decoder of a consumer cluster's KeySpace. What it returns raises ``Invalid``."""
+    """Return the decoder of a consumer cluster's KeySpace. The decoder raises ``Invalid``."""
 
     def decode_item(shard_id: str, value: bytes) -> ShardItem:
         return ShardItem(decode_shard(shard_id, value), max_hot_standbys)
@@ -69,9 +69,9 @@ def consumer_decoder(
 
 
 def decode_shard(shard_id: str, value: bytes) -> ShardSpec:
-    """Return the specification that is stored under the id ``shard_id``, as far as it can be served.
+    """Return the specification that is stored under the id ``shard_id``, if it can be served.
 
-    Raises ``Invalid`` for bytes that are none, and for that of another shard.
+    Raise ``Invalid`` for damaged bytes, and for the specification of another shard.
     """
     with _readable("ShardSpec"):
         pb = consumer_pb2.ShardSpec.FromString(value)
@@ -94,7 +94,8 @@ def _decode_assignment(
 ) -> ReplicaStatus:
     """Return the status that the assigned member advertised. A fresh assignment (empty) is idle.
 
-    An assignment that vanished would be made a second time: one whose value is damaged stays.
+    A damaged value counts as a status too: if the assignment were ignored, the allocator would make
+    it twice.
     """
     what = f"the status of shard {shard_id} at {zone}#{suffix}#{slot}"
     try:
@@ -113,7 +114,7 @@ def _readable(what: str) -> Iterator[None]:
 
 
 def route_of(assignments: Sequence[DecodedKV]) -> Route:
-    """The route that the keys of a shard's assignments (all of them, in key order) amount to."""
+    """Return the route of a shard from the keys of all its assignments, in key order."""
     members: list[ProcessId] = []
     primary: int | None = None
     for kv in assignments:
@@ -125,19 +126,19 @@ def route_of(assignments: Sequence[DecodedKV]) -> Route:
 
 
 def progress(assignment: DecodedKV) -> tuple[int, ...]:
-    """Rank replicas none of which can take over at once: who has played back more sorts higher.
+    """Rank replicas of which none can take over at once: one that has played more sorts higher.
 
-    A replica that failed comes last.
+    A failed replica sorts last.
     """
     code: ReplicaCode = assignment.decoded.value.code
     return (-1,) if code is ReplicaCode.FAILED else (code.value,)
 
 
 def is_consistent(item: DecodedKV, assignment: DecodedKV, assignments: Sequence[DecodedKV]) -> bool:
-    """Whether a replica can take over at once, or is beyond help like its primary.
+    """Return True if a replica can take over at once, or has failed like its primary.
 
-    A replica that failed counts only when the primary has failed as well: else it would be removed
-    while nobody else is ready.
+    A failed replica counts only when the primary has failed as well. Otherwise it would be removed
+    while no other replica is ready.
     """
     del item
     code: ReplicaCode = assignment.decoded.value.code

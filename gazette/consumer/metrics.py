@@ -1,5 +1,8 @@
-"""What shards count. Names are the original's, so that its dashboards work; the label ``shard`` is the
-shard's etcd key (``fqn``), as there."""
+"""Metrics of shards.
+
+Names are the original's, so that its dashboards work. The label ``shard`` is the shard's etcd key
+(``fqn``), as there.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +42,18 @@ POISON_MESSAGES: Final = Counter(
     ["shard", "journal", "reason"],
 )
 STANDBY_LAG_BYTES: Final = Gauge(
-    "gazette_shard_standby_lag_bytes", "How far play-back is behind the log's head.", ["shard"]
+    "gazette_shard_standby_lag_bytes",
+    "Bytes by which play-back is behind the log's head.",
+    ["shard"],
 )
 STANDBY_LAG_SECONDS: Final = Gauge(
     "gazette_shard_standby_lag_seconds",
-    "How long ago the log had what play-back has not reached.",
+    "Age of the oldest log head that play-back has not reached.",
     ["shard"],
 )
 PLAYBACK_RATE: Final = Gauge(
     "gazette_shard_playback_bytes_per_second",
-    "How fast a standby reads the shard's recovery log, since the last look.",
+    "Speed at which a standby reads the shard's recovery log, since the last look.",
     ["shard"],
 )
 RESTARTS: Final = Counter(
@@ -63,23 +68,29 @@ PHASES: Final = (
     ("50-committing", "async", "committing"),
     ("60-acknowledging", "async", "acknowledging"),
 )
-"""(label ``phase``, label ``type``, field of `transaction.Phases`)."""
+"""Triples of label ``phase``, label ``type``, and field of `transaction.Phases`."""
 
 SEQUENCER_QUEUED: Final = PlainCounter(
     "gazette_sequencer_queued",
-    "Messages that were sequenced, by their flag and what became of them.",
+    "Messages that were sequenced, by their flag and their outcome.",
     ("journal", "flag", "outcome"),
 )
 SEQUENCER_REPLAY: Final = PlainCounter(
-    "gazette_sequencer_replay", "Messages that were read again to be delivered.", ("journal",)
+    "gazette_sequencer_replay", "Messages that were read again for delivery.", ("journal",)
 )
 
-# Names that the original has given up in favour of those above, which dashboards still ask for. They
-# are sums over all shards.
+# Former names of the metrics above. The original has deprecated them, but dashboards still ask for
+# them. They are sums over all shards.
 _TX_COUNT: Final = Counter("gazette_consumer_tx_count_total", "Finished transactions.")
-_TX_MESSAGES: Final = Counter("gazette_consumer_tx_messages_total", "Messages of those.")
-_TX_SECONDS: Final = Counter("gazette_consumer_tx_seconds_total", "Seconds of those.")
-_CONSUMED_BYTES: Final = Counter("gazette_consumer_consumed_bytes_total", "Bytes of those.")
+_TX_MESSAGES: Final = Counter(
+    "gazette_consumer_tx_messages_total", "Messages of finished transactions."
+)
+_TX_SECONDS: Final = Counter(
+    "gazette_consumer_tx_seconds_total", "Seconds of finished transactions."
+)
+_CONSUMED_BYTES: Final = Counter(
+    "gazette_consumer_consumed_bytes_total", "Bytes of finished transactions."
+)
 _TX_PHASES: Final = {
     "consuming": Counter("gazette_consumer_tx_consume_seconds_total", "Seconds of consuming."),
     "stalled": Counter("gazette_consumer_tx_stalled_seconds_total", "Seconds of stalling."),
@@ -92,14 +103,14 @@ _CONSUMER_READ_HEAD: Final = Gauge(
 
 
 def note_read_heads(shard: str, read_through: Mapping[str, int]) -> None:
-    """Offsets that a shard has read through. On the loop."""
+    """Set the offsets that a shard has read through. On the loop."""
     for journal, offset in read_through.items():
         READ_HEAD.labels(shard, journal).set(offset)
         _CONSUMER_READ_HEAD.labels(journal).set(offset)
 
 
 def note_transaction(shard: str, messages: int, byte_count: int, phases: Phases) -> None:
-    """A transaction of a shard is committed and acknowledged. On the loop."""
+    """Count a transaction of a shard that is committed and acknowledged. On the loop."""
     TRANSACTIONS.labels(shard).inc()
     READ_MESSAGES.labels(shard).inc(messages)
     READ_BYTES.labels(shard).inc(byte_count)
@@ -115,7 +126,7 @@ def note_transaction(shard: str, messages: int, byte_count: int, phases: Phases)
 
 
 def note_queued(outcomes: TallyOf[tuple[str, int, QueueOutcome]]) -> None:
-    """Take what a sequencer has counted, and clear it. On the thread that owns the sequencer."""
+    """Add what a sequencer has counted, and clear it. On the thread that owns the sequencer."""
     for (journal, flags, outcome), count in outcomes.items():
         SEQUENCER_QUEUED.inc(journal, flags_text(flags), outcome.label, by=count)
     outcomes.clear()

@@ -23,7 +23,7 @@ def owner_key(root: str) -> str:
 
 
 def decode_owner(value: bytes) -> Owner:
-    """Raise ``Invalid`` if the value is not that of an owner."""
+    """Decode the owner of a prefix. Raise ``Invalid`` for a value that is not one."""
     try:
         return msgspec.json.decode(value, type=Owner)
     except msgspec.MsgspecError as error:
@@ -31,10 +31,11 @@ def decode_owner(value: bytes) -> Owner:
 
 
 async def claim_prefix(etcd: Etcd, root: str, name: str, adopt_from: str) -> Owner:
-    """Make sure that an etcd prefix belongs to the application ``name``, before a member joins it.
+    """Make sure that an etcd prefix belongs to the application ``name`` before a member joins it.
 
-    A prefix without an owner, or of ``adopt_from``, becomes its own. Raises ``Invalid`` if it belongs to
-    another application, or if members of another one run; ``Unavailable``. Cancellation: it may be claimed.
+    Claim a prefix that has no owner, or that belongs to ``adopt_from``. Raise ``Invalid`` if it
+    belongs to another application, or if members of another one run. Raise ``Unavailable`` if etcd
+    does not answer. A cancelled call may have claimed the prefix.
     """
     key = owner_key(root)
     for _ in range(_ATTEMPTS_MAX):
@@ -44,10 +45,10 @@ async def claim_prefix(etcd: Etcd, root: str, name: str, adopt_from: str) -> Own
             raise other_application(root, present.name, name)
         if others := await _running_others(etcd, root, name):
             raise Invalid(
-                f"members of application {others[0]} run on etcd prefix {root}, and this is"
-                f" application {name}",
+                f"members of application {others[0]} run on etcd prefix {root}, and this is "
+                f"application {name}",
                 path="etcd.prefix",
-                hint="Stop them, or give this application a prefix of its own.",
+                hint="Stop them, or give this application its own prefix.",
             )
         wanted = _adopted(present, name, adopt_from)
         if wanted == present:
@@ -59,7 +60,7 @@ async def claim_prefix(etcd: Etcd, root: str, name: str, adopt_from: str) -> Own
         )
         if result.succeeded:
             return wanted
-    raise Conflict("the owner of the etcd prefix changes all the time", prefix=root)
+    raise Conflict("the owner of the etcd prefix keeps changing", prefix=root)
 
 
 def _adopted(present: Owner | None, name: str, adopt_from: str) -> Owner:
@@ -78,7 +79,7 @@ async def _running_others(etcd: Etcd, root: str, name: str) -> list[str]:
         try:
             found.add(consumer_pb2.ConsumerSpec.FromString(kv.value).application)
         except DecodeError:
-            continue  # The key space tells of it.
+            continue  # The key space reports it.
     return sorted(found - {"", name})
 
 
@@ -87,7 +88,7 @@ def other_application(root: str, owner: str, name: str) -> Invalid:
     return Invalid(
         f"etcd prefix {root} belongs to application {owner}, and this is application {name}",
         path="etcd.prefix",
-        hint="Give each application a prefix of its own. If this one was renamed: keep its name with"
-        f" --consumer.application={owner}, or stop all members and start the new ones with"
-        f" --consumer.adopt-from={owner}.",
+        hint="Give each application its own prefix. If this one was renamed, keep its name with "
+        f"--consumer.application={owner}. Or stop all members and start the new ones with "
+        f"--consumer.adopt-from={owner}.",
     )

@@ -1,6 +1,6 @@
-"""Who serves a shard, and the shards which this member serves itself.
+"""Which member serves a shard, and the shards that this member serves itself.
 
-The resolver follows the key space as its last observer: routes and local shards change in the same
+The resolver follows the key space as its last observer. Routes and local shards change in the same
 step of the loop as the keys that they come from.
 """
 
@@ -31,7 +31,7 @@ from gazette.runtime.tasks import TaskScope
 log = logging.getLogger(__name__)
 
 MISSING_ID: Final = ProcessId("local-ConsumerSpec", "missing-from-Etcd")
-"""Stands for this member while its own key is not in etcd: it can still proxy."""
+"""Id of this member while its own key is not in etcd: it can still proxy."""
 
 STOPPED: Final = "resolver has stopped serving local shards"
 
@@ -41,7 +41,7 @@ class Resolution:
     """How a shard is served, as of one revision of the key space.
 
     With status OK, ``header.process_id`` is the primary. If that is this member, ``shard`` and
-    ``store`` are there, and have read through what was asked for.
+    ``store`` are set, and have read through the requested offsets.
     """
 
     status: ShardStatus
@@ -67,7 +67,8 @@ class _Held:
 
 
 class Resolver:
-    """Owns this member's shards: makes, starts, promotes and stops them as assignments come and go."""
+    """Owner of this member's shards: it creates, starts, promotes and stops them as assignments
+    change."""
 
     def __init__(
         self,
@@ -86,8 +87,6 @@ class Resolver:
         self._changed = asyncio.Event()
         self.stopped = asyncio.Event()
 
-    # -- what is there
-
     @property
     def local_id(self) -> ProcessId:
         member = self._state.local_member
@@ -101,7 +100,7 @@ class Resolver:
         return {shard_id: held.shard for shard_id, held in self._held.items()}
 
     def shards_with_source(self, journal: str) -> tuple[ShardSpec, ...]:
-        """Specifications of the shards that read a journal, by id. Disabled ones are among them."""
+        """Return the specifications of shards that read a journal, by id, including disabled ones."""
         if self._by_source is None:
             by_source: defaultdict[str, list[ShardSpec]] = defaultdict(list)
             for kv in self._state.items:
@@ -112,7 +111,7 @@ class Resolver:
         return tuple(self._by_source.get(journal, ()))
 
     def shards(self, selector: LabelSelector) -> tuple[ShardSpec, ...]:
-        """Specifications of the shards that match, by id."""
+        """Return the specifications of shards that match, by id."""
         specs: list[ShardSpec] = [kv.decoded.value.spec for kv in self._state.items]
         return tuple(spec for spec in specs if selector.matches(spec.labels_with_id()))
 
@@ -121,19 +120,17 @@ class Resolver:
         return EtcdHeader(header.cluster_id, header.member_id, header.revision, header.raft_term)
 
     def unrouted_header(self) -> Header:
-        """The header of responses that are about no single shard."""
+        """Return the header of responses that concern no single shard."""
         local_id = self.local_id
         return Header(None if local_id is MISSING_ID else local_id, EMPTY_ROUTE, self.etcd_header())
 
     def with_endpoints(self, route: Route) -> Route:
-        """The route with what its members advertise; ``""`` where the member's key is gone."""
+        """Return the route with the advertised endpoints; ``""`` where a member's key is gone."""
         endpoints: list[str] = []
         for one in route.members:
             member = self._state.member(one.zone, one.suffix)
             endpoints.append("" if member is None else member.decoded.value.spec.endpoint)
         return Route(route.members, route.primary, tuple(endpoints))
-
-    # -- resolving
 
     async def resolve(
         self,
@@ -146,11 +143,11 @@ class Resolver:
     ) -> Resolution:
         """Resolve a shard to its primary.
 
-        If that is this member, wait until its store is open and has read through the given offsets of
-        its sources (others are ignored). The caller bounds the wait.
+        If that is this member, wait until its store is open and has read through the given offsets
+        of its sources (others are ignored). The caller bounds the wait.
 
-        Raises ``Invalid`` if ``proxy_header`` is meant for another cluster or member, and ``Closed`` if
-        the shard is ours and we have stopped serving.
+        Raise ``Invalid`` if ``proxy_header`` is meant for another cluster or member. Raise
+        ``Closed`` if the shard is ours and this member has stopped serving.
         """
         if proxy_header is not None:
             self._check_proxy_header(proxy_header)
@@ -173,7 +170,7 @@ class Resolver:
         if header.process_id is not None and header.process_id != self.local_id:
             raise Invalid(
                 f"request ProcessId doesn't match our own ({header.process_id} vs {self.local_id})",
-                hint="No action: the endpoint was taken over by another member; resolve again.",
+                hint="No action: another member took the endpoint over; resolve again.",
             )
 
     def _resolve_now(self, shard_id: str, claims: Claims, may_proxy: bool) -> Resolution:
@@ -183,7 +180,7 @@ class Resolver:
         route = EMPTY_ROUTE
         if item is not None:
             value: ShardItem = item.decoded.value
-            # Not distinguishable from a shard that does not exist.
+            # The caller must not be able to tell it from a shard that does not exist.
             if claims.selector.matches(value.spec.labels_with_id()):
                 spec = value.spec
                 route = self.with_endpoints(route_of(self._state.assignments_of(shard_id)))
@@ -224,14 +221,15 @@ class Resolver:
         return replace(resolution, shard=shard, store=shard.store)
 
     def standby(self, shard_id: str, claims: Claims) -> Shard | None:
-        """Our replica of a shard if it is a standby that plays, and the claims cover the shard."""
+        """Return our replica of a shard if it is a standby that plays, and the claims cover the
+        shard."""
         held = self._held.get(shard_id)
         if held is None or held.shard.reads is None or not self._covers(shard_id, claims):
             return None
         return held.shard
 
     def standby_headers(self, shard_id: str, claims: Claims) -> tuple[Header, ...]:
-        """Headers for asking each other member that is a standby of a shard and ready."""
+        """Return headers to ask each other member that is a ready standby of a shard."""
         if not self._covers(shard_id, claims):
             return ()
         assignments = self._state.assignments_of(shard_id)
@@ -252,17 +250,15 @@ class Resolver:
         )
 
     def primary_of(self, shard_id: str) -> ProcessId | None:
-        """Who is assigned as the primary of a shard now."""
+        """Return the member that is assigned as primary of a shard now."""
         return route_of(self._state.assignments_of(shard_id)).primary_id
 
     async def next_change(self) -> None:
         """Return after the next change of the key space. The caller bounds the wait."""
         await self._changed.wait()
 
-    # -- following the key space
-
     def update(self) -> None:
-        """Follow the key space: an observer of it, to be called after ``State.observe``."""
+        """Follow the key space, as its observer; call after ``State.observe``."""
         self._by_source = None
         self._changed.set()
         self._changed = asyncio.Event()
@@ -272,17 +268,17 @@ class Resolver:
         for local in self._state.local_items:
             shard_id: str = local.item.decoded.id
             now[shard_id] = self._updated(before.pop(shard_id, None), local)
-        # At once, and not changed later: metrics are collected by another thread.
+        # Replace the mapping in one step and never change it: another thread collects metrics.
         self._held = now
         for shard_id, held in before.items():
             self._stop(shard_id, held)
 
     def _updated(self, held: _Held | None, local: LocalItem) -> _Held:
-        """What we hold of a shard, given what we held of it.
+        """Return the shard that we hold now, given the one that we held before.
 
-        A promotion moves the assignment to another key, with another creation revision; any other
-        change of that means that the assignment was deleted meanwhile, and the shard starts anew. So
-        does one whose specification was deleted and written again.
+        A promotion moves the assignment to another key, with another creation revision. Any other
+        change of that revision means that the assignment was deleted meanwhile: the shard starts
+        again. So does a shard whose specification was deleted and written again.
         """
         assignment = local.assignment
         slot: int = assignment.decoded.slot
@@ -292,8 +288,8 @@ class Resolver:
             moved_up = slot < held.slot
             same = moved_up or create_revision == held.create_revision
             if moved_up and held.shard.failure is not None:
-                # A promotion takes the status along. If that is not one of a failure, the failed
-                # assignment was deleted, or could not say so any more: this is a new attempt.
+                # A promotion takes the status along. If that status is no failure, the failed
+                # assignment was deleted or could not report its failure: this is a new attempt.
                 same = assignment.decoded.value.code is ReplicaCode.FAILED
             if not same or item_revision != held.item_revision:
                 self._stop(local.item.decoded.id, held)
@@ -321,7 +317,8 @@ class Resolver:
             self._stop(shard_id, one)
 
     async def wait_stopped(self, timeout_s: float) -> None:
-        """Return when every shard that was given up has ended. Raises ``Unavailable`` naming others."""
+        """Return when every shard that was given up has ended. Raise ``Unavailable`` that names the
+        others."""
         if not self._stops:
             return
         _, pending = await asyncio.wait(set(self._stops), timeout=timeout_s)

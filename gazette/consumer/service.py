@@ -1,8 +1,8 @@
-"""One member of a consumer cluster: its parts put together, and taken apart in one sequence of stages.
+"""One member of a consumer cluster: it creates all parts and stops them in a fixed sequence.
 
-Starting: HTTP answers (not ready), the application is initialized, etcd is connected, the member
-announces itself and loads the key space, gRPC serves, brokers have answered, ready. Stopping: see
-``ConsumerService.stop``.
+Start: HTTP answers (not ready). The application is initialized. etcd is connected. The member
+announces itself and loads the key space. gRPC serves. Brokers have answered. The member is ready.
+For the stop, see ``ConsumerService.stop``.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ _CANCEL_S: Final = 10.0
 _HURRIED_GRACE_S: Final = 1.0
 _INITIALIZING: Final = "initializing the application"
 _ANSWER_SHARE: Final = 0.8
-"""The part of the time for stopping in which queries that run may still be answered."""
+"""Share of the time for stopping in which running queries may still be answered."""
 _WORDS: Final = ItemNames("shard", "member")
 
 
 @dataclass(slots=True)
 class _Parts:
-    """What there is once etcd is connected."""
+    """The parts that exist once etcd is connected."""
 
     etcd: Etcd
     key_space: KeySpace
@@ -101,7 +101,7 @@ class ConsumerService:
     """A consumer member in this process. Loop-bound. ``start``, then ``wait``, then ``stop``.
 
     Applications get it in ``Application.initialize``, where they register their services.
-    ``client`` speaks to the brokers; it is closed with the service.
+    ``client`` calls the brokers; it is closed with the service.
     """
 
     def __init__(
@@ -123,8 +123,10 @@ class ConsumerService:
         workers: WorkerFactory = ShardThread,
         producer_rng: random.Random | None = None,
     ) -> None:
-        """``transport``, ``pools``, ``workers`` and ``producer_rng`` (default: that of the operating system,
-        so that no two members draw the same) are replaced by simulations.
+        """Create a member that is not started.
+
+        Simulations replace ``transport``, ``pools``, ``workers`` and ``producer_rng``. The last one
+        defaults to the operating system's, so that no two members draw the same.
         """
         require_callbacks(application)
         self.application = application
@@ -132,12 +134,12 @@ class ConsumerService:
         self.server = server
         self.settings = settings
         self.client = client
-        """Of the brokers."""
+        """Client of the brokers."""
         self._broker_watch = BrokerWatch(client, clock)
         self._append_budget = MemoryBudget(settings.append_memory_bytes)
         self._restarts = Restarts(settings.max_restarts)
         self.append_service = AppendService(client, budget=self._append_budget)
-        """For publishing from APIs; shards have their own."""
+        """For publishing from APIs; each shard has its own."""
         self.process_id = ProcessId(settings.zone, settings.id)
         self.stopping = asyncio.Event()
         """Set when this member is asked to stop: long-running calls should end."""
@@ -172,7 +174,7 @@ class ConsumerService:
         self._daemons = TaskScope("consumer-daemons", on_failure=self.fail)
         self._shards = TaskScope("consumer-shards", on_failure=self.fail)
         self._started = asyncio.Event()
-        """Set once the key space is loaded: before, no shard is known."""
+        """Set once the key space is loaded. Before that no shard is known."""
         self._failed = asyncio.Event()
         self._hurried = asyncio.Event()
         self._phase = "starting"
@@ -182,11 +184,9 @@ class ConsumerService:
         self._partitions: dict[str, PartitionWatch] = {}
         self._up: ShardCollector | None = None
 
-    # -- for applications
-
     @property
     def grpc_server(self) -> grpc.aio.Server:
-        """Where servicers are registered, in ``Application.initialize``."""
+        """gRPC server at which ``Application.initialize`` registers servicers."""
         return self.server.grpc
 
     def add_route(
@@ -195,14 +195,16 @@ class ConsumerService:
         endpoint: Callable[..., Any] | BoundShardRoute,
         methods: Iterable[str] = ("GET",),
     ) -> None:
-        """Serve an HTTP route in ``Application.initialize``: a Starlette endpoint, or a method that
-        shards answer (``@shard_route``)."""
+        """Serve an HTTP route; call it in ``Application.initialize``.
+
+        ``endpoint`` is a Starlette endpoint, or a method that shards answer (``@shard_route``).
+        """
         if isinstance(endpoint, BoundShardRoute):
             endpoint = self._http_queries.add(path, endpoint)
         self._routes.append(HttpRoute(path, endpoint, methods=list(methods)))
 
     def config(self, group: type[T]) -> T:
-        """The settings of one of the application's ``config_groups``."""
+        """Return the settings of one of the application's ``config_groups``."""
         for value in self._config.values():
             if isinstance(value, group):
                 return value
@@ -217,10 +219,10 @@ class ConsumerService:
         return self._running.key_space
 
     def partitions(self, selector: LabelSelector) -> PartitionWatch:
-        """The journals that match, kept up to date: what mapping functions choose from.
+        """Return the journals that match, kept up to date, for mapping functions to choose from.
 
-        Empty until brokers answered for the first time: ``await partitions.ready()`` where a request
-        needs them.
+        Empty until brokers answer for the first time: use ``await partitions.ready()`` where a
+        request needs them.
         """
         key = str(selector)
         watch = self._partitions.get(key)
@@ -230,7 +232,7 @@ class ConsumerService:
         return watch
 
     def standalone_publisher(self) -> Publisher:
-        """A publisher for APIs of the application, outside of any transaction."""
+        """Return a publisher for APIs of the application, outside any transaction."""
         return Publisher.standalone(self.append_service, self.clock, self._producer_rng)
 
     async def call_shard(
@@ -244,11 +246,11 @@ class ConsumerService:
         claims: Claims | None = None,
         timeout_s: float | None = None,
     ) -> T:
-        """Have the primary of a shard answer, wherever it is.
+        """Have the primary of a shard answer, on whichever member it is.
 
-        ``serve(store)`` is called on a thread when this member is the primary, else
-        ``proxy(channel, header)`` with a channel to it. See `query.Asking.ask`, and `shard_rpc` and
-        `shard_route` for what does all of this for a method.
+        If this member is the primary, call ``serve(store)`` on a thread. Otherwise call
+        ``proxy(channel, header)`` with a channel to the primary's member. See `query.Asking.ask`.
+        `shard_rpc` and `shard_route` do all of this for a method.
         """
         question = Question(shard_id, read_through or {}, None, header, claims or EVERYTHING)
 
@@ -266,8 +268,11 @@ class ConsumerService:
         *,
         timeout_s: float | None = None,
     ) -> Answer[T]:
-        """Have a shard answer, and say who did: see `query.Asking.ask`. ``timeout_s``: default is
-        that of the settings. A member that is starting answers when it knows its cluster."""
+        """Have a shard answer, and say which member did: see `query.Asking.ask`.
+
+        ``timeout_s`` defaults to the settings'. A member that is starting answers once it knows its
+        cluster.
+        """
         seconds = self.settings.query_timeout_s if timeout_s is None else timeout_s
         begun = self.clock.monotonic()
         if not self._started.is_set():
@@ -291,10 +296,8 @@ class ConsumerService:
 
     @property
     def verifier(self) -> Verifier:
-        """Who may call: of requests to this member."""
+        """Verifier of the tokens of requests to this member."""
         return self._auth
-
-    # -- starting
 
     @property
     def _running(self) -> _Parts:
@@ -304,7 +307,7 @@ class ConsumerService:
 
     @property
     def guard_rules(self) -> GuardRules:
-        """Return what the HTTP servers of this member let in."""
+        """Return which requests the HTTP servers of this member accept."""
         return GuardRules.of(
             keyless=self._auth.keyless,
             hosts=(urlsplit(self.server.endpoint).hostname or "", *self.settings.allow_hosts),
@@ -312,13 +315,13 @@ class ConsumerService:
         )
 
     def not_ready(self) -> str:
-        """Why the member does not serve now; empty if it does."""
+        """Return why the member does not serve now; empty if it does."""
         if self.failure is not None:
             return f"failed: {self.failure}"
         if self._parts is not None and self._parts.drain.is_running:
             return self._parts.drain.describe()
         brokers = self._broker_watch.not_answered
-        if self._phase == _INITIALIZING:  # It may wait for brokers.
+        if self._phase == _INITIALIZING:  # The application may wait for brokers here.
             return "; ".join(filter(None, (self._phase, brokers)))
         if self._phase != "ready":
             return self._phase
@@ -328,8 +331,8 @@ class ConsumerService:
     async def start(self) -> None:
         """Return once this is a member of its cluster and serves.
 
-        Waits for etcd as long as it takes, and for a member of the same id to go away. Raises what
-        makes that hopeless. Cancellation: call ``stop``.
+        Wait for etcd without limit, and for a member of the same id to leave. Raise what makes the
+        start hopeless. After a cancellation, call ``stop``.
         """
         self._phase = _INITIALIZING
         app = self._app()
@@ -393,7 +396,7 @@ class ConsumerService:
             )
 
     def _check_owner(self, key_space: KeySpace) -> None:
-        """Break the member if its prefix was given to another application meanwhile."""
+        """Stop the member as failed if its prefix was given to another application meanwhile."""
         kv = key_space.get(owner_key(self.settings.root))
         owner = None if kv is None else kv.decoded
         if isinstance(owner, Owner) and owner.name != self.application_name:
@@ -456,12 +459,13 @@ class ConsumerService:
         return _Parts(etcd, key_space, state, resolver, shard_api, drain)
 
     def _new_publisher(self, appends: AppendService) -> Publisher:
-        # Never the producer of an earlier promotion: its acknowledgements may still be on their way.
+        # Never reuse the producer of an earlier promotion: its acknowledgements may still be on
+        # their way.
         producer = new_producer_id(self._producer_rng)
         return Publisher(appends, producer=producer, clock=MessageClock())
 
     def _app(self) -> Starlette:
-        """Return what answers HTTP. Before the application is initialized, it has no routes of it."""
+        """Return what answers HTTP. The application's routes are in it only once it is initialized."""
 
         async def starting(_request: Any) -> Any:
             raise Unavailable(f"the consumer is {self._phase}")
@@ -480,17 +484,16 @@ class ConsumerService:
         return routes
 
     def debug_routes(self) -> list[HttpRoute]:
-        """Routes that show what this member does."""
+        """Return the routes that show what this member does."""
         return debug_routes(lambda: self._running.resolver.local_shards)
 
-    # -- stopping
-
     def stop_soon(self) -> None:
-        """Ask for a graceful stop; asking again ends the wait for others to take over."""
+        """Ask for a graceful stop. A second call ends the wait for others to take over."""
         (self._hurried if self.stopping.is_set() else self.stopping).set()
 
     def fail(self, error: BaseException) -> None:
-        """The member is broken: ``wait`` returns, and what remains is to stop. The first error stays."""
+        """Record that the member is broken: ``wait`` returns, and only ``stop`` remains. The first
+        error stays."""
         if self.failure is None:
             self.failure = error
         # Another member may serve our shards by now.
@@ -502,15 +505,15 @@ class ConsumerService:
         await first_of(self.stopping, self._failed)
 
     async def stop(self) -> None:
-        """Leave, stage by stage; each is bounded, and follows whether or not the one before succeeded.
+        """Leave, stage by stage. Each stage is bounded, and runs even if an earlier one failed.
 
-        1. *Drain*: say in etcd that we are exiting, and go on until others have our shards. Skipped if
-           the member is broken.
+        1. *Drain*: say in etcd that this member is leaving, and continue until others have its shards.
+           Skipped if the member is broken.
         2. *Finish*: stop local shards, refuse new calls, let accepted ones end.
         3. *Release* the lease.
         4. *Cancel* what is left.
 
-        Raises what had broken the member, or else the first error of a stage, when all is done.
+        When all is done, raise what broke the member, or else the first error of a stage.
         """
         self.stopping.set()
         stages = {
@@ -543,7 +546,7 @@ class ConsumerService:
         if parts is not None:
             parts.resolver.stop_serving()
         grace_s = _HURRIED_GRACE_S if self._hurried.is_set() else settings.graceful_stop_s
-        # Before the servers cut them off, which would say nothing to those that asked.
+        # End queries before the servers cut them off: a cut connection gives the caller no reason.
         self._queries_running.end("it stops", _ANSWER_SHARE * grace_s)
         await self.server.stop(grace_s)
         if parts is not None:
@@ -553,7 +556,7 @@ class ConsumerService:
         parts = self._parts
         if parts is None or parts.session is None:
             return
-        # Who watches over our membership must not take its end for a failure.
+        # The watch of our membership must not take its end for a failure.
         for task in (parts.keeping_alive, parts.allocating):
             if task is not None and not task.done():
                 task.cancel()
@@ -570,7 +573,7 @@ class ConsumerService:
                 try:
                     await stopping
                 except GazetteError as error:
-                    late.append(error)  # One that does not end must not keep the others.
+                    late.append(error)  # A task that does not end must not keep the others.
             if late:
                 raise late[0]
         finally:
@@ -585,7 +588,7 @@ class ConsumerService:
                 await self._parts.etcd.close()
 
     async def crash(self) -> None:
-        """End as if the process was killed: nothing is handed over or released (for tests)."""
+        """End as a killed process would: hand over and release nothing (for tests)."""
         self._phase = "crashed"
         self.stopping.set()
         self._daemons.cancel()

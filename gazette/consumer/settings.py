@@ -1,4 +1,4 @@
-"""Every limit and choice that a consumer member has, as one frozen value."""
+"""All limits and choices of a consumer member, as one frozen value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ConsumerSettings:
     root: str = "/gazette/consumers/application"
     """etcd prefix of the application's members, without a trailing slash."""
     application: str = ""
-    """Name of the application; empty: its own, see ``application_name.name_of``."""
+    """Name of the application; empty for its default, see ``application_name.name_of``."""
     adopt_from: str = ""
     """A former name of the application, whose prefix and states are taken over."""
     shard_limit: int = 32
@@ -27,34 +27,34 @@ class ConsumerSettings:
     watch_delay_s: float = 0.03
     allow_origins: tuple[str, ...] = ()
     allow_hosts: tuple[str, ...] = ()
-    """Names by which HTTP is served without keys, besides the advertised one."""
+    """Host names at which HTTP is served without keys, besides the advertised one."""
 
     scratch_directory: Path | None = None
-    """Where shards' files are while they run; None: the directory for temporary files."""
+    """Directory of shards' files while they run; None for the directory of temporary files."""
     hint_prefixes: tuple[str, ...] = ()
     """Prefixes in etcd below which hints are written; empty: those of ``HintKeys.of``."""
     hints_interval_s: float = 300.0
     stall_timeout_s: float = 60.0
-    """How long play-back may get no bytes before the shard fails, with the reason."""
+    """Seconds that play-back may get no bytes before the shard fails with the reason."""
     lag_interval_s: float = 5.0
-    """How often a standby looks how far its log goes."""
+    """Seconds between samples of a standby's log."""
     max_restarts: int = 0
-    """How often a failed shard is started again within ten minutes, if its label does not say."""
+    """Number of restarts of a failed shard within ten minutes, if its label does not say."""
     append_memory_bytes: int = 256 << 20
-    """Of what shards and APIs wait to append; what is beyond goes to files."""
+    """Bytes that shards and APIs hold in memory until brokers take them; more goes to files."""
     query_timeout_s: float = 60.0
-    """How long a query waits for a shard: it has to outlast a fail-over, so more than the lease."""
+    """Seconds that a query waits for a shard. Longer than the lease, to outlast a fail-over."""
     query_threads: int = 8
     player_threads: int = 4
 
     graceful_stop_s: float = 15.0
     drain_timeout_s: float = 10.0
-    """How long to wait for a hand-off when no other member could take over."""
+    """Seconds to wait for a hand-off when no other member could take over."""
     drain_timeout_max_s: float = 3_600.0
 
     @property
     def hint_keys(self) -> HintKeys:
-        """Where hints may be in etcd. Raises ``Invalid``."""
+        """Where hints may be written in etcd. Raises ``Invalid``."""
         return HintKeys.of(self.hint_prefixes, self.root)
 
     def __post_init__(self) -> None:

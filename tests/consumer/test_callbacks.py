@@ -235,7 +235,7 @@ def test_a_future_is_cancelled() -> None:
     ("result", "text"),
     [
         (None, "new_store returned None"),
-        (7, "type int, which is no Store"),
+        (7, "type int, not a Store"),
         (coroutine, "a coroutine"),
     ],
 )

@@ -57,7 +57,7 @@ async def test_who_is_assigned_may_go_on(etcd: Etcd) -> None:
     await etcd.put("/assigned", b"more")
     await asked.ownership.require()
     asked.ended.set()
-    with pytest.raises(Closed, match="assigned to somebody else"):
+    with pytest.raises(Closed, match="assigned to another member"):
         await asked.ownership.require()
 
 
@@ -86,7 +86,7 @@ async def test_who_was_replaced_may_not(
 
 
 async def expect_closed(ownership: Ownership) -> None:
-    with pytest.raises(Closed, match="assigned to somebody else"):
+    with pytest.raises(Closed, match="assigned to another member"):
         await ownership.require()
 
 

@@ -263,7 +263,7 @@ def test_without_a_policy_a_shard_fails(tmp_path: Path) -> None:
 def test_a_store_that_cannot_undo_is_refused(tmp_path: Path) -> None:
     with (
         driver_of(tmp_path, "json") as driver,
-        pytest.raises(Invalid, match="Counts cannot undo what a single message did"),
+        pytest.raises(Invalid, match="Counts cannot undo the effects of a single message"),
     ):
         driver.run()
 

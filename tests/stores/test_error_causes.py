@@ -274,7 +274,7 @@ def test_a_lock_that_is_held_costs_no_message(engine: Any, tmp_path: Path) -> No
             driver.feed(SOURCE, frame("poison", 2) + frame("two", 3) + frame("one", 4))
             with pytest.raises(ApplicationFailed, match="lock timeout") as raised:
                 driver.run()
-            assert "Not the message is to blame" in raised.value.hint
+            assert "The message is not to blame" in raised.value.hint
         assert driver.committed(DEAD, DeadLetter) == []
         driver.crash()
         driver.run()
@@ -302,7 +302,7 @@ def test_a_store_that_says_nothing_of_its_errors_skips_none(tmp_path: Path) -> N
 
     application = Silent()
     with AppDriver(application, tmp_path, [SOURCE]) as driver:
-        with pytest.raises(Invalid, match="does not say which errors are a message's"):
+        with pytest.raises(Invalid, match="does not say which errors a message caused"):
             driver.run()
         application.malformed_only = True
         driver.run()

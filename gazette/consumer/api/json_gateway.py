@@ -1,4 +1,4 @@
-"""POST /v1/shards/{list,stat}: the calls of the same names, with JSON for messages."""
+"""POST /v1/shards/{list,stat}: the gRPC calls of the same names, with JSON messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from gazette.protocol.pb import consumer_pb2
 def json_routes(
     allow_origins: Sequence[str], api: Callable[[], ShardApi], verifier: Verifier
 ) -> list[Route]:
-    """The routes; ``api`` gives the service's implementation, for each request."""
+    """Return the routes. ``api`` is called for each request, and returns the service's
+    implementation."""
     cors = Cors(allow_origins)
 
     def route(path: str, name: str, capability: int, new_request: Callable[[], Message]) -> Route:

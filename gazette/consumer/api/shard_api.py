@@ -40,10 +40,10 @@ MAX_TXN_OPS: Final = 128
 
 
 class ShardApi:
-    """Serves the RPCs of ``consumer.Shard`` from this member's view of its cluster.
+    """The RPCs of ``consumer.Shard``, answered from this member's view of its cluster.
 
-    Applications wrap ``stat``, ``list``, ``apply``, ``get_hints`` and ``unassign`` by replacing these
-    attributes before the server starts: ``extension`` bytes of requests are theirs.
+    Applications may wrap ``stat``, ``list``, ``apply``, ``get_hints`` and ``unassign``: replace
+    these attributes before the server starts. The ``extension`` bytes of requests are for them.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ShardApi:
         self.unassign = self._unassign
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """The handler to add to a gRPC server."""
+        """Return the handler to add to a gRPC server."""
 
         def unary(name: str, capability: int, request: Any, response: Any) -> Any:
             async def call(message: Any, context: Any) -> Any:
@@ -100,7 +100,7 @@ class ShardApi:
         )
 
     async def _guarded(self, name: str, capability: int, message: Any, context: Any) -> Any:
-        """Authorize and perform one call; errors of our tree end it with their text."""
+        """Authorize and perform one call. An error of our tree ends the call with its text."""
         try:
             claims = self._verifier.verify(
                 authorization_of(context.invocation_metadata()), capability
@@ -116,12 +116,11 @@ class ShardApi:
         except GazetteError as error:
             await context.abort(grpc.StatusCode.UNKNOWN, str(error))
 
-    # -- Stat
-
     async def _stat(self, request: pb.StatRequest, claims: Claims) -> pb.StatResponse:
-        """The progress of a shard, once it has read through the offsets that the request names.
+        """Return the progress of a shard, once it has read through the requested offsets.
 
-        Served by the primary; another member passes the request on. The caller's deadline bounds it.
+        The primary serves it; another member passes the request on. The caller's deadline bounds
+        it.
         """
         validate_stat_request(request)
         header = Header.from_pb(request.header) if request.HasField("header") else None
@@ -148,7 +147,7 @@ class ShardApi:
         endpoint = self._peers.pick(header.route, process_id=header.process_id)
         if endpoint is None:
             raise Unavailable("the shard's primary has no endpoint", shard=request.shard)
-        # With authentication on, the peer wants a token of ours: the caller's may not be passed on.
+        # With authentication, the peer needs our own token: we may not pass the caller's on.
         own = Claims(Capability.READ, LabelSelector.of(id=request.shard))
         metadata = self._peers.credentials.metadata(own)
         try:
@@ -163,8 +162,6 @@ class ShardApi:
                 endpoint=endpoint,
             ) from error
         return response
-
-    # -- List
 
     async def _list(self, request: pb.ListRequest, claims: Claims) -> pb.ListResponse:
         validate_shard_list_request(request)
@@ -187,12 +184,11 @@ class ShardApi:
             shard.status.extend(kv.decoded.value.to_pb() for kv in assignments)
         return response
 
-    # -- Apply
-
     async def _apply(self, request: pb.ApplyRequest, claims: Claims) -> pb.ApplyResponse:
-        """Make all changes, at one revision of etcd, or none.
+        """Make all changes at one revision of etcd, or none.
 
-        Cancellation: the changes may have been made; applying them again fails on their expectations.
+        A cancelled call may have made the changes. A repetition then fails on their expected
+        revisions.
         """
         validate_shard_apply_request(request)
         compares: list[Compare] = []
@@ -207,8 +203,8 @@ class ShardApi:
             operations += _operations(key, change)
         if max(len(operations), len(compares)) > MAX_TXN_OPS:
             raise Invalid(
-                f"too many changes ({len(request.changes)}; etcd takes {MAX_TXN_OPS} operations"
-                " in one transaction)",
+                f"too many changes ({len(request.changes)}; etcd accepts {MAX_TXN_OPS} "
+                "operations in one transaction)",
                 path="Changes",
                 hint="Apply in batches, as `gazctl shards apply --max-txn-size=64` does.",
             )
@@ -230,9 +226,10 @@ class ShardApi:
             raise NotAllowed(f"not authorized to {shard_id}")
 
     def _check_hint_prefix(self, change: pb.ApplyRequest.Change) -> None:
-        """Require that hints are written where they may be. Raises ``Invalid``.
+        """Raise ``Invalid`` if the hints would be written to a prefix that is not allowed.
 
-        A shard whose hints are elsewhere already may be changed otherwise: as to disable it.
+        A shard whose hints are already elsewhere may be changed in other fields, for example to
+        disable it.
         """
         if not change.HasField("upsert"):
             return
@@ -242,10 +239,8 @@ class ShardApi:
         if change.HasField("primary_hints") or spec.hint_prefix != known:
             self._hint_keys.require(spec)
 
-    # -- GetHints
-
     async def _get_hints(self, request: pb.GetHintsRequest, claims: Claims) -> pb.GetHintsResponse:
-        """The stored hints. Raises ``Corrupt`` when a slot is damaged, naming its key."""
+        """Return the stored hints. Raise ``Corrupt`` that names the key if a slot is damaged."""
         validate_get_hints_request(request)
         response = pb.GetHintsResponse(header=self._resolver.unrouted_header().to_pb())
         item = self._state.item(request.shard)
@@ -266,11 +261,12 @@ class ShardApi:
                 added.hints.CopyFrom(slot.hints.to_pb())
         return response
 
-    # -- Unassign
-
     async def _unassign(self, request: pb.UnassignRequest, claims: Claims) -> pb.UnassignResponse:
-        """Delete assignments, so that the allocator makes them anew: failed ones, and unless
-        ``only_failed`` the primary's. Healthy standbys stay."""
+        """Delete assignments, so that the allocator makes new ones.
+
+        Delete those of failed replicas and, unless ``only_failed``, that of the primary. Healthy
+        standbys stay.
+        """
         validate_unassign_request(request)
         response = pb.UnassignResponse()
         compares: list[Compare] = []
@@ -307,7 +303,7 @@ def _operations(key: str, change: pb.ApplyRequest.Change) -> list[Operation]:
     if not change.HasField("upsert"):
         return [Op.delete(key)]
     spec = ShardSpec.from_pb(change.upsert)
-    # As it came: with fields of newer versions.
+    # Keep the bytes as they came: they may hold fields of newer versions.
     operations: list[Operation] = [Op.put(key, change.upsert.SerializeToString())]
     if change.HasField("primary_hints"):
         hints = FSMHints.from_pb(change.primary_hints)

@@ -1,4 +1,4 @@
-"""Having a shard answer a question, wherever it is served, through a fail-over if need be."""
+"""Queries of shards: ask the member that serves a shard, and wait through a fail-over."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EVERYTHING: Final = Claims(0)
 _PAUSE_S: Final = 0.05
 _PAUSE_MAX_S: Final = 0.5
 _STANDBY_PATIENCE_S: Final = 1.0
-"""How long a standby may take to come up to date while there is a primary to ask instead."""
+"""Seconds that a standby may take to come up to date while a primary can be asked instead."""
 _RETRIED_CODES: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED}
 )
@@ -50,21 +50,24 @@ _KINDS: Final[dict[grpc.StatusCode, type[GazetteError]]] = {
     grpc.StatusCode.INVALID_ARGUMENT: Invalid,
     grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
 }
-"""What `client/rpc/errors` makes of errors, turned back: an answer is the same whoever is asked."""
+"""Inverse of the table in `client/rpc/errors`: an answer is the same from each member."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of a shard, and of whom it may be asked."""
+    """A query of a shard, and which replicas may answer it."""
 
     shard: str
     read_through: Mapping[str, int] = field(default_factory=dict)
-    """Offsets of sources that the answer must reflect: what a publish or an append returned, to read
-    one's own writes. Only the primary can tell, so that these exclude standbys."""
+    """Offsets of sources that the answer must reflect, to read one's own writes.
+
+    A publish or an append returned them. Only the primary knows them: they exclude standbys.
+    """
     max_staleness_s: float | None = None
-    """How old the state may be that a hot standby answers from. None: the primary answers."""
+    """Largest age in seconds of the state from which a hot standby may answer. None: the primary
+    answers."""
     header: Header | None = None
-    """Of a question that was passed on by another member: it is answered here, or not at all."""
+    """Set on a query that another member passed on. This member answers it, or refuses it."""
     claims: Claims = EVERYTHING
 
     def __post_init__(self) -> None:
@@ -80,16 +83,16 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """An answer, and of whom it is."""
+    """An answer, and the member that gave it."""
 
     value: T
     member: ProcessId | None
     staleness_s: float = 0.0
-    """How old the state was, in seconds, when the question was answered; 0 for a primary's."""
+    """Age of the state, in seconds, when the query was answered; 0 for a primary."""
 
 
 class RunningQueries:
-    """The queries that this member answers now, so that all of them can be ended. Loop-bound."""
+    """The queries that this member answers now, so that all can be ended. Loop-bound."""
 
     def __init__(self) -> None:
         self._deadlines: set[asyncio.Timeout] = set()
@@ -98,7 +101,7 @@ class RunningQueries:
 
     @property
     def ended(self) -> bool:
-        """Whether no query is answered any more."""
+        """True if no query is answered any more."""
         return self._until is not None and asyncio.get_running_loop().time() >= self._until
 
     @contextmanager
@@ -112,7 +115,7 @@ class RunningQueries:
             self._deadlines.discard(deadline)
 
     def end(self, reason: str, within_s: float = 0.0) -> None:
-        """End queries that run, and those that begin later, within so many seconds."""
+        """End queries that run, and those that begin later, within ``within_s`` seconds."""
         until = asyncio.get_running_loop().time() + within_s
         if self._until is None or until < self._until:
             self._until, self._reason = until, reason
@@ -135,7 +138,7 @@ class RunningQueries:
 
 @dataclass(frozen=True, slots=True)
 class QueryRouter:
-    """What a member needs to ask and to be asked."""
+    """What a member needs to ask queries and to answer them."""
 
     resolver: Resolver
     peers: Channels
@@ -152,15 +155,14 @@ class QueryRouter:
     ) -> Answer[T]:
         """Have the shard answer.
 
-        ``serve(store)`` is called, on a thread of ``pool``, when this member may answer; else
-        ``proxy(channel, question)`` with a channel to a member that may, and the question with the
-        header to send along. Both may be called again after a failure: they must only read.
+        If this member may answer, call ``serve(store)`` on a thread of ``pool``. Otherwise call
+        ``proxy(channel, question)`` with a channel to a member that may, and with the header to
+        send along. Both may be called again after a failure: they must only read.
 
-        Without a primary, or with one that is unreachable, this waits for the next: a query waits for a
-        fail-over, it does not fail. Raises ``NotFound``, ``Unavailable`` after ``timeout_s`` seconds or
-        when this member leaves, what ``serve`` raises, and ``Moved`` if the question has a header and this
-        member may not answer.
-        Cancellation: ``serve`` may still run.
+        Without a reachable primary, wait for the next one: a query outlasts a fail-over. Raise
+        ``NotFound``. Raise ``Unavailable`` after ``timeout_s`` seconds or when this member leaves.
+        Raise what ``serve`` raises. Raise ``Moved`` if the question has a header and this member
+        may not answer. After a cancellation ``serve`` may still run.
         """
         attempts = _Attempts(self, question, serve, proxy)
         try:
@@ -191,7 +193,7 @@ class QueryRouter:
             pause_s = min(_PAUSE_MAX_S, 2 * pause_s)
 
     async def _change_or(self, pause_s: float) -> None:
-        """Wait for a change of the key space, at most for a while."""
+        """Wait for a change of the key space, at most ``pause_s`` seconds."""
         async with TaskScope("pause") as scope:
             waits = {
                 scope.spawn(self.resolver.next_change(), name="change"),
@@ -222,7 +224,7 @@ class _Attempts:
         """Why the last attempt did not succeed."""
 
     async def run(self) -> Answer[Any]:
-        """One attempt. Raises ``Retryable`` when another may succeed."""
+        """Make one attempt. Raise ``Retryable`` when another may succeed."""
         if self._may_be_stale:
             answer = await self._of_standby()
             if answer is not None:
@@ -260,7 +262,7 @@ class _Attempts:
     async def _local(self, resolution: Resolution) -> Answer[Any]:
         shard = resolution.shard
         assert shard is not None
-        # Not ended by a cancellation of ours: the thread goes on, and with it its use of the store.
+        # Our cancellation does not end the thread, which goes on using the store.
         shard.begin_use()
         value = await self._served(resolution.store, shard.end_use)
         return Answer(value, resolution.local_id)
@@ -294,10 +296,9 @@ class _Attempts:
         except Closed as error:
             raise Moved("its store was closed", shard=self._shard_id) from error
 
-    # -- hot standbys
-
     async def _of_standby(self) -> Answer[Any] | None:
-        """The answer of our standby, or of another's when the primary does not answer; or none."""
+        """Return the answer of our standby, or of another's if the primary does not answer; or
+        None."""
         question, resolver = self._question, self._resolver
         shard = resolver.standby(self._shard_id, question.claims)
         if shard is not None:
@@ -324,7 +325,7 @@ class _Attempts:
             async with asyncio.timeout(None if alone else _STANDBY_PATIENCE_S):
                 edition = await reads.begin(max_staleness_s)
         except TimeoutError:
-            return None  # It goes on, for those that come later.
+            return None  # The refresh goes on for later queries.
         except (Retryable, NotAllowed):
             return None
         except GazetteError as error:
@@ -337,10 +338,8 @@ class _Attempts:
         value = await self._served(edition.reader, lambda: reads.end(edition))
         return Answer(value, self._resolver.local_id, staleness_s)
 
-    # -- other members
-
     async def _remote(self, header: Header) -> Answer[Any]:
-        """Ask a member, until it answers or has that role no more."""
+        """Ask a member until it answers or does not have that role any more."""
         endpoint = self._peers.pick(header.route, process_id=header.process_id)
         if endpoint is None:
             raise Moved("its member has no endpoint", shard=self._shard_id)
@@ -368,7 +367,7 @@ class _Attempts:
     async def _asked(
         self, channel: grpc.aio.Channel, header: Header, endpoint: str
     ) -> Answer[Any] | GazetteError:
-        """The peer's answer, or the error that it amounts to."""
+        """Return the peer's answer, or the error that it stands for."""
         try:
             with open_channel("query", shard=self._shard_id):
                 answer = await self._proxy(channel, replace(self._question, header=header))
@@ -388,7 +387,8 @@ class _Attempts:
 
 @asynccontextmanager
 async def rpc_errors(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Around a handler of an application: errors of our tree end the call with a fitting code."""
+    """End the call of an application's handler with a fitting code if it raises an error of our
+    tree."""
     try:
         yield
     except (Retryable, Closed) as error:

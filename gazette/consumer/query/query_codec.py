@@ -35,12 +35,12 @@ Values = Mapping[str, str | bytes]
 
 
 def values_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> Values:
-    """The metadata of a call, by lower-case name."""
+    """Return the metadata of a call, by lower-case name."""
     return {name.lower(): value for name, value in metadata or ()}
 
 
 def question_of(shard: Any, values: Values, claims: Claims) -> Question:
-    """Raises ``Invalid`` for values that are not as they should be."""
+    """Decode a question. Raise ``Invalid`` for values of a wrong form."""
     if not (isinstance(shard, str) and shard):
         raise Invalid(
             "the request names no shard",
@@ -57,7 +57,7 @@ def question_of(shard: Any, values: Values, claims: Claims) -> Question:
 
 
 def read_through_of(text: str) -> dict[str, int]:
-    """``journal=offset,…``. Raises ``Invalid``."""
+    """Decode ``journal=offset,…``. Raise ``Invalid``."""
     offsets: dict[str, int] = {}
     for part in filter(None, (one.strip() for one in text.split(","))):
         journal, _, offset = part.rpartition("=")
@@ -92,7 +92,7 @@ def _header(value: str | bytes | None) -> Header | None:
 
 
 def metadata_of(question: Question) -> tuple[tuple[str, Any], ...]:
-    """What passes a question on."""
+    """Return the metadata that pass a question on."""
     metadata: list[tuple[str, Any]] = []
     if question.max_staleness_s is not None:
         metadata.append((MAX_STALENESS, repr(question.max_staleness_s)))
@@ -105,7 +105,7 @@ def metadata_of(question: Question) -> tuple[tuple[str, Any], ...]:
 
 
 def told(answer: Answer[Any]) -> dict[str, str]:
-    """What is said of an answer."""
+    """Return the headers of an answer."""
     values = {STALENESS: f"{answer.staleness_s:.3f}"}
     if answer.member is not None:
         values[SERVED_BY] = str(answer.member)
@@ -113,7 +113,7 @@ def told(answer: Answer[Any]) -> dict[str, str]:
 
 
 def answer_of(value: Any, values: Values) -> Answer[Any]:
-    """A peer's answer. What it does not tell, an older or a foreign peer, is that of a primary."""
+    """Decode a peer's answer. Without a staleness, of an older or foreign peer, it is a primary's."""
     try:
         staleness_s = float(_text(values.get(STALENESS, "0")))
     except ValueError:

@@ -39,10 +39,10 @@ METHOD: Final = "/gazette.consumer.HttpQueries/Ask"
 
 
 class ShardRequest(msgspec.Struct, frozen=True):
-    """An HTTP request, as the member gets it that answers."""
+    """An HTTP request as the answering member gets it."""
 
     route: str
-    """As it was given to ``add_route``."""
+    """The route's path as given to ``add_route``."""
     method: str
     path: Mapping[str, str]
     """Parameters of the route's path."""
@@ -52,7 +52,7 @@ class ShardRequest(msgspec.Struct, frozen=True):
     body: bytes = b""
 
     def json(self) -> Any:
-        """The body. Raises ``Invalid`` if it is no JSON."""
+        """Return the decoded body. Raise ``Invalid`` if it is not JSON."""
         try:
             return msgspec.json.decode(self.body)
         except msgspec.MsgspecError as error:
@@ -66,7 +66,7 @@ class _Reply(msgspec.Struct, frozen=True):
 
 
 def shard_of(request: ShardRequest) -> str:
-    """The shard that a request names: a parameter ``shard`` of its path, or of its query."""
+    """Return the shard that a request names: a parameter ``shard`` of its path or its query."""
     return request.path.get("shard") or request.query.get("shard", "")
 
 
@@ -76,12 +76,13 @@ def shard_route(
     capability: int = Capability.READ,
     timeout_s: float | None = None,
 ) -> Callable[[Callable[[Any, Any, ShardRequest], Any]], ShardRoute]:
-    """Decorate a method that answers an HTTP route; see the module, and `shard_rpc` for what is alike.
+    """Decorate a method that answers an HTTP route. See the module, and `shard_rpc` for the common
+    part.
 
-    It gets ``(self, store, request)``, on a thread of the member that answers, and returns a Starlette
-    ``Response`` or what msgspec makes JSON of. Errors of our tree become statuses: ``NotFound`` 404,
-    ``Invalid`` 400, ``NotAllowed`` 401, others 500. A shard that does not answer in time, and a member that
-    leaves its cluster, answer 503 with ``Retry-After``.
+    The method gets ``(self, store, request)`` on a thread of the member that answers. It returns a
+    Starlette ``Response``, or a value that msgspec encodes as JSON. Errors of our tree become
+    statuses: ``NotFound`` 404, ``Invalid`` 400, ``NotAllowed`` 401, others 500. A shard that does
+    not answer in time, and a member that leaves its cluster, answer 503 with ``Retry-After``.
     """
 
     def decorate(method: Callable[[Any, Any, ShardRequest], Any]) -> ShardRoute:
@@ -91,7 +92,7 @@ def shard_route(
 
 
 class ShardRoute:
-    """What ``@shard_route`` makes of a function: a descriptor, for one method of a class."""
+    """A descriptor for one method of a class, made by ``@shard_route``."""
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class BoundShardRoute:
         self._instance = instance
 
     def at(self, path: str) -> Callable[[Request], Awaitable[Response]]:
-        """The Starlette endpoint for a path."""
+        """Return the Starlette endpoint for a path."""
 
         async def endpoint(request: Request) -> Response:
             try:
@@ -146,12 +147,12 @@ class BoundShardRoute:
             headers,
             await _bounded_body(request),
         )
-        # A header of members only: nobody else's word is taken for it.
+        # Only members may send this header: drop it from other callers.
         values = {name: value for name, value in headers.items() if not name.endswith("-bin")}
         return await self.answer(asked, question_of(route.shard(asked), values, claims))
 
     async def answer(self, request: ShardRequest, question: Question) -> Answer[_Reply]:
-        """Have the shard answer. Raises as `query.Asking.ask`."""
+        """Have the shard answer. Raise as `query.Asking.ask` does."""
         service, route = service_of(self._instance), self._route
 
         async def passed_on(channel: grpc.aio.Channel, asked: Question) -> Answer[_Reply]:
@@ -170,7 +171,7 @@ class BoundShardRoute:
         )
 
     async def answer_peer(self, request: ShardRequest, metadata: Any) -> Answer[_Reply]:
-        """Answer what another member passed on. Raises as `query.Asking.ask`."""
+        """Answer a request that another member passed on. Raise as `query.Asking.ask` does."""
         service, route = service_of(self._instance), self._route
         claims = service.verifier.verify(authorization_of(metadata), route.capability)
         return await self.answer(
@@ -225,20 +226,20 @@ async def _bounded_body(request: Request) -> bytes:
 
 
 def _reply(value: Any) -> _Reply:
-    """On the thread of the query, so that what is encoded does not change meanwhile."""
+    """Encode the reply on the thread of the query, so that its content does not change meanwhile."""
     if isinstance(value, Response):
         headers = {name: text for name, text in value.headers.items() if name != "content-length"}
         body = getattr(value, "body", None)
         if not isinstance(body, bytes | memoryview):
             raise Invalid(
                 f"a {type(value).__name__} cannot be passed on",
-                hint="Return a Response with a body, or what can be written as JSON.",
+                hint="Return a Response with a body, or a value that can be written as JSON.",
             )
         return _Reply(value.status_code, headers, bytes(body))
     try:
         body = msgspec.json.encode(value)
     except (TypeError, ValueError) as error:
-        raise Invalid(f"the answer is no JSON: {error}") from error
+        raise Invalid(f"the answer cannot be written as JSON: {error}") from error
     return _Reply(200, {"content-type": "application/json"}, body)
 
 
@@ -249,7 +250,7 @@ async def error_answer(_request: Request, error: Exception) -> Response:
 
 
 def failure_answer(error: GazetteError) -> Response:
-    """Return the response that says what an error of our tree says."""
+    """Return the response that carries an error of our tree."""
     codes: tuple[tuple[type[GazetteError] | tuple[type[GazetteError], ...], int], ...] = (
         (NotFound, 404),
         (Invalid, 400),

@@ -10,8 +10,9 @@
         def Count(self, store: CountStore, request: CountRequest) -> CountResponse:
             return CountResponse(n=store.count(request.word))
 
-The function is called on a thread of the member that answers, with that shard's store. Any member takes
-the call: it finds the shard, serves it or passes it on, waits through a fail-over, and checks who calls.
+The method is called on a thread of the member that answers, with that shard's store. Any member
+takes the call: it authorizes the caller, finds the shard, and serves the call or passes it on. It
+waits through a fail-over.
 """
 
 from __future__ import annotations
@@ -46,19 +47,20 @@ def shard_rpc(
     capability: int = Capability.READ,
     timeout_s: float | None = None,
 ) -> Callable[[Callable[[Any, Any, RequestT], ResponseT]], ShardRpc[RequestT, ResponseT]]:
-    """Decorate a unary method of a servicer; ``stub`` is the generated class of its service's clients.
+    """Decorate a unary method of a servicer; ``stub`` is the generated class of its service's
+    clients.
 
-    ``shard(request)`` says which shard is asked: by default the request's field ``shard``. A caller needs
-    ``capability`` for that shard, where the cluster has authentication. ``timeout_s`` bounds how long a
-    shard is waited for (default: ``--consumer.query-timeout``).
+    ``shard(request)`` returns the id of the shard to ask, by default the request's field ``shard``.
+    With authentication, a caller needs ``capability`` for that shard. ``timeout_s`` bounds how long
+    to wait for a shard (default: ``--consumer.query-timeout``).
 
-    The decorated function gets ``(self, store, request)``, must only read, and may be called again.
-    ``self`` must have an attribute ``service``. Metadata of a call say what it allows and asks for:
-    see `consumer/query/query_codec`. A request with a field ``header`` of type ``protocol.Header`` is
-    passed on with
-    it, as members of other implementations expect.
+    The decorated method gets ``(self, store, request)``, must only read, and may be called again.
+    ``self`` must have an attribute ``service``. Metadata of a call carry what it allows and asks
+    for: see `consumer/query/query_codec`. A request may have a field ``header`` of type
+    ``protocol.Header``. Such a request is passed on with the header, as members of other
+    implementations expect.
 
-    Its ``ask`` is for calling it in this process: ``await api.Count.ask(request)``.
+    Its ``ask`` calls it in this process: ``await api.Count.ask(request)``.
     """
 
     def decorate(method: Callable[[Any, Any, RequestT], ResponseT]) -> ShardRpc[Any, Any]:
@@ -68,7 +70,7 @@ def shard_rpc(
 
 
 class ShardRpc(Generic[RequestT, ResponseT]):
-    """What ``@shard_rpc`` makes of a function: a descriptor, for one method of a class."""
+    """A descriptor for one method of a class, made by ``@shard_rpc``."""
 
     def __init__(
         self,
@@ -127,7 +129,7 @@ class BoundShardRpc(Generic[RequestT, ResponseT]):
         max_staleness_s: float | None = None,
         claims: Claims = EVERYTHING,
     ) -> Answer[ResponseT]:
-        """Have a shard answer a request of this process. Raises as `query.Asking.ask`."""
+        """Have a shard answer a request of this process. Raise as `query.Asking.ask` does."""
         chosen = self._rpc.shard(request) if shard is None else shard
         question = Question(chosen, read_through or {}, max_staleness_s, None, claims)
         return await self._answer(service_of(self._instance), request, question)
@@ -154,7 +156,7 @@ class BoundShardRpc(Generic[RequestT, ResponseT]):
 
 
 def service_of(instance: Any) -> ConsumerService:
-    """The service whose shards are asked. Raises ``Invalid`` if there is none."""
+    """Return the service whose shards are asked. Raise ``Invalid`` if there is none."""
     service: ConsumerService | None = getattr(instance, "service", None)
     if service is None:
         raise Invalid(
@@ -175,7 +177,7 @@ def _has_header(message: Any) -> bool:
 
 
 def _with_field(question: Question, request: Any) -> Question:
-    """The question with the header that the request carries itself."""
+    """Return the question with the header that the request itself carries."""
     if question.header is not None or not _has_header(request) or not request.HasField("header"):
         return question
     return Question(

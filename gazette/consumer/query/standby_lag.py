@@ -1,4 +1,4 @@
-"""How far a standby is behind its primary: in bytes, and in seconds."""
+"""The lag of a standby behind its primary, in bytes and in seconds."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SAMPLES_MAX: Final = 4096
 
 
 class StandbyLag:
-    """Follows the heads of a log and what was played of it. Pure: moments are passed in.
+    """Lag computed from the heads of a log and the played offset. Pure: moments are passed in.
 
-    A standby is as many seconds behind as have passed since the oldest head that it has not reached was
-    seen. Heads are seen now and then only, so this is exact to that interval.
+    A standby is behind by the time since the oldest head that it has not reached was seen. Heads
+    are sampled, so the lag is exact to the sampling interval.
     """
 
     def __init__(self) -> None:
@@ -28,13 +28,13 @@ class StandbyLag:
         self._head = 0
 
     def note_head(self, head: int, now: float) -> None:
-        """The log reached to ``head`` at a moment."""
+        """Note that the log reached to ``head`` at a moment."""
         if head > self._head:
             self._head = head
             self._heads.append((now, head))
 
     def at(self, offset: int, now: float) -> tuple[int, float]:
-        """(bytes, seconds) that one is behind who has played up to ``offset``."""
+        """Return the lag (bytes, seconds) of a player that has played up to ``offset``."""
         while self._heads and self._heads[0][1] <= offset:
             self._heads.popleft()
         seconds = now - self._heads[0][0] if self._heads else 0.0
@@ -57,10 +57,10 @@ async def watch_lag(
     is_standby: Callable[[], bool],
     note: Callable[[tuple[int, float] | None], None],
 ) -> None:
-    """Look now and then how far the log of a standby goes, until it is one no more.
+    """Sample how far the log of a standby goes, until it is no standby any more.
 
-    The player is told, so that one that gets no bytes fails before it is needed; ``note`` gets the lag in
-    (bytes, seconds), and None at the end.
+    Report each head to the player, so that one that gets no bytes fails before it is needed. Call
+    ``note`` with the lag in (bytes, seconds), and with None at the end.
     """
     lag, before = StandbyLag(), (clock.monotonic(), player.progress.bytes_read)
     known = False
@@ -87,14 +87,14 @@ async def watch_lag(
 
 
 async def journal_head(client: Client, journal: str) -> int | None:
-    """Where a journal ends, as any of its brokers knows it; None if that cannot be told now."""
+    """Return where a journal ends, as any of its brokers knows it; None if that is unknown now."""
     reader = client.reader(ReadParams(journal, offset=-1, block=False, metadata_only=True))
     try:
         await reader.read()
     except NotYet:
-        pass  # There is nothing behind the head, of course.
+        pass  # Expected: there is nothing behind the head.
     except (Retryable, NotFound, NotAllowed):
-        return None  # Play-back has its own opinion of these.
+        return None  # Play-back handles these errors.
     finally:
         reader.close()
     return reader.write_head

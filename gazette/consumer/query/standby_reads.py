@@ -1,9 +1,9 @@
-"""Queries on a hot standby: an edition of the shard's state, and how old it is.
+"""Queries on a hot standby: editions of the shard's state, and their age.
 
-A query says how stale its answer may be. An edition is as of the end of the recovery log at some
-moment, which was asked of the log's primary; it is made when a query needs a newer one, once for all
-that wait, and ahead of time when half of what a query allowed for has passed. A standby that nobody
-queries does nothing.
+A query names the largest age that its answer may have. An edition is as of the end of the recovery
+log at one moment, which the log's primary was asked for. A query that needs a newer edition has it
+made, once for all queries that wait. An edition is also made ahead of time, when half of a query's
+allowed age has passed. A standby without queries does nothing.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ log = logging.getLogger(__name__)
 
 
 class Player(Protocol):
-    """What is used of ``recoverylog.player.Player``."""
+    """The part of ``recoverylog.player.Player`` that is used here."""
 
     def view(self, call: Callable[[PlayedFiles], Any]) -> Awaitable[Any]: ...
 
 
 class ReadSnapshot:
-    """The state as of one moment. Loop-bound; ``uses`` of it end before it is released."""
+    """The state as of one moment. Loop-bound; its ``uses`` end before it is released."""
 
     def __init__(self, reader: Any, as_of: float) -> None:
         self.reader = reader
         self.as_of = as_of
-        """Of the monotonic clock: everything that was committed before is in it."""
+        """A moment of the monotonic clock: everything committed before it is in the edition."""
         self.uses = 0
         self.replaced = False
 
@@ -62,22 +62,23 @@ class StandbyReads:
         self._view: StateView | None = None
         self._current: ReadSnapshot | None = None
         self._older: ReadSnapshot | None = None
-        """Replaced, and still in use: there is no third, so until it is released, none is made."""
+        """Replaced, but still in use. There is no third: the next is made only once this is
+        released."""
         self._refreshing: asyncio.Task[None] | None = None
         self._released = asyncio.Event()
         self._closed = False
 
     @property
     def staleness_s(self) -> float | None:
-        """How old the present edition is; None if there is none."""
+        """Age of the present edition in seconds; None if there is none."""
         return None if self._current is None else self.age_s(self._current)
 
     async def begin(self, max_staleness_s: float) -> ReadSnapshot:
-        """An edition that is at most that old, to be given back by ``end``.
+        """Return an edition that is at most that old, to be given back by ``end``.
 
-        Raises ``NotAllowed`` if the application has no view, and the error that keeps it from being made.
-        Raises ``Moved`` when the standby ended, or takes longer than that to make one.
-        The caller bounds the wait.
+        Raise ``NotAllowed`` if the application has no view. Raise the error that keeps an edition
+        from being made. Raise ``Moved`` when the standby ended, or takes longer than that age to
+        make one. The caller bounds the wait.
         """
         asked_at = self._clock.monotonic()
         while True:
@@ -90,18 +91,19 @@ class StandbyReads:
                 edition.uses += 1
                 return edition
             if edition is not None and edition.as_of >= asked_at:
-                # Made for us, and too old by now. The next one would be so, too.
+                # The edition made for this query is too old by now, and so would be the next.
                 raise Moved(
                     "the standby's state cannot be so fresh", staleness_s=self.age_s(edition)
                 )
             refresh = self._refresh()
-            await asyncio.wait({refresh})  # It goes on if we are cancelled: others wait for it.
+            # It goes on after our cancellation: other queries wait for it.
+            await asyncio.wait({refresh})
             if refresh.cancelled():
                 raise Moved("the standby has ended")
             refresh.result()
 
     def age_s(self, edition: ReadSnapshot) -> float:
-        """How long ago something may have been committed that is not in it."""
+        """Return the seconds since the last moment whose commits are all in the edition."""
         return self._clock.monotonic() - edition.as_of
 
     def end(self, edition: ReadSnapshot) -> None:
@@ -112,14 +114,14 @@ class StandbyReads:
                 self._drop(edition)
 
     def _refresh(self) -> asyncio.Task[None]:
-        """The making of the next edition, begun now if it has not."""
+        """Return the task that makes the next edition. Begin one if none runs."""
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = self._scope.spawn(self._make(), name="edition")
             self._refreshing.add_done_callback(_noted)
         return self._refreshing
 
     async def _make(self) -> None:
-        while self._older is not None:  # A long query reads it.
+        while self._older is not None:  # A long query still reads it.
             self._released.clear()
             await self._released.wait()
         as_of = self._clock.monotonic()
@@ -138,7 +140,7 @@ class StandbyReads:
                 self._drop(before)
 
     def _made(self, files: PlayedFiles) -> Any:
-        """On a thread."""
+        """Make the reader of an edition. On a thread."""
         if self._view is None:
             make_private(self._directory)
             self._view = self._new_view(self._directory)
@@ -157,12 +159,15 @@ class StandbyReads:
 
     def _release(self, edition: ReadSnapshot) -> None:
         if self._view is not None:
-            # Before anything else may be refreshed; it closes connections, which does not block.
+            # Release first, before any refresh. It closes connections, which does not block.
             self._view.release(edition.reader)
 
     async def close(self, patience_s: float) -> None:
-        """Take no more queries, let those that run end for so many seconds, and release everything:
-        what still runs gets `Closed` from what it reads. May be called again."""
+        """Take no more queries, let running ones end for ``patience_s`` seconds, and release
+        everything.
+
+        A query that still runs gets `Closed` from what it reads. May be called again.
+        """
         if self._closed:
             return
         self._closed = True
@@ -187,6 +192,6 @@ class StandbyReads:
 
 
 def _noted(task: asyncio.Task[None]) -> None:
-    """Whoever waits has the error; there may be nobody."""
+    """Retrieve the task's error: queries that wait have it, but there may be none."""
     if not task.cancelled():
         task.exception()

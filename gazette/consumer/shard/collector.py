@@ -1,4 +1,4 @@
-"""Metrics that are looked up when they are asked for: the state of this member's shards."""
+"""Metrics of this member's shards, computed when they are collected."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gazette.consumer.resolver import Resolver
 
 
 class ShardCollector(Collector):
-    """``gazette_shard_up`` (1 for each shard that this member holds, by its status), and how much waits
-    to be appended by all of them."""
+    """``gazette_shard_up`` for each shard of this member by its status, and bytes that wait for
+    brokers."""
 
     def __init__(self, resolver: Resolver, appends: AppendService, budget: MemoryBudget) -> None:
         self._resolver = resolver
@@ -24,14 +24,15 @@ class ShardCollector(Collector):
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        # By the thread of whoever asks: each of these is one look at something that others replace.
+        # This runs on the collector's thread. Each is one read of a value that others replace
+        # whole.
         shards = list(self._resolver.local_shards.items())
         up = GaugeMetricFamily(
             "gazette_shard_up", "Shards of this member.", labels=["shard", "status"]
         )
         horizon = GaugeMetricFamily(
             "gazette_shard_recovery_horizon_bytes",
-            "How much of its log a recovery of the shard reads.",
+            "Bytes of its log that a recovery of the shard reads.",
             labels=["shard"],
         )
         backlog = self._appends.backlog_bytes
@@ -44,11 +45,11 @@ class ShardCollector(Collector):
         yield horizon
         yield GaugeMetricFamily(
             "gazette_consumer_append_backlog_bytes",
-            "What shards and APIs have released and brokers have not taken yet.",
+            "Bytes that shards and APIs have released and brokers have not taken yet.",
             value=float(backlog),
         )
         yield GaugeMetricFamily(
             "gazette_consumer_append_memory_bytes",
-            "How much of that is in memory: the rest is in files.",
+            "Bytes of those in memory: the rest is in files.",
             value=float(self._budget.used),
         )

@@ -1,4 +1,4 @@
-"""What all shards of a member share."""
+"""Things that all shards of a member share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gazette.runtime.tasks import Pool
 
 @dataclass(frozen=True, slots=True)
 class ShardContext:
-    """What all shards of a member share."""
+    """Things that all shards of a member share."""
 
     application: Application[Any]
     etcd: Etcd
@@ -35,14 +35,14 @@ class ShardContext:
     player_pool: Pool
     new_publisher: Callable[[AppendService], Publisher]
     owner: Owner
-    """To which application the shards belong."""
+    """The application that the shards belong to."""
     hint_keys: HintKeys
-    """Where hints may be written."""
+    """Keys at which hints may be written."""
     scratch_directory: Path | None = None
     hints_interval_s: float = 300.0
     stall_timeout_s: float = 60.0
     lag_interval_s: float = 5.0
     append_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(128 << 20))
-    """Memory of what waits to be appended, by all shards."""
+    """Memory for bytes of all shards that wait to be appended."""
     restarts: Restarts = field(default_factory=lambda: Restarts(0))
     new_worker: WorkerFactory = ShardThread

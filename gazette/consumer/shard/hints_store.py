@@ -1,4 +1,5 @@
-"""The hints of a shard in etcd: read for a recovery, written by its primary, kept as backups.
+"""Hints of a shard in etcd: a recovery reads them, the primary writes them, and older ones are
+backups.
 
 ::
 
@@ -37,9 +38,9 @@ T = TypeVar("T")
 
 _ON_LOOP_BYTES: Final = 128 << 10
 _FILE_BYTES: Final = 153
-"""About what a file takes in JSON."""
+"""Approximate bytes of a file in JSON."""
 _SHORT_BYTES: Final = 4096
-"""More than hints without files take."""
+"""More bytes than hints without files take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,11 @@ class StoredHints:
     value: bytes = b""
     error: str = ""
     unchecked: bool = False
-    """Whether the value was not decoded: it is too long for hints without files."""
+    """True if the value was not decoded: it is too long for hints without files."""
 
 
 def checked_hints(value: bytes, recovery_log: str) -> FSMHints:
-    """Decode hints and make sure that a log can be played by them. Raises ``Invalid``, ``Corrupt``."""
+    """Decode hints, and check that a log can be played by them. Raise ``Invalid`` or ``Corrupt``."""
     hints = decode_hints(value)
     if hints.log != recovery_log:
         raise Invalid(
@@ -68,9 +69,10 @@ def checked_hints(value: bytes, recovery_log: str) -> FSMHints:
 
 
 async def read_hints(etcd: Etcd, spec: ShardSpec, check: bool = True, /) -> tuple[StoredHints, ...]:
-    """Read all slots of a shard, at one revision: the primary's, then the backups.
+    """Read all slots of a shard at one revision: the primary's, then the backups.
 
-    Without ``check``, only short values are decoded: for those that move values on. Raises ``Unavailable``.
+    Without ``check``, decode only short values, for callers that move values on. Raise
+    ``Unavailable``.
     """
     keys = (spec.hint_primary_key, *spec.hint_backup_keys)
     result = await etcd.txn((), tuple(Op.get(key) for key in keys))
@@ -94,18 +96,18 @@ async def read_hints(etcd: Etcd, spec: ShardSpec, check: bool = True, /) -> tupl
 
 
 async def _computed(size: int, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function, on a thread if what it works on is large: 100 GiB of state take a second."""
+    """Call a function, on a thread if its input is large: hints of 100 GiB of state take a second."""
     if size <= _ON_LOOP_BYTES:
         return fn(*args, **kwargs)
     return await asyncio.to_thread(fn, *args, **kwargs)
 
 
 def usable_hints(stored: tuple[StoredHints, ...], spec: ShardSpec) -> tuple[FSMHints, ...]:
-    """The hints to recover from, the first being the best; for a new shard, hints of nothing.
+    """Return the hints to recover from, best first; for a new shard, empty hints.
 
-    Those that follow are for the case that the log has lost what the ones before them need. Damaged ones
-    are passed over with a warning. If *all* that exist are damaged this raises ``Corrupt``: starting from
-    nothing would drop the shard's state.
+    The later ones serve if the log has lost what the earlier ones need. Damaged ones are skipped
+    with a warning. If *all* that exist are damaged, raise ``Corrupt``: starting from nothing would
+    drop the shard's state.
     """
     usable = list(dict.fromkeys(one.hints for one in stored if one.hints is not None))
     damaged = [one for one in stored if one.error]
@@ -115,7 +117,8 @@ def usable_hints(stored: tuple[StoredHints, ...], spec: ShardSpec) -> tuple[FSMH
             {"key": bad.key, "shard": spec.id, "error": bad.error},
         )
     if usable:
-        # Hints without files say to read the log from its first byte: whatever has files is better.
+        # Hints without files say to read the log from its first byte: any hints with files are
+        # better.
         return tuple(sorted(usable, key=lambda hints: not hints.live_nodes))
     if damaged:
         raise Corrupt(
@@ -135,11 +138,11 @@ async def store_recorded_hints(
     create_revision: int,
     size: HintsSize | None = None,
 ) -> bool:
-    """Write the primary's hints, if we still are the primary; whether that was so.
+    """Write the primary's hints if we still are the primary. Return True if we were.
 
-    They also go into backups that have none yet, or some without files: as long as there is such a one a
-    log cannot be pruned, and it took as many promotions as there are backups to fill them. A zombie's
-    hints are dropped by the comparison. ``size`` warns of large ones. Raises ``Unavailable``, and
+    Also write them into backups that have none yet, or some without files. While there is such a
+    backup a log cannot be pruned, and it took one promotion for each backup to fill them. The
+    comparison drops a zombie's hints. ``size`` warns of large hints. Raise ``Unavailable``. Raise
     ``Invalid`` for hints that are larger than etcd accepts.
     """
     ours = Compare.create_revision(assignment_key, "=", create_revision)
@@ -151,8 +154,8 @@ async def store_recorded_hints(
         return result.succeeded
     for slot in (await read_hints(etcd, spec, False))[1:]:
         if _is_empty(slot):
-            # Each by itself: together they may be more than etcd takes. One that was written meanwhile
-            # is left as it is.
+            # One transaction for each: all together may be more than etcd accepts. A slot that was
+            # written meanwhile stays as it is.
             await etcd.txn((ours, _unchanged(slot)), (Op.put(slot.key, value),))
     return True
 
@@ -171,13 +174,13 @@ async def store_recovered_hints(
     assignment_key: str,
     create_revision: int,
 ) -> None:
-    """Put what was recovered from into the first backup, and move the others on.
+    """Put the hints that were recovered from into the first backup, and move the others on.
 
-    Hints without files, those of a shard's first owner, are not worth a backup: they say to read the
-    log from its first byte, and would keep it from ever being pruned. Retried until it is done or the
-    assignment is gone, whatever etcd answers: pruning relies on it, and the shard serves meanwhile.
-    Raises ``Invalid`` for hints that are larger than etcd accepts.
-    Cancellation: it may have been written.
+    Hints without files, those of a shard's first owner, get no backup: they say to read the log
+    from its first byte, and would keep it from ever being pruned. Retry, whatever etcd answers,
+    until it is done or the assignment is gone: pruning relies on it, and the shard serves
+    meanwhile. Raise ``Invalid`` for hints that are larger than etcd accepts. A cancelled call may
+    have written them.
     """
     if not spec.hint_backup_keys or not hints.live_nodes:
         return
@@ -196,7 +199,7 @@ async def store_recovered_hints(
         await clock.sleep(min(5.0, 0.05 * 2 ** min(attempt, 10)))
         if await _moved(etcd, assignment_key, create_revision):
             raise GazetteError(
-                "the shard was assigned to somebody else during its recovery", shard=spec.id
+                "the shard was assigned to another member during its recovery", shard=spec.id
             )
 
 
@@ -204,7 +207,7 @@ async def _moved(etcd: Etcd, assignment_key: str, create_revision: int) -> bool:
     try:
         kv = await etcd.get(assignment_key)
     except GazetteError:
-        return False  # Not known: the lease ends all this if it lasts.
+        return False  # The answer is unknown. If that lasts, the lease ends this shard.
     return kv is None or kv.create_revision != create_revision
 
 
@@ -213,9 +216,9 @@ async def _rotate(
 ) -> bool:
     """Move backups on and write the first one. Return False if one of them was changed meanwhile.
 
-    Each slot is written by a transaction of its own, since all together may be more than etcd accepts.
-    From the last slot that moves to the first, so that at each moment every value is in some slot. Two
-    neighbours that are equal are a rotation that was interrupted there, and it goes on from them.
+    Write each slot in its own transaction, since all together may be more than etcd accepts. Go
+    from the last slot that moves to the first, so that at each moment every value is in some slot.
+    Two equal neighbours are an interrupted rotation, which goes on from them.
     """
     backups = (await read_hints(etcd, spec, False))[1:]
     if backups[0].value == value:
@@ -243,13 +246,13 @@ async def _encoded(hints: FSMHints) -> tuple[HintsForm, bytes]:
 
 
 class HintsSize:
-    """Warns of hints that outgrow etcd: once for each form that they take. Belongs to one shard."""
+    """Warnings of hints that outgrow etcd, once for each form that they take. Belongs to one shard."""
 
     def __init__(self) -> None:
         self._warned: HintsForm | None = None
 
     def note(self, spec: ShardSpec, hints: FSMHints, form: HintsForm, size: int) -> None:
-        """Log a warning if JSON takes more than half of what etcd accepts."""
+        """Log a warning if the JSON takes more than half of what etcd accepts."""
         if form is HintsForm.JSON and 2 * size <= HINTS_BYTES_MAX:
             self._warned = None
             return

@@ -1,4 +1,4 @@
-"""The journals that a shard needs: looked up, and checked to be what they have to be."""
+"""The journals that a shard needs: looked up, and checked for the right kind."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _NOT_FOUND_MAX: Final = 5
-"""How often a journal may be unknown before it is taken not to exist: the broker that was asked may
-not have heard of it yet."""
+"""Number of look-ups before an unknown journal counts as absent. The broker that was asked may not
+know it yet."""
 
 
 async def retried(call: Callable[[], Awaitable[T]], what: str, shard_id: str, clock: Clock) -> T:
-    """Call until it succeeds; the member's lease ends the process if etcd does not answer for long.
+    """Call until it succeeds. If etcd stays away, the member's lease ends the process.
 
-    Raises what is not ``Retryable``. Logs one line for each cause and minute.
+    Raise what is not ``Retryable``. Log one line for each cause and minute.
     """
     attempt, retries = 0, RetryLog()
     while True:
@@ -36,7 +36,8 @@ async def retried(call: Callable[[], Awaitable[T]], what: str, shard_id: str, cl
         except Retryable as error:
             if (failures := retries.due(str(error), clock.monotonic())) is not None:
                 log.warning(
-                    "%(what)s, for shard %(shard)s, is tried again (%(failures)d attempts): %(error)s",
+                    "%(what)s, for shard %(shard)s, is tried again (%(failures)d attempts): "
+                    "%(error)s",
                     {"what": what, "shard": shard_id, "failures": failures, "error": error},
                 )
         attempt += 1
@@ -44,7 +45,7 @@ async def retried(call: Callable[[], Awaitable[T]], what: str, shard_id: str, cl
 
 
 class ShardJournals:
-    """Looks up the journals of one shard."""
+    """Look-ups of the journals of one shard."""
 
     def __init__(self, client: Client, clock: Clock, shard_id: str) -> None:
         self._client = client
@@ -52,16 +53,18 @@ class ShardJournals:
         self._shard_id = shard_id
 
     async def source(self, source: ShardSource) -> JournalSpec:
-        """The journal of a source. Raises ``NotFound``."""
+        """Return the journal of a source. Raise ``NotFound``."""
         hint = "Create the journal, or remove it from the shard's sources."
         return await self._found(split_journal_meta(source.journal)[0], "source journal", hint)
 
     async def check_recovery_log(self, name: str) -> None:
-        """Raises ``NotFound``, and ``Invalid`` for a journal that is labelled as something else."""
+        """Check the recovery log. Raise ``NotFound``, or ``Invalid`` if it is labelled as something
+        else."""
         await self._check(name, "recovery log", CONTENT_RECOVERY_LOG)
 
     async def check_dead_letters(self, name: str) -> None:
-        """Raises ``NotFound``, and ``Invalid`` for a journal that cannot hold dead letters."""
+        """Check the dead-letter journal. Raise ``NotFound``, or ``Invalid`` if it cannot hold dead
+        letters."""
         await self._check(name, "dead-letter journal", CONTENT_JSON_LINES)
 
     async def _check(self, name: str, what: str, content_type: str) -> None:

@@ -1,4 +1,4 @@
-"""A shard as the primary: its store and what is around it, from the hand-off of its log to the end.
+"""A shard as the primary: its store and its helpers, from the hand-off of its log to the end.
 
 ::
 
@@ -55,10 +55,10 @@ INBOX_BYTES: Final = 4 << 20
 
 
 class Primary:
-    """What a shard has while it is the primary. Loop-bound; made once its log, if any, is its own.
+    """The parts of a shard while it is primary. Loop-bound; made once its log, if any, is its own.
 
-    ``spec`` is the shard's as of its creation, ``scope`` is that of its tasks, and ``ended`` is set when it
-    ended. ``assignment_of`` gives its assignment.
+    ``spec`` is the shard's at its creation, ``scope`` is that of its tasks, and ``ended`` is set
+    when it ended. ``assignment_of`` gives its assignment.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Primary:
         ownership: Ownership,
     ) -> None:
         self.store: Store | None = None
-        """Set, on the shard's thread, when it was made."""
+        """Set on the shard's thread, once the store is made."""
         self.appends = AppendService(context.client, budget=context.append_budget)
         self.thread = context.new_worker(f"shard {shard.id}")
         self._context = context
@@ -95,26 +95,24 @@ class Primary:
         self._decoders: dict[str, EnvelopeDecoder[Any]] = {}
         scope.daemon(self.appends.run(), name="appends")
 
-    # -- opening
-
     async def open(self, recovered: RecoveredState | None) -> Checkpoint:
         """Open the store over the recovered files, and all that transactions need.
 
-        Raises what the application raises, ``NotFound`` and ``Invalid`` for a journal that the shard
-        needs, ``Closed`` when it has ended or is somebody else's. Cancellation: the store may be in the
-        making; `destroy_store` comes after it.
+        Raise what the application raises. Raise ``NotFound`` or ``Invalid`` for a journal that the
+        shard needs. Raise ``Closed`` when the shard has ended or belongs to another member. After a
+        cancellation the store may still be in the making; `destroy_store` runs after it.
         """
         context, shard = self._context, self._shard
         journals = ShardJournals(context.client, context.clock, shard.id)
         if recovered is not None:
             self._recovered_hints = recovered.fsm.build_hints(recovered.log)
         async with TaskScope(f"open shard {shard.id}") as scope:
-            # While the store opens: queries wait for all of this.
+            # While the store opens, queries wait for all of this.
             scope.spawn(self._find_sources(journals), name="sources")
             if recovered is not None and recovered.fsm.last_log != self._spec.recovery_log:
                 await self._ownership.require()  # The recorder is about to fence the log's fork.
             store = await self.thread.run(lambda: self._open_store(recovered))
-            # After `new_store`, which may have taken any time, and not before it.
+            # Ask after `new_store`, which may have taken any time, and not before it.
             await self._ownership.require()
             checkpoint = await self.thread.run(lambda: self._restore(store))
             if self._poison_policy is not None:
@@ -126,7 +124,7 @@ class Primary:
         for source in self._sources:
             offset = max(source.min_offset, read_through.get(source.journal, 0))
             self._decoders[source.journal] = self._new_decoder(source.journal, offset)
-        # Of a source that has a minimum, nothing before it is going to be read.
+        # Bytes of a source before its minimum offset are never read.
         self._progress.update({one.journal: one.begin for one in self._decoders.values()}, {})
         self._transactor = self._new_transactor(self._inbox)
         return checkpoint
@@ -136,7 +134,7 @@ class Primary:
             self._specs[source.journal] = await journals.source(source)
 
     def _open_store(self, recovered: RecoveredState | None) -> Store:
-        """On the shard's thread: what may block, and sets no fence."""
+        """Do what may block and sets no fence. On the shard's thread."""
         self._ownership.require_running()
         shard, application = self._shard, self._context.application
         if recovered is not None:
@@ -157,10 +155,10 @@ class Primary:
         return self.store
 
     def _restore(self, store: Store) -> Checkpoint:
-        """On the shard's thread: restore the checkpoint, by which the store may set a fence."""
+        """Restore the checkpoint, by which the store may set a fence. On the shard's thread."""
         shard, application = self._shard, self._context.application
         hit("promotion.fencing", shard.id)
-        # It may have waited behind a callback, and a fence stops whoever has the shard by now.
+        # This step may have waited behind a callback. A fence would stop the present owner.
         self._ownership.require_running()
         with application_code("Store.restore_checkpoint"):
             checkpoint = store.restore_checkpoint(shard)
@@ -209,10 +207,8 @@ class Primary:
             application_name=context.owner.name,
         )
 
-    # -- serving
-
     def start(self) -> None:
-        """Begin to read sources. After `open`."""
+        """Begin to read sources. Call after `open`."""
         context, inbox = self._context, self._inbox
         assert inbox is not None
         client, clock = context.client, context.clock
@@ -222,7 +218,8 @@ class Primary:
             self._scope.spawn(reading, name=f"read {journal}")
 
     async def run(self, checkpoint: Checkpoint) -> None:
-        """Transactions until the shard ends, on its thread. Raises what makes the shard fail."""
+        """Run transactions on the shard's thread until the shard ends. Raise what makes the shard
+        fail."""
         transactor = self._transactor
         assert transactor is not None
 
@@ -237,20 +234,23 @@ class Primary:
 
     @property
     def horizon_bytes(self) -> int | None:
-        """How much of its log a recovery of the shard reads, from hints that are taken now; None without a
-        log. Any thread."""
+        """Bytes of the log that a recovery reads, from hints taken now. Any thread.
+
+        None without a log.
+        """
         recorder = self._recorder
         return None if recorder is None else recorder.known_horizon_bytes
 
     def add_wait(self, future: OpFuture[Any]) -> None:
-        """Have the commit of the running transaction wait for one more future."""
+        """Make the commit of the running transaction wait for one more future."""
         if self._transactor is not None:
             self._transactor.add_wait(future)
 
     async def call(self, fn: Callable[[], T]) -> T:
         """Run a function on the shard's thread, between two steps of its transaction.
 
-        Raises ``Closed`` when the shard ended, and what ``fn`` raises. Cancellation: it may still run.
+        Raise ``Closed`` when the shard ended, and what ``fn`` raises. After a cancellation it may
+        still run.
         """
         if self._inbox is None:
             raise Closed("the shard is not primary", shard=self._shard.id)
@@ -259,10 +259,10 @@ class Primary:
         return await settled(future)
 
     async def keep_backup_hints(self) -> None:
-        """Store the hints that were recovered from. Returns at once for a shard without a log.
+        """Store the hints that were recovered from. Return at once for a shard without a log.
 
-        Beside serving, not before it: until they are stored, the hints are those that were there, which
-        recover the same state from a longer log.
+        Runs beside serving, not before it. Until these are stored, the former hints recover the
+        same state from a longer log.
         """
         context = self._context
         if self._recovered_hints is None or not context.hint_keys.allows(self._spec.hint_prefix):
@@ -279,16 +279,16 @@ class Primary:
             )
         except Invalid as error:
             log.warning(
-                "recovered hints of shard %(shard)s are not stored, and its log cannot be pruned: %(error)s."
-                " %(hint)s",
+                "recovered hints of shard %(shard)s are not stored, and its log cannot be "
+                "pruned: %(error)s. %(hint)s",
                 {"shard": self._shard.id, "error": error, "hint": error.hint},
             )
         await reach("promotion.hinted", self._shard.id, context.clock)
 
     async def keep_hints(self) -> None:
-        """Store new hints from time to time, so that a recovery need not read more than it must.
+        """Store new hints from time to time, so that a recovery reads no more than it must.
 
-        Returns at once for a shard without a log. Does not wait for `keep_backup_hints`.
+        Return at once for a shard without a log. Does not wait for `keep_backup_hints`.
         """
         context, recorder = self._context, self._recorder
         if recorder is None:
@@ -297,8 +297,8 @@ class Primary:
             context.hint_keys.require(self._spec)
         except Invalid as error:
             log.warning(
-                "hints of shard %(shard)s are not stored: recoveries read ever more of its log, and it cannot"
-                " be pruned. %(error)s. %(hint)s",
+                "hints of shard %(shard)s are not stored: recoveries read ever more of its "
+                "log, and it cannot be pruned. %(error)s. %(hint)s",
                 {"shard": self._shard.id, "error": error, "hint": error.hint},
             )
             return
@@ -323,27 +323,25 @@ class Primary:
                 ):
                     stored = hints
             except GazetteError as error:
-                # Whatever etcd has against them: the shard goes on, and its recovery reads more.
+                # Continue whatever etcd answers. The shard serves on, and its recovery reads more.
                 log.warning(
                     "hints of shard %(shard)s are stored next time: %(error)s. %(hint)s",
                     {"shard": self._shard.id, "error": error, "hint": error.hint},
                 )
 
-    # -- ending
-
     def stop(self) -> None:
-        """Begin no step of a transaction any more. May be repeated."""
+        """Begin no more steps of a transaction. May be repeated."""
         if self._inbox is not None:
             self._inbox.stop()
 
     def destroy_store(self, afterwards: Callable[[], None]) -> OpFuture[None]:
-        """Let go of the store, on its thread and behind the callback that may run; then the thread ends.
+        """Release the store on its thread, after the callback that may run; then the thread ends.
 
-        ``afterwards`` is called there, also if the store raises.
+        ``afterwards`` is called there, even if the store raises.
         """
 
         def destroy() -> None:
-            # Looked up only now: the store may have been in the making when this was asked for.
+            # Look the store up only now: it may have been in the making when this was asked for.
             try:
                 if self.store is not None:
                     self.store.destroy()

@@ -1,4 +1,4 @@
-"""How far a shard is, and who waits for it to be further. Loop-bound."""
+"""Progress of a shard, and the callers that wait for it. Loop-bound."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 class Progress:
     """Offsets that the shard's transactions have read through, and at which they published.
 
-    Offsets never go back while one primary lives.
+    Offsets never go back during the life of one primary.
     """
 
     def __init__(self) -> None:
@@ -26,10 +26,10 @@ class Progress:
         self._changed = asyncio.Event()
 
     def has(self, offsets: Mapping[str, int]) -> bool:
-        """Whether every journal of ``offsets`` was read up to there."""
+        """Return True if every journal of ``offsets`` was read up to its offset."""
         return all(self.read_through.get(journal, 0) >= at for journal, at in offsets.items())
 
     async def wait(self, offsets: Mapping[str, int]) -> None:
-        """Return once ``has``. The caller bounds the wait."""
+        """Return once ``has`` returns True. The caller bounds the wait."""
         while not self.has(offsets):
             await self._changed.wait()

@@ -54,15 +54,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STOP_TIMEOUT_S: Final = 10.0
-"""How long a shard that is stopped waits for a callback that runs; after that it ends by itself."""
+"""Seconds that a stopped shard waits for a running callback. After that, the thread ends alone."""
 
 _RESTART_POLL_S: Final = 0.25
 READS_PATIENCE_S: Final = 60.0
-"""How long queries of a standby may go on when it was promoted: they read what is their own."""
+"""Seconds that queries of a standby may go on after its promotion: they read its view, not its
+store."""
 
 
 class Shard:
-    """A shard of this member. Made by the resolver, for one assignment; loop-bound.
+    """A shard of this member. The resolver creates it for one assignment; loop-bound.
 
     Callbacks see it as `application.Shard`.
     """
@@ -73,16 +74,17 @@ class Shard:
         self.assignment = assignment
         self.progress = Progress()
         self.store_ready = asyncio.Event()
-        """Set once the store was opened, in which case ``store`` is there, or the primary has ended."""
+        """Set once the store was opened (``store`` is then set), or the primary has ended."""
         self.ended = asyncio.Event()
         """Set when the shard failed, or was stopped."""
         self.failure: BaseException | None = None
         self.verdict: RestartDecision | None = None
-        """What becomes of it, once it failed."""
+        """Set when the shard failed: restart it, or leave it."""
         self.lag: tuple[int, float] | None = None
-        """(bytes, seconds) that a standby was behind when it last looked."""
+        """The lag of a standby, in (bytes, seconds), at its last sample."""
         self._spec: ShardSpec = item.decoded.value.spec
-        """As of the creation: the log and its hints stay what they are until the shard is made anew."""
+        """The specification at the creation: the log and its hints are fixed until the shard starts
+        again."""
         self._scope = TaskScope(f"shard {self.id}", on_failure=self._fail)
         self._reports = TaskScope(f"status of shard {self.id}")
         self._ownership = Ownership(
@@ -101,8 +103,6 @@ class Shard:
         self._unused = asyncio.Event()
         self._unused.set()
 
-    # -- what callbacks see
-
     @property
     def id(self) -> str:
         return str(self._item.decoded.id)
@@ -113,7 +113,7 @@ class Shard:
 
     @property
     def spec(self) -> ShardSpec:
-        """As it is in etcd now; once it was deleted, as it was last."""
+        """The specification as it is in etcd now; after its deletion, the last one."""
         item = self._context.key_space.get(self._item.key)
         if item is not None:
             self._item = item
@@ -126,19 +126,17 @@ class Shard:
 
     @property
     def store(self) -> Store | None:
-        """The store, from when it was made to the end; to be used once ``store_ready`` is set."""
+        """The store, from its creation to the end; use it once ``store_ready`` is set."""
         return None if self._primary is None else self._primary.store
 
-    # -- life cycle
-
     def start(self, *, primary: bool) -> None:
-        """Begin to recover, and to serve if ``primary``. Does not block."""
+        """Begin to recover, and to serve if ``primary``. Do not block."""
         self._scope.spawn(self._guard(self._standby()), name="standby")
         if primary:
             self.promote(self.assignment)
 
     def promote(self, assignment: DecodedKV) -> None:
-        """The shard's assignment is now that of the primary."""
+        """Follow a promotion: the shard's assignment is now that of the primary."""
         self.assignment = assignment
         if self.failure is None and not self._started_primary:
             self._started_primary = True
@@ -146,7 +144,7 @@ class Shard:
 
     @property
     def reads(self) -> StandbyReads | None:
-        """What answers queries while this is a standby; None for one that does not tail its log."""
+        """Queries of a standby; None for a shard that does not tail its log."""
         player = self._player
         if self._started_primary or self.ended.is_set() or player is None:
             return None
@@ -157,10 +155,10 @@ class Shard:
         return self._started_primary
 
     async def stop(self) -> None:
-        """End everything: nothing is committed after this began. Never raises.
+        """End everything: nothing is committed after this began. Never raise.
 
         A callback that still runs after `STOP_TIMEOUT_S` is left to its thread, which releases the
-        store when the callback returns; nothing that it does takes effect any more.
+        store when the callback returns. Its effects are dropped.
         """
         self._stopping = True
         self.ended.set()
@@ -204,9 +202,9 @@ class Shard:
             )
 
     def awaited(self, read_through: Mapping[str, int]) -> dict[str, int]:
-        """Of offsets that a query asks for, those that this shard reads at all: to be waited for.
+        """Return those of a query's offsets that this shard reads at all, to wait for.
 
-        Of an application that brings its messages itself, what that says. Needs the open store.
+        An application that brings its own messages chooses them. Needs the open store.
         """
         application = self._context.application
         if isinstance(application, MessageProducer):
@@ -238,7 +236,7 @@ class Shard:
             )
 
     async def _guard(self, work: Awaitable[None]) -> None:
-        """Run a part of the life cycle; its error makes the shard FAILED, whatever it is."""
+        """Run a part of the life cycle. Any error of it makes the shard FAILED."""
         task = asyncio.current_task()
         try:
             await work
@@ -247,13 +245,13 @@ class Shard:
         except asyncio.CancelledError as error:
             if task is None or task.cancelling():
                 raise
-            # Nobody cancelled us: something that we waited for was cancelled, and must not pass for it.
+            # This task was not cancelled: something that it waited for was. Report it as a failure.
             self._fail(Broken(f"something was cancelled unasked: {error!r}"))
         except BaseException as error:  # noqa: BLE001 - a silent shard would be worse
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """The shard is FAILED, for the first reason that there is."""
+        """Set the shard FAILED. The first reason stays."""
         if self.failure is not None or self._stopping:
             return
         self.failure = error
@@ -269,7 +267,7 @@ class Shard:
         self.store_ready.set()
         if self._primary is not None:
             self._primary.stop()
-        # Appends go on: a transaction that is committed is acknowledged, too.
+        # Appends go on: a committed transaction must still be acknowledged.
         self._scope.cancel()
         context = self._context
         self.verdict = context.restarts.failed(
@@ -289,10 +287,10 @@ class Shard:
         await retried(self._restart, "its restart", self.id, self._context.clock)
 
     async def _restart(self) -> None:
-        """Give the assignment up that has failed: the allocator makes it anew, or promotes a standby.
+        """Delete the failed assignment: the allocator makes a new one, or promotes a standby.
 
-        Again, if it is not as our key space has it: that may be behind, and its status says that the shard
-        is restarted.
+        Repeat if etcd differs from our key space: that may be behind, and its status says that the
+        shard is restarted.
         """
         context = self._context
         while True:
@@ -314,11 +312,9 @@ class Shard:
             context.etcd, context.key_space, context.clock, lambda: self.assignment.key, status
         )
 
-    # -- standby
-
     async def _standby(self) -> None:
         spec = self._spec
-        spec.validate()  # What was applied elsewhere may have names that lead nowhere.
+        spec.validate()  # Another tool may have applied it with names that are no journals.
         if not spec.recovery_log:
             await self._update_status(ReplicaStatus(ReplicaCode.STANDBY, ()))
             return
@@ -371,8 +367,6 @@ class Shard:
             note,
         )
 
-    # -- primary
-
     async def _serve(self) -> None:
         context = self._context
         began = context.clock.monotonic()
@@ -392,8 +386,8 @@ class Shard:
         self.store_ready.set()
         ready = context.clock.monotonic()
         log.info(
-            "shard %(shard)s is served: its log was taken over in %(log_seconds).3f s, its store opened "
-            "in %(store_seconds).3f s",
+            "shard %(shard)s is served: its log was taken over in %(log_seconds).3f s, its "
+            "store opened in %(store_seconds).3f s",
             {"shard": self.id, "log_seconds": played - began, "store_seconds": ready - played},
         )
         self._scope.spawn(
@@ -405,7 +399,7 @@ class Shard:
         await primary.run(checkpoint)
 
     async def _take_over(self) -> RecoveredState | None:
-        """Finish play-back as the log's new owner; None for a shard without a log."""
+        """Finish play-back as the log's new owner. Return None for a shard without a log."""
         if not self._spec.recovery_log:
             return None
         await self._playing.wait()
@@ -422,7 +416,8 @@ class Shard:
     async def call(self, fn: Callable[[], T]) -> T:
         """Run a function on the shard's thread, between two steps of its transaction.
 
-        Raises ``Closed`` when the shard ended, and what ``fn`` raises. Cancellation: it may still run.
+        Raise ``Closed`` when the shard ended, and what ``fn`` raises. After a cancellation it may
+        still run.
         """
         if self._primary is None:
             raise Closed("the shard is not primary", shard=self.id)
@@ -434,18 +429,20 @@ class Shard:
 
     @property
     def horizon_bytes(self) -> int | None:
-        """How much of its log a recovery of the shard reads, from hints that are taken now; None without a
-        log, or on a standby. Any thread."""
+        """Bytes of the log that a recovery reads, from hints taken now. Any thread.
+
+        None without a log, or on a standby.
+        """
         return None if self._primary is None else self._primary.horizon_bytes
 
     @property
     def play_back(self) -> PlayProgress | None:
-        """How far play-back is, on a standby."""
+        """Progress of play-back, on a standby."""
         return None if self._player is None or self._started_primary else self._player.progress
 
     @property
     def play_lag_bytes(self) -> int | None:
-        """How far play-back is behind the head of the log; None once it ended."""
+        """Bytes by which play-back is behind the head of the log; None after its end."""
         player = self._player
         if player is None or self._started_primary:
             return None

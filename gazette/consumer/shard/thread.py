@@ -1,4 +1,5 @@
-"""The thread of a shard: everything that may block runs there, and nothing of another shard does."""
+"""The thread of a shard. All that may block for this shard runs there, and nothing of another
+shard."""
 
 from __future__ import annotations
 
@@ -14,18 +15,19 @@ T = TypeVar("T")
 
 
 class Worker(Protocol):
-    """Runs the functions of one shard, one after the other, where they may block. `ShardThread` does.
+    """Worker that runs the functions of one shard in order, where they may block. `ShardThread` is
+    one.
 
-    The seam for simulations: theirs gives the turn to one worker at a time, and waits in virtual time.
-    So what such a function waits for, it waits for by ``condition`` or ``wait``.
+    Simulations replace it: theirs runs one worker at a time, and waits in virtual time. So a
+    function waits only by ``condition`` or ``wait``.
     """
 
     def submit(self, fn: Callable[[], T]) -> OpFuture[T]:
-        """Queue a function. Raises ``Closed`` after ``close``."""
+        """Queue a function. Raise ``Closed`` after ``close``."""
         ...
 
     async def run(self, fn: Callable[[], T]) -> T:
-        """Queue a function and wait for it. Cancellation: it still runs."""
+        """Queue a function and wait for it. After a cancellation it still runs."""
         ...
 
     def close(self) -> None:
@@ -42,14 +44,14 @@ class Worker(Protocol):
 
 
 WorkerFactory: TypeAlias = Callable[[str], Worker]
-"""Makes the worker of a shard, by its name."""
+"""Factory of the worker of a shard, by its name."""
 
 
 class ShardThread:
     """Runs functions one after the other on one thread.
 
-    The thread is a daemon: a callback of the application that never returns keeps neither the
-    process nor any other shard from ending.
+    The thread is a daemon. A callback of the application that never returns stops neither the end
+    of the process nor that of another shard.
     """
 
     def __init__(self, name: str) -> None:
@@ -60,7 +62,7 @@ class ShardThread:
         self._thread.start()
 
     def submit(self, fn: Callable[[], T]) -> OpFuture[T]:
-        """Enqueue a function. Raises ``Closed`` after ``close``."""
+        """Enqueue a function. Raise ``Closed`` after ``close``."""
         if self._closed:
             raise Closed("the shard's thread has ended")
         future: OpFuture[T] = OpFuture()
@@ -68,7 +70,7 @@ class ShardThread:
         return future
 
     async def run(self, fn: Callable[[], T]) -> T:
-        """Enqueue a function and wait for it. Cancellation: it still runs."""
+        """Enqueue a function and wait for it. After a cancellation it still runs."""
         return await settled(self.submit(fn))
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
 """Stage 13 of the byte path: hands committed messages to the application, one by one or in batches.
 
-Here is what the application may do instead of consuming a message: defer it to the next transaction,
-or raise an error, which ends the shard or, by its `PoisonPolicy`, sets the message aside. For that, what
-the message had done by then is undone: in the store, by a savepoint, and in the publisher. The same holds
-for a batch that is deferred, since a smaller one is delivered next.
+The application may also defer a message to the next transaction, or raise an error. The error ends
+the shard or, by its `PoisonPolicy`, skips the message. Then the effects of the message so far are
+undone: in the store by a savepoint, and in the publisher. So are those of a deferred batch, since a
+smaller one is delivered next.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from gazette.message.envelope import Envelope
 from gazette.message.publisher import Publisher
 
 _TRANSIENT: Final = (
-    "Not the message is to blame, but what it was written to, at this time: see the cause, and check that"
-    " database or system. Nothing of the transaction took effect; its messages are consumed again when the"
-    " shard starts: gazctl shards unassign --failed, or give it restarts (--consumer.max-restarts)."
+    "The message is not to blame, but the system that it was written to: see the cause, and "
+    "check that database or system. Nothing of the transaction took effect. Its messages are "
+    "consumed again when the shard starts: gazctl shards unassign --failed, or allow "
+    "restarts (--consumer.max-restarts)."
 )
 
 
@@ -39,10 +40,11 @@ class Deferred(Exception):
 def deliver_in_halves(
     batch: Sequence[Envelope[Any]], attempt: Callable[[Sequence[Envelope[Any]]], int]
 ) -> int:
-    """Have a batch consumed by ``attempt``, and return how many were: fewer if one was deferred.
+    """Have a batch consumed by ``attempt``. Return how many were: fewer if one was deferred.
 
-    ``attempt`` returns the same of what it is given. If it raises `DeferToNextTransaction` that has had no
-    effect, and is halved: the transaction ends in front of the first message that is deferred on its own.
+    ``attempt`` takes a batch and returns the same. If it raises `DeferToNextTransaction`, the batch
+    had no effect and is halved. So the transaction ends before the first message that is deferred
+    alone.
     """
     try:
         return attempt(batch)
@@ -55,8 +57,10 @@ def deliver_in_halves(
 
 
 class Delivery:
-    """Delivers batches of one shard. Belongs to its thread. A stop of ``inbox`` takes effect between
-    two messages."""
+    """Deliveries of batches of one shard. Belongs to its thread.
+
+    A stop of ``inbox`` takes effect between two messages.
+    """
 
     def __init__(
         self,
@@ -77,8 +81,11 @@ class Delivery:
         self._singly = type(application).consume_messages is Application.consume_messages
 
     def deliver(self, batch: Sequence[Envelope[Any]]) -> None:
-        """Have the application consume a batch. Raises `Deferred`, ``ApplicationFailed``, and errors
-        of ours that the application let through."""
+        """Have the application consume a batch.
+
+        Raise `Deferred`, ``ApplicationFailed``, and errors of ours that the application let
+        through.
+        """
         delivered = batch
         if not self._application.deliver_acks and any(one.is_ack for one in batch):
             delivered = [one for one in batch if not one.is_ack]
@@ -90,7 +97,7 @@ class Delivery:
             raise Deferred(next(i for i, one in enumerate(batch) if one is delivered[done]))
 
     def _deliver_each(self, batch: Sequence[Envelope[Any]]) -> int:
-        """Return how many were consumed: fewer than there are if one was deferred."""
+        """Return how many messages were consumed: fewer than all if one was deferred."""
         application, shard, store = self._application, self._shard, self._store
         publisher, inbox = self._publisher, self._inbox
         consume, guarded = application.consume_message, self._guarded
@@ -129,7 +136,8 @@ class Delivery:
             poison.skip_message(envelope, error)
 
     def _is_poison(self, error: BaseException) -> bool:
-        """Return whether the message is to blame: the store says so, and the policy asks for it."""
+        """Return True if the message is to blame, by the store's word, and the policy covers the
+        error."""
         poison = self._poison
         if poison is None or not poison.policy.is_poison(error):
             return False
@@ -147,9 +155,9 @@ class Delivery:
         return failed
 
     def _deliver_batch(self, batch: Sequence[Envelope[Any]]) -> int:
-        """Return how many were consumed: fewer than there are if one was deferred.
+        """Return how many messages were consumed: fewer than all if one was deferred.
 
-        A batch that is poison is delivered one by one, to find the message that is to blame.
+        A poison batch is delivered one by one, to find the message that is to blame.
         """
         return deliver_in_halves(batch, self._attempt_or_skip)
 
@@ -174,7 +182,7 @@ class Delivery:
         return len(batch)
 
     def _attempt(self, batch: Sequence[Envelope[Any]]) -> None:
-        """Have the application consume a batch. What raises has had no effect."""
+        """Have the application consume a batch. If it raises, the batch had no effect."""
         with self._undoing(deferred=True):
             result: object = self._application.consume_messages(  # type: ignore[func-returns-value]
                 self._shard, self._store, batch, self._publisher
@@ -183,9 +191,10 @@ class Delivery:
 
     @contextmanager
     def _undoing(self, *, deferred: bool) -> Iterator[None]:
-        """Undo what the block did, if it raises: in the store, and among what was published.
+        """If the block raises, undo its effects on the store and on what was published.
 
-        ``deferred``: also if it defers. Without a policy, other errors end the shard, and nothing is undone.
+        ``deferred``: also if it defers. Without a policy, other errors end the shard, and nothing
+        is undone.
         """
         savepoint = self._store.savepoint() if self._store.has_savepoints else None
         self._publisher.hold(strict=self._guarded)
@@ -194,7 +203,7 @@ class Delivery:
         except BaseException as error:
             is_deferral = isinstance(error, DeferToNextTransaction)
             if is_deferral and not deferred:
-                # As without a policy: what it did before is its own affair.
+                # As without a policy: effects before the deferral are the application's own affair.
                 self._publisher.release()
                 if savepoint is not None:
                     savepoint.release()
@@ -213,7 +222,7 @@ def _place(batch: Sequence[Envelope[Any]]) -> dict[str, Any]:
 
 
 class application_code:
-    """Errors of callbacks, told from our own."""
+    """Wrap exceptions of callbacks, to tell them from our own errors."""
 
     def __init__(self, callback: str) -> None:
         self._callback = callback

@@ -1,8 +1,8 @@
-"""What an error says something about: the message that was consumed, or the store that it was written to.
+"""The cause of an error: the message that was consumed, or the store that it was written to.
 
-A poison policy may cost a message only if the message is to blame. A lock that was not had in time, a
-deadlock or a lost connection would else drop good messages, one after the other. So the store classifies
-errors before any policy does, and an error that nothing is known of is not the message's.
+A poison policy may skip a message only if the message is to blame. Otherwise a lock time-out, a
+deadlock or a lost connection would drop good messages, one after the other. So the store classifies
+errors before any policy does. An unknown error is never the message's.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound
 
 _CHAIN_MAX: Final = 32
 ERROR_CHARS_MAX: Final = 2048
-"""Of an error's text: etcd bounds the size of values."""
+"""Longest text of an error, in characters: etcd bounds the size of values."""
 
 
 class ErrorCause(enum.Enum):
-    """What an exception that a callback raised says something about."""
+    """The cause of an exception that a callback raised."""
 
     MESSAGE = "message"
     """The message: consumed again, it raises the same."""
     TRANSIENT = "transient"
     """The store, at this time: another attempt may succeed."""
     STORE = "store"
-    """The store or its schema, or nothing is known of it."""
+    """The store or its schema, or an unknown cause."""
 
 
 def cause_of(error: BaseException, classify: Callable[[Exception], ErrorCause]) -> ErrorCause:
-    """Return the cause of an exception, ``classify`` being that of the store.
+    """Return the cause of an exception; ``classify`` is the store's.
 
-    An exception that was raised while another was handled says no more than that one: `ErrorCause.MESSAGE`
-    needs that all of them are of the message.
+    An exception raised while another was handled has the cause of that other one.
+    `ErrorCause.MESSAGE` needs all of them to blame the message.
     """
     for one in _chain(error):
         cause = _cause(one, classify)
@@ -65,7 +65,7 @@ def _cause(error: BaseException, classify: Callable[[Exception], ErrorCause]) ->
 
 
 def error_text(error: BaseException) -> str:
-    """What operators read of a failure: text that can be stored, whatever the error is."""
+    """Return an error's text for operators: it can be stored, whatever the error is."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - somebody else's __str__
@@ -73,6 +73,6 @@ def error_text(error: BaseException) -> str:
     text = text or type(error).__name__
     hint = getattr(error, "hint", "")
     text = f"{text}\n{hint}" if hint else text
-    # Names of files may hold surrogates, which protobuf takes for an error.
+    # Names of files may hold surrogates, which protobuf refuses.
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= ERROR_CHARS_MAX else text[:ERROR_CHARS_MAX] + " ...[truncated]"

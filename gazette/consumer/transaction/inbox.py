@@ -1,6 +1,7 @@
-"""What crosses from the event loop to a shard's thread: bounded in bytes, in order.
+"""The events that cross from the event loop to a shard's thread: bounded in bytes, in order.
 
-The loop puts chunks of journals and other events; the thread takes them. Nothing crosses per message.
+The loop puts chunks of journals and other events; the thread takes them. Nothing crosses per
+message.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class InputEnded:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Something to do on the shard's thread, between two steps of its transaction."""
+    """A function to call on the shard's thread, between two steps of its transaction."""
 
     fn: Callable[[], Any]
     future: OpFuture[Any]
@@ -68,8 +69,8 @@ Event = Chunk | Jump | SourceFailed | Messages | InputEnded | Call
 class Inbox:
     """Events of one shard.
 
-    ``bytes_max`` bounds the chunks that wait; a chunk that is larger passes when nothing else waits.
-    ``changed`` is what its thread waits for.
+    ``bytes_max`` bounds the chunks that wait. A larger chunk passes when nothing else waits. The
+    shard's thread waits for ``changed``.
     """
 
     def __init__(
@@ -85,20 +86,20 @@ class Inbox:
         self._chunks = 0
         self._messages = 0
         self._changed = threading.Condition() if changed is None else changed
-        """The shard's thread waits for it, and threads that bring messages, for room: so that a single one
-        must not be notified, who may be the wrong one."""
+        """The shard's thread waits for it, and so do threads that bring messages and need room.
+        Notify all of them: a single one may be the wrong one."""
         self._woken = False
         self.stopped = False
-        """Set once and for all. Any thread may look."""
+        """Set once, never cleared. Any thread may read it."""
         self._room = asyncio.Event()
         self._room.set()
 
-    # On the loop.
+    # Called on the loop:
 
     async def put_chunk(self, chunk: Chunk) -> None:
-        """Hand over a chunk, after waiting for room. Raises ``Closed`` once stopped.
+        """Hand over a chunk, after waiting for room. Raise ``Closed`` once stopped.
 
-        Cancellation: the chunk was not handed over.
+        A cancelled call has not handed the chunk over.
         """
         while True:
             with self._changed:
@@ -113,7 +114,7 @@ class Inbox:
                 self._room.clear()
             await self._room.wait()
 
-    # From any thread.
+    # Called from any thread:
 
     def put(self, event: Event) -> None:
         """Hand over an event that is not bounded. After a stop, calls fail and the rest is dropped."""
@@ -130,9 +131,10 @@ class Inbox:
             event.future.set_exception(Closed("the shard has stopped"))
 
     def put_messages(self, batch: Sequence[Envelope[Any]], messages_max: int) -> None:
-        """Hand over messages, after waiting until fewer than ``messages_max`` wait. Not on the loop.
+        """Hand over messages, after waiting until fewer than ``messages_max`` wait. Not on the
+        loop.
 
-        Raises ``Closed`` once stopped.
+        Raise ``Closed`` once stopped.
         """
         with self._changed:
             while self._messages >= messages_max and not self.stopped:
@@ -162,11 +164,11 @@ class Inbox:
                 event.future.set_exception(Closed("the shard has stopped"))
         self._loop.call_soon_threadsafe(self._room.set)
 
-    # On the shard's thread.
+    # Called on the shard's thread:
 
     @property
     def has_input(self) -> bool:
-        """Whether events of sources wait."""
+        """True if events of sources wait."""
         return self._chunks > 0
 
     def check(self) -> None:
@@ -175,7 +177,7 @@ class Inbox:
             raise Closed("the shard has stopped")
 
     def get_call(self, timeout_s: float | None) -> Call | None:
-        """``get``, but events of sources stay: for a transaction that takes no more of them."""
+        """Like ``get``, but leave events of sources: for a transaction that takes no more of them."""
         with self._changed:
             call = self._take_call()
             if call is None and not self._woken and not self.stopped:
@@ -194,7 +196,8 @@ class Inbox:
         return None
 
     def get(self, timeout_s: float | None) -> Event | None:
-        """The next event; None when woken, or after ``timeout_s``. Raises ``Closed`` once stopped."""
+        """Return the next event; None when woken, or after ``timeout_s``. Raise ``Closed`` once
+        stopped."""
         with self._changed:
             if not self._events and not self._woken and not self.stopped:
                 self._changed.wait(timeout_s)
@@ -217,9 +220,10 @@ class Inbox:
 
 
 class Feed:
-    """Where a `MessageProducer` puts the messages of a shard. Any thread but the event loop's.
+    """Queue into which a `MessageProducer` puts the messages of a shard. Any thread but the event
+    loop's.
 
-    At most ``messages_max`` messages, and the last batch, wait to be consumed: then ``put`` does, too.
+    ``put`` blocks while ``messages_max`` messages or more wait to be consumed.
     """
 
     def __init__(self, inbox: Inbox, messages_max: int) -> None:
@@ -229,32 +233,36 @@ class Feed:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is taken any more: the feed, or its shard, has ended."""
+        """True if the feed or its shard has ended, and takes nothing any more."""
         return self._ended or self._inbox.stopped
 
     def put(self, batch: Sequence[Envelope[Any]]) -> None:
-        """Messages, in order per journal and producer. Blocks while many wait.
+        """Put messages, in order per journal and producer. Block while many wait.
 
-        Raises ``Closed`` when the shard has stopped, or the feed was closed; ``Bug`` on the event loop.
+        Raise ``Closed`` when the shard has stopped, or the feed was closed. Raise ``Bug`` on the
+        event loop.
         """
         self._check()
         if asyncio._get_running_loop() is not None:
             raise Bug(
-                "a feed cannot be waited for on the event loop",
+                "cannot wait for a feed on the event loop",
                 hint="Use a thread, for instance: await asyncio.to_thread(feed.put, batch).",
             )
         if batch:
             self._inbox.put_messages(batch, self._messages_max)
 
     def close(self) -> None:
-        """End the input: what was put is consumed and committed, the checkpoint restored from the
-        store, and ``start_reading`` called again, with a new feed. Harmless when closed already."""
+        """End the input. May be repeated.
+
+        The messages put so far are consumed and committed. Then the checkpoint is restored from the
+        store, and ``start_reading`` is called again with a new feed.
+        """
         if not self.closed:
             self._ended = True
             self._inbox.put(InputEnded())
 
     def fail(self, error: Exception) -> None:
-        """Have the shard fail, since its messages cannot be had."""
+        """Make the shard fail because its messages cannot be read."""
         if not self.closed:
             self._ended = True
             self._inbox.put(SourceFailed("of the application", error))

@@ -1,4 +1,4 @@
-"""What the transactor of a shard, on its thread, has done on the event loop."""
+"""Work of a shard's transactor that runs on the event loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _POLL_S: Final = 1.0
 
 
 class LoopShardIO:
-    """What the transactor, on its thread, has done on the loop."""
+    """Runs work of the transactor, which has its own thread, on the loop."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class LoopShardIO:
         ownership: Ownership,
         wait: Waiter,
     ) -> None:
-        """``scope`` is the shard's, and ``ended`` is set when it ended. ``wait`` blocks its thread.
+        """Create it on the loop.
 
-        Called on the loop.
+        ``scope`` is the shard's, and ``ended`` is set when it ended. ``wait`` blocks its thread.
         """
         self._wait = wait
         self._ownership = ownership
@@ -88,7 +88,7 @@ class LoopShardIO:
         return self._start(append, f"acknowledge {journal}")
 
     def _start(self, work: Callable[[], Awaitable[T]], name: str) -> OpFuture[T]:
-        """Have a task of the shard do something; if the shard ends before, it fails with ``Closed``."""
+        """Start a task of the shard. If the shard ends first, the future fails with ``Closed``."""
         future: OpFuture[T] = OpFuture()
 
         async def run() -> None:
@@ -109,7 +109,7 @@ class LoopShardIO:
             if self._ended.is_set():
                 closed()
             else:
-                # Also if it is cancelled before it began.
+                # Runs also if the task is cancelled before it began.
                 self._scope.spawn(run(), name=name).add_done_callback(closed)
 
         self._loop.call_soon_threadsafe(start)
@@ -130,7 +130,7 @@ class LoopShardIO:
         try:
             return b"".join(self._read_range(ReplayRange(journal, begin, end)))
         except OffsetJump as jump:
-            log.warning("bytes of a skipped message cannot be had: %(reason)s", {"reason": jump})
+            log.warning("bytes of a skipped message cannot be read: %(reason)s", {"reason": jump})
             return b""
 
     def _read_range(self, wanted: ReplayRange) -> Iterator[bytes]:
@@ -150,7 +150,7 @@ class LoopShardIO:
             self._on_loop(reader.close)
 
     def _await(self, work: Callable[[], Awaitable[T]], name: str) -> T:
-        """Block until the loop did some work. Raises ``Closed`` when the inbox is stopped meanwhile."""
+        """Block until the loop did some work. Raise ``Closed`` when the inbox is stopped meanwhile."""
         future = self._start(work, name)
         while not self._wait(future, _POLL_S):
             self._inbox.check()

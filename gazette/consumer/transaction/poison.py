@@ -1,10 +1,10 @@
-"""What a shard does about messages that it cannot take: fail, or set them aside and go on.
+"""The choice for messages that a shard cannot consume: fail, or skip them as dead letters.
 
-A *poison message* is one that does not decode, or that ``consume_message`` raises an error for, however
-often it is delivered. By default it fails its shard, with everything behind it waiting: nothing is lost,
-and somebody has to look. With a `PoisonPolicy` it is skipped instead: its bytes and the error are
-published to a dead-letter journal, in the transaction that passes over it. So a dead letter is committed
-with the checkpoint that is behind the message, exactly once, like everything else.
+A *poison message* does not decode, or ``consume_message`` raises an error at each delivery of it.
+By default it fails its shard, and everything behind it waits. Nothing is lost, and an operator has
+to act. With a `PoisonPolicy` it is skipped: its bytes and the error are published to a dead-letter
+journal, in the transaction that passes over it. So a dead letter commits together with the
+checkpoint behind its message, exactly once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gazette.protocol.text.validation import within
 from gazette.runtime.numbers import is_digits
 
 POISON_LABEL: Final = "consumer.gazette.dev/poison"
-"""Of a shard: ``fail``, ``skip``, or ``skip-malformed``."""
+"""Label of a shard: ``fail``, ``skip``, or ``skip-malformed``."""
 DEAD_LETTERS_LABEL: Final = "consumer.gazette.dev/dead-letters"
 LIMIT_LABEL: Final = "consumer.gazette.dev/poison-limit"
 
@@ -29,13 +29,13 @@ LIMIT_LABEL: Final = "consumer.gazette.dev/poison-limit"
 class PoisonPolicy:
     """Skip poison messages, and publish them to ``dead_letters``.
 
-    That journal must exist, and hold JSON lines. ``malformed_only``: messages that do not decode are
-    skipped, errors of the application still fail the shard. ``limit`` bounds how many messages a shard
-    skips within an hour, and ``raw_bytes_max`` how much of each is kept.
+    That journal must exist, and hold JSON lines. ``malformed_only``: skip messages that do not
+    decode, and fail the shard on errors of the application. ``limit`` bounds how many messages a
+    shard skips within an hour. ``raw_bytes_max`` bounds how many bytes of each are kept.
 
-    ``errors`` are the types of exceptions of the application that make a message poison. Whatever they
-    are, these never do: `GazetteError` (a lost database, a fenced shard), ``MemoryError``, ``OSError``, what
-    is no ``Exception``, and what the store takes for errors of its own (`Store.classify_error`).
+    ``errors`` are the types of the application's exceptions that make a message poison. Some never
+    do: `GazetteError` (a lost database, a fenced shard), ``MemoryError``, ``OSError``, exceptions
+    outside ``Exception``, and what the store takes for its own errors (`Store.classify_error`).
     """
 
     dead_letters: JournalName
@@ -56,7 +56,7 @@ class PoisonPolicy:
 
     @classmethod
     def of_labels(cls, labels: LabelSet) -> PoisonPolicy | None:
-        """The policy that a shard's labels ask for; None: fail. Raises ``Invalid``."""
+        """Return the policy that a shard's labels ask for; None to fail. Raise ``Invalid``."""
         value = labels.value_of(POISON_LABEL) or "fail"
         if value == "fail":
             return None
@@ -76,7 +76,7 @@ class PoisonPolicy:
         return cls(journal, malformed_only=value == "skip-malformed", limit=int(limit))
 
     def is_poison(self, error: BaseException) -> bool:
-        """Return whether an exception of the application is one that the policy asks for."""
+        """Return True if the policy skips messages for this exception of the application."""
         excluded = GazetteError | MemoryError
         return (
             not self.malformed_only
@@ -86,18 +86,18 @@ class PoisonPolicy:
 
 
 class DeadLetter(Message):
-    """A message that was skipped; what a dead-letter journal holds."""
+    """A message that was skipped, as a dead-letter journal holds it."""
 
     shard: str = ""
     journal: str = ""
     begin: int = 0
     end: int = 0
     message_uuid: str = ""
-    """Empty if it did not decode."""
+    """Empty if the message did not decode."""
     reason: str = ""
     """``malformed`` or ``application``."""
     error: str = ""
     raw: bytes = b""
-    """Its frame as it stands in the journal; in JSON as base64. Empty if that has been deleted."""
+    """The frame as it stands in the journal; base64 in JSON. Empty if it has been deleted."""
     cut: bool = False
-    """Whether ``raw`` is only the beginning of it."""
+    """True if ``raw`` is only the beginning of the frame."""

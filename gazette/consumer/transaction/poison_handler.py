@@ -1,4 +1,5 @@
-"""Sets poison messages aside for one shard, by its `PoisonPolicy`: dead letters, bounded, and told of."""
+"""Skipping of poison messages for one shard, by its `PoisonPolicy`: bounded, counted, with dead
+letters."""
 
 from __future__ import annotations
 
@@ -28,18 +29,19 @@ HOUR_S: Final = 3600.0
 
 
 class TooMuchPoison(GazetteError):
-    """A shard skipped as many messages as its policy allows: it fails, because that is no accident."""
+    """A shard skipped as many messages as its policy allows. It fails: so many are no accident."""
 
     default_hint = (
-        "See the dead letters. Correct the application or the producer, then: gazctl shards unassign"
-        " --failed. Or raise the policy's limit."
+        "See the dead letters. Correct the application or the producer, then: gazctl shards "
+        "unassign --failed. Or raise the policy's limit."
     )
 
 
 class PoisonControl:
-    """Skips messages for one shard, as its policy says. Belongs to the shard's thread.
+    """Handler that skips messages of one shard by its policy. Belongs to the shard's thread.
 
-    ``read_again`` gives bytes of a source, blocking; ``skipped`` is told (journal, reason) of each.
+    ``read_again`` returns bytes of a source, blocking. ``skipped`` is called with (journal, reason)
+    of each.
     """
 
     def __init__(
@@ -61,14 +63,15 @@ class PoisonControl:
         self._times: deque[float] = deque(maxlen=policy.limit)
 
     def skip_malformed(self, error: MalformedMessage) -> None:
-        """Publish what did not decode. Raises ``TooMuchPoison``, caused by ``error``."""
+        """Publish what did not decode. Raise ``TooMuchPoison``, caused by ``error``."""
         letter = DeadLetter(begin=error.begin, end=error.end, raw=error.raw)
         self._publish(letter, error.journal, "malformed", error)
 
     def skip_message(self, envelope: Envelope[Any], error: BaseException) -> None:
-        """Publish what the application raised ``error`` for. Blocks: its bytes are read again.
+        """Publish the message for which the application raised ``error``. Block: read its bytes
+        again.
 
-        Raises ``TooMuchPoison``, caused by ``error``.
+        Raise ``TooMuchPoison``, caused by ``error``.
         """
         end = min(envelope.end, envelope.begin + self.policy.raw_bytes_max)
         letter = DeadLetter(
@@ -110,8 +113,8 @@ class PoisonControl:
         now, times = self._clock.monotonic(), self._times
         if len(times) == self.policy.limit and now - times[0] < HOUR_S:
             raise TooMuchPoison(
-                f"more than {self.policy.limit} messages within an hour cannot be consumed; the last:"
-                f" {error_text(error)}",
+                f"more than {self.policy.limit} messages within an hour cannot be consumed; "
+                f"the last: {error_text(error)}",
                 shard=self._shard_id,
                 dead_letters=self.policy.dead_letters,
             ) from error
@@ -119,20 +122,23 @@ class PoisonControl:
 
 
 def checked_policy(policy: Any, store: Store) -> PoisonPolicy | None:
-    """What ``Application.poison_policy`` returned. Raises ``Invalid`` if the store cannot do that."""
+    """Check the result of ``Application.poison_policy``. Raise ``Invalid`` if the store cannot do
+    it."""
     if policy is None:
         return None
     require_instance("poison_policy", policy, PoisonPolicy)
     assert isinstance(policy, PoisonPolicy)
     if not policy.malformed_only and not store.has_savepoints:
         raise Invalid(
-            f"a {type(store).__name__} cannot undo what a single message did, as skipping it needs",
-            hint=f"Skip malformed messages only ({POISON_LABEL}=skip-malformed, or malformed_only), or"
-            " use a store with savepoints.",
+            f"a {type(store).__name__} cannot undo the effects of a single message, which "
+            "skipping it needs",
+            hint=f"Skip malformed messages only ({POISON_LABEL}=skip-malformed, or "
+            "malformed_only), or use a store with savepoints.",
         )
     if not policy.malformed_only and not store.classifies_errors:
         raise Invalid(
-            f"a {type(store).__name__} does not say which errors are a message's, as skipping it needs",
+            f"a {type(store).__name__} does not say which errors a message caused, which "
+            "skipping it needs",
             hint=f"Implement classify_error(), or skip malformed messages only"
             f" ({POISON_LABEL}=skip-malformed).",
         )
@@ -142,7 +148,7 @@ def checked_policy(policy: Any, store: Store) -> PoisonPolicy | None:
 def decoded(
     decoder: EnvelopeDecoder[Any], policy: PoisonPolicy | None
 ) -> Iterator[list[Envelope[Any]]]:
-    """What a decoder was fed, read again. With a policy, what is malformed has been skipped before."""
+    """Decode again what a decoder was fed. With a policy, malformed bytes have been skipped before."""
     while True:
         try:
             if not (batch := decoder.decode()):

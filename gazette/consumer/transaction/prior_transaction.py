@@ -1,4 +1,5 @@
-"""A transaction between the start of its commit and its last acknowledgement. Of its shard's thread."""
+"""A transaction between the start of its commit and its last acknowledgement. On its shard's
+thread."""
 
 from __future__ import annotations
 
@@ -33,16 +34,16 @@ class Committing:
 
     @property
     def is_done(self) -> bool:
-        """Whether all of it has ended, well or not."""
+        """True if all of it has ended, with success or not."""
         return self.commit.done() and all(future.done() for future in self.acks.values())
 
     def require_committed(self) -> None:
-        """Raises what the store's commit has failed by, if it has."""
+        """Raise the error of the store's commit if it failed."""
         if (error := first_failure((self.commit,))) is not None:
             raise because("the store's commit failed", error)
 
     def is_acknowledged(self) -> bool:
-        """Whether all acknowledgements are in place. Raises what one of them has failed by."""
+        """Return True if all acknowledgements are appended. Raise the error of one that failed."""
         if (error := first_failure(self.acks.values())) is not None:
             what = "a recovered acknowledgement" if self.recovered else "an acknowledgement"
             raise because(f"{what} could not be appended", error)
@@ -50,7 +51,7 @@ class Committing:
 
 
 def because(what: str, error: BaseException) -> GazetteError:
-    """``error``, with what it prevented said in front."""
+    """Return ``error`` with what failed because of it in front of its text."""
     if isinstance(error, GazetteError):
         hint = error.hint
         wrapped = type(error)(f"{what}: {error}", hint=hint) if _plain(error) else None
@@ -64,5 +65,5 @@ def because(what: str, error: BaseException) -> GazetteError:
 
 
 def _plain(error: GazetteError) -> bool:
-    """Whether the type is made from a message alone."""
+    """Return True if the type is created from a message alone."""
     return type(error).__init__ is GazetteError.__init__

@@ -1,4 +1,4 @@
-"""What a shard's thread needs of the world beyond it: `ShardIO`. The shard itself, or a test, provides it."""
+"""All that a shard's thread needs from outside: `ShardIO`. The shard, or a test, provides it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gazette.runtime.tasks import OpFuture
 
 @dataclass(frozen=True, slots=True)
 class FinishedTransaction:
-    """What the outside learns of a transaction that is committed and acknowledged."""
+    """Report of a transaction that is committed and acknowledged."""
 
     read_through: dict[str, int]
     publish_at: dict[str, int]
@@ -24,15 +24,18 @@ class FinishedTransaction:
 
 
 class ShardIO(Protocol):
-    """What a transactor needs of its shard beyond the thread. Every method may be called from it."""
+    """What a transactor needs of its shard beyond the thread. The thread may call every method."""
 
     def append_recovered(self, journal: str, intent: bytes) -> OpFuture[Any]:
-        """Append an acknowledgement that a checkpoint held; a journal that is gone counts as done."""
+        """Append an acknowledgement of a restored checkpoint. A journal that is gone counts as
+        done."""
         ...
 
     def require_assigned(self) -> None:
-        """Block until the shard is known to be still its owner's, who is about to take its store over.
-        Raises ``Closed`` if it is not."""
+        """Block until etcd confirms that the shard still belongs to this member.
+
+        The shard is about to take its store over. Raise ``Closed`` if it is not ours.
+        """
         ...
 
     def replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
@@ -40,19 +43,19 @@ class ShardIO(Protocol):
         ...
 
     def progress(self, read_through: dict[str, int]) -> None:
-        """Offsets were read through without a transaction."""
+        """Report offsets that were read through without a transaction."""
         ...
 
     def finished(self, transaction: FinishedTransaction) -> None: ...
 
     def read_again(self, journal: str, begin: int, end: int) -> bytes:
-        """Bytes of a source, blocking; fewer, or none, if they have been deleted."""
+        """Return bytes of a source, blocking; fewer, or none, if they have been deleted."""
         ...
 
     def skipped(self, journal: str, reason: str) -> None:
-        """A message was skipped, as the shard's poison policy says."""
+        """Report that a message was skipped by the shard's poison policy."""
         ...
 
     def stalled(self, reason: str) -> None:
-        """A transaction has been ready to commit for long, and its predecessor is not done."""
+        """Report that a transaction has long been ready to commit, and the prior one is not done."""
         ...

@@ -1,4 +1,4 @@
-"""Reads the sources of a primary into its inbox."""
+"""Readers of a primary's sources, which fill its inbox."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from gazette.runtime.tasks import TaskScope
 log = logging.getLogger(__name__)
 
 SUSPENDED_POLL_S: Final = 2.0
-"""How often a reader looks whether a fully suspended source was resumed."""
+"""Seconds between checks that a fully suspended source was resumed."""
 _LIFE_LOOKS_S: Final = (0.0, 1.0, 4.0)
-"""Pauses before looks at whether a source was created again: brokers hear of that a moment later."""
+"""Pauses in seconds before checks that a source was created again: brokers learn of it late."""
 SHORT_SOURCE_LOOKS: Final = 5
 SHORT_SOURCE_PAUSE_S: Final = 2.0
 SHORT_SOURCE_PAUSE_MAX_S: Final = 60.0
@@ -34,9 +34,9 @@ SHORT_SOURCE_PAUSE_MAX_S: Final = 60.0
 async def read_source(
     journal: str, offset: int, inbox: Inbox, client: Client, clock: Clock, shard_id: str
 ) -> None:
-    """Read a source into the inbox until it fails, which the inbox is told, or the shard ends.
+    """Read a source into the inbox until it fails or the shard ends. Report a failure to the inbox.
 
-    The source is checked at first, and when it was created again while it was read: see `check_source`.
+    Check the source first, and when it was created again during the read: see `check_source`.
     """
     interrupted = asyncio.Event()
     params = ReadParams(journal, offset, block=True)
@@ -61,8 +61,8 @@ async def read_source(
         try:
             await _read(reader, inbox, clock, shard_id)
         except GazetteError as error:
-            # `Closed`, for one, of an inbox that has stopped: then this is dropped. Of a client that was
-            # closed, the shard would else wait for ever.
+            # The error may be the `Closed` of a stopped inbox, which drops it. If the client was
+            # closed, the shard would otherwise wait for ever.
             inbox.put(SourceFailed(journal, error))
         finally:
             reader.close()
@@ -70,7 +70,7 @@ async def read_source(
 
 
 async def _created(client: Client, journal: str) -> Revision | None:
-    """Return the revision that a journal was created at; None if that cannot be told now."""
+    """Return the revision that a journal was created at; None if that is unknown now."""
     try:
         return (await client.get_journal(journal)).create_revision
     except GazetteError:
@@ -93,7 +93,7 @@ async def _read(reader: RetryReader, inbox: Inbox, clock: Clock, shard_id: str) 
         except NotAllowed as error:
             if status_of(error) != Status.SUSPENDED.name:
                 raise
-            # No broker serves it; whoever appends to it resumes it.
+            # No broker serves it. The next append resumes it.
             await clock.sleep(SUSPENDED_POLL_S)
             continue
         if data:
@@ -104,14 +104,16 @@ async def _read(reader: RetryReader, inbox: Inbox, clock: Clock, shard_id: str) 
 async def check_source(
     journal: str, offset: int, inbox: Inbox, client: Client, clock: Clock
 ) -> None:
-    """Fail, by the inbox, if a source ends before what was read of it: it would be waited for without a
-    word, and read on from the middle of something else."""
+    """Report a source to the inbox as failed if it ends before the offset that was read.
+
+    Otherwise the shard would wait in silence, and later read from the middle of other content.
+    """
     head: int | None = None
     short = unknown = 0
     while short < SHORT_SOURCE_LOOKS:
         head = await journal_head(client, split_journal_meta(journal)[0])
         if head is None:
-            # Not told now, by brokers that are away or start: that is no answer.
+            # Brokers that are away or starting give no answer: decide nothing.
             unknown += 1
             await clock.sleep(min(SHORT_SOURCE_PAUSE_MAX_S, SHORT_SOURCE_PAUSE_S * unknown))
             continue
@@ -121,9 +123,10 @@ async def check_source(
         # Brokers that have just started may not know all of it yet.
         await clock.sleep(SHORT_SOURCE_PAUSE_S)
     error = Corrupt(
-        "it ends before what the shard has read of it: it was created anew, or data was lost",
-        hint="If it was created anew, begin the shard anew as well, under another id, or with"
-        " recovery log and hints of its own.",
+        "it ends before what the shard has read of it: it was deleted and created again, or "
+        "data was lost",
+        hint="If it was created again, restart the shard from nothing too: under another id, or "
+        "with a new recovery log and new hints.",
         journal=journal,
         write_head=head,
         offset=offset,

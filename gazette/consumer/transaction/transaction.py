@@ -1,7 +1,7 @@
-"""Stage 13 of the byte path: takes committed messages, says when a shard's transaction does what.
+"""Stage 13 of the byte path: decides when a shard's transaction consumes, commits or waits.
 
-Pure: `Transaction` holds the timing and the barriers of one transaction and of the one before it.
-`transactor` owns the thread, the store and the messages, and asks ``decide`` what comes next.
+Pure: `Transaction` holds the timing and the barriers of one transaction and of the prior one.
+`transactor` owns the thread, the store and the messages. It calls ``decide`` for the next step.
 
 The order that makes transactions exact (reference: consumer facts 3.3)::
 
@@ -27,7 +27,7 @@ NANOS: Final = 1_000_000_000
 
 
 class Step(enum.Enum):
-    """What a shard does next."""
+    """The next step of a shard."""
 
     CONSUME = "consume"
     """Consume messages that are ready, or read more of what has arrived."""
@@ -36,7 +36,7 @@ class Step(enum.Enum):
     COMMIT = "commit"
     """Finalize, and start the commit."""
     END = "end"
-    """The input ended, everything is committed and acknowledged."""
+    """The input ended; everything is committed and acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class Policy:
 
     @property
     def consume_s(self) -> float:
-        """How long messages are consumed. A minimum above the maximum is the maximum."""
+        """Seconds for which messages are consumed. A minimum above the maximum is the maximum."""
         return max(self.min_duration_s, self.max_duration_s)
 
 
 class Prior(enum.Enum):
-    """How far the transaction before this one is."""
+    """State of the prior transaction."""
 
     COMMITTING = "committing"
     ACKNOWLEDGING = "acknowledging"
@@ -71,7 +71,7 @@ class Prior(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Seconds that a finished transaction spent in each phase; names as the metric has them."""
+    """Seconds that a finished transaction spent in each phase; names are those of the metric."""
 
     not_running: float
     consuming: float
@@ -85,9 +85,11 @@ class Phases:
 class Transaction:
     """The running transaction of one shard.
 
-    Invariants: ``consumed`` is zero exactly until ``began_at`` is set; once ``closed`` (maximum
-    duration, a deferral, or the end of input) no message is consumed; a commit starts only when
-    ``prior`` is DONE.
+    Invariants:
+
+    - ``consumed`` is zero exactly until ``began_at`` is set.
+    - Once ``closed`` (maximum duration, a deferral, or the end of input) no message is consumed.
+    - A commit starts only when ``prior`` is DONE.
     """
 
     policy: Policy
@@ -105,32 +107,32 @@ class Transaction:
     _max_reached: bool = field(default=False)
 
     def begin(self, now: float) -> None:
-        """The first message is about to be consumed. Time spent waiting for it does not count."""
+        """Begin at the first message. The time spent waiting for it does not count."""
         if self.began_at is not None:
             raise Bug("transaction began twice")
         self.began_at = now
 
     def note_consumed(self, count: int) -> None:
-        """Messages were consumed."""
+        """Note that messages were consumed."""
         if self.began_at is None or self.closed:
             raise Bug("consumed outside of a transaction", consumed=count)
         self.consumed += count
 
     def defer(self) -> None:
-        """The application wants the next message in the next transaction."""
+        """Close the transaction: the application wants the next message in the next one."""
         if self.consumed == 0:
             raise Bug("a transaction without messages cannot defer one")
         self.closed = True
 
     def end_input(self) -> None:
-        """No message will come any more."""
+        """Note that no message will come any more."""
         self.input_ended = True
 
     def decide(self, now: float, *, ready: bool, pending: bool) -> Decision:
-        """What to do next.
+        """Return what to do next.
 
-        ``ready``: messages, or bytes that have not been decoded, are there to consume. ``pending``: the
-        sequencer holds a span whose acknowledgement is likely to come soon.
+        ``ready``: messages, or bytes that have not been decoded, wait to be consumed. ``pending``:
+        the sequencer holds a span whose acknowledgement is likely to come soon.
         """
         self._observe_time(now)
         if ready and not self.closed:
@@ -159,7 +161,7 @@ class Transaction:
         if self.consumed == 0:
             return not self.input_ended
         if self.input_ended or self.closed:
-            # Nothing more will be consumed; a deferral still obeys the minimum.
+            # No more messages are consumed. Even then, a deferral obeys the minimum duration.
             return not self.input_ended and not self._min_elapsed(now)
         if not self._min_elapsed(now):
             return True
@@ -179,7 +181,7 @@ class Transaction:
         return min(ticks, default=None)
 
     def start_commit(self, now: float) -> None:
-        """The store's commit was started; from here on this transaction is a prior one."""
+        """Note that the store's commit was started: this transaction becomes the prior one."""
         if self.prior is not Prior.DONE:
             raise Bug("a commit started before the prior transaction was done")
         if self.consumed == 0:
@@ -197,7 +199,7 @@ class Transaction:
         self.prior = Prior.DONE
 
     def phases(self) -> Phases:
-        """How long the phases took. Only of a transaction that is acknowledged."""
+        """Return how long the phases took, of an acknowledged transaction."""
         began, started = self.began_at, self.started_commit_at
         committed, acknowledged = self.committed_at, self.acknowledged_at
         if began is None or started is None or committed is None or acknowledged is None:

@@ -1,7 +1,7 @@
 """Stage 13 of the byte path: takes chunks from a shard's inbox, gives commits to its store.
 
-Runs on the shard's own thread, from promotion to the end. `transaction` decides; this performs: it
-decodes, sequences, calls the application, commits and acknowledges.
+Runs on the shard's own thread, from promotion to the end. `transaction` decides. This module
+performs: it decodes, sequences, calls the application, commits and acknowledges.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ from gazette.runtime.tasks import OpFuture, failed, first_failure, portable, res
 log = logging.getLogger(__name__)
 
 CONSUME_MAX: Final = 1024
-"""Messages consumed between two looks at the clock and the inbox, at most …"""
+"""Largest number of messages consumed between two checks of the clock and the inbox …"""
 CONSUME_S: Final = 0.02
-"""… and as few as take about this long, so that slow callbacks keep to the maximum duration."""
+"""… and seconds that one such batch should take, so that slow callbacks keep to the maximum
+duration."""
 PRUNE_HORIZON_NS: Final = 24 * 3600 * NANOS
-"""How long a silent producer is remembered: the window of deduplication (consumer facts 1.3)."""
+"""Time for which a silent producer is remembered: the window of deduplication (consumer facts 1.3)."""
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ class _Backlog:
         return self.index < len(self.batch) or self.decoder is not None
 
     def refill(self) -> None:
-        """Decode more, once everything was queued. Raises ``MalformedMessage``."""
+        """Decode more, once everything was queued. Raise ``MalformedMessage``."""
         if self.index < len(self.batch) or self.decoder is None:
             return
         self.batch, self.index = self.decoder.decode(), 0
@@ -83,7 +84,7 @@ class _Backlog:
 
 
 class Transactor:
-    """Runs the transactions of one shard. Everything but the constructor belongs to its thread."""
+    """Transactions of one shard. Everything but the constructor belongs to its thread."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class Transactor:
         poison_policy: PoisonPolicy | None = None,
         application_name: str = "",
     ) -> None:
-        """``application_name`` is put into each checkpoint."""
+        """Create it; ``application_name`` is put into each checkpoint."""
         self._application = application
         self._shard = shard
         self._store = store
@@ -126,7 +127,7 @@ class Transactor:
         self._backlog = _Backlog()
         self._limit = 1
         self._begun = False
-        """Whether the application began a transaction whose end it was not told yet."""
+        """True while the application has begun a transaction and has not finished it."""
         self._input_ended = False
         self._bytes = 0
         self._extra_waits: list[OpFuture[Any]] = []
@@ -135,24 +136,23 @@ class Transactor:
         self._sequencer: Sequencer[Any]
 
     def add_wait(self, future: OpFuture[Any]) -> None:
-        """Have the commit of the running transaction wait for one more future."""
+        """Make the commit of the running transaction wait for one more future."""
         self._extra_waits.append(future)
 
     @property
     def commit(self) -> OpFuture[Any]:
-        """The last commit that was begun. Once `run` was called; any thread."""
+        """The last commit that was begun. Valid after `run` was called; any thread."""
         return self._prior.commit
 
     def run(self, checkpoint: Checkpoint) -> None:
-        """Transactions without end, from a restored checkpoint on.
+        """Run transactions without end, from a restored checkpoint on.
 
-        Where the application brings its own messages and says that they ended, all of it begins again,
-        with the checkpoint restored anew. Raises ``Closed`` when the inbox was stopped, and whatever
-        makes the shard fail.
+        If the application brings its own messages and ends them, restore the checkpoint and begin
+        again. Raise ``Closed`` when the inbox was stopped, and whatever makes the shard fail.
         """
         application = self._application
-        # Whether or not the last owner got to send them. Until they are in place, nothing commits:
-        # they make what it published visible, or roll back what it had begun.
+        # The last owner may or may not have appended them. Nothing commits before they are in
+        # place: they make its publishes visible, or roll back what it had begun.
         owed: Mapping[str, bytes] = checkpoint.ack_intents
         while True:
             if isinstance(application, MessageProducer):
@@ -168,9 +168,9 @@ class Transactor:
     def _restore_again(self) -> Checkpoint:
         """Restore the checkpoint after the input ended.
 
-        The input ends when everything is committed and acknowledged, so nothing is owed. Appending the
-        same acknowledgements again would roll back what this publisher publishes next: they do not go
-        through the append service, and arrive late.
+        The input ends when everything is committed and acknowledged, so nothing is owed. The same
+        acknowledgements must not be appended again. They do not go through the append service, so
+        they arrive late, and would roll back what this publisher publishes next.
         """
         self._outside.require_assigned()
         with application_code("Store.restore_checkpoint"):
@@ -180,15 +180,15 @@ class Transactor:
         for journal, intent in checkpoint.ack_intents.items():
             if acknowledged.get(journal) != intent:
                 raise Fenced(
-                    "the restored checkpoint owes an acknowledgement that this owner never made:"
-                    " another owner has committed to the store since",
+                    "the restored checkpoint owes an acknowledgement that this owner never "
+                    "made: another owner has committed to the store since",
                     shard=self._shard.id,
                     journal=journal,
                 )
         return checkpoint
 
     def _run(self, checkpoint: Checkpoint, owed: Mapping[str, bytes]) -> None:
-        """Transactions until the input ends. ``owed`` are acknowledgements to append first."""
+        """Run transactions until the input ends. ``owed`` are acknowledgements to append first."""
         self._input_ended = False
         spec = self._spec_of()
         self._sequencer = Sequencer(checkpoint.sources, spec.ring_buffer_size or 8192)
@@ -205,7 +205,8 @@ class Transactor:
             pass
 
     def _run_one(self) -> bool:
-        """One transaction, up to the start of its commit. False when the input has ended."""
+        """Run one transaction, up to the start of its commit. Return False when the input has
+        ended."""
         transaction = Transaction(self._policy(), self._clock.monotonic(), prior=Prior.COMMITTING)
         self._stall_reported = False
         if self._input_ended:
@@ -214,7 +215,8 @@ class Transactor:
             return self._run_to_commit(transaction)
         except BaseException as error:
             if self._begun:
-                # What it holds for the transaction, a semaphore for one, is not to be lost.
+                # Finish it all the same: the application may hold a semaphore, for one, for the
+                # transaction.
                 self._abandon(error)
             raise
 
@@ -252,8 +254,6 @@ class Transactor:
             wait_for_ack=not spec.disable_wait_for_ack,
         )
 
-    # -- the transaction before this one
-
     def _poll_prior(self, transaction: Transaction) -> None:
         prior = self._prior
         if transaction.prior is Prior.COMMITTING and prior.commit.done():
@@ -285,16 +285,15 @@ class Transactor:
             FinishedTransaction(prior.read_through, publish_at, messages, prior.bytes, phases)
         )
 
-    # -- input
-
     @property
     def _ready(self) -> bool:
         return self._sequencer.draining or self._backlog.waiting or self._inbox.has_input
 
     def _wait(self, transaction: Transaction, until: float | None) -> None:
         if transaction.prior is not Prior.DONE and self._publisher.buffered_bytes:
-            # What was published so far travels while the prior commits: in one append with its
-            # acknowledgement where that waits still, and ahead of our own commit in any case.
+            # Send what was published so far while the prior transaction commits. It goes in one
+            # append with the prior acknowledgement if that still waits, and always before our own
+            # commit.
             self._publisher.flush()
         timeout_s = None if until is None else max(0.0, until - self._clock.monotonic())
         # Once it takes no more input, only calls and futures matter.
@@ -304,7 +303,7 @@ class Transactor:
             self._handle(event, transaction)
 
     def _advance(self, transaction: Transaction) -> None:
-        """Consume some messages, or turn some input into messages."""
+        """Consume some messages, or decode some input."""
         if self._sequencer.draining:
             self._consume(transaction)
         elif self._backlog.waiting:
@@ -366,7 +365,7 @@ class Transactor:
             yield from self._outside.replay(wanted)
 
     def _jump(self, transaction: Transaction, journal: str, offset: int) -> None:
-        """A source goes on at another offset, because what is before it was deleted."""
+        """Continue a source at another offset, because the bytes before it were deleted."""
         try:
             self._decoders[journal].jump(offset)
         except MalformedMessage as error:
@@ -378,7 +377,7 @@ class Transactor:
             self._read_through()
 
     def _skip_malformed(self, transaction: Transaction, error: MalformedMessage) -> None:
-        """Publish a dead letter, in a transaction: it commits with the offset behind the message."""
+        """Publish a dead letter in a transaction: it commits with the offset behind the message."""
         assert self._poison is not None
         if transaction.began_at is None:
             self._begin(transaction)
@@ -387,7 +386,8 @@ class Transactor:
         transaction.note_consumed(1)
 
     def _read_through(self) -> None:
-        """Messages that do not take effect were read: nobody shall wait for a transaction of them."""
+        """Report messages that were read without effect: a query must not wait for a transaction of
+        them."""
         offsets = dict(self._sequencer.offsets)
         if offsets == self._prior.read_through:
             return
@@ -395,8 +395,6 @@ class Transactor:
         prior.read_through = offsets
         if prior.is_done:
             self._outside.progress(offsets)
-
-    # -- consuming
 
     def _consume(self, transaction: Transaction) -> None:
         limit = self._limit
@@ -420,7 +418,8 @@ class Transactor:
         self._limit = _next_limit(limit, len(batch), self._clock.monotonic() - began_at)
 
     def _defer(self, transaction: Transaction, done: int) -> None:
-        """The application consumed ``done`` messages of a batch, and wants the others later."""
+        """End the transaction after ``done`` messages of a batch: the application wants the others
+        later."""
         if transaction.consumed + done == 0:
             raise ApplicationFailed("the first message of a transaction was deferred to the next")
         transaction.note_consumed(done)
@@ -435,11 +434,9 @@ class Transactor:
             )
         self._begun = True
         require_none("begin_transaction", result)
-        # Once a transaction: its messages are of one moment.
+        # Ask once for each transaction: its messages share one moment.
         self._publisher.clock.update(int(self._clock.now() * NANOS))
         transaction.begin(self._clock.monotonic())
-
-    # -- committing
 
     def _commit(self, transaction: Transaction) -> None:
         application, shard, store = self._application, self._shard, self._store
@@ -459,8 +456,8 @@ class Transactor:
         hit("commit.started", shard.id)
         transaction.start_commit(self._clock.monotonic())
         acks: dict[str, OpFuture[Any]] = {}
-        # Enqueued before the next transaction consumes anything: what that publishes to these
-        # journals must come behind, and wait with them for the commit.
+        # Enqueue before the next transaction consumes anything. Its publishes to these journals
+        # must come behind, and wait with them for the commit.
         for journal, intent in checkpoint.ack_intents.items():
             with self._appends.start_append(AppendParams(journal), (commit,)) as txn:
                 txn.write(intent)
@@ -503,7 +500,8 @@ class Transactor:
 
 
 def _next_limit(limit: int, count: int, elapsed_s: float) -> int:
-    """How many messages to consume at once, after ``count`` of at most ``limit`` took so long."""
+    """Return how many messages to consume at once, after ``count`` of at most ``limit`` took so
+    long."""
     if elapsed_s > CONSUME_S:
         return max(1, min(limit, int(count * CONSUME_S / elapsed_s)))
     if count == limit and elapsed_s < CONSUME_S / 2:
