@@ -1,4 +1,4 @@
-"""From an `Application` to a running process: ``runconsumer.main(MyApplication())``."""
+"""Entry point of applications: ``runconsumer.main(MyApplication())`` runs a consumer process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ if TYPE_CHECKING:
 
 
 def main(application: Application[Any], *, bind_host: str = "") -> NoReturn:
-    """Run an application until it is told to stop, and leave the process.
+    """Run an application until it is asked to stop, and leave the process.
 
-    ``bind_host`` is the address to listen on where ``--consumer.bind-host`` is not given; empty: all.
+    ``bind_host`` is the address to listen on unless ``--consumer.bind-host`` is given; empty for
+    all.
 
     See `gazette.runconsumer.process` for the command line and the exit codes.
     """

@@ -1,4 +1,4 @@
-"""The settings of a consumer process: flags, and what they are for its parts."""
+"""Settings of a consumer process: its flags, and the settings of its parts that they give."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class ConsumerFlags:
 
     zone: str = setting("local", "failure zone of this process")
     id: str = setting("", "member id, unique in its zone (empty: two random words)")
-    host: str = setting("", "host that is advertised (empty: the name of this machine)")
+    host: str = setting("", "host to advertise (empty: the name of this machine)")
     port: str = setting("", "gRPC port, or unix:///path (empty: a free one)")
     server_cert_file: str = setting("", "certificate to serve TLS with (PEM)")
     server_cert_key_file: str = setting("", "key of that certificate (PEM)")
-    server_ca_file: str = setting("", "CA that callers' certificates must be of (PEM)")
+    server_ca_file: str = setting("", "CA that must have signed the certificates of callers (PEM)")
     peer_cert_file: str = setting("", "certificate to present to other members (PEM)")
     peer_cert_key_file: str = setting("", "key of that certificate (PEM)")
     peer_ca_file: str = setting("", "CA to verify other members with (PEM)")
-    max_grpc_recv_size: int = setting(4_194_304, "largest gRPC message that is accepted, in bytes")
+    max_grpc_recv_size: int = setting(4_194_304, "largest gRPC message to accept, in bytes")
     allow_origin: tuple[str, ...] = setting(
         (), "origin whose pages may call HTTP routes; may be repeated"
     )
-    limit: int = setting(32, "most shards (replicas of them) that this process serves")
-    max_hot_standbys: int = setting(3, "upper bound of any shard's hot standbys")
-    watch_delay: float = duration("30ms", "how long changes in etcd are collected before use")
+    limit: int = setting(32, "largest number of shards (their replicas) that this process serves")
+    max_hot_standbys: int = setting(3, "largest number of hot standbys of a shard")
+    watch_delay: float = duration("30ms", "time for which changes in etcd are collected before use")
     auth_keys: str = setting(
         "", "base64 keys, comma separated: first signs, all verify", secret=True
     )
@@ -51,39 +51,39 @@ class ConsumerFlags:
     http_port: str = setting("", "HTTP port, or unix:///path (empty: the gRPC port plus one)")
     bind_host: str = setting("", "address to listen on (empty: all)")
     allow_host: tuple[str, ...] = setting(
-        (), "name by which HTTP is served without keys, as of a proxy; may be repeated"
+        (), "host name, as of a proxy, at which HTTP is served without keys; may be repeated"
     )
     scratch_dir: Path | None = setting(
-        None, "where shards keep files while they run (empty: the temporary directory)"
+        None, "directory of shards' files while they run (empty: the temporary directory)"
     )
     application: str = setting(
         "", "name of the application in etcd and in its states (empty: that of its class)"
     )
     adopt_from: str = setting(
-        "", "former name of the application, whose etcd prefix and states are taken over"
+        "", "former name of the application; its etcd prefix and states are taken over"
     )
     hint_prefix: tuple[str, ...] = setting(
         (),
-        "etcd prefix below which hints of shards are written; may be repeated"
-        " (empty: /gazette/hints, and hints below the prefix of the members)",
+        "etcd prefix below which hints of shards are written; may be repeated (empty: "
+        "/gazette/hints, and hints below the prefix of the members)",
     )
-    hints_interval: float = duration("5m", "how often recovery hints are stored")
-    stall_timeout: float = duration("60s", "how long play-back may get no bytes before it fails")
+    hints_interval: float = duration("5m", "interval at which recovery hints are stored")
+    stall_timeout: float = duration("60s", "time without bytes after which play-back fails")
     max_restarts: int = setting(
-        0, "how often a failed shard is started again in ten minutes, unless its label says"
+        0, "number of restarts of a failed shard within ten minutes, unless its label says"
     )
     append_memory: int = setting(
-        256 << 20, "memory for what waits to be appended, in bytes; more goes to files"
+        256 << 20, "memory for bytes that wait to be appended; more goes to files"
     )
-    query_timeout: float = duration("60s", "how long a query waits for a shard's primary")
+    query_timeout: float = duration("60s", "longest time that a query waits for a shard's primary")
     drain_timeout: float = duration(
-        "10s", "at exit, how long to wait for a hand-off when no other member could take over"
+        "10s", "at exit, longest wait for a hand-off when no other member could take over"
     )
-    drain_timeout_max: float = duration("1h", "at exit, how long to wait for a hand-off at all")
-    graceful_stop: float = duration("15s", "at exit, how long accepted calls may take to end")
+    drain_timeout_max: float = duration("1h", "at exit, longest wait for any hand-off")
+    graceful_stop: float = duration("15s", "at exit, longest time for accepted calls to end")
 
     def settings(self, process_id: str, root: str, lease_ttl_s: float) -> ConsumerSettings:
-        """Raises ``Invalid``."""
+        """Return the member's settings. Raise ``Invalid``."""
         check_directory("consumer.scratch-dir", self.scratch_dir)
         return ConsumerSettings(
             zone=self.zone,
@@ -110,7 +110,7 @@ class ConsumerFlags:
         )
 
     def server_settings(self, default_host: str) -> ServerSettings:
-        """Raises ``Invalid``."""
+        """Return the server's settings. Raise ``Invalid``."""
         return ServerSettings(
             host=self.host or advertised_host(self.bind_host, default_host),
             port=self.port,

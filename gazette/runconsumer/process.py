@@ -1,7 +1,7 @@
-"""``runconsumer.main``: from an `Application` to a running process, and to its exit code.
+"""``runconsumer.main``: runs an `Application` as a process, to its exit code.
 
-Exit codes: 0 stopped as asked; 1 it broke (the log says why); 2 the configuration is wrong. Signals:
-SIGTERM and SIGINT stop it gracefully, a second one ends the wait for other members to take over.
+Exit codes: 0 stopped as asked; 1 it broke (the log says why); 2 the configuration is wrong. SIGTERM
+and SIGINT stop it gracefully. A second one ends the wait for other members to take over.
 """
 
 from __future__ import annotations
@@ -77,11 +77,12 @@ def schema(application: Application[Any], program: str, bind_host: str = "") -> 
 
 
 def main(application: Application[Any], *, bind_host: str = "") -> NoReturn:
-    """Run an application until it is told to stop, and leave the process.
+    """Run an application until it is asked to stop, and leave the process.
 
-    ``bind_host`` is the address to listen on where ``--consumer.bind-host`` is not given; empty: all.
+    ``bind_host`` is the address to listen on unless ``--consumer.bind-host`` is given; empty for
+    all.
 
-    The command line is ``[serve] FLAGS`` or ``print-config FLAGS``; settings come from flags, the
+    The command line is ``[serve] FLAGS`` or ``print-config FLAGS``. Settings come from flags, the
     environment, ``gazette.ini`` or ``gazette.yaml``, and defaults, in this order.
     """
     end_process(run(application, sys.argv[1:], os.environ, bind_host=bind_host))
@@ -94,9 +95,9 @@ def run(
     *,
     bind_host: str = "",
 ) -> int:
-    """``main``, with its exit code as a result."""
+    """Run ``main``, but return its exit code."""
     path = Path(sys.argv[0])
-    # Of `python -m package`, the file says nothing.
+    # With `python -m package` the file name says nothing.
     program = (path.parent.name if path.name == "__main__.py" else path.name) or type(
         application
     ).__name__
@@ -155,7 +156,7 @@ async def _supervise(
 
 
 def root_of(application: Application[Any], loaded: Loaded) -> str:
-    """The etcd prefix: as configured, else one that is the application's own."""
+    """Return the etcd prefix: the configured one, else one that is the application's own."""
     prefix = loaded.group(EtcdFlags).prefix
     if loaded.sources.get("etcd.prefix") != "default" and prefix:
         return prefix
@@ -166,14 +167,16 @@ def root_of(application: Application[Any], loaded: Loaded) -> str:
 
 
 def build(application: Application[Any], loaded: Loaded, clock: Clock) -> ConsumerService:
-    """The service of a configuration, its ports taken. Call it on the event loop. Raises ``Invalid``
-    and ``Unavailable`` (a port is in use)."""
+    """Return the service of a configuration, with its ports taken. Call it on the event loop.
+
+    Raise ``Invalid`` or ``Unavailable`` (a port is in use).
+    """
     flags, etcd = loaded.group(ConsumerFlags), loaded.group(EtcdFlags)
     rng = random.Random()
     settings = flags.settings(
         flags.id or two_words(random.SystemRandom()), root_of(application, loaded), etcd.lease
     )
-    # All that can be wrong is found before ports are taken.
+    # Find all that can be wrong before ports are taken.
     member_id("consumer", settings.zone, settings.id)
     # A query has to outlast the lease of a primary that is gone.
     settings = replace(settings, query_timeout_s=max(settings.query_timeout_s, 2 * etcd.lease))

@@ -1,7 +1,7 @@
-"""The state of a shard on a hot standby, as two copies that take turns: what `StateView` is made of.
+"""The state of a shard on a hot standby, as two copies that take turns: the base of a `StateView`.
 
-Queries read one copy while the other is brought up to date, by what the log has gained since. A copy that
-is read is never changed, so that queries need no locks and see one commit.
+Queries read one copy while the other is brought up to date with the log. A copy that is read never
+changes, so queries need no locks and see one commit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gazette.recoverylog.playback.staged_files import PlayedFiles
 
 
 class Reader(Protocol):
-    """What queries are served with."""
+    """Reader that queries are served with."""
 
     def close_reading(self) -> None: ...
 
@@ -24,9 +24,9 @@ class Copy(Protocol):
     """A private copy of the state. Used by one thread at a time."""
 
     def follow(self, files: PlayedFiles) -> None:
-        """Bring it to the last commit among ``files``, for the price of what changed.
+        """Bring it to the last commit among ``files``. The cost is what changed.
 
-        Raises ``Corrupt`` and other ``GazetteError``; it is then built from nothing the next time.
+        Raise ``Corrupt`` or another ``GazetteError``; it is then built from nothing the next time.
         """
         ...
 
@@ -37,7 +37,7 @@ CopyT = TypeVar("CopyT", bound=Copy)
 
 
 class TwoCopies(StateView, Generic[CopyT]):
-    """Two copies, and who reads them."""
+    """Two copies, and the readers of each."""
 
     def __init__(self, copies: Sequence[CopyT], open_reader: Callable[[CopyT], Reader]) -> None:
         self._open_reader = open_reader
@@ -48,13 +48,13 @@ class TwoCopies(StateView, Generic[CopyT]):
     def refresh(self, files: PlayedFiles) -> Any:
         if not self._free:
             raise Bug("both copies of a view are in use")
-        # The one that was used last is closest to the present: what it lacks is shorter.
+        # The copy that was used last is closest to the present, so it lacks least.
         copy = self._free.pop()
         try:
             try:
                 copy.follow(files)
             except Corrupt:
-                copy.follow(files)  # From the beginning: ours may be what is damaged.
+                copy.follow(files)  # Begin again: our own copy may be the damaged part.
             reader = self._open_reader(copy)
         except BaseException:
             self._free.insert(0, copy)

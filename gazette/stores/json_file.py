@@ -1,8 +1,8 @@
 """Stage 14 of the byte path: a shard's state as one JSON file, written whole at every commit.
 
-The reference store: small, readable with any tool, and of the same form as the Go original's
-(``state.json``: the read-through offsets, the state, the checkpoint, one JSON document a line). Its
-log grows by the size of the state per transaction, but a recovery reads one transaction only.
+The reference store: small, readable with any tool, and of the same form as the Go original's.
+``state.json`` has the read-through offsets, the state and the checkpoint, one JSON document a line.
+Its log grows by the size of the state per transaction, but a recovery reads one transaction only.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ NEXT_PATH = "/next.json"
 
 
 class JSONFileStore(Store, Generic[StateT]):
-    """A store whose state is one object that msgspec can write as JSON (a dict, Struct, dataclass).
+    """A store with its state in one object that msgspec writes as JSON (a dict, Struct, dataclass).
 
-    The shard's thread mutates ``state`` freely. Other threads read it through ``read`` only.
+    The shard's thread changes ``state`` freely. Other threads read it through ``read`` only.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class JSONFileStore(Store, Generic[StateT]):
     ) -> None:
         """Open the played-back state; without one, ``new_state()`` (default: ``state_type()``).
 
-        Raises ``Invalid`` for a state that JSON cannot hold, ``Corrupt`` for a file that does not decode.
+        Raise ``Invalid`` for a state that JSON cannot hold, or ``Corrupt`` for a file that does not
+        decode.
         """
         if recorder is None:
             raise Invalid(
@@ -55,7 +56,7 @@ class JSONFileStore(Store, Generic[StateT]):
         self._directory = recorder.directory
         self._lock = threading.Lock()
         self._thread: int | None = threading.get_ident()
-        """The shard's."""
+        """The shard's thread."""
         self._checkpoint = Checkpoint()
         try:
             self._decoder = msgspec.json.Decoder(state_type)
@@ -72,10 +73,10 @@ class JSONFileStore(Store, Generic[StateT]):
 
     @classmethod
     def view(cls, state_type: type[Any], new_state: Callable[[], Any] | None = None) -> StateView:
-        """What `Application.new_view` returns for shards with this store.
+        """Return the view that `Application.new_view` returns for shards with this store.
 
-        Queries then get an object of this class on which ``__init__`` was not called: methods that
-        rest on ``read`` alone work as on the primary.
+        Queries then get an object of this class without a call of ``__init__``. Methods that use
+        only ``read`` work as on the primary.
         """
 
         def open_reader(files: PlayedFiles) -> Any:
@@ -94,7 +95,8 @@ class JSONFileStore(Store, Generic[StateT]):
         return _JSONFileView(open_reader)
 
     def _encode(self) -> bytes:
-        """The state as JSON, which is known to decode again: what is committed must be readable."""
+        """Return the state as JSON. Check that it decodes again: what is committed must be
+        readable."""
         try:
             data = msgspec.json.encode(self.state)
             self._decoder.decode(data)
@@ -105,7 +107,7 @@ class JSONFileStore(Store, Generic[StateT]):
     def _load(self, data: bytes) -> StateT:
         *lines, rest = data.split(b"\n")
         if rest:
-            lines = []  # It was cut off.
+            lines = []  # The file was cut off.
         if len(lines) < 2:
             raise Corrupt("state.json does not hold offsets and state", lines=len(lines))
         try:
@@ -120,7 +122,7 @@ class JSONFileStore(Store, Generic[StateT]):
             checkpoint = Checkpoint.from_json(lines[2]) if len(lines) > 2 else Checkpoint()
         except ValueError as error:
             raise Corrupt(f"the checkpoint of state.json does not decode: {error}") from error
-        # What the first document says counts: older writers kept offsets nowhere else.
+        # The offsets of the first document count: older writers kept them only there.
         sources = dict(checkpoint.sources)
         for journal, offset in offsets.items():
             source = sources.get(journal, SourceCheckpoint())
@@ -132,7 +134,7 @@ class JSONFileStore(Store, Generic[StateT]):
         """Return a copy of the state. Any thread.
 
         On the shard's thread it is the state of the running transaction, elsewhere that of the last
-        commit. Raises ``Invalid`` for a running state that JSON cannot hold.
+        commit. Raise ``Invalid`` for a running state that JSON cannot hold.
         """
         if threading.get_ident() == self._thread:
             return self._decoder.decode(self._encode())
@@ -141,7 +143,7 @@ class JSONFileStore(Store, Generic[StateT]):
         return self._decoder.decode(committed)
 
     def plain(self) -> Any:
-        """The state of the running transaction, as plain values of JSON."""
+        """Return the state of the running transaction, as plain values of JSON."""
         return msgspec.json.decode(self._encode())
 
     def start_commit(
@@ -169,11 +171,11 @@ class JSONFileStore(Store, Generic[StateT]):
         return self._checkpoint
 
     def destroy(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is held open."""
 
 
 class _JSONFileView(StateView):
-    """The state is read whole each time: it is small enough to be written whole at each commit."""
+    """A view that reads the state whole each time: each commit writes it whole too."""
 
     def __init__(self, open_reader: Callable[[PlayedFiles], Any]) -> None:
         self._open_reader = open_reader
@@ -182,14 +184,14 @@ class _JSONFileView(StateView):
         return self._open_reader(files)
 
     def release(self, reader: Any) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is held open."""
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is held open."""
 
 
 def _unfit(error: Exception) -> Invalid:
     return Invalid(
-        f"the store's state is not what its type says, or no JSON: {error}",
+        f"the store's state does not fit its type, or is not JSON: {error}",
         hint="Keep only what state_type names in the state, and only types that msgspec knows.",
     )

@@ -1,13 +1,14 @@
-"""Stage 14 of the byte path, away from the shard: builds a store's state as a branch of its recovery log.
+"""Stage 14 of the byte path, away from the shard: builds a store's state as a branch of its
+recovery log.
 
-A `StateBuilder` opens the very store that the application's ``new_store`` makes, over a recorder whose
-log is a local file. Whatever is written to it and committed, with the checkpoint that says where the
-live shard goes on, is then a file of operations, and hints for it: a `BuiltState`. SQLite records its
-database as images when all is done, RocksDB takes whole tables (`RocksDBStore.ingest`), so a build costs
-little more than the plain database would.
+A `StateBuilder` opens the store that the application's ``new_store`` makes, over a recorder whose
+log is a local file. What is written to it and committed becomes a file of operations, and hints for
+it: a `BuiltState`. The checkpoint in it says where the live shard continues. SQLite records its
+database as images when all is done, and RocksDB takes whole tables (`RocksDBStore.ingest`). So a
+build costs little more than the plain database would.
 
-A store without a recovery log (`SQLStore`) is built in place: its transaction is the publication. It has
-to be `Claimable`, so that an attempt which comes late cannot touch what a live shard has by then.
+A store without a recovery log (`SQLStore`) is built in place: its transaction is the publication.
+It has to be `Claimable`, so that a late attempt cannot change what a live shard has written since.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from gazette.runtime.tasks import OpFuture
 from gazette.stores.claims import BackfillClaim, Claimable, Held
 
 PIECE_BYTES: Final = 4 << 20
-"""Operations are appended in pieces of about this size, each ending where one of the store's did."""
+"""Approximate bytes of an appended piece. Each piece ends where an append of the store ended."""
 _COMMIT_TIMEOUT_S: Final = 600.0
 
 
@@ -42,8 +43,8 @@ _COMMIT_TIMEOUT_S: Final = 600.0
 class BuiltState:
     """A state that was built: a branch of ``log``, in a file of ``size`` bytes.
 
-    ``hints`` and ``ends`` count from the file's beginning. With an empty ``log`` the state is in its
-    database already, and there is no file.
+    ``hints`` and ``ends`` count from the file's beginning. With an empty ``log`` the state is in
+    its database already, and there is no file.
     """
 
     shard: str
@@ -55,7 +56,7 @@ class BuiltState:
     sha256: str
     checkpoint: Checkpoint
     messages: int = 0
-    """How many messages it was built from; rows of a fold, where that is what is known."""
+    """Number of messages it was built from; rows of a fold, where only that is known."""
     facts: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
@@ -77,7 +78,7 @@ class BuiltState:
 
     @classmethod
     def from_json(cls, data: bytes) -> BuiltState:
-        """Read `to_json`. Raises ``Invalid``."""
+        """Read the result of `to_json`. Raise ``Invalid``."""
         try:
             value = msgspec.json.decode(data, type=_Encoded)
         except msgspec.MsgspecError as error:
@@ -111,7 +112,7 @@ class _Encoded(msgspec.Struct):
 
 
 class OfflineShard:
-    """What an application's callbacks see as their shard while its state is built."""
+    """The shard that an application's callbacks get while its state is built."""
 
     def __init__(self, spec: ShardSpec, fqn: str, commit: Callable[[], OpFuture[Any]]) -> None:
         self._spec = spec
@@ -142,19 +143,19 @@ class OfflineShard:
 
     @property
     def commits_on_the_way(self) -> bool:
-        """Whether ``commit`` may be called: not where every commit takes effect."""
+        """True if ``commit`` may be called: not where every commit takes effect."""
         return bool(self._spec.recovery_log)
 
     def commit(self) -> OpFuture[Any]:
-        """Commit what was written to the store so far. Blocks; the future has succeeded.
+        """Commit what was written to the store so far. Block; the future has succeeded.
 
-        For states that do not fit into memory; nobody sees it before the state is finished.
+        For states that do not fit into memory. No reader sees it before the state is finished.
         """
         return self._commit()
 
 
 def claimable(store: Store, shard: str) -> Claimable:
-    """A store without a recovery log, as what a backfill needs it to be. Raises ``Invalid``."""
+    """Return a store without a recovery log as a backfill needs it. Raise ``Invalid``."""
     if not isinstance(store, Claimable):
         raise Invalid(
             f"the state of a {type(store).__name__} without a recovery log cannot be backfilled",
@@ -165,7 +166,8 @@ def claimable(store: Store, shard: str) -> Claimable:
 
 
 class StateBuilder:
-    """Builds the state of one shard in ``directory``, which must be empty or not exist. One thread.
+    """Builder of the state of one shard in ``directory``, which must be empty or absent. One
+    thread.
 
     ::
 
@@ -187,9 +189,10 @@ class StateBuilder:
         fqn: str = "",
         claim: BackfillClaim | None = None,
     ) -> None:
-        """Open the store. Raises what the application's ``new_store`` does, and ``Invalid``.
+        """Open the store. Raise what the application's ``new_store`` raises, or ``Invalid``.
 
-        ``claim`` is for a store without a recovery log: ``Fenced`` when it is not in force any more.
+        ``claim`` is for a store without a recovery log. Raise ``Fenced`` when it is not in force
+        any more.
         """
         self.shard = OfflineShard(spec, fqn, self.commit)
         self.directory = directory.absolute()
@@ -234,14 +237,14 @@ class StateBuilder:
 
     @property
     def is_done(self) -> bool:
-        """Whether the database holds what an attempt with the same claim has committed. Blocks."""
+        """True if the database holds what an attempt with the same claim has committed. Blocks."""
         if self._claim is None or self._opened is None:
             return False
         store = claimable(self._opened, self.shard.id)
         return store.held(self.shard).is_of(self._claim.token)
 
     def in_place(self, checkpoint: Checkpoint, facts: dict[str, Any]) -> BuiltState:
-        """The state that is in the database already (`is_done`), of which nothing is written."""
+        """Return the state that is in the database already (`is_done`), and write nothing."""
         hints = FSMHints(log="none")
         return BuiltState(
             self.shard.id,
@@ -257,9 +260,9 @@ class StateBuilder:
         )
 
     def commit(self, checkpoint: Checkpoint | None = None) -> OpFuture[Any]:
-        """Commit what was written so far; without a checkpoint, on the way to the last commit.
+        """Commit what was written so far; without a checkpoint, before the last commit.
 
-        Never call it so for a store without a recovery log, of which every commit takes effect.
+        Never call it so for a store without a recovery log, in which every commit takes effect.
         """
         if self._built is not None or self._opened is None:
             raise Bug("a commit of a state that is finished", shard=self.shard.id)
@@ -275,7 +278,8 @@ class StateBuilder:
     def finish(
         self, checkpoint: Checkpoint, *, messages: int = 0, facts: dict[str, Any] | None = None
     ) -> BuiltState:
-        """Commit, with the checkpoint at which the live shard goes on. Nothing may be written after."""
+        """Commit with the checkpoint at which the live shard continues. Nothing may be written
+        after."""
         self.commit(checkpoint)
         recorder, file = self._recorder, self._file
         spec = self.shard.spec
@@ -326,7 +330,7 @@ class StateBuilder:
 
 
 def pieces(ends: list[int]) -> tuple[int, ...]:
-    """The ends of appends, thinned out: each piece is at least `PIECE_BYTES`, but for the last."""
+    """Return the ends of appends, thinned out: each piece but the last has at least `PIECE_BYTES`."""
     kept: list[int] = []
     begin = 0
     for end in ends:

@@ -145,7 +145,7 @@ def test_errors_of_a_query_leave_the_transaction(tmp_path: Path) -> None:
     store.execute(ADD % 2)
     with pytest.raises(apsw.ConstraintError):
         store.execute("INSERT OR ROLLBACK INTO counts VALUES ('a', 9)")
-    with pytest.raises(GazetteError, match="rolled back"):
+    with pytest.raises(GazetteError, match="rolled the transaction back"):
         store.query(READ)
     store.destroy()
     for call in (store.query, lambda sql: elsewhere(store.query, sql)):

@@ -371,7 +371,7 @@ def test_options_that_cannot_be(log: MemoryLog, tmp_path: Path) -> None:
         ({"batch_bytes": 0}, "batch_bytes"),
         ({"column_families": [""]}, "needs a name"),
         ({"column_families": ["default"]}, "as `options`"),
-        ({"column_families": {"f": {"compression": "zstd"}}}, "Use RocksDBOptions|no options"),
+        ({"column_families": {"f": {"compression": "zstd"}}}, "Use RocksDBOptions|not options"),
         ({"options": RocksDBOptions(tune=lambda o: o.set_write_buffer_size(-1))}, "open the data"),
     ):
         with pytest.raises(Invalid, match=what):
@@ -393,5 +393,5 @@ def test_a_record_of_which_a_block_has_room_for_the_header_only() -> None:
     # Cut off behind the empty fragment, it is a record that is still to come.
     assert [record for record, _ in records(data[: 32 << 10], 0)] == [filling]
     for wrong in (fragment(_LAST, batch), fragment(_FIRST, b"") + fragment(1, batch)):
-        with pytest.raises(Corrupt, match="no record"):
+        with pytest.raises(Corrupt, match="not a record"):
             list(records(wrong, 0))

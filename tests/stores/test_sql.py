@@ -351,7 +351,7 @@ def test_the_application_cannot_end_the_transaction(engine: Any) -> None:
     add(store, "c")
     store.transaction().rollback()
     add(store, "d")
-    with pytest.raises(GazetteError, match="rolled back by the application"):
+    with pytest.raises(GazetteError, match="the application rolled the transaction back"):
         commit(store, 2)
     store.destroy()
 

@@ -164,8 +164,8 @@ def test_every_pragma_of_sqlite_has_one_place() -> None:
     ("pragmas", "match"),
     [
         ({"journal_mode": "DELETE"}, "recording depends on it"),
-        ({"synchronous": 2}, "disk is not waited for"),
-        ({"user_version": 3}, "no setting of a connection"),
+        ({"synchronous": 2}, "nothing waits for a disk"),
+        ({"user_version": 3}, "not a setting of a connection"),
         ({"foreing_keys": True}, "unknown PRAGMA"),
         ({"foreign_keys": "yess"}, "invalid value"),
         ({"cache_size": "1; DROP TABLE t"}, "invalid value"),

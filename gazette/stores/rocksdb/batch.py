@@ -1,7 +1,8 @@
-"""What a WAL of RocksDB holds, as a map: what hot standbys read in the place of RocksDB's memory. Pure.
+"""Content of a RocksDB WAL as a map, which hot standbys read instead of RocksDB's memory. Pure.
 
-A record of a WAL is a batch of writes: a sequence number (8 bytes), a count (4), and for each write a tag,
-for families other than the default one their number, and key and value.
+A record of a WAL is a batch of writes. It has a sequence number (8 bytes), a count (4), and the
+writes. Each write is a tag, then, for families other than the default one, their number, then key
+and value.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from gazette.stores.rocksdb.write_buffer import Pending
 
 _DELETION, _VALUE, _LOG_DATA, _SINGLE_DELETION, _NOOP, _RANGE_DELETION = 0, 1, 3, 7, 13, 15
 _OF_FAMILY: Final = {4: _DELETION, 5: _VALUE, 8: _SINGLE_DELETION, 14: _RANGE_DELETION}
-"""Tags of writes to other families than the default one, and what they are there."""
+"""Tags of writes to families other than the default one, and their meaning there."""
 
 
 class Layer:
-    """What one WAL wrote to one column family."""
+    """Writes of one WAL to one column family."""
 
     __slots__ = ("_order", "pending")
 
@@ -30,12 +31,12 @@ class Layer:
         self._order: list[bytes] | None = None
 
     def changed(self) -> Pending:
-        """To write to."""
+        """Return the writes, to change them."""
         self._order = None
         return self.pending
 
     def between(self, low: bytes, high: bytes | None) -> list[bytes]:
-        """The keys that were written to, in order."""
+        """Return the written keys, in order."""
         order = self._order
         if order is None:
             order = self._order = sorted(self.pending.values)
@@ -45,13 +46,14 @@ class Layer:
 
 
 class WrittenAhead:
-    """What one WAL wrote, by the numbers of column families."""
+    """Writes of one WAL, by the numbers of column families."""
 
     def __init__(self) -> None:
         self.layers: dict[int, Layer] = {}
 
     def apply(self, batch: bytes) -> None:
-        """Add a batch of writes. Raises ``Corrupt``, and ``NotAllowed`` for what no store writes."""
+        """Add a batch of writes. Raise ``Corrupt``, or ``NotAllowed`` for writes that no store
+        makes."""
         reader = RecordReader(batch, BATCH_HEADER)
         while reader.left:
             tag = reader.byte()
@@ -75,12 +77,16 @@ class WrittenAhead:
             else:
                 raise NotAllowed(
                     f"a hot standby cannot follow writes of this kind ({tag})",
-                    hint="Stores write no merges, entities or prepared transactions; ask the primary.",
+                    hint="Stores write no merges, entities or prepared transactions; ask the "
+                    "primary.",
                 )
 
 
 def lookup(layers: Sequence[Layer], key: bytes) -> tuple[bool, bytes | None]:
-    """(Whether any of the layers, the oldest first, says something of a key; its value if it has one)."""
+    """Return True if any layer holds a write of the key, and the value (None if deleted).
+
+    ``layers`` begin with the oldest.
+    """
     for layer in reversed(layers):
         values = layer.pending.values
         if key in values:
@@ -91,7 +97,7 @@ def lookup(layers: Sequence[Layer], key: bytes) -> tuple[bool, bytes | None]:
 
 
 def folded(layers: Sequence[Layer], low: bytes, high: bytes | None) -> Pending:
-    """All layers as one, of keys from ``low`` up to ``high``."""
+    """Return all layers as one, of keys from ``low`` up to ``high``."""
     one = Pending()
     for layer in layers:
         for begin, end in layer.pending.ranges:

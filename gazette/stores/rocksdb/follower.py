@@ -1,14 +1,16 @@
 """The RocksDB database of a shard, following its recovery log, for queries on a hot standby.
 
-A copy has two parts. Tables, and the manifest that names them, are opened read-only, and anew whenever the
-manifest has changed: that costs little, since tables are not copied. They never change once the manifest
-refers to them, so the copy has further links of the very files that are played back, which stay for as
-long as it needs them, whatever the log unlinks. What was written since is in WALs, of which the copy
-reads what is new, and keeps it in memory, over the tables.
+A copy has two parts. The first is the tables, and the manifest that names them. They are opened
+read-only, again whenever the manifest has changed. That costs little, since tables are not copied:
+they never change once the manifest refers to them. So the copy has further links of the played-back
+files. These stay for as long as it needs them, whatever the log unlinks. The second part is what
+was written since, in WALs. The copy reads their new bytes and keeps them in memory, over the
+tables.
 
-RocksDB could do both by itself, but for this: opening reads all WALs again, with the interpreter's lock
-held all the while (seconds, for tens of megabytes); and a *secondary* instance, which reads only what is
-new, answers with overwritten values after flushes (facebook/rocksdb issues 14444 and 15051).
+RocksDB could do both alone, with two faults. Opening reads all WALs again and holds the
+interpreter's lock meanwhile (seconds, for tens of megabytes). A *secondary* instance reads only
+what is new, but answers with overwritten values after flushes (facebook/rocksdb issues 14444 and
+15051).
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class _FollowedWal:
     written: WrittenAhead = field(default_factory=WrittenAhead)
 
     def read(self) -> None:
-        """What was appended. Raises ``OSError``, ``Corrupt``, ``NotAllowed``."""
+        """Return what was appended. Raise ``OSError``, ``Corrupt`` or ``NotAllowed``."""
         with self.source.open("rb") as file:
             file.seek(self.offset)
             data = file.read()
@@ -58,7 +60,7 @@ class _FollowedWal:
 
 @dataclass(frozen=True, slots=True)
 class FollowedFamily:
-    """A column family: its tables, and what was written over them, the oldest first."""
+    """A column family: its tables, and what was written over them, oldest first."""
 
     tables: Any
     layers: tuple[Layer, ...]
@@ -74,26 +76,27 @@ class FollowedRocksDB:
         self._database: Any = None
         self._tables: dict[str, Any] = {}
         self._opened: tuple[Path, int] | None = None
-        """The manifest that is open: which played-back file, and how much of it."""
+        """The manifest that is open: its played-back file, and how many bytes of it."""
         self._manifest = Manifest()
         self._copied: dict[str, tuple[Path, int]] = {}
-        """Tables that could not be linked: of which played-back file, and how much of it."""
+        """Tables that could not be linked: their played-back file, and how many bytes of it."""
         self._wals: dict[str, _FollowedWal] = {}
         self.families: dict[str, FollowedFamily] = {}
-        """The column families by name, as of the last time."""
+        """The column families by name, at the last call of ``follow``."""
         self.openings = 0
-        """How often tables were opened anew."""
+        """Number of times that tables were opened again."""
 
     @property
     def path(self) -> str:
         return str(self._path)
 
     def follow(self, files: PlayedFiles) -> None:
-        """Bring it to the last commit among ``files``. Costs what WALs have gained, and an opening of the
-        tables if the manifest has changed.
+        """Bring the copy to the last commit among ``files``.
 
-        Raises ``NotYet`` before the first commit, ``Corrupt``, ``NotAllowed`` for what no store writes, and
-        ``GazetteError`` (a full disk); it is then built anew next time.
+        The cost is the new bytes of WALs, and an opening of the tables if the manifest has changed.
+        Raise ``NotYet`` before the first commit. Raise ``Corrupt``, ``NotAllowed`` for writes that
+        no store makes, or ``GazetteError`` (a full disk). After an error the copy is built from
+        nothing next time.
         """
         if _CURRENT not in files.paths:
             raise NotYet("the shard's database has not been made yet")
@@ -116,13 +119,11 @@ class FollowedRocksDB:
             for number, name in self._manifest.families.items()
         }
 
-    # -- tables
-
     def _follow_tables(self, files: PlayedFiles) -> None:
         current = files.paths[_CURRENT].read_text(errors="replace").strip()
         source = files.paths.get(current)
         if source is None:
-            raise Corrupt("the log has no manifest of the name that CURRENT has", manifest=current)
+            raise Corrupt("the log has no manifest of the name in CURRENT", manifest=current)
         at = (source, source.stat().st_size)
         if at == self._opened:
             return
@@ -139,11 +140,12 @@ class FollowedRocksDB:
         self._opened = at
 
     def _take(self, files: PlayedFiles) -> None:
-        """Have the directory hold tables and manifest as they are now."""
+        """Make the directory hold tables and manifest as they are now."""
         make_private(self._path)
         wanted = {name for name in files.paths if _is_taken(name)}
         for path in self._path.iterdir():
-            # A table of another inode is the same one, recorded anew, or one that nothing refers to.
+            # A table of another inode is the same table recorded again, or one that nothing refers
+            # to.
             if path.name in wanted and TABLE.fullmatch(path.name):
                 source = files.paths[path.name]
                 linked = os.path.samestat(path.stat(), source.stat())
@@ -180,14 +182,12 @@ class FollowedRocksDB:
         self._tables[DEFAULT] = self._database
 
     def _close_tables(self) -> None:
-        # RocksDB stays open until the last of these is gone.
+        # RocksDB stays open until the last of these is released.
         self._opened = None
         self._tables.clear()
         database, self._database = self._database, None
         if database is not None:
             database.close()
-
-    # -- what was written since
 
     def _follow_wals(self, paths: Mapping[str, Path]) -> None:
         before, self._wals = self._wals, {}
@@ -208,7 +208,7 @@ class FollowedRocksDB:
         )
 
     def close(self) -> None:
-        """Close everything. It begins from nothing if it follows again."""
+        """Close everything. A later ``follow`` begins from nothing."""
         self.families = {}
         self._wals = {}
         self._copied.clear()

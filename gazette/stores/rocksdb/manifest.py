@@ -1,7 +1,7 @@
-"""RocksDB's manifest, as far as hot standbys follow it: its column families, and which WALs still count.
+"""RocksDB's manifest as far as hot standbys follow it: column families, and WALs that still count.
 
-Pure. A manifest is a sequence of records, in the form of WALs. Each is an edit: tags and what belongs to
-them. Numbers are varints, texts have their length before them.
+Pure. A manifest is a sequence of records, in the form of WALs. Each is an edit: tags with their
+values. Numbers are varints; texts have their length before them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _COMPARATOR, _LOG_NUMBER, _COMPACT_CURSOR, _DELETED_FILE, _NEW_FILE = 1, 2, 5, 6
 _FAMILY, _FAMILY_ADD, _FAMILY_DROP = 200, 201, 202
 _BLOB_FILE, _BLOB_GARBAGE = 400, 401
 _NUMBERS: Final = frozenset({3, 4, 9, 10, 203, 300})
-"""Tags that one number belongs to which does not matter here."""
+"""Tags with one number that does not matter here."""
 _IGNORABLE: Final = 1 << 13
-"""Tags with this bit have a text behind them, so that who does not know them can go on."""
+"""Tags with this bit have a text behind them, so that a reader can skip unknown ones."""
 _NEW_FILE_END, _BLOB_END = 1, 0
 _VARINT_BITS_MAX: Final = 70
-"""Ten bytes of seven bits: what RocksDB needs for the largest number there is."""
+"""Ten bytes of seven bits: what RocksDB needs for the largest number."""
 
 
 class RecordReader:
-    """Reads a record. Raises ``Corrupt`` beyond its end."""
+    """Reader of a record. Raises ``Corrupt`` beyond its end."""
 
     def __init__(self, data: bytes, at: int = 0) -> None:
         self.data = data
@@ -38,7 +38,7 @@ class RecordReader:
 
     def byte(self) -> int:
         if self.at >= len(self.data):
-            raise Corrupt("a record of RocksDB's ends too early", length=len(self.data))
+            raise Corrupt("a record of RocksDB ends too early", length=len(self.data))
         value = self.data[self.at]
         self.at += 1
         return value
@@ -50,10 +50,10 @@ class RecordReader:
             value |= (part & 0x7F) << shift
             if part < 0x80:
                 return value
-        raise Corrupt("a number in a record of RocksDB's does not end", length=len(self.data))
+        raise Corrupt("a number in a record of RocksDB does not end", length=len(self.data))
 
     def numbers(self, count: int) -> None:
-        """Skip some."""
+        """Skip ``count`` numbers."""
         for _ in range(count):
             self.number()
 
@@ -65,7 +65,7 @@ class RecordReader:
     def text(self) -> bytes:
         end = self.number() + self.at
         if end > len(self.data):
-            raise Corrupt("a record of RocksDB's ends too early", length=len(self.data))
+            raise Corrupt("a record of RocksDB ends too early", length=len(self.data))
         value = self.data[self.at : end]
         self.at = end
         return value
@@ -73,17 +73,20 @@ class RecordReader:
 
 @dataclass(slots=True)
 class Manifest:
-    """What the edits of a manifest come to."""
+    """The result of the edits of a manifest."""
 
     families: dict[int, str] = field(default_factory=lambda: {0: DEFAULT})
     """Names, by the numbers under which WALs have them."""
     first_wals: dict[int, int] = field(default_factory=dict)
-    """For each family the first WAL that may have what its tables have not. Older ones must not be read:
-    they may still be there when younger ones, with later writes to the same keys, are gone."""
+    """For each family, the first WAL with writes that its tables may lack.
+
+    Older WALs must not be read. They may still exist when younger ones, with later writes to the
+    same keys, are gone.
+    """
 
     @classmethod
     def of(cls, data: bytes) -> Manifest:
-        """Read a manifest. Raises ``Corrupt``, and ``NotAllowed`` for edits of another RocksDB."""
+        """Read a manifest. Raise ``Corrupt``, or ``NotAllowed`` for edits of another RocksDB."""
         manifest = cls()
         for record, _ in records(data, 0):
             manifest._apply(RecordReader(record))
@@ -115,11 +118,11 @@ def _name(text: bytes) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        raise Corrupt("a column family's name is no text", name=repr(text[:64])) from error
+        raise Corrupt("a column family's name is not text", name=repr(text[:64])) from error
 
 
 def _skip(reader: RecordReader, tag: int) -> None:
-    """What belongs to a tag that does not matter."""
+    """Skip the values of a tag that does not matter."""
     if tag in _NUMBERS:
         reader.number()
     elif tag == _COMPARATOR or tag & _IGNORABLE:

@@ -1,7 +1,7 @@
-"""How a RocksDB store's column families are kept: what is given, what was recorded, and what must be.
+"""Options of a RocksDB store's column families: given, recorded, and required ones.
 
-Options that are given count. Those of a family for which none are given are what they were when the
-database was last open: RocksDB writes them beside its files, and so they are in the recovery log.
+Given options go first. A family without given options gets those of the last opening. RocksDB
+writes them beside its files, so they are in the recovery log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Compression = Literal["none", "snappy", "lz4", "lz4hc", "zlib", "zstd"]
 
 MANIFEST_BYTES: Final = 128 << 10
 WAL_BYTES: Final = 64 << 20
-"""WALs are kept below this: it bounds what a new owner replays, beside the log's horizon."""
+"""Limit of all WALs: it bounds what a new owner replays, beside the log's horizon."""
 
 _OPTIONS_FILE: Final = re.compile(r"OPTIONS-\d+")
 _BLOOM_FILTER: Final = re.compile(r"filter_policy=bloomfilter\b.*")
@@ -36,33 +36,33 @@ _RECORDABLE: Final = {
     "use_direct_io_for_flush_and_compaction": "false",
     "wal_compression": "kNoCompression",
 }
-"""What recording rests on, as RocksDB writes its options."""
+"""Options that recording relies on, as RocksDB writes them."""
 
 
 _UNRECORDABLE: Final = frozenset({"set_cf_paths", "set_db_paths"})
-"""Calls whose effect is not among the options that RocksDB writes."""
+"""Calls that change something outside the options that RocksDB writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RocksDBOptions:
-    """How a column family is kept. They may be others at each opening.
+    """Options of a column family. They may differ at each opening.
 
-    ``tune`` is called with the ``rocksdict.Options`` for what is not named here. What recording
-    rests on is set after it, or refused (``Invalid``).
-    Raises ``Invalid`` for values that cannot be.
+    ``tune`` is called with the ``rocksdict.Options``, for options that have no name here. Options
+    that recording relies on are set after it, or refused (``Invalid``). Raise ``Invalid`` for
+    values out of range.
     """
 
     write_buffer_bytes: int = 16 << 20
     """A memtable is flushed when it is this large."""
     table_bytes: int = 16 << 20
-    """How large tables get."""
+    """Approximate bytes of a table."""
     cache_bytes: int = 64 << 20
-    """Of uncompressed blocks, of this column family."""
+    """Bytes of the cache of uncompressed blocks of this column family."""
     compression: Compression = "lz4"
     bloom_bits_per_key: float = 10.0
-    """0: no bloom filters."""
+    """Bits of the bloom filter for each key; 0 for no filters."""
     min_blob_bytes: int | None = None
-    """Values from this size on are kept in blob files. None: all are kept in tables."""
+    """Least bytes of a value that is kept in a blob file. None: all are kept in tables."""
     background_jobs: int = 2
     """Threads for flushes and compactions. Only that of the default column family counts."""
     tune: Callable[[Any], None] | None = None
@@ -85,11 +85,11 @@ class RocksDBOptions:
 
 
 Families = Mapping[str, RocksDBOptions | None]
-"""Column families by name; None: with the options that they had, or the default ones."""
+"""Column families by name; None for the options of the last opening, or the defaults."""
 
 
 def named_families(given: Mapping[str, RocksDBOptions] | Iterable[str]) -> Families:
-    """What a store is given as ``column_families``. Raises ``Invalid``."""
+    """Return the families given as ``column_families``. Raise ``Invalid``."""
     families: Families = given if isinstance(given, Mapping) else dict.fromkeys(given)
     for name, options in families.items():
         if not name:
@@ -98,7 +98,7 @@ def named_families(given: Mapping[str, RocksDBOptions] | Iterable[str]) -> Famil
             raise Invalid("give the options of the default column family as `options`")
         if options is not None and not isinstance(options, RocksDBOptions):
             raise Invalid(
-                f"no options of a column family ({type(options).__name__})",
+                f"not options of a column family ({type(options).__name__})",
                 path=f"column_families[{name}]",
                 hint="Use RocksDBOptions.",
             )
@@ -107,17 +107,18 @@ def named_families(given: Mapping[str, RocksDBOptions] | Iterable[str]) -> Famil
 
 @dataclass(frozen=True, slots=True)
 class OpenedWith:
-    """What a database is opened with: rocksdict's options of it, and of each of its column families."""
+    """Options that a database is opened with: rocksdict's, of it and of each column family."""
 
     database: Any
     families: dict[str, Any]
 
 
 def recorded_options(native: Any, path: str, cache: Any) -> OpenedWith | None:
-    """The options of a database as of when it was last open, but for the cache of blocks, and how many bits
-    of a bloom filter a key has: RocksDB writes down only that there is one.
+    """Return the options of the last opening of a database.
 
-    None for one that the binding did not make, whose options may be of a RocksDB that knows others.
+    Two are missing: the cache of blocks, and the bits of bloom filters, of which RocksDB only
+    writes that they exist. Return None for a database that the binding did not make, whose RocksDB
+    may have other options.
     """
     config = Path(path, CONFIG_FILE)
     texts = [one for one in Path(path).iterdir() if _OPTIONS_FILE.fullmatch(one.name)]
@@ -126,7 +127,7 @@ def recorded_options(native: Any, path: str, cache: Any) -> OpenedWith | None:
     newest = max(texts, key=lambda one: int(one.name.partition("-")[2]))
     bits = RocksDBOptions().bloom_bits_per_key
     with tempfile.TemporaryDirectory(prefix="options-", dir=Path(path).parent) as scratch:
-        # And what it writes, it reads as none.
+        # It also reads back what it writes as no filter.
         text = _BLOOM_FILTER.sub(f"filter_policy=bloomfilter:{bits:g}:false", newest.read_text())
         Path(scratch, newest.name).write_text(text)
         shutil.copyfile(config, Path(scratch, CONFIG_FILE))
@@ -136,9 +137,9 @@ def recorded_options(native: Any, path: str, cache: Any) -> OpenedWith | None:
 def options_to_open(
     native: Any, path: str, options: RocksDBOptions | None, named: Families, *, exists: bool
 ) -> OpenedWith:
-    """What to open a database with: ``named`` families, and those that it has besides.
+    """Return the options to open a database with: ``named`` families, and others that it has.
 
-    Raises RocksDB's errors, and what ``tune`` does.
+    Raise RocksDB's errors, and what ``tune`` raises.
     """
     defaults = RocksDBOptions()
     cache = native.Cache(defaults.cache_bytes)
@@ -155,7 +156,7 @@ def options_to_open(
     if options is None and recorded is not None:
         database = recorded.database
     else:
-        # Of these, what is of the database as a whole counts.
+        # Of these options, those of the database as a whole count.
         database = native_options(native, options or defaults)
         database.set_max_background_jobs((options or defaults).background_jobs)
     _make_recordable(native, database)
@@ -163,11 +164,11 @@ def options_to_open(
 
 
 def native_options(native: Any, options: RocksDBOptions) -> Any:
-    """Of one column family, as rocksdict has them."""
+    """Return the options of one column family for rocksdict."""
     result = native.Options(raw_mode=True)
     result.set_write_buffer_size(options.write_buffer_bytes)
-    # Writes that RocksDB holds up hold up the whole process: make that rare. They fail instead
-    # (see `RocksDBStore._write`) while memtables wait for their flush.
+    # A write that RocksDB delays holds up the whole process: make that rare. While memtables wait
+    # for their flush, writes fail instead (see `RocksDBStore._write`).
     result.set_max_write_buffer_number(6)
     result.set_level_zero_slowdown_writes_trigger(1 << 30)
     result.set_level_zero_stop_writes_trigger(128)
@@ -191,7 +192,7 @@ def native_options(native: Any, options: RocksDBOptions) -> Any:
 
 
 class _Tuned:
-    """The options that ``tune`` is called with: RocksDB does not tell afterwards what some have set."""
+    """Options that ``tune`` is called with. RocksDB cannot report some of them afterwards."""
 
     def __init__(self, options: Any) -> None:
         self._options = options
@@ -221,7 +222,8 @@ def _make_recordable(native: Any, database: Any) -> None:
 
 
 def check_recordable(text: str, *, has_wal: bool) -> None:
-    """Refuse options, as RocksDB wrote them, under which files are not written as recording expects."""
+    """Refuse options, as RocksDB wrote them, under which files are not written as recording
+    expects."""
     actual = dict(line.strip().split("=", 1) for line in text.splitlines() if "=" in line)
     for name, value in _RECORDABLE.items():
         if actual.get(name, value) != value:

@@ -1,25 +1,26 @@
-"""How commits of a RocksDB database reach the recovery log: by the difference of its directory.
+"""Recording of a RocksDB database's commits in the recovery log, by the changes of its directory.
 
-RocksDB flushes and compacts in threads of its own, and nothing tells us of it. What recording rests on
-is how it treats its files, and in which order it does:
+RocksDB flushes and compacts in its own threads, and reports nothing of it. Recording relies on how,
+and in which order, RocksDB treats its files:
 
-- tables (``.sst``) and blob files are appended to until they are complete, and never change again;
-- WALs (``.log``) and ``MANIFEST-…`` are only ever appended to; ``CURRENT`` is replaced by renaming;
-- a file is complete before the manifest refers to it, and is deleted after the manifest has ceased to.
+- Tables (``.sst``) and blob files are appended to until they are complete, and never change again.
+- WALs (``.log``) and ``MANIFEST-…`` are only appended to; ``CURRENT`` is replaced by renaming.
+- A file is complete before the manifest refers to it. It is deleted after the manifest has ceased
+  to refer to it.
 
-So between two moments at which the manifest was the same, every file that it refers to was there and
-complete. A commit reads the manifest's name and size, gathers what is new, and looks again: if nothing
-changed, what it gathered is consistent, and goes to the log as one append (but for tables, which go
-before it: nothing refers to them yet). When the manifest is what it was at the last commit, the new
-bytes of the WALs are all there is; that they hold every write is checked by sequence numbers.
+So if the manifest is the same at two moments, every file that it refers to was there and complete
+between them. A commit reads the manifest's name and size, gathers what is new, and looks again. If
+nothing changed, the gathered files are consistent, and go to the log as one append. Tables go
+before it, since nothing refers to them yet. If the manifest has not changed since the last commit,
+only the WALs have new bytes. Sequence numbers prove that those bytes hold every write.
 
 Rules that keep this exact, each found by cutting logs:
 
-- nothing writes to the database while a commit is recorded;
-- WALs and the manifest are held open *before* the manifest is looked at again: they may be gone later;
-- nothing is unlinked in the log before the manifest that makes it obsolete, and in the same append;
-- files that were played back are held open until the first commit: their inodes cannot be taken by new
-  files then, so that name and inode tell a file that was recorded from a new one of the same name.
+- Nothing writes to the database while a commit is recorded.
+- WALs and the manifest are opened *before* the second look at the manifest: they may be gone later.
+- The log unlinks a file only after the manifest that makes it obsolete, and in the same append.
+- Files that were played back are held open until the first commit. Then new files cannot take their
+  inodes, so name and inode tell a recorded file from a new one of the same name.
 """
 
 from __future__ import annotations
@@ -44,15 +45,18 @@ MANIFEST: Final = re.compile(r"MANIFEST-\d+")
 SMALL: Final = re.compile(r"CURRENT|OPTIONS-\d+|rocksdict-config\.json")
 
 PIECE: Final = 4 << 20
-"""How much of a table goes into one append."""
+"""Bytes of a table in one append."""
 SYNC_ATTEMPTS: Final = 10_000
-"""Looks for a moment at which the manifest stands still; some few are needed under heavy load."""
+"""Number of looks for a moment at which the manifest does not change. Heavy load needs a few."""
 HORIZON_SLACK: Final = 32 << 20
 """A recovery reads at most the live files twice and 64 MiB; re-recording starts well before that."""
 COPY_RATIO: Final = 4
 COPY_MIN: Final = 256 << 10
-"""A commit re-records this many times what it recorded, and at least so much, while the horizon is
-too far away: so it is brought closer faster than commits push it off."""
+"""Factor and least number of bytes that a commit re-records while the horizon is too far away.
+
+It re-records this many times what it recorded, so the horizon approaches faster than commits push
+it away.
+"""
 
 _COPY_SUFFIX: Final = ".rebase"
 
@@ -74,7 +78,7 @@ class _Tracked:
 
 @dataclass(slots=True)
 class _Copy:
-    """A file that is being recorded anew, at another path until it is complete."""
+    """A file that is being recorded again, at another path until it is complete."""
 
     source: _Tracked
     fnode: int
@@ -87,11 +91,11 @@ class _Copy:
 
 
 _Sample = tuple[bytes, int]
-"""The content of CURRENT, and the size of the manifest that it names."""
+"""The content of CURRENT, and the size in bytes of the manifest that it names."""
 
 
 class RocksDBRecording:
-    """Records the database in a recorder's directory. Used from the shard's thread only."""
+    """Recorder of the database in a recorder's directory. Used from the shard's thread only."""
 
     def __init__(self, recorder: Recorder, *, horizon_slack: int = HORIZON_SLACK) -> None:
         self._recorder = recorder
@@ -109,15 +113,13 @@ class RocksDBRecording:
         self._private: set[str] = set()
         """Files of the directory that only this user may read."""
         self.syncs = 0
-        """How many commits had to look at all files."""
-
-    # -- opening
+        """Number of commits that had to look at all files."""
 
     def adopt(self) -> None:
         """Take over what was played back. Call it before the database is opened.
 
-        Raises ``Invalid`` when the log holds another kind of store, and ``Corrupt`` for files that are
-        not as long as it says.
+        Raise ``Invalid`` when the log holds another kind of store. Raise ``Corrupt`` for files of
+        another length than it records.
         """
         links = self._recorder.fsm.links
         # Without CURRENT, the log ends before the first commit of its first owner.
@@ -138,8 +140,8 @@ class RocksDBRecording:
     def start(self, latest: Callable[[], int], live: Callable[[], Iterable[str]]) -> None:
         """Record the database as it was opened.
 
-        ``latest`` gives its latest sequence number, ``live`` the names of the tables that it reads.
-        Raises as ``ship`` does.
+        ``latest`` returns its latest sequence number, ``live`` the names of the tables that it
+        reads. Raise as ``ship`` does.
         """
         self._latest = latest
         self._live = live
@@ -150,11 +152,11 @@ class RocksDBRecording:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether there was a database to adopt."""
+        """True if there was a database to adopt."""
         return "CURRENT" in self._small or self._sample is not None
 
     def options_text(self) -> str:
-        """The options that the database was opened with, as RocksDB wrote them."""
+        """Return the options that the database was opened with, as RocksDB wrote them."""
         names = [name for name in os.listdir(self._directory) if name.startswith("OPTIONS-")]
         newest = max(names, key=lambda name: int(name.partition("-")[2]))
         with open(self._local(newest), encoding="utf-8") as file:
@@ -166,13 +168,11 @@ class RocksDBRecording:
     def _local(self, name: str) -> str:
         return f"{self._directory}/{name}"
 
-    # -- commits
-
     def ship(self, wait_for: Collection[OpFuture[Any]] = ()) -> OpFuture[Any]:
         """Record what was written since the last call, as one append after ``wait_for``.
 
-        Blocks neither on the append nor on RocksDB. Raises what the recorder does, and ``Broken`` for tables
-        that RocksDB keeps elsewhere.
+        Block neither on the append nor on RocksDB. Raise what the recorder raises, and ``Broken``
+        for tables that RocksDB keeps elsewhere.
         """
         self._logged = 0
         if self._sample is not None and self._look() == self._sample:
@@ -191,14 +191,14 @@ class RocksDBRecording:
                 current = file.read()
             return current, os.stat(self._local(current.decode().strip())).st_size
         except FileNotFoundError:
-            return None  # It is just being replaced.
+            return None  # RocksDB is replacing it right now.
 
     def _tails(self) -> list[tuple[_Tracked, bytes]] | None:
-        """What is new in the WALs, if that is all there is."""
+        """Return the new bytes of the WALs, if nothing else is new."""
         latest = self._latest()
         for listed in (False, True):
             if listed:
-                # Only now: a directory may have many files, and WALs are few.
+                # List the files only now: a directory may have many, and WALs are few.
                 with contextlib.suppress(FileNotFoundError):
                     self._hold_wals(os.listdir(self._directory))
             tails = [(wal, _unrecorded(wal)) for wal in self._wals]
@@ -218,7 +218,7 @@ class RocksDBRecording:
         return group.future
 
     def _append(self, group: Group, tracked: _Tracked, data: bytes) -> None:
-        """Record bytes at a file's end; the file first, if it is new."""
+        """Record bytes at a file's end. Record the file itself first if it is new."""
         if tracked.fnode == 0:
             tracked.fnode = group.create(tracked.path)
         group.write(tracked.fnode, tracked.recorded, data)
@@ -246,15 +246,16 @@ class RocksDBRecording:
             if self._look() == sample:
                 break
         else:
-            raise Broken("RocksDB changes its files without end", attempts=SYNC_ATTEMPTS)
+            raise Broken("RocksDB keeps changing its files", attempts=SYNC_ATTEMPTS)
         self._make_private(names)
         if elsewhere:
             raise Broken(
                 f"RocksDB keeps {len(elsewhere)} of its tables outside of the recorded directory",
                 directory=self._directory,
                 tables=", ".join(elsewhere[:5]),
-                hint="Do not set other paths for files in RocksDBOptions.tune. If none is set, something"
-                " removes files of this directory: give the shard one of its own.",
+                hint="Do not set other paths for files in RocksDBOptions.tune. If none is set, "
+                "another process removes files of this directory: give the shard its own "
+                "directory.",
             )
         latest = self._latest()
         keep = {name for name in names if not MANIFEST.fullmatch(name)} | {manifest_name}
@@ -275,7 +276,7 @@ class RocksDBRecording:
         return group.future
 
     def _make_private(self, names: Collection[str]) -> None:
-        """RocksDB makes its files as the process's umask allows, within a directory that is private."""
+        """Restrict new files to their owner: RocksDB creates them by the process's umask."""
         for name in names:
             # A small file is replaced by another one of its name.
             if name not in self._private or SMALL.fullmatch(name):
@@ -284,7 +285,7 @@ class RocksDBRecording:
         self._private = set(names)
 
     def _hold(self, name: str) -> _Tracked:
-        """An append-only file of the directory, held open. Raises ``FileNotFoundError``."""
+        """Open an append-only file of the directory and hold it open. Raise ``FileNotFoundError``."""
         tracked = self._tracked.get(name)
         if tracked is not None and tracked.fd >= 0 and self._sample is not None:
             return tracked
@@ -308,7 +309,7 @@ class RocksDBRecording:
         self._wals = sorted(wals.values(), key=lambda wal: int(wal.name.partition(".")[0]))
 
     def _record_tables(self) -> None:
-        """Record what tables have that the log has not. Harmless at any time: nothing refers to it."""
+        """Record the new bytes of tables. Safe at any time: nothing refers to them."""
         names = [name for name in os.listdir(self._directory) if TABLE.fullmatch(name)]
         for name in names:
             tracked = self._tracked.get(name)
@@ -362,7 +363,7 @@ class RocksDBRecording:
         del self._tracked[tracked.name]
 
     def _unlink_unknown(self, group: Group) -> None:
-        """What former owners recorded and we do not: copies in the making, RocksDB's own log."""
+        """Unlink what former owners recorded and we do not: unfinished copies, RocksDB's own log."""
         for path in self._recorder.live_paths():
             if path[1:] not in self._tracked and path[1:] not in self._small:
                 group.unlink(path)
@@ -372,15 +373,13 @@ class RocksDBRecording:
             os.close(tracked.fd)
             tracked.fd = -1
 
-    # -- bounding what a recovery reads
-
     @property
     def live_bytes(self) -> int:
-        """The size of the recorded files."""
+        """Bytes of the recorded files."""
         return sum(tracked.recorded for tracked in self._tracked.values())
 
     def _bound_horizon(self) -> None:
-        """Record the oldest file anew, in pieces, while the log that a recovery reads is too long.
+        """Record the oldest file again, in pieces, while the log that a recovery reads is too long.
 
         RocksDB may leave a table as it is for years. Nothing changes locally.
         """
@@ -396,7 +395,7 @@ class RocksDBRecording:
             room -= max(done, 4096)
 
     def _copy_some(self, limit: int) -> int:
-        """Bytes of the oldest file that were recorded anew; 0 when that has to wait."""
+        """Return how many bytes of the oldest file were recorded again; 0 when that has to wait."""
         copy = self._copy
         if copy is None:
             nodes = self._recorder.fsm.nodes
@@ -431,7 +430,7 @@ class RocksDBRecording:
         try:
             fd = os.open(self._local(source.name), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return None  # Obsolete: the next commit unlinks it.
+            return None  # The file is obsolete: the next commit unlinks it.
         if os.fstat(fd).st_ino != source.inode:
             os.close(fd)
             return None
@@ -439,7 +438,7 @@ class RocksDBRecording:
         return self._copy
 
     def close(self) -> None:
-        """Close what is held open, and let go of the database. Nothing is recorded."""
+        """Close held files, and release the database. Record nothing."""
         self._latest = lambda: 0
         self._live = list
         for tracked in self._tracked.values():
@@ -459,9 +458,9 @@ def _is_ours(path: str) -> bool:
 
 
 def _unrecorded(tracked: _Tracked, size: int | None = None) -> bytes:
-    """What the file has and the log has not, up to ``size``."""
+    """Return the file's bytes up to ``size`` that the log does not have."""
     end = os.fstat(tracked.fd).st_size if size is None else size
     data = os.pread(tracked.fd, max(0, end - tracked.recorded), tracked.recorded)
     if len(data) != max(0, end - tracked.recorded):
-        raise Broken("a file of RocksDB is shorter than it said", path=tracked.path)
+        raise Broken("a file of RocksDB is shorter than RocksDB reported", path=tracked.path)
     return data

@@ -1,6 +1,6 @@
 """Stage 14 of the byte path: keys and values of a shard in RocksDB, replicated to its recovery log.
 
-Needs the extra ``pygazette[rocksdb]``. Flushes and compactions go on in the background; each commit,
+Needs the extra ``pygazette[rocksdb]``. Flushes and compactions go on in the background. Each commit,
 with its checkpoint, reaches the recovery log as one append.
 """
 
@@ -55,15 +55,14 @@ _INGESTED_TABLE_BYTES: Final = 64 << 20
 
 
 class RocksDBStore(Store):
-    """A store whose state is a RocksDB database: ordered keys and values, bytes both.
+    """A store with its state in a RocksDB database: ordered keys and values, both bytes.
 
-    ``column_families`` names those beside the default one. Families that a former version of the
-    application named, and that are not named any more, are opened with the options that they had,
-    and kept.
+    ``column_families`` names those beside the default one. A family that only a former version of
+    the application named is kept, and opened with the options that it had.
 
-    ``get``, ``put``, ``delete``, ``delete_range`` and ``iterate`` belong to the shard's thread and to
-    its running transaction, which sees its own writes. They are held in memory until it commits.
-    Other threads read by ``view``, which is then of the last local commit.
+    ``get``, ``put``, ``delete``, ``delete_range`` and ``iterate`` belong to the shard's thread and
+    to its running transaction, which sees its own writes. The writes are held in memory until the
+    commit. Other threads read by ``view``, which shows the last local commit.
 
     In the default column family, keys must not be empty nor begin with a zero byte (``Invalid``).
     """
@@ -78,12 +77,12 @@ class RocksDBStore(Store):
     ) -> None:
         """Open the played-back database, or a new one.
 
-        Of the default column family without ``options``, and of those that are only named, the options
-        are what they were when the database was last open, or the defaults.
+        Some families have no options here: the default one without ``options``, and those that are
+        only named. They get the options of the last opening, or the defaults.
 
-        ``batch_bytes``: a commit is written to RocksDB in batches of about this size, since no other
-        thread of the process runs during one.
-        Raises ``Invalid``, among others when the package is missing or the log holds another store.
+        ``batch_bytes``: write a commit to RocksDB in batches of about this size, since no other
+        thread of the process runs during one. Raise ``Invalid``, also when the package is missing
+        or the log holds another store.
         """
         if recorder is None:
             raise Invalid(
@@ -97,10 +96,10 @@ class RocksDBStore(Store):
         self._batch_bytes = batch_bytes
         self._lock = threading.Lock()
         self._thread = threading.get_ident()
-        """The shard's: views that it opens hold what the transaction wrote."""
+        """The shard's thread: its views hold the writes of the running transaction."""
         self._closed = False
         self._copy: FollowedRocksDB | None = None
-        """What a hot standby reads."""
+        """The copy that a hot standby reads."""
         self._views: weakref.WeakSet[RocksDBView] = weakref.WeakSet()
         self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
         self._marks: dict[str, int] = {}
@@ -125,8 +124,6 @@ class RocksDBStore(Store):
             self.destroy()
             raise
 
-    # -- opening
-
     def _open(self, options: RocksDBOptions | None, families: Families) -> None:
         with native_errors("open the database", self._path):
             opened = options_to_open(
@@ -141,13 +138,12 @@ class RocksDBStore(Store):
 
     @classmethod
     def standby_view(cls, directory: Path, *, cache_bytes: int = 64 << 20) -> StateView:
-        """What `Application.new_view` returns for shards with this store.
+        """Return the view that `Application.new_view` returns for shards with this store.
 
-        Queries then get an object of this class on which ``__init__`` was not called: methods that
-        rest on ``view`` alone work as on the primary, and everything else raises ``NotAllowed``.
-        ``cache_bytes`` are for uncompressed blocks of all column families. What WALs hold, at most 64 MiB, is
-        in memory twice.
-        Raises ``Invalid``.
+        Queries then get an object of this class without a call of ``__init__``. Methods that use
+        only ``view`` work as on the primary; everything else raises ``NotAllowed``. ``cache_bytes``
+        are for uncompressed blocks of all column families. The content of WALs, at most 64 MiB, is
+        in memory twice. Raise ``Invalid``.
         """
         native = load_rocksdict("RocksDBStore")
         with native_errors("make a cache of blocks", str(directory)):
@@ -168,10 +164,8 @@ class RocksDBStore(Store):
         store._pending = store._recording = store._recorder = nothing
         return store
 
-    # -- the running transaction
-
     def get(self, key: bytes, *, column_family: str = DEFAULT) -> bytes | None:
-        """The value of a key, as of the running transaction. None: there is none."""
+        """Return the value of a key in the running transaction, or None if it has none."""
         pending = self._pending_of(column_family)
         if key in pending.values:
             return pending.values[key]
@@ -184,12 +178,12 @@ class RocksDBStore(Store):
         return value
 
     def put(self, key: bytes, value: bytes, *, column_family: str = DEFAULT) -> None:
-        """Set a key. Raises ``Invalid`` for a reserved one."""
+        """Set a key. Raise ``Invalid`` for a reserved one."""
         self._check(key, value, column_family)
         self._pending_of(column_family).set(key, value)
 
     def delete(self, key: bytes, *, column_family: str = DEFAULT) -> None:
-        """Remove a key, if there is one. Raises ``Invalid`` for a reserved one."""
+        """Remove a key, if it exists. Raise ``Invalid`` for a reserved one."""
         self._check(key, b"", column_family)
         self._pending_of(column_family).set(key, None)
 
@@ -208,10 +202,10 @@ class RocksDBStore(Store):
         reverse: bool = False,
         column_family: str = DEFAULT,
     ) -> Iterator[tuple[bytes, bytes]]:
-        """(key, value) in the order of keys, of those with ``prefix`` from ``begin`` up to ``end``.
+        """Yield (key, value) in key order, of keys with ``prefix`` from ``begin`` up to ``end``.
 
-        As of the running transaction when this is called; writes after that are not seen. It ends
-        with the transaction: what is left of it after a commit is undefined.
+        It shows the running transaction at the time of this call, without later writes. It ends
+        with the transaction: after a commit, the rest of it is undefined.
         """
         low, high = bounds(prefix, begin, end, column_family)
         pending = self._pending_of(column_family)
@@ -229,7 +223,7 @@ class RocksDBStore(Store):
         return PendingSavepoint(self._pending.values())
 
     def classify_error(self, error: Exception) -> ErrorCause:
-        """Return that it is the message's: errors of RocksDB are ours, and never looked at here."""
+        """Return that it is the message's: RocksDB's errors are ours, and never get here."""
         return ErrorCause.MESSAGE
 
     def _pending_of(self, column_family: str) -> Pending:
@@ -249,22 +243,20 @@ class RocksDBStore(Store):
             raise Invalid(
                 "keys that are empty or begin with a zero byte are reserved",
                 key=key.hex(),
-                hint="Put a prefix before your keys, or use a column family of your own.",
+                hint="Put a prefix before your keys, or use your own column family.",
             )
 
     @property
     def column_families(self) -> tuple[str, ...]:
-        """The names of all column families, also of those that were only named formerly."""
+        """Names of all column families, including those that only former versions named."""
         return tuple(self._families)
 
-    # -- building a state
-
     def ingest(self, items: Iterable[tuple[bytes, bytes]], *, column_family: str = DEFAULT) -> int:
-        """Take over keys in ascending order, each once, as finished tables; how many.
+        """Take over keys in ascending order, each once, as finished tables. Return their number.
 
-        Several times faster than ``put``, and only for a store that is being built by a backfill:
-        tables take effect at once, outside of any transaction (``NotAllowed`` for a live one).
-        Raises ``Invalid`` for reserved keys, and for those that are not in ascending order.
+        Several times faster than ``put``, and only for a store that a backfill builds. Tables take
+        effect at once, outside any transaction (``NotAllowed`` for a live store). Raise ``Invalid``
+        for reserved keys, and for keys that are not in ascending order.
         """
         self._pending_of(column_family)
         if not self._recorder.offline:
@@ -307,14 +299,12 @@ class RocksDBStore(Store):
                     family.ingest_external_file(tables, options)
         return count
 
-    # -- reading beside it
-
     def view(self) -> RocksDBView:
         """Return a consistent view, for any thread. Use it as a context manager.
 
-        Opened on the shard's thread, it holds what the running transaction has written by then; elsewhere,
-        the last local commit. Later writes do not change it. Waits while a commit is being written.
-        Raises ``Closed`` when the store was destroyed.
+        Opened on the shard's thread, it holds the writes of the running transaction so far. Opened
+        elsewhere, it holds the last local commit. Later writes do not change it. Wait while a
+        commit is being written. Raise ``Closed`` when the store was destroyed.
         """
         with self._lock:
             if self._closed:
@@ -339,13 +329,11 @@ class RocksDBStore(Store):
 
     @property
     def live_bytes(self) -> int:
-        """The size of the database's files, in bytes."""
+        """Bytes of the database's files."""
         return self._recording.live_bytes
 
     def _closed_error(self) -> Closed:
         return Closed("the store was destroyed", path=self._path)
-
-    # -- the store's contract
 
     def start_commit(
         self, shard: Shard, checkpoint: Checkpoint, wait_for: Collection[OpFuture[Any]]
@@ -368,7 +356,8 @@ class RocksDBStore(Store):
         size = 0
         for family, pending in self._pending.items():
             handle = self._handles.get(family)
-            # Ranges first: what was set after one was deleted is among the values, and only that.
+            # Ranges first: a key that was set after its range was deleted stands only among the
+            # values.
             batch += [_Write(handle, begin, end, True) for begin, end in pending.ranges]
             for key, value in pending.values.items():
                 batch.append(_Write(handle, key, value, False))
@@ -380,7 +369,8 @@ class RocksDBStore(Store):
             yield batch
 
     def _write(self, writes: list[_Write]) -> None:
-        """Write one batch. While RocksDB would make it wait, wait with the other threads running."""
+        """Write one batch. If RocksDB would delay the write, wait without it, so that other threads
+        run."""
         impatient = self._native.WriteOptions()
         impatient.no_slowdown = True
         for _ in range(_STALL_FLUSHES):
@@ -419,21 +409,21 @@ class RocksDBStore(Store):
         return Checkpoint({journal: SourceCheckpoint(offset) for journal, offset in marks.items()})
 
     def close_reading(self) -> None:
-        """End views and iterations (``Closed``), of a store that a hot standby reads with."""
+        """End views and iterations (``Closed``) of a store that a hot standby reads with."""
         with self._lock:
             self._closed = True
             for view in list(self._views):
                 view.close()
 
     def destroy(self) -> None:
-        """Ends views and iterations (``Closed``), and compactions. Waits for nothing of the log."""
+        """End views, iterations (``Closed``) and compactions. Do not wait for the log."""
         with self._lock:
             self._closed = True
             for scan in list(self._scans):
                 scan.close()
             for view in list(self._views):
                 view.close()
-        # RocksDB keeps its lock until the last of these is gone.
+        # RocksDB keeps its lock until the last of these is released.
         self._families.clear()
         self._handles.clear()
         self._recording.close()
@@ -443,7 +433,7 @@ class RocksDBStore(Store):
             try:
                 database.close()
             except Exception as error:
-                # It would flush first, for which there is no need: the log has everything.
+                # Closing would flush first. That is needless: the log has everything.
                 if "Shutdown in progress" not in str(error):
                     raise
 
@@ -453,12 +443,12 @@ class _Write:
     handle: Any
     key: bytes
     value: bytes | None
-    """Of a range, its end."""
+    """The value; for a range, its end."""
     is_range: bool
 
 
 class _OnlyReads:
-    """Stands for what a hot standby's store has not."""
+    """Stands for the parts that a hot standby's store lacks."""
 
     def __getattr__(self, name: str) -> Any:
         raise _refused()
@@ -469,7 +459,7 @@ class _OnlyReads:
 
 def _refused() -> NotAllowed:
     return NotAllowed(
-        "a hot standby's state is only read", hint="Use view(), or ask the shard's primary."
+        "a hot standby's state is read-only", hint="Use view(), or ask the shard's primary."
     )
 
 

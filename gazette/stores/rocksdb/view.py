@@ -1,5 +1,7 @@
-"""What a RocksDB store held at one commit, for queries: on the primary a snapshot, on a hot standby tables
-and what was written over them."""
+"""The content of a RocksDB store at one commit, for queries.
+
+On the primary it is a snapshot; on a hot standby it is tables and what was written over them.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,16 @@ class FamilyView(Protocol):
     ) -> Iterator[tuple[bytes, bytes]]: ...
 
     def close(self) -> None:
-        """End it, and scans of it. Any thread."""
+        """End it, and its scans. Any thread."""
         ...
 
 
 class _Pins:
-    """An iterator that stays where it is, and the scans that share it."""
+    """An iterator that stays at one place, and the scans that share it."""
 
     def __init__(self, native: Any, family: Any, path: str) -> None:
-        # Iterators of rocksdict's snapshots are of the present state, not of the snapshot. One that is
-        # made now is of now, so scans share it.
+        # Iterators of rocksdict's snapshots show the present state, not the snapshot's. An iterator
+        # made now shows the state of now, so scans share it.
         self._pinned = Pinned(native, family, path)
         self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
 
@@ -51,10 +53,10 @@ class _Pins:
 
 
 class FamilySnapshot:
-    """Of a database that goes on changing."""
+    """A column family of a database that goes on changing."""
 
     def __init__(self, native: Any, family: Any, path: str) -> None:
-        """Raises RocksDB's errors as ours."""
+        """Create it. Raise RocksDB's errors as ours."""
         self._path = path
         try:
             self._snapshot = family.snapshot()
@@ -79,10 +81,10 @@ class FamilySnapshot:
 
 
 class FamilyCopy:
-    """Of a copy that is not changed while it is read."""
+    """A column family of a copy that does not change while it is read."""
 
     def __init__(self, native: Any, family: FollowedFamily, path: str) -> None:
-        """Raises RocksDB's errors as ours."""
+        """Create it. Raise RocksDB's errors as ours."""
         self._family = family
         self._path = path
         self._pins = _Pins(native, family.tables, path)
@@ -139,13 +141,13 @@ class FamilyTransaction:
 
 
 class RocksDBView:
-    """What a store held at one commit. May be passed between threads, and used by one at a time.
+    """The content of a store at one commit. One thread at a time uses it; threads may pass it on.
 
-    Close it soon: RocksDB keeps what was overwritten for as long as a view needs it.
+    Close it soon: RocksDB keeps overwritten values for as long as a view needs them.
     """
 
     def __init__(self, families: Mapping[str, FamilyView], path: str) -> None:
-        """See `RocksDBStore.view`."""
+        """Create it; see `RocksDBStore.view`."""
         self._path = path
         self._families = dict(families)
         self._lock = threading.Lock()
@@ -159,7 +161,7 @@ class RocksDBView:
         return family
 
     def get(self, key: bytes, *, column_family: str = DEFAULT) -> bytes | None:
-        """The value of a key. None: there is none. Raises ``Closed``, ``Corrupt``."""
+        """Return the value of a key, or None if it has none. Raise ``Closed`` or ``Corrupt``."""
         return self._family(column_family).get(key)
 
     def iterate(
@@ -171,9 +173,9 @@ class RocksDBView:
         reverse: bool = False,
         column_family: str = DEFAULT,
     ) -> Iterator[tuple[bytes, bytes]]:
-        """(key, value) in the order of keys, of those with ``prefix`` from ``begin`` up to ``end``.
+        """Yield (key, value) in key order, of keys with ``prefix`` from ``begin`` up to ``end``.
 
-        Raises ``Closed``, also while it goes on when the view is closed, and ``Corrupt``.
+        Raise ``Closed``, also when the view is closed meanwhile, or ``Corrupt``.
         """
         low, high = bounds(prefix, begin, end, column_family)
         with self._lock:
@@ -185,7 +187,7 @@ class RocksDBView:
         return tuple(self._families)
 
     def close(self) -> None:
-        """End it, and iterations of it. Any thread."""
+        """End it, and its iterations. Any thread."""
         with self._lock:
             families, self._families = self._families, {}
             for family in families.values():

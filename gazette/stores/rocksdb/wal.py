@@ -1,8 +1,8 @@
-"""RocksDB's write-ahead log: the records that it holds, and which batches of writes they are.
+"""RocksDB's write-ahead log: its records, and the batches of writes in them. Pure.
 
-Pure. A WAL is a sequence of blocks of 32 KiB. A record (one batch of writes) is cut into fragments
-that do not cross blocks; each has a header of checksum (4), length (2, little endian) and type (1). A
-batch begins with the sequence number of its first write (8) and their count (4).
+A WAL is a sequence of blocks of 32 KiB. A record (one batch of writes) is cut into fragments that
+do not cross blocks. Each fragment has a header of checksum (4 bytes), length (2, little endian) and
+type (1). A batch begins with the sequence number of its first write (8) and their count (4).
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ _BATCH: Final = struct.Struct("<QI")
 
 
 def _fragments(data: bytes, offset: int) -> Iterator[tuple[int, int, int] | None]:
-    """(type, begin, end) of each fragment in ``data``, which stands at ``offset`` of a file. None, at the
-    end, for one that is not whole; ``_INVALID`` for one that crosses blocks."""
+    """Yield (type, begin, end) of each fragment in ``data``, which stands at ``offset`` of a file.
+
+    Yield None at the end for an incomplete fragment, and ``_INVALID`` for one that crosses blocks.
+    """
     at, length = 0, len(data)
     while at < length:
         room = BLOCK - (offset + at) % BLOCK
@@ -47,9 +49,9 @@ def _fragments(data: bytes, offset: int) -> Iterator[tuple[int, int, int] | None
 
 
 def batches(data: bytes, offset: int) -> list[tuple[int, int]] | None:
-    """(first sequence number, count) of each batch in ``data``, which stands at ``offset`` of a WAL.
+    """Return (first sequence number, count) of each batch in ``data``, at ``offset`` of a WAL.
 
-    ``data`` must begin and end between records. None when it does not, or holds anything else.
+    ``data`` must begin and end between records. Return None if it does not, or holds anything else.
     """
     found: list[tuple[int, int]] = []
     head: bytearray | None = None
@@ -72,11 +74,12 @@ def batches(data: bytes, offset: int) -> list[tuple[int, int]] | None:
 
 
 def records(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
-    """(record, where it ends in the file) of each whole record in ``data``, which stands at ``offset``.
+    """Yield (record, its end in the file) of each complete record in ``data``, which stands at
+    ``offset``.
 
-    Ends, as RocksDB does, where a record was cut off, or at zeros that stand for what was not written yet.
-    Also of manifests, which have the same form. Raises ``Corrupt`` at anything else: who stopped there
-    without a word would stand still for ever, and take what it has for the present.
+    End, as RocksDB does, at a record that was cut off, or at zeros, which were not written yet.
+    Manifests have the same form. Raise ``Corrupt`` at anything else: a reader that ended there
+    silently would stay there for ever, and take old content for the present.
     """
     # None between records. A first fragment may be empty: its block had room for the header only.
     record: bytearray | None = None
@@ -89,7 +92,7 @@ def records(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
         begins = kind in (_FULL, _FIRST)
         if not (begins or kind in (_MIDDLE, _LAST)) or begins != (record is None):
             raise Corrupt(
-                "a file of RocksDB's holds what is no record",
+                "a file of RocksDB holds bytes that are not a record",
                 offset=offset + begin - HEADER,
                 kind=kind,
             )
@@ -101,10 +104,11 @@ def records(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
 
 
 def continues(tails: Iterable[tuple[bytes, int]], last: int, latest: int) -> bool:
-    """Whether tails of WALs (data, offset), in order, hold exactly the writes (``last``, ``latest``].
+    """Return True if tails of WALs (data, offset), in order, hold exactly the writes (``last``,
+    ``latest``].
 
-    If not, something was written past the WALs that are known: it is in a table already, or in a WAL
-    that came and went unseen.
+    If not, a write went past the known WALs. It is in a table already, or in a WAL that came and
+    went unseen.
     """
     following = last + 1
     for data, offset in tails:

@@ -1,4 +1,4 @@
-"""What the running transaction of a RocksDB store wrote: held in memory until it commits. Pure."""
+"""Writes of the running transaction of a RocksDB store, held in memory until it commits. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Pending:
         self.values = {} if values is None else values
         self.ranges = [] if ranges is None else ranges
         self.undo: list[Callable[[], object]] | None = None
-        """While there is a savepoint: what returns to it, the last first."""
+        """While there is a savepoint: the functions that return to it. Call the last one first."""
 
     def set(self, key: bytes, value: bytes | None) -> None:
         if self.undo is not None:
@@ -68,7 +68,7 @@ class Pending:
 
 
 class PendingSavepoint:
-    """Of `RocksDBStore.savepoint`. Savepoints may be nested: the last one ends first."""
+    """A savepoint of `RocksDBStore.savepoint`. Savepoints may be nested: the last one ends first."""
 
     def __init__(self, pending: Iterable[Pending]) -> None:
         self._marks: list[tuple[Pending, list[Callable[[], object]] | None, int]] = []
@@ -95,7 +95,7 @@ def merged(
     pending: Pending,
     reverse: bool,
 ) -> Iterator[tuple[bytes, bytes]]:
-    """What the database has, less what the transaction deleted or replaced, and what that wrote."""
+    """Yield the database's entries, changed by the transaction's deletions and writes."""
     values, ranges = pending.values, pending.ranges
     kept = (
         item

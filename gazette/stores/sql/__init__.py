@@ -1,4 +1,4 @@
-"""State of shards in a SQL database that all of them share: `SQLStore`."""
+"""State of shards in a SQL database that they share: `SQLStore`."""
 
 from __future__ import annotations
 

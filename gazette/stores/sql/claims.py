@@ -1,7 +1,7 @@
-"""Stage 14 of the byte path: how a backfill's transaction is kept apart from a live shard's, in SQL.
+"""Stage 14 of the byte path: keeps a backfill's transaction apart from a live shard's, in SQL.
 
-See `gazette.stores.claims` for what is claimed, and why. The mark is a row of the same table, of a key
-that no shard has: then databases need no other table, and nothing has to be migrated.
+See `gazette.stores.claims` for what is claimed, and why. The mark is a row of the same table, with
+a key that no shard has. So databases need no other table and no migration.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gazette.protocol.ids import JournalName
 from gazette.stores.claims import BackfillClaim, Held
 
 MARK: Final = "#backfill"
-"""Ends the key of a mark. Ids of shards have no ``#``."""
+"""Suffix of the key of a mark. Ids of shards have no ``#``."""
 
 
 def held_in(connection: sa.Connection, table: sa.Table, fqn: str) -> Held:
-    """What the table of checkpoints holds of a shard."""
+    """Return what the table of checkpoints holds of a shard."""
     keys = (fqn, fqn + MARK)
     rows = connection.execute(
         sa.select(table.c.shard_fqn, table.c.fence, table.c.checkpoint).where(
@@ -38,9 +38,9 @@ def held_in(connection: sa.Connection, table: sa.Table, fqn: str) -> Held:
 
 def taken_over(fqn: str) -> Fenced:
     return Fenced(
-        "somebody has opened the shard's state since the run began: nothing of it was changed",
-        hint="The shard was enabled, or another backfill was faster. If its state is to be built anew"
-        " nonetheless, disable it, and run the backfill again with a new --run-id.",
+        "the shard's state was opened after the run began: the backfill changed nothing",
+        hint="The shard was enabled, or another backfill was faster. To replace its state all the "
+        "same, disable it, and run the backfill again with a new --run-id.",
         shard=fqn,
     )
 
@@ -56,13 +56,14 @@ class ClaimedRow:
 
     @property
     def next_fence(self) -> int:
-        """What the transaction leaves: former owners, and other attempts, are fenced by it."""
+        """The fence that the transaction leaves: it stops former owners and other attempts."""
         return self._claim.fence + 1
 
     def lock(self, connection: sa.Connection) -> None:
-        """Lock the row until the transaction ends, and leave the mark. Raises ``Fenced``.
+        """Lock the row until the transaction ends, and leave the mark. Raise ``Fenced``.
 
-        Waits for a transaction that has it locked. What the row's checkpoint owes is final from here on.
+        Wait for a transaction that holds the lock. The acknowledgements that the row's checkpoint
+        owes are final after this.
         """
         table = self._table
         if self._claim.fence:
@@ -80,7 +81,8 @@ class ClaimedRow:
         self._insert(connection, key, self.next_fence, self._claim.token.encode())
 
     def carrying(self, checkpoint: Checkpoint) -> Checkpoint:
-        """A checkpoint that also owes what the one owes that it replaces; once the row is locked."""
+        """Return a checkpoint that also owes what its predecessor owes. Call it once the row is
+        locked."""
         return replace(checkpoint, ack_intents={**self._owed, **checkpoint.ack_intents})
 
     def _insert(self, connection: sa.Connection, key: str, fence: int, value: bytes) -> None:

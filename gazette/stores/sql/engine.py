@@ -1,4 +1,4 @@
-"""Engines and tables for stores in SQL databases: what all shards of a process share."""
+"""Engines and tables for stores in SQL databases, shared by all shards of a process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _sharing = threading.Lock()
 
 
 def checkpoint_table(metadata: sa.MetaData, name: str = TABLE) -> sa.Table:
-    """The table of checkpoints, for metadata (and so migrations) of your own."""
+    """Return the table of checkpoints, for the application's own metadata (and so its migrations)."""
     return sa.Table(
         name,
         metadata,
@@ -37,7 +37,7 @@ def checkpoint_table(metadata: sa.MetaData, name: str = TABLE) -> sa.Table:
 
 
 def create_checkpoint_table(engine: sa.Engine, name: str = TABLE) -> None:
-    """Create the table of checkpoints, unless there is one."""
+    """Create the table of checkpoints if it is absent."""
     metadata = sa.MetaData()
     checkpoint_table(metadata, name)
     create_tables(engine, metadata)
@@ -46,14 +46,14 @@ def create_checkpoint_table(engine: sa.Engine, name: str = TABLE) -> None:
 def create_tables(engine: sa.Engine, metadata: sa.MetaData) -> None:
     """Create the tables that are missing. Members and shards may do so at the same time.
 
-    For tables of the application beside that of checkpoints (`checkpoint_table`); what is there is
-    not compared. Raises SQLAlchemy's errors.
+    ``metadata`` has tables of the application beside that of checkpoints (`checkpoint_table`).
+    Existing tables are not compared. Raise SQLAlchemy's errors.
     """
     for attempt in range(1, _CREATE_ATTEMPTS + 1):
         try:
             metadata.create_all(engine, checkfirst=True)
         except (exc.IntegrityError, exc.ProgrammingError, exc.OperationalError):
-            # Somebody else may have created one since we looked; the next look sees it.
+            # Another process may have created one since we looked. The next look finds it.
             if attempt == _CREATE_ATTEMPTS:
                 raise
         else:
@@ -61,28 +61,31 @@ def create_tables(engine: sa.Engine, metadata: sa.MetaData) -> None:
 
 
 def create_engine(url: str, **options: Any) -> sa.Engine:
-    """SQLAlchemy's, with what stores need: for all shards of a process, one is enough.
+    """Return an engine of SQLAlchemy with the settings that stores need. One is enough for all
+    shards.
 
-    Connections are tested when they leave the pool, so that a restart of the database is survived.
-    SQLite goes into WAL mode, locks for writing when a transaction begins, and waits for other
-    writers up to 30 s.
+    Connections are tested when they leave the pool, so a restart of the database breaks none.
+    SQLite uses WAL mode, locks for writing when a transaction begins, and waits for other writers
+    up to 30 s.
     """
     try:
         backend = sa.make_url(url).get_backend_name()
         if backend != "sqlite":
             return sa.create_engine(url, **{"pool_pre_ping": True, **options})
     except (exc.ArgumentError, exc.NoSuchModuleError, ImportError) as error:
-        # Without the URL, which may have a password.
+        # Leave the URL out: it may hold a password.
         raise Invalid(
             f"no database can be reached by this URL: {type(error).__name__}",
-            hint="Write postgresql+psycopg://user@host/name, or sqlite:////a/file; and install the driver,"
-            " pip install 'pygazette[postgres]'.",
+            hint="Write postgresql+psycopg://user@host/name, or sqlite:////a/file; and install "
+            "the driver, pip install 'pygazette[postgres]'.",
         ) from error
     engine = sa.create_engine(url, **{"connect_args": {"timeout": 30}, **options})
 
     def connected(connection: Any, _record: object) -> None:
-        connection.isolation_level = None  # It would begin transactions as it thinks best.
-        connection.execute("PRAGMA journal_mode=WAL").close()  # Queries go on while a shard writes.
+        # The driver would otherwise begin transactions by its own rules.
+        connection.isolation_level = None
+        # Queries can run while a shard writes.
+        connection.execute("PRAGMA journal_mode=WAL").close()
 
     def begin(connection: sa.Connection) -> None:
         reading = connection.get_execution_options().get(READING, False)
@@ -94,11 +97,11 @@ def create_engine(url: str, **options: Any) -> sa.Engine:
 
 
 def shared_engine(url: str, metadata: sa.MetaData) -> sa.Engine:
-    """One engine for all shards of the process that ask for this URL, with the tables that they need.
+    """Return one engine for all shards of the process that use this URL, with the tables they need.
 
-    Any thread; the first call blocks until they are created. ``metadata`` is the application's, with
-    `checkpoint_table`; keep it for as long as the process runs. Raises as `create_engine` and
-    `create_tables`.
+    Any thread; the first call blocks until the tables are created. ``metadata`` is the
+    application's, with `checkpoint_table`; keep it for as long as the process runs. Raise as
+    `create_engine` and `create_tables` do.
     """
     key = (url, id(metadata))
     with _sharing:

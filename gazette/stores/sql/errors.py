@@ -1,4 +1,4 @@
-"""Errors of a SQL database as ours: which are of the connection, and which of the statement."""
+"""Errors of a SQL database as ours: those of the connection, and those of the statement."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ from gazette.consumer.transaction.error_cause import ErrorCause
 from gazette.errors import Fenced, GazetteError, Invalid, Unavailable
 
 _OF_THE_MESSAGE: Final = frozenset({"21", "22", "23", "44", "P0"})
-"""Classes of SQLSTATE: cardinality, data, constraints, checks of views, and what SQL code of the application
-raises."""
+"""Classes of SQLSTATE that concern the message: cardinality, data, constraints, checks of views.
+
+Also what SQL code of the application raises.
+"""
 _VALUE_TOO_LARGE: Final = "54000"
-"""Such as that of a key in an index."""
+"""A value is too large, for example for a key of an index."""
 _TRANSIENT: Final = frozenset({"08", "40", "53", "55", "57"})
-"""Connection, serialization and deadlocks, resources, locks, and intervention: a shutdown, a timeout."""
+"""Classes of connection, serialization and deadlocks, resources, locks, and shutdown or time-out."""
 _TRANSIENT_STATES: Final = frozenset({"25006", "25P03", "25P04"})
 """A server that is read-only since a fail-over, and transactions that took too long."""
 _MESSAGE_KINDS: Final = frozenset({"IntegrityError", "DataError"})
 _TRANSIENT_KINDS: Final = frozenset({"OperationalError", "InterfaceError"})
 _DRIVER_KINDS: Final = frozenset({"DatabaseError", "InterfaceError"})
-"""Names that PEP 249 gives the errors of every driver."""
+"""Names that PEP 249 gives to the errors of every driver."""
 _SERIALIZATION: Final = frozenset({"40001", "40P01"})
 _TERMINATED: Final = "57P01"
-"""A session was ended: by an operator, by the server's end, or by a new owner of its shard."""
+"""A session was ended: by an operator, by a shutdown, or by a new owner of its shard."""
 
 
 class TryAgain(Unavailable):
-    """Somebody else was faster: the same transaction succeeds the next time."""
+    """Another owner was faster: the same transaction succeeds the next time."""
 
 
 def classify(error: Exception) -> ErrorCause:
-    """Return what an error is about: of SQLAlchemy or a driver by what it says, any other is the message's.
+    """Return the cause of an error. Errors of SQLAlchemy or a driver carry it; any other is the
+    message's.
 
     See `gazette.consumer.application.Store.classify_error`.
     """
@@ -46,7 +49,7 @@ def classify(error: Exception) -> ErrorCause:
     match error:
         case exc.TimeoutError():
             return ErrorCause.TRANSIENT
-        # The application's own expectations of rows, and values that do not fit a statement.
+        # Rows that the application expected, and values that do not fit a statement.
         case exc.StatementError() | exc.NoResultFound() | exc.MultipleResultsFound():
             return ErrorCause.MESSAGE
         case exc.SQLAlchemyError():
@@ -81,10 +84,10 @@ def translating(
     hint: str | None = None,
     is_fenced: Callable[[], bool] | None = None,
 ) -> Iterator[None]:
-    """Errors of the connection, and of nothing else, as ours. ``table``: also those of restoring.
+    """Turn errors of the connection, and no others, into ours. ``table``: also those of a restore.
 
-    ``is_fenced`` is asked when the session was ended: that is how a new owner begins, and the error of the
-    one before it is ``Fenced`` then. What it raises is taken for a no.
+    ``is_fenced`` is called when the session was ended. A new owner ends it so, and then the error
+    is ``Fenced``. An error of ``is_fenced`` counts as False.
     """
     try:
         yield
@@ -92,13 +95,13 @@ def translating(
         raise Unavailable(
             f"no connection to the database was free: {error}",
             database=_name(engine),
-            hint="Give the engine a larger pool (pool_size), and end transactions of your own.",
+            hint="Give the engine a larger pool (pool_size), and end your own transactions.",
         ) from error
     except exc.PendingRollbackError as error:
         raise GazetteError(
-            "the transaction has failed already, and what it did before is lost",
-            hint="Do not catch errors of statements: let them end the shard. Use begin_nested() for"
-            " what may fail, and leave commits to the runtime.",
+            "the transaction has failed already, and its earlier changes are lost",
+            hint="Do not catch errors of statements: let them end the shard. Use begin_nested() "
+            "for what may fail, and leave commits to the runtime.",
         ) from error
     except exc.DBAPIError as error:
         message = f"the database could not {what}: {error.orig}"
@@ -134,7 +137,7 @@ def _agrees(is_fenced: Callable[[], bool]) -> bool:
     try:
         return is_fenced()
     except (GazetteError, exc.SQLAlchemyError):
-        return False  # A server that ends does not answer: the session's error says it all.
+        return False  # A server that shuts down does not answer. The session's error is enough.
 
 
 def _sqlstate(error: exc.DBAPIError) -> str | None:
@@ -142,6 +145,6 @@ def _sqlstate(error: exc.DBAPIError) -> str | None:
 
 
 def _state_of(error: object) -> str | None:
-    # psycopg2 has it under another name.
+    # psycopg2 uses another name for it.
     state: str | None = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     return state

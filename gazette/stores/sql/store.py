@@ -1,8 +1,9 @@
-"""Stage 14 of the byte path: state of shards in a SQL database that is shared by all of them.
+"""Stage 14 of the byte path: state of shards in a SQL database that they share.
 
-Needs the extra ``pygazette[postgres]`` (SQLAlchemy, and a driver). There is no recovery log: the shard's
-checkpoint is a row of the same database, and commits in the transaction of what the application wrote.
-A *fence* in that row, which every new owner counts up, keeps former owners from committing.
+Needs the extra ``pygazette[postgres]`` (SQLAlchemy, and a driver). There is no recovery log: the
+shard's checkpoint is a row of the same database. It commits in the transaction of the application's
+changes. Every new owner increments a *fence* in that row, which keeps former owners from
+committing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-# Before SQLAlchemy itself is asked for: its error says what to install.
+# Import it before SQLAlchemy: its error says what to install.
 from gazette.stores.sql.engine import (  # isort: skip
     READING,
     TABLE,
@@ -62,7 +63,7 @@ Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 class Translating(Protocol):
-    """Gives the context in which errors of a shard's transactions become ours."""
+    """Function that returns the context in which errors of a shard's transactions become ours."""
 
     def __call__(
         self, what: str, hint: str | None = None
@@ -70,32 +71,36 @@ class Translating(Protocol):
 
 
 class SQLStore(Store):
-    """A store whose state is in a database that SQLAlchemy knows, PostgreSQL above all.
+    """A store with its state in a database that SQLAlchemy supports, PostgreSQL above all.
 
     The shards' specification names no recovery log (``recovery_log_prefix`` is empty). The table of
-    checkpoints must exist: `create_checkpoint_table`, or by hand::
+    checkpoints must exist: call `create_checkpoint_table`, or create it by hand::
 
         CREATE TABLE gazette_checkpoints (shard_fqn TEXT PRIMARY KEY, fence INTEGER NOT NULL,
             checkpoint BYTEA NOT NULL)
 
-    **What is exact, and what it needs.** Only what is written through ``execute`` or on
-    ``transaction()`` commits with the checkpoint and is subject to its fence.
+    **Exactness.** Only statements by ``execute`` or on ``transaction()`` commit with the checkpoint
+    and obey its fence.
 
-    **Isolation.** The next transaction begins, on any connection of the pool, when the commit before
-    it is done; until then ``transaction()`` waits. So an application reads its own writes, at every
-    isolation level, and a row of two transactions in turn is no conflict. With ``overlap`` it does
-    not wait: the next transaction begins on a second connection while the former one is still
-    waiting for its messages to be published. It then does **not** see what that wrote. It is exact
-    only if each statement finds the row it changes by itself (``UPDATE … SET n = n + 1``, ``INSERT …
-    ON CONFLICT``, which wait for a row's lock under READ COMMITTED), and never if a value that was
-    read is written back; with REPEATABLE READ or above such transactions fail, and SQLite, which has
-    one writer, just waits.
+    **Isolation.** The next transaction begins, on any connection of the pool, when the previous
+    commit is done; until then ``transaction()`` waits. So an application reads its own writes, at
+    every isolation level. Two transactions that change a row in turn do not conflict.
+
+    With ``overlap`` it does not wait. The next transaction begins on a second connection, while the
+    former one waits for its messages to be published. It then does **not** see the former one's
+    changes. That is exact only if each statement itself finds the row that it changes. Examples are
+    ``UPDATE … SET n = n + 1`` and ``INSERT … ON CONFLICT``, which wait for a row's lock under READ
+    COMMITTED. It is never exact if a value that was read is written back. Under REPEATABLE READ or
+    above such transactions fail. SQLite, which has one writer, just waits.
     """
 
     def __init__(
         self, engine: sa.Engine | str, *, overlap: bool = False, table: str = TABLE
     ) -> None:
-        """``engine`` is shared with other stores, and stays open; of a URL, the store makes its own."""
+        """Create a store; it opens no connection yet.
+
+        ``engine`` is shared with other stores, and stays open. For a URL, the store makes its own.
+        """
         self._owns_engine = isinstance(engine, str)
         self.engine = create_engine(engine) if isinstance(engine, str) else engine
         self._overlap = overlap
@@ -103,23 +108,21 @@ class SQLStore(Store):
         self._pool = BlockingPool("sql commit", 1)
         self._fence: int | None = None
         self._fqn = ""
-        """Of the shard whose checkpoint was restored."""
+        """Key of the shard whose checkpoint was restored."""
         self._claimed: ClaimedRow | None = None
         self._session_name = ""
         self._running: _Running | None = None
         self._commit: _Commit | None = None
         self._closed = False
         self._thread = threading.get_ident()
-        """The shard's: its queries see what the transaction wrote."""
-
-    # -- the running transaction
+        """The shard's thread: its queries see the writes of the running transaction."""
 
     def transaction(self) -> sa.Connection:
-        """The connection of the running transaction, which the first call begins.
+        """Return the connection of the running transaction; the first call begins it.
 
-        Committing it is up to the runtime (``NotAllowed``, and the transaction is lost);
-        ``begin_nested`` is a savepoint. Waits for the commit before (see the class), and raises its
-        failure. Raises ``Unavailable``.
+        Only the runtime may commit it: a commit raises ``NotAllowed``, and the transaction is lost.
+        ``begin_nested`` is a savepoint. Wait for the previous commit (see the class), and raise its
+        failure. Raise ``Unavailable``.
         """
         if self._running is None:
             if self._closed:
@@ -134,12 +137,15 @@ class SQLStore(Store):
         return self._running.connection
 
     def _await_commit(self) -> None:
-        """Wait until what the transaction before wrote can be read; raise its failure."""
+        """Wait until the changes of the previous transaction can be read. Raise its failure."""
         if self._commit is not None and not self._overlap:
             self._commit.future.result()
 
     def _require_claimed(self, claimed: ClaimedRow) -> None:
-        """Before anything else of a backfill's transaction. Raises ``Fenced``; it is over then."""
+        """Lock the shard's row before all else in a backfill's transaction.
+
+        Raise ``Fenced``; the transaction is then over.
+        """
         assert self._running is not None
         try:
             with self._translating("lock the shard's row"):
@@ -152,9 +158,10 @@ class SQLStore(Store):
     def execute(
         self, statement: Statement, parameters: Parameters | None = None
     ) -> sa.CursorResult[Any]:
-        """Run a statement within the running transaction; a string is SQL with ``:name`` parameters.
+        """Run a statement in the running transaction; a string is SQL with ``:name`` parameters.
 
-        Raises ``Unavailable`` when the database is lost, and SQLAlchemy's errors for what it says.
+        Raise ``Unavailable`` when the database is lost, and SQLAlchemy's errors for faults of the
+        statement.
         """
         connection = self.transaction()
         if isinstance(statement, str):
@@ -172,25 +179,24 @@ class SQLStore(Store):
     def _translating(
         self, what: str, hint: str | None = None
     ) -> contextlib.AbstractContextManager[None]:
-        """Of errors of the shard's own transactions."""
+        """Return the context that turns errors of the shard's own transactions into ours."""
         return translating(self.engine, what, hint=hint, is_fenced=self._is_fenced)
 
     def _is_fenced(self) -> bool:
-        """Whether somebody has restored the checkpoint after us. Blocks; on a connection of its own."""
+        """Return True if another owner has restored the checkpoint after us. Block, on an own
+        connection."""
         if self._fence is None or self._claimed is not None:
             return False
         with self.engine.connect().execution_options(**{READING: True}) as connection:
             return held_in(connection, self._table, self._fqn).fence != self._fence
 
-    # -- queries beside it
-
     def query(self, statement: Statement, parameters: Parameters | None = None) -> list[Any]:
         """Return all rows of a reading statement. Any thread; the rows stay valid for ever.
 
-        On the shard's thread it sees what the running transaction wrote; before the first statement of
-        a transaction, what the one before it committed, which is waited for (not with ``overlap``). On
-        another thread it sees what has been committed, by this shard and others.
-        Raises as ``execute`` does. PostgreSQL takes a failed statement for the end of the transaction.
+        On the shard's thread the query sees the writes of the running transaction. Before its first
+        statement, the query waits for the previous commit and sees it (not with ``overlap``). On
+        another thread it sees everything committed, by this shard and others. Raise as ``execute``
+        does. A failed statement ends a transaction of PostgreSQL.
         """
         if isinstance(statement, str):
             statement = sa.text(statement)
@@ -204,15 +210,13 @@ class SQLStore(Store):
         ):
             return list(connection.execute(statement, parameters).all())
 
-    # -- the store's contract
-
     def start_commit(
         self, shard: Shard, checkpoint: Checkpoint, wait_for: Collection[OpFuture[Any]]
     ) -> OpFuture[Any]:
         if self._fence is None:
             raise Bug("a commit before restore_checkpoint", shard=shard.fqn)
         if self._commit is not None and not self._commit.future.done():
-            raise Bug("a commit while the one before it is pending", shard=shard.fqn)
+            raise Bug("a commit while the previous one is pending", shard=shard.fqn)
         self.transaction()
         running, self._running = self._running, None
         assert running is not None
@@ -231,9 +235,10 @@ class SQLStore(Store):
         return self._commit.future
 
     def restore_checkpoint(self, shard: Shard) -> Checkpoint:
-        """Counts the fence up, so that commits of former owners fail with ``Fenced``. Blocks.
+        """Restore the checkpoint, and increment the fence. Block.
 
-        Raises ``Invalid`` when the table is missing, ``Unavailable``.
+        Commits of former owners then fail with ``Fenced``. Raise ``Invalid`` when the table is
+        missing, or ``Unavailable``.
         """
         for attempt in range(_RESTORE_ATTEMPTS):
             try:
@@ -248,7 +253,8 @@ class SQLStore(Store):
         raise Bug("unreachable")
 
     def held(self, shard: Shard) -> Held:
-        """What there is of the shard, without counting the fence up. Blocks. See `Claimable`."""
+        """Return what the database holds of the shard. Leave the fence unchanged. Block. See
+        `Claimable`."""
         with (
             translating(self.engine, "look at the checkpoint", table=self._table.name),
             self.engine.connect().execution_options(**{READING: True}) as connection,
@@ -256,7 +262,8 @@ class SQLStore(Store):
             return held_in(connection, self._table, shard.fqn)
 
     def claim(self, shard: Shard, claim: BackfillClaim) -> Held:
-        """For a backfill, instead of ``restore_checkpoint``. Blocks. See `Claimable`."""
+        """Claim the state for a backfill, instead of ``restore_checkpoint``. Block. See
+        `Claimable`."""
         held = self.held(shard)
         if not held.is_of(claim.token):
             if held.fence != claim.fence or held.is_followed(claim.token):
@@ -264,21 +271,22 @@ class SQLStore(Store):
             self._fence = claim.fence
             self._claimed = ClaimedRow(self._table, shard.fqn, claim)
             if self.engine.dialect.name == "postgresql":
-                # The shard's next owner is not to wait for an attempt that stands still.
+                # The shard's next owner must not wait for an attempt that has stopped.
                 self._session_name = _session_name(self._table.name, shard.fqn)
         return held
 
     def _take_over(self, fqn: str) -> tuple[int, bytes]:
-        """(the fence that is ours now, the checkpoint), in a transaction of its own."""
+        """Increment the fence in its own transaction. Return our new fence and the checkpoint."""
         table = self._table
         if self.engine.dialect.name == "postgresql":
             self._session_name = _session_name(table.name, fqn)
-            # One that stands still, SIGSTOPped or cut off, would hold its locks for as long as it does.
+            # A former owner that is stopped (SIGSTOP) or cut off would hold its locks for that
+            # time.
             with self.engine.begin() as connection:
                 connection.execute(_END_FORMER, {"name": self._session_name})
         with self.engine.begin() as connection:
             mine = table.c.shard_fqn == fqn
-            # First, so that its row is locked: a commit that is under way is waited for, and seen.
+            # Lock the row first: a commit under way is then waited for, and seen.
             counted = connection.execute(
                 table.update().where(mine).values(fence=table.c.fence + 1)
             ).rowcount
@@ -289,7 +297,7 @@ class SQLStore(Store):
             return int(row.fence), bytes(row.checkpoint)
 
     def destroy(self) -> None:
-        """Drops the connections of what is not committed, by which the database rolls it back."""
+        """Drop the connections of what is not committed; the database rolls it back."""
         self._closed = True
         running, self._running = self._running, None
         if running is not None:
@@ -302,7 +310,7 @@ class SQLStore(Store):
 
 
 class _Savepoint:
-    """Of `SQLStore.savepoint`."""
+    """A savepoint of `SQLStore.savepoint`."""
 
     def __init__(self, translating: Translating, nested: sa.NestedTransaction) -> None:
         self._translating = translating
@@ -318,7 +326,7 @@ class _Savepoint:
 
 
 class _Running:
-    """A connection with a transaction that nobody but the store ends."""
+    """A connection with a transaction that only the store may end."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self.connection = connection
@@ -335,7 +343,7 @@ class _Running:
     def _on_commit(self, _connection: sa.Connection) -> None:
         if not self._ours:
             raise NotAllowed(
-                "a store's transaction is the runtime's: a commit is refused",
+                "only the runtime commits a store's transaction: a commit is refused",
                 hint="Leave it out; use begin_nested() for what you may want to undo.",
             )
 
@@ -343,11 +351,12 @@ class _Running:
         self.rolled_back = self.rolled_back or not self._ours
 
     def commit(self) -> None:
-        """Raises ``GazetteError`` when the application rolled back: what it did before is lost."""
+        """Commit. Raise ``GazetteError`` if the application rolled back: its earlier changes are
+        lost."""
         self._ours = True
         if self.rolled_back or not self.transaction.is_active:
             raise GazetteError(
-                "the transaction was rolled back by the application, and what it did before is lost",
+                "the application rolled the transaction back, and its earlier changes are lost",
                 hint="Use begin_nested() for what may fail, and let other errors end the shard.",
             )
         self.transaction.commit()
@@ -362,7 +371,7 @@ class _Running:
             self.drop()
 
     def drop(self) -> None:
-        """Hang up, without a word to the database, which may not answer any more."""
+        """Close the connection without a message to the database, which may not answer any more."""
         self._ours = True
         if not self.connection.closed and not self.connection.invalidated:
             self.connection.invalidate()
@@ -376,9 +385,9 @@ class _Step(enum.Enum):
 
 
 class _Commit:
-    """One commit: waits for futures without a thread, and then commits on one.
+    """One commit: it waits for futures without a thread, and then commits on one.
 
-    Whoever takes ``_step`` away from WAITING owns the connection.
+    The thread that moves ``_step`` away from WAITING owns the connection.
     """
 
     def __init__(
@@ -402,7 +411,7 @@ class _Commit:
         self._on_done(None, pool)
 
     def _on_done(self, error: BaseException | None, pool: BlockingPool) -> None:
-        """One future less to wait for; on whatever thread it was set. A failure ends the wait."""
+        """Count one future as done, on the thread that set it. A failure ends the wait."""
         with self._lock:
             self._remaining -= 1
             if self._submitted or self._step is not _Step.WAITING:
@@ -410,7 +419,7 @@ class _Commit:
             if error is None and self._remaining:
                 return
             self._submitted = True
-            # Within the lock: the pool is closed after `abandon`, which takes it.
+            # Hold the lock: the pool is closed after `abandon`, which takes it too.
             pool.submit(self._run, error)
 
     def _take(self, step: _Step) -> bool:
@@ -428,19 +437,19 @@ class _Commit:
             self._perform(dependency)
         except BaseException as raised:  # noqa: BLE001 - it belongs to whoever waits for the commit
             error = raised
-            # At once, and by the database: locks of what is given up are in others' way.
+            # Roll back at once, in the database: locks of an abandoned transaction block others.
             lost = isinstance(raised, Unavailable)
             self._end(self._running.drop if lost else self._running.give_up)
         else:
             self._end(self._running.connection.close)
-        # Only now: who waits for the commit may need its connection, or its locks.
+        # Set the future only now: its waiters may need this connection, or its locks.
         if error is None:
             self.future.set_result(None)
         else:
             self.future.set_exception(error)
 
     def _end(self, end: Callable[[], None]) -> None:
-        """Give the connection back. What is wrong with it by now is of no interest."""
+        """Give the connection back. Ignore errors: the connection is not used any more."""
         try:
             end()
         except exc.SQLAlchemyError:
@@ -452,8 +461,9 @@ class _Commit:
                 f"a dependency of the commit failed: {dependency}", shard=self._fqn
             ) from dependency
         hint = (
-            "Whether it took place, the shard's next owner learns from its checkpoint; messages are"
-            " applied once either way. Check that the database is running and reachable."
+            "The commit may have taken place: the shard's next owner learns it from its "
+            "checkpoint, and applies messages once either way. Check that the database is "
+            "running and reachable."
         )
         with self._translating("commit", hint):
             if self._running.connection.execute(self._statement).rowcount == 0:
@@ -463,29 +473,36 @@ class _Commit:
         hit("sql.committed", self._fqn)
 
     def _why_none(self) -> GazetteError:
-        """Why no row has our fence. Not the same: who starts from a row that is gone starts from nothing."""
+        """Return the error for a row that does not have our fence.
+
+        A deleted row differs from a newer fence: an owner that starts without a row starts from
+        nothing.
+        """
         table = self._statement.table
         row = self._running.connection.execute(
             sa.select(table.c.fence).where(table.c.shard_fqn == self._fqn)
         ).one_or_none()
         if row is not None:
-            return Fenced("the checkpoint's fence was counted up", shard=self._fqn, fence=row.fence)
+            return Fenced(
+                "a new owner incremented the checkpoint's fence", shard=self._fqn, fence=row.fence
+            )
         return Corrupt(
             "the row of the shard's checkpoint was deleted",
             shard=self._fqn,
-            hint="Restore the row, or delete what the shard has written, too: without it the shard reads"
-            " its sources from their beginning. Then: gazctl shards unassign --failed.",
+            hint="Restore the row, or delete the shard's own rows too: without it the shard reads "
+            "its sources from their beginning. Then: gazctl shards unassign --failed.",
         )
 
     def abandon(self) -> None:
-        """End it if it still waits; do not wait if it is being committed."""
+        """End the commit if it still waits. Do not wait for one that is being made."""
         if self._take(_Step.ENDED):
             self._running.drop()
             self.future.set_exception(Closed("the store was destroyed", shard=self._fqn))
 
 
 def _session_name(table: str, fqn: str) -> str:
-    """The ``application_name`` of a shard's transactions, by which its next owner finds them."""
+    """Return the ``application_name`` of a shard's transactions, by which its next owner finds
+    them."""
     digest = hashlib.sha256(f"{table} {fqn}".encode()).hexdigest()[:12]
     return f"gazette {digest} {fqn[-40:].encode('ascii', 'replace').decode()}"
 

@@ -1,8 +1,8 @@
-"""What every connection to a SQLite state is given, and which PRAGMA belongs where.
+"""Settings of all connections to a SQLite state, and the one place of each PRAGMA.
 
-SQLite keeps most settings, all functions and all collations per connection. A setting made on the writing
-connection alone would hide from queries; within a transaction SQLite ignores some without a word. So each
-PRAGMA has one place, and is refused by name elsewhere.
+SQLite keeps most settings, all functions and all collations per connection. Queries would not have
+a setting made only on the writing connection. Within a transaction SQLite silently ignores some. So
+each PRAGMA has one place, and is refused by name elsewhere.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ READING: Final = frozenset(
 _SETTABLE: Final = frozenset(
     {"application_id", "encoding", "page_size", "schema_version", "user_version"}
 )
-"""Those of `READING` that read without an argument, and write with one."""
+"""PRAGMAs of `READING` that read without an argument, and write with one."""
 TRANSACTIONAL: Final = frozenset(
     {
         "analysis_limit",
@@ -80,10 +80,10 @@ _SWITCHES: Final = frozenset(
     }
 )
 CONNECTION: Final = _SWITCHES | _TUNING | {"max_page_count", "secure_delete", "temp_store"}
-"""Settings of one connection: ``connection_pragmas`` gives them to all."""
+"""Settings of one connection: ``connection_pragmas`` sets them on all."""
 _RECORDING: Final = "recording depends on it"
-_PROCESS: Final = "it is of the whole process"
-_NO_DISK: Final = "the recovery log makes commits durable, and a disk is not waited for"
+_PROCESS: Final = "it applies to the whole process"
+_NO_DISK: Final = "the recovery log makes commits durable, and nothing waits for a disk"
 _FIXED: Final = "it is fixed when the database is made"
 _DEPRECATED: Final = "it is deprecated, and changes what statements return"
 REFUSED: Final[Mapping[str, str]] = {
@@ -111,7 +111,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "wal_checkpoint": "only the store makes checkpoints, once they are recorded",
     "writable_schema": "a schema that was written by hand may not open on the next owner",
 }
-"""By name, why setting it is refused. ``wal_checkpoint`` is refused without a value, too."""
+"""By name, why setting it is refused. ``wal_checkpoint`` is refused even without a value."""
 
 _WORD: Final = re.compile(r"[A-Za-z_]+")
 _ON: Final = frozenset({"1", "on", "yes", "true"})
@@ -119,9 +119,9 @@ _OFF: Final = frozenset({"0", "off", "no", "false"})
 
 
 def check_pragma(name: str, value: str | None) -> None:
-    """Refuse a PRAGMA of the application's own SQL that would break recording, or would not work.
+    """Refuse a PRAGMA of the application's own SQL that would break recording, or have no effect.
 
-    Raises ``NotAllowed``.
+    Raise ``NotAllowed``.
     """
     name = name.lower()
     if name in TRANSACTIONAL or (name in READING and (value is None or name not in _SETTABLE)):
@@ -135,8 +135,8 @@ def check_pragma(name: str, value: str | None) -> None:
         )
     if name not in CONNECTION:
         raise NotAllowed(
-            f"PRAGMA {name} is refused: neither Gazette nor its documentation knows it, and SQLite ignores"
-            " unknown ones",
+            f"PRAGMA {name} is refused: neither Gazette nor its documentation knows it, and "
+            "SQLite ignores unknown ones",
             hint="Check the spelling.",
         )
     if value is None or name in _TUNING:
@@ -149,7 +149,7 @@ def check_pragma(name: str, value: str | None) -> None:
 
 
 def is_reading_pragma(name: str, value: str | None) -> bool:
-    """Return whether a PRAGMA changes nothing."""
+    """Return True if a PRAGMA changes nothing."""
     name = name.lower()
     if name in READING:
         return value is None or name not in _SETTABLE
@@ -161,7 +161,7 @@ class _Setting:
     name: str
     value: str
     expected: int | None
-    """What reading it must give; None if that cannot be known."""
+    """The value that reading it must return; None if that cannot be known."""
 
 
 class ConnectionSetup:
@@ -172,14 +172,14 @@ class ConnectionSetup:
         pragmas: Mapping[str, PragmaValue] | None = None,
         prepare: PrepareConnection | None = None,
     ) -> None:
-        """Raises ``Invalid`` for a PRAGMA that is no setting of a connection, or has no such value."""
+        """Check the settings. Raise ``Invalid`` for a PRAGMA or a value that no connection accepts."""
         self._settings = [_setting(name, value) for name, value in (pragmas or {}).items()]
         self._prepare = prepare
 
     def set_pragmas(self, connection: apsw.Connection) -> None:
-        """Make the settings. Call it outside of a transaction.
+        """Make the settings. Call it outside a transaction.
 
-        Raises ``Invalid`` for one that SQLite does not take.
+        Raise ``Invalid`` for one that SQLite does not accept.
         """
         for one in self._settings:
             connection.execute(f"PRAGMA {one.name}={one.value}").fetchall()
@@ -188,20 +188,20 @@ class ConnectionSetup:
             actual = connection.execute(f"PRAGMA {one.name}").fetchall()
             if actual != [(one.expected,)]:
                 raise Invalid(
-                    f"SQLite did not take PRAGMA {one.name}={one.value}",
+                    f"SQLite did not accept PRAGMA {one.name}={one.value}",
                     path="connection_pragmas",
                     hint="This build of SQLite may lack the feature: leave the setting out.",
                 )
 
     def call_prepare(self, connection: apsw.Connection) -> None:
-        """Have the application add its functions and collations. Raises what it raises."""
+        """Have the application add its functions and collations. Raise what it raises."""
         if self._prepare is None:
             return
         result: object = self._prepare(connection)
         if result is not None:
             close = getattr(result, "close", None)
             if callable(close):
-                close()  # A coroutine that is never awaited would warn.
+                close()  # Python would warn of a coroutine that is never awaited.
             raise Invalid(
                 f"prepare_connection returned {type(result).__name__}; expected None",
                 hint="Use a plain function, neither a coroutine function nor a generator.",
@@ -217,7 +217,7 @@ def _setting(name: str, value: PragmaValue) -> _Setting:
             raise Invalid(f"PRAGMA {name} is refused: {reason}", path=path, hint="Leave it out.")
         if name in READING | TRANSACTIONAL:
             raise Invalid(
-                f"PRAGMA {name} is no setting of a connection",
+                f"PRAGMA {name} is not a setting of a connection",
                 path=path,
                 hint="Execute it in the schema, or in a migration.",
             )
@@ -227,7 +227,7 @@ def _setting(name: str, value: PragmaValue) -> _Setting:
         if text.lower() not in _ON | _OFF:
             raise Invalid(f"invalid value {value!r}", path=path, hint="Use True or False.")
         on = int(text.lower() in _ON)
-        # SQLite does not tell case_sensitive_like.
+        # SQLite does not report case_sensitive_like.
         return _Setting(name, str(on), None if name == "case_sensitive_like" else on)
     if not isinstance(value, int) and not _WORD.fullmatch(text):
         raise Invalid(f"invalid value {value!r}", path=path, hint="Use a number or a word.")

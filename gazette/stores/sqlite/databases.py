@@ -1,7 +1,8 @@
 """The databases of one SQLite store, which commit together: the redo mode.
 
-A transaction may change several attached databases. SQLite commits them one after the other, each in its
-own WAL; what makes the commit one is that all of them are recorded by one append, and nothing before.
+A transaction may change several attached databases. SQLite commits them one after the other, each
+in its own WAL. The commit is atomic because one append records all of them, and nothing is recorded
+before.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from gazette.runtime.tasks import OpFuture
 from gazette.stores.sqlite.redo_recording import RedoRecording
 
 REIMAGE_MAX: Final = 4
-"""Groups imaged per commit, at the most: it bounds what a commit has to wait for."""
+"""Largest number of groups imaged per commit: it bounds what a commit waits for."""
 IMAGE_FILES: Final = 1024
-"""About so many files of images a large store has: each gets as large as this part of all of it."""
+"""Approximate number of files of images of a large store: each holds this fraction of it."""
 FILES_PER_IMAGE_FILE: Final = 2
-"""With more files than this many times as many, images are made anew although no horizon asks for it."""
+"""Above this multiple of that number of files, images are made again even if no horizon asks for
+it."""
 MERGE_EVERY: Final = 8
-"""Such an image is made once in so many commits, so that they add little to what is recorded."""
+"""Commits between two such images, so that they add little to what is recorded."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED: Final = frozenset({"main", "temp", "primary"})
@@ -36,28 +38,29 @@ _DATABASE_FILE: Final = re.compile(r"/([A-Za-z_][A-Za-z0-9_]*)\.db(?:\.(?:redo|i
 
 
 def check_log(recorder: Recorder) -> None:
-    """Refuse the log of another kind of store, and files that are not as it says.
+    """Refuse the log of another kind of store, and files of other lengths than it records.
 
-    Raises ``Invalid``, ``Corrupt``.
+    Raise ``Invalid`` or ``Corrupt``.
     """
     check_kind(recorder, "SQLite database", lambda path: bool(_SQLITE_FILE.fullmatch(path)))
     check_lengths(recorder)
 
 
 def no_frames(path: Path) -> Broken:
-    """The error of a commit that changed the database, and of which nothing can be recorded."""
+    """Return the error of a commit that changed the database, but left nothing to record."""
     return Broken(
         "a commit left nothing to record: SQLite did not write it to the shard's database",
         path=str(path),
-        hint="Use store.connection for reading and for blobs only; do not change how it keeps its file.",
+        hint="Use store.connection for reading and for blobs only; do not change how it keeps its "
+        "file.",
     )
 
 
 def database_names(given: Iterable[str], links: Iterable[str]) -> list[str]:
-    """The databases of a store beside its primary: those that are given, and those that the log has.
+    """Return the databases of a store beside its primary: the given ones, and those in the log.
 
-    What a former version of the application attached, and a later one does not name, stays attached: it
-    would else be in the log for ever, without anybody to record it anew. Raises ``Invalid``.
+    A database that only a former version of the application attached stays attached. Otherwise it
+    would stay in the log for ever, and no owner would record it again. Raise ``Invalid``.
     """
     names = list(dict.fromkeys(given))
     for name in names:
@@ -71,7 +74,7 @@ def database_names(given: Iterable[str], links: Iterable[str]) -> list[str]:
 
 
 class RedoDatabases:
-    """Records all databases of a store. Used from the shard's thread only."""
+    """Recorder of all databases of a store. Used from the shard's thread only."""
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class RedoDatabases:
 
     @property
     def path(self) -> Path:
-        """Of the primary database."""
+        """File of the primary database."""
         return self._primary.path
 
     @property
@@ -107,7 +110,8 @@ class RedoDatabases:
         return {one.schema: one.path for one in self._all[1:]}
 
     def open(self) -> apsw.Connection:
-        """Open the databases as they were recorded, or new ones. Blocks; raises ``Corrupt``, ``Invalid``."""
+        """Open the databases as they were recorded, or new ones. Block. Raise ``Corrupt`` or
+        ``Invalid``."""
         connection = self._connection = self._primary.open()
         limit = connection.limit(apsw.SQLITE_LIMIT_ATTACHED)
         if len(self._all) - 1 > limit:
@@ -137,9 +141,9 @@ class RedoDatabases:
     ) -> OpFuture[Any]:
         """Record what was committed since the last call, as one append after ``wait_for``.
 
-        ``changed``: the commit changed the primary database. Does not block on the append. Raises ``Broken``
-        for a change that left no frame, and as `RedoRecording.collect` does.
-        Of an offline log nothing is recorded before its end.
+        ``changed``: the commit changed the primary database. Do not block on the append. Raise
+        ``Broken`` for a change that left no frame, and as `RedoRecording.collect` does. Of an
+        offline log nothing is recorded before its end.
         """
         if self._recorder.offline:
             shortened = [one.shorten() for one in self._all]
@@ -150,7 +154,8 @@ class RedoDatabases:
         if changed and collected[0][1] is None:
             raise no_frames(self.path)
         if all(changes is None for _, changes in collected):
-            # The store was opened. An owner that never commits must not only add a file of redo.
+            # The store was just opened. An owner that never commits must not only add a file of
+            # redo.
             for _ in range(REIMAGE_MAX):
                 if self._many_files:
                     self._merge_files()
@@ -171,7 +176,7 @@ class RedoDatabases:
 
     @property
     def _bound(self) -> int:
-        """Of the horizon, in bytes."""
+        """Limit of the horizon, in bytes."""
         return self.live_bytes * 7 // 4 + self._primary.horizon_slack
 
     @property
@@ -179,8 +184,8 @@ class RedoDatabases:
         return self.live_bytes // self._image_files
 
     def _bound_horizon(self) -> None:
-        # A cycle of images logs the live state once, so what the horizon has beyond that is redo: the
-        # more of it, the less is copied per byte of redo (here at most 4/3 of one).
+        # A cycle of images logs the live state once, and the rest of the horizon is redo. The more
+        # redo, the less is copied per byte of redo (here at most 4/3 of one).
         recorder = self._recorder
         bound = self._bound
         for one in self._all:
@@ -193,10 +198,11 @@ class RedoDatabases:
                 return
 
     def _bound_files(self) -> None:
-        """Merge files when there are many: of a version with smaller ones, or of many short-lived owners.
+        """Merge files when there are many: from a version with smaller ones, or from many
+        short-lived owners.
 
-        Images and redo go in the order of their age, so that making the oldest image anew removes the
-        smallest files first. In a whole cycle of images each is replaced.
+        Images and redo go in the order of their age. So making the oldest image again removes the
+        smallest files first. A whole cycle of images replaces each file.
         """
         if not self._many_files:
             self._until_merge = 0
@@ -214,7 +220,7 @@ class RedoDatabases:
         max(self._all, key=lambda one: one.files).renew(self._bound, self._file_bytes)
 
     def _of_oldest_file(self) -> RedoRecording | None:
-        """Whose file is the oldest of the log; None: nobody's here."""
+        """Return the recorder of the oldest file of the log; None if no database here has it."""
         nodes = self._recorder.fsm.nodes
         for path in nodes[next(iter(nodes))].links:
             if match := _DATABASE_FILE.fullmatch(path):
@@ -223,7 +229,7 @@ class RedoDatabases:
         return None
 
     def close(self) -> None:
-        """Close the connection, then descriptors. Nothing is recorded."""
+        """Close the connection, then descriptors. Record nothing."""
         if self._connection is not None:
             self._connection.set_wal_hook(None)
             self._connection.close()

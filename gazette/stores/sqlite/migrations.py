@@ -8,9 +8,10 @@
         fill_seen,                                  # or a function of the connection
     ])
 
-All that are new are one transaction with what records that they were applied, and one append: whoever
-recovers the log finds all of them, or none. What was applied is told by its position and a digest of its
-SQL, so that one that was changed afterwards is an error, and not something that only new shards have.
+All new ones are one transaction, together with the record that they were applied, and one append. A
+recovery of the log finds all of them, or none. An applied migration is known by its position and a
+digest of its SQL. So a change of it afterwards is an error. It would otherwise affect only new
+shards.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ import apsw
 from gazette.errors import Invalid
 
 Migration = str | Callable[[apsw.Connection], None]
-"""SQL of one or more statements, or a function that has it done. It may read the state, and must not end
-the transaction."""
+"""SQL of one or more statements, or a function that runs it.
+
+It may read the state, and must not end the transaction.
+"""
 
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS gazette_migration (version INTEGER PRIMARY KEY, digest TEXT NOT NULL)
@@ -33,18 +36,18 @@ CREATE TABLE IF NOT EXISTS gazette_migration (version INTEGER PRIMARY KEY, diges
 
 
 def apply_migrations(connection: apsw.Connection, migrations: Sequence[Migration]) -> int:
-    """Apply what was not applied yet, within the running transaction; how many were.
+    """Apply new migrations in the running transaction. Return their number.
 
-    Raises ``Invalid`` when the state has migrations that are not among these (it is of a later version of
-    the application), or others, and when one fails; nothing of this call is then committed.
+    Raise ``Invalid`` when the state has more migrations than these (it is of a later version of the
+    application), or others, and when one fails. Then nothing of this call is committed.
     """
     applied = _applied(connection)
     if len(applied) > len(migrations):
         raise Invalid(
             f"the state's schema has version {len(applied)}, and this application knows"
             f" {len(migrations)}",
-            hint="Run the later version of the application that wrote it; versions do not go back."
-            " (`gazctl shards recover --at` has the state before.)",
+            hint="Run the later version of the application that wrote it; versions do not go "
+            "back. (`gazctl shards recover --at` has the state before.)",
         )
     for version, (known, migration) in enumerate(zip(applied, migrations, strict=False), 1):
         if known != _digest(migration):
@@ -81,7 +84,7 @@ def _applied(connection: apsw.Connection) -> list[str]:
 
 
 def _digest(migration: Migration) -> str:
-    """Of SQL, but for space; of a function its name, since nothing else of it can be known."""
+    """Return the digest of SQL without its space; for a function its name, as its code is unknown."""
     if isinstance(migration, str):
         return hashlib.sha256(" ".join(migration.split()).encode()).hexdigest()[:16]
     return f"function {migration.__qualname__}"

@@ -1,4 +1,4 @@
-"""Connections that only read a SQLite database: what queries run on, beside the shard's transactions."""
+"""Read-only connections to a SQLite database, for queries beside the shard's transactions."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _READING: Final = frozenset(
 _PREPARED_BY_VIRTUAL_TABLES: Final = frozenset(
     {apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE}
 )
-"""Statements that some virtual tables make ready when they are first looked at. ``query_only`` is what
-keeps any such statement from taking effect."""
+"""Statements that some virtual tables prepare at the first look at them. ``query_only`` keeps them
+from taking effect."""
 _PROGRESS_STEPS = 100_000
-"""Of SQLite's virtual machine between two looks at whether the store was destroyed: milliseconds."""
+"""Steps of SQLite's virtual machine between two checks that the store was destroyed: milliseconds."""
 
 
 class ReadPool:
     """Read-only connections, at most ``limit`` at once, made when needed.
 
-    ``immutable``: nothing changes the database for as long, so that no lock and no WAL is looked at.
+    ``immutable``: nothing changes the database for as long, so SQLite reads no lock and no WAL.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ReadPool:
         attached: Mapping[str, Path] | None = None,
         immutable: bool = False,
     ) -> None:
-        """``attached`` are further databases, by name."""
+        """Create a pool without connections; ``attached`` are further databases, by name."""
         self._path = path
         self._setup = setup
         self._attached = attached or {}
@@ -109,8 +109,8 @@ class ReadPool:
         connection.authorizer = authorize_reading
         self._setup.call_prepare(connection)
         connection.authorizer = authorize_reading
-        # An interrupt ends what runs, and nothing that is about to: a query that begins at the moment
-        # of `close` would go on for as long as it likes.
+        # An interrupt ends a running statement, but not one that is about to begin. Without this, a
+        # query that begins at the moment of `close` would run to its end.
         connection.set_progress_handler(lambda: self._closed, _PROGRESS_STEPS)
 
     def _open(self) -> apsw.Connection:
@@ -125,7 +125,7 @@ class ReadPool:
         return f"file:{urllib.parse.quote(str(path))}{suffix}"
 
     def close(self) -> None:
-        """Close what is idle, and interrupt what is not: its users close it."""
+        """Close idle connections, and interrupt those in use: their users close them."""
         with self._lock:
             self._closed = True
             while self._idle:
@@ -135,7 +135,7 @@ class ReadPool:
 
 
 def authorize_reading(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    """Allow what only reads, when SQLite asks. Raises ``NotAllowed``."""
+    """Allow what only reads, when SQLite asks. Raise ``NotAllowed``."""
     if action in _READING or action in _PREPARED_BY_VIRTUAL_TABLES:
         return apsw.SQLITE_OK
     if action == apsw.SQLITE_PRAGMA and is_reading_pragma(first or "", second):

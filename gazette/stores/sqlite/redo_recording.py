@@ -1,20 +1,20 @@
-"""How commits of a native SQLite database reach the recovery log: the redo mode.
+"""Recording of a native SQLite database's commits in the recovery log: the redo mode.
 
-SQLite runs on its own VFS, in WAL mode, and never waits for a disk: the recovery log is what makes a
-commit durable. After each commit the frames that it added to the WAL are compared with what the pages
-held before, and only the difference is recorded (the form is `recoverylog/sqlite/redo`'s).
+SQLite runs on its own VFS, in WAL mode, and never waits for a disk: the recovery log makes a commit
+durable. After each commit, the frames that it added to the WAL are compared with the former content
+of their pages. Only the difference is recorded (the form is `recoverylog/sqlite/redo`'s).
 
 Rules that keep this exact, each found by cutting logs at every byte:
 
-- frames are read only up to where SQLite's own index of the WAL ends: a transaction that spilled its cache
-  and was rolled back leaves frames behind that never were committed;
-- nothing is taken on trust: the index counts the transactions that were committed, and each commit must find
-  as many among the new frames, none of them moved by a checkpoint, and the WAL hook called for the last.
-  So whatever the application does to the connection, no commit goes on that was not recorded whole;
-- the old content of a page is the newest frame that was recorded before, else the database file, and
-  unknown beyond the recorded size of the database (a shrunk database may have left bytes there);
-- the database is checkpointed only by us, and only when all its frames are recorded;
-- nothing opens and closes the database file while a connection is open: POSIX would drop SQLite's
+- Frames are read only up to the end in SQLite's own index of the WAL. A transaction that spilled its
+  cache and was rolled back leaves frames behind that were never committed.
+- Nothing is assumed. The index counts the committed transactions. Each commit must find as many among
+  the new frames, none of them moved by a checkpoint, and the WAL hook called for the last one. So
+  no commit passes without being recorded whole, whatever the application does to the connection.
+- The old content of a page is the newest frame recorded before, else the database file. Beyond the
+  recorded size of the database it is unknown: a shrunk database may have left bytes there.
+- Only we checkpoint the database, and only when all its frames are recorded.
+- Nothing opens and closes the database file while a connection is open: POSIX would drop SQLite's
   locks with it. The one descriptor for reading it is opened before and closed after the connection.
 """
 
@@ -59,18 +59,22 @@ GROUP_PAGES: Final = 1024
 HORIZON_SLACK: Final = 32 << 20
 """A recovery reads at most the live state twice and 64 MiB; re-imaging starts well before that."""
 BUSY_MS: Final = 10_000
-"""How long a statement of the writer waits for a reader that opens or recovers the WAL."""
+"""Milliseconds that a statement of the writer waits for a reader that opens or recovers the WAL."""
 CHECKPOINT_PATIENCE: Final = 4
 CHECKPOINT_PATIENCE_MS: Final = 100
-"""A checkpoint that readers hold up is put off, until the WAL is this many times as long as it should
-be; from then on each commit waits this long for them. Readers that come one after the other without a
-pause would else let it grow for ever."""
+"""How long checkpoints yield to readers that hold them up.
+
+A checkpoint is postponed until the WAL is this many times as long as it should be. From then on
+each commit waits this long for readers. Otherwise readers that follow one another without a pause
+would let the WAL grow for ever.
+"""
 
 
 class RedoRecording:
-    """Records one database of a recorder's directory, which its connection knows as ``schema``.
+    """Recorder of one database of a recorder's directory, named ``schema`` in its connection.
 
-    Used from the shard's thread only. `stores/sqlite/databases` has all of a store, and calls these in turn.
+    Used from the shard's thread only. `stores/sqlite/databases` has all of a store, and calls these
+    in turn.
     """
 
     def __init__(
@@ -102,32 +106,30 @@ class RedoRecording:
         self._wal_fd = -1
         self._index: WalIndex | None = None
         self._hooked = -1
-        """Frames that the WAL hook was called with last, since the last commit was recorded."""
+        """Frames of the last call of the WAL hook, since the last commit was recorded."""
         self._commits = 0
         self._shipped = 0
         self._salt = b""
         self._wal_pages: dict[int, int] = {}
         self._first_redo: dict[int, int] = {}
-        """Groups without an image, the oldest first: the index of the redo that has all of each."""
+        """Groups without an image, oldest first: the index of the first redo that has all of each."""
         self._dropped: range = range(0)
         """Groups that the database lost by what was collected last."""
         self._image_files: Counter[ImageFile] = Counter()
-        """How many groups start from an image in each file."""
+        """Number of groups that start from an image in each file."""
         self._image_file: ImageFile | None = None
         """The file that gets the next image, if it has room."""
         self._image_end = 0
 
-    # -- opening
-
     def open(self) -> apsw.Connection:
-        """Open the database as it was recorded, or a new one. Blocks; raises ``Corrupt``."""
+        """Open the database as it was recorded, or a new one. Block. Raise ``Corrupt``."""
         recorded = self._recover()
         connection = apsw.Connection(str(self.path))
         self._begin(connection, recorded=recorded)
         return connection
 
     def attach(self, connection: apsw.Connection) -> None:
-        """Attach the database to a connection under its name. Blocks; raises as ``open`` does."""
+        """Attach the database to a connection under its name. Block. Raise as ``open`` does."""
         recorded = self._recover()
         connection.execute(f'ATTACH ? AS "{self.schema}"', (str(self.path),)).fetchall()
         self._begin(connection, recorded=recorded)
@@ -153,7 +155,7 @@ class RedoRecording:
         for number, image in self._state.groups.items():
             if image.first != number * self._group_pages + 1 or image.count > self._group_pages:
                 raise Corrupt(
-                    "an image is of a group of another size than this version makes",
+                    "an image holds a group of another size than this version makes",
                     path=str(self.path),
                     group=number,
                     first=image.first,
@@ -165,7 +167,7 @@ class RedoRecording:
         self._connection = connection
         connection.set_busy_timeout(BUSY_MS)
         self._configure(connection)
-        # By reading it SQLite makes the index of the WAL, which is empty.
+        # This read makes SQLite create the index of the WAL, which is empty.
         connection.execute(f"PRAGMA {self.schema}.schema_version").fetchall()
         self._index = WalIndex(self.path)
         self._commits = self._index.read().commits
@@ -180,7 +182,7 @@ class RedoRecording:
 
     def _configure(self, connection: apsw.Connection) -> None:
         def pragma(text: str) -> Any:
-            # Fetch every row: a pragma that yields some does nothing before it is stepped through.
+            # Fetch every row: a pragma that returns rows does nothing until it is stepped through.
             return connection.execute(f"PRAGMA {self.schema}.{text}").fetchall()
 
         pragma(f"page_size={self._state.page_size}")
@@ -194,7 +196,7 @@ class RedoRecording:
             raise Corrupt("page size differs from the recorded one", actual=actual)
 
     def _begin_redo(self) -> None:
-        """Every owner writes a redo file of its own, whose header says where the former one ends."""
+        """Begin the owner's own redo file. Its header says where the former owner's file ends."""
         previous_end = self._state.redo.get(self._state.last_index, 0)
         self._redo_index = self._state.last_index + 1
         with self.recorder.group() as group:
@@ -208,14 +210,14 @@ class RedoRecording:
         self._old_redo.append(self._redo_index)
 
     def _assume_groups(self) -> None:
-        """Groups without an image need redo from the oldest file on."""
+        """Assume that groups without an image need redo from the oldest file on."""
         oldest = self._old_redo[0]
         for number in range(self._group_count()):
             if number not in self._state.groups:
                 self._first_redo[number] = oldest
 
     def _record_all(self) -> None:
-        """The first commit of a new database: what switching to WAL mode wrote by itself."""
+        """Record the first commit of a new database: the switch to WAL mode writes it."""
         size = os.fstat(self._main_fd).st_size
         page_size = self._state.page_size
         pages = size // page_size
@@ -228,15 +230,14 @@ class RedoRecording:
             self.record(group, changes)
 
     def note_commit(self, frames: int) -> None:
-        """SQLite committed, and has ``frames`` in the WAL now."""
+        """Note that SQLite committed, and has ``frames`` in the WAL now."""
         self._hooked = frames
 
-    # -- commits
-
     def shorten(self) -> bool:
-        """Keep the WAL short, of an offline log, of which nothing is recorded before its end.
+        """Keep the WAL of an offline log short. Nothing is recorded before the log's end.
 
-        Return whether anything was committed since the last call. Raises ``Broken`` as `collect` does.
+        Return True if anything was committed since the last call. Raise ``Broken`` as `collect`
+        does.
         """
         assert self._connection is not None
         check_file(self._connection, self.schema, self.path)
@@ -250,27 +251,28 @@ class RedoRecording:
     def settle(self) -> None:
         """Move the WAL into the database, and take its size: at the end of an offline log.
 
-        Raises ``Broken``.
+        Raise ``Broken``.
         """
         assert self._connection is not None
         if not checkpoint(self._connection, BUSY_MS, self.schema):
             raise Broken(
-                "the database is still being read, so that it cannot be recorded",
+                "the database is still being read, so it cannot be recorded",
                 path=str(self.path),
                 hint="Read cursors to their end, and close connections, before the build returns.",
             )
         self._resize(os.fstat(self._main_fd).st_size // self._state.page_size)
 
     def record_images(self, file_bytes: int) -> None:
-        """Record the database as images of all its groups, after `settle`."""
+        """Record the database as images of all its groups. Call after `settle`."""
         for number in range(self._group_count()):
             self._reimage(number, file_bytes)
 
     def collect(self) -> list[PageChange] | None:
-        """What was committed since the last call; None: nothing was.
+        """Return what was committed since the last call, or None if nothing was.
 
-        Raises ``Broken`` when the application keeps SQLite from telling, and ``Corrupt`` when the WAL is not
-        what SQLite says, or a checkpoint has moved changes that were not recorded.
+        Raise ``Broken`` when the application keeps SQLite from reporting commits. Raise ``Corrupt``
+        when the WAL contradicts SQLite's index, or a checkpoint has moved changes that were not
+        recorded.
         """
         assert self._connection is not None
         check_file(self._connection, self.schema, self.path)
@@ -279,7 +281,7 @@ class RedoRecording:
         if not commits:
             return None
         if position.salt != self._salt:
-            # The WAL began anew, which SQLite does only when all of it is in the database file.
+            # The WAL began again. SQLite does that only when all of it is in the database file.
             self._salt = position.salt
             self._shipped = 0
             self._wal_pages.clear()
@@ -327,7 +329,8 @@ class RedoRecording:
             self._wal_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def _scan_frames(self, begin: int, end: int) -> tuple[dict[int, int], int, int]:
-        """(offset in the WAL of each page's newest frame, pages of the database after them, commits)."""
+        """Return each page's newest frame (its offset in the WAL), the pages after them, and the
+        commits."""
         stride = self._state.page_size + FRAME_HEADER
         newest: dict[int, int] = {}
         pages = commits = 0
@@ -353,7 +356,7 @@ class RedoRecording:
         return data.ljust(count * size, b"\0")
 
     def _old_page(self, page: int) -> bytes | None:
-        """A page as it was recorded last; None where the log has none."""
+        """Return a page as it was recorded last; None if the log has none."""
         if page > self._state.pages:
             return None
         offset = self._wal_pages.get(page)
@@ -369,7 +372,7 @@ class RedoRecording:
         self._dropped = range(after, before)
 
     def record(self, group: Group, changes: list[PageChange]) -> None:
-        """Record what `collect` gave."""
+        """Record what `collect` returned."""
         self._append_redo(group, encode_commit(self._state.pages, changes))
         self._drop_groups(group)
 
@@ -378,14 +381,14 @@ class RedoRecording:
         self._redo_end += len(frame)
 
     def _drop_groups(self, group: Group) -> None:
-        """Images of groups that a shrunk database no longer has."""
+        """Drop the images of groups that a shrunk database has lost."""
         for number in self._dropped:
             self._first_redo.pop(number, None)
             self._drop_image(group, self._state.groups.pop(number, None))
         self._dropped = range(0)
 
     def _drop_image(self, group: Group, image: GroupImage | None) -> None:
-        """Unlink the file of an image that is not needed any more, if none in it is."""
+        """Drop an image that is not needed any more. Unlink its file if no image in it is needed."""
         if image is None:
             return
         self._image_files[image.file] -= 1
@@ -396,8 +399,6 @@ class RedoRecording:
         if image.file == self._image_file:
             self._image_file = None
 
-    # -- bounding what a recovery reads
-
     def _group_count(self) -> int:
         return -(-self._state.pages // self._group_pages)
 
@@ -407,24 +408,26 @@ class RedoRecording:
 
     @property
     def files(self) -> int:
-        """How many files the log has of this database."""
+        """Number of files of this database in the log."""
         return len(self._image_files) + len(self._old_redo)
 
     def rotate_if_long(self, bound: int) -> None:
-        """Begin a new redo file when the present one is long, for a horizon of at most ``bound``."""
+        """Begin a new redo file when the present one is long, for a horizon of at most ``bound``
+        bytes."""
         if self._redo_end > max(bound // 32, 64 << 10):
             self._rotate()
 
     def renew(self, bound: int, file_bytes: int) -> bool:
-        """Record the oldest of what a recovery needs anew; false if there is nothing.
+        """Record again the oldest part that a recovery needs. Return False if there is nothing to
+        do.
 
-        ``file_bytes``: an image is added to the last file if that then has at most as many.
+        ``file_bytes``: add an image to the last file if the file then has at most this many bytes.
         """
         if not self._group_count():
             return False
         redo = self.recorder.fsm.nodes[self._redo_fnode].segments[0]
         if self.recorder.write_head - redo.first_offset > bound // 2:
-            # Of a database that is hardly written the redo file itself is what is old.
+            # In a database with few writes, the redo file itself is old.
             self._rotate()
         self._reimage(self._oldest_group(), file_bytes)
         return True
@@ -436,7 +439,8 @@ class RedoRecording:
             self._create_redo(group, previous_end)
 
     def _oldest_group(self) -> int:
-        """Both kinds of groups stand in the order of their age, so that a large database costs no more."""
+        """Return the oldest group. Both kinds are ordered by age, so a large database costs no
+        more."""
         imaged = next(iter(self._state.groups), None)
         bare = next(iter(self._first_redo), None)
         if imaged is None or bare is None:
@@ -444,7 +448,7 @@ class RedoRecording:
         return bare if self._first_redo[bare] <= self._state.groups[imaged].redo_index else imaged
 
     def _reimage(self, number: int, file_bytes: int) -> None:
-        """Record the pages of one group whole, so that redo before this point is not needed for it."""
+        """Record all pages of one group, so that the group needs no redo before this point."""
         first = number * self._group_pages + 1
         count = min(self._group_pages, self._state.pages - first + 1)
         data = bytearray(self._read_main(first, count))
@@ -471,10 +475,12 @@ class RedoRecording:
             self._drop_redo(group)
 
     def _file_for_image(self, group: Group, number: int, file_bytes: int) -> tuple[ImageFile, int]:
-        """The file to add an image of a group to, and its fnode. Each owner begins files of its own.
+        """Return the file to add an image of a group to, and its fnode. Each owner begins its own
+        files.
 
-        A file of which a whole group is the most stays as earlier versions read it: with one image. A file
-        never gets a second image of a group: it would not get rid of its first bytes, which are the oldest.
+        If one whole group is the most that a file holds, it gets one image, as earlier versions can
+        read. A file never gets a second image of a group: it would not lose its first bytes, which
+        are the oldest.
         """
         whole = self._group_pages * self._state.page_size
         file, former = self._image_file, self._state.groups.get(number)
@@ -495,13 +501,13 @@ class RedoRecording:
             group.unlink("/" + redo_name(self.database, self._old_redo.pop(0)))
 
     def checkpoint_if_due(self) -> None:
-        """After a commit was recorded: keep the WAL short."""
+        """Keep the WAL short. Call after a commit was recorded."""
         if self._shipped >= self._checkpoint_frames:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        """Move recorded frames into the database file. Readers may hold it up: then a later commit
-        tries again."""
+        """Move recorded frames into the database file. If readers hold it up, a later commit tries
+        again."""
         assert self._connection is not None
         patient = self._shipped >= CHECKPOINT_PATIENCE * self._checkpoint_frames
         if not checkpoint(self._connection, CHECKPOINT_PATIENCE_MS if patient else 0, self.schema):
@@ -511,7 +517,7 @@ class RedoRecording:
         self._wal_pages.clear()
 
     def close(self) -> None:
-        """Close descriptors, after the connection was closed. Nothing is recorded."""
+        """Close descriptors, after the connection was closed. Record nothing."""
         self._connection = None
         if self._index is not None:
             self._index.close()
@@ -523,7 +529,7 @@ class RedoRecording:
 
 
 def check_file(connection: apsw.Connection, schema: str, path: Path) -> None:
-    """Require that ``connection`` still has the recorded database as ``schema``. Raises ``Broken``."""
+    """Require that ``connection`` still has the recorded database as ``schema``. Raise ``Broken``."""
     actual = connection.db_filename(schema)
     if actual != str(path):
         raise Broken(
@@ -535,9 +541,10 @@ def check_file(connection: apsw.Connection, schema: str, path: Path) -> None:
 
 
 def checkpoint(connection: apsw.Connection, patience_ms: int, schema: str = "main") -> bool:
-    """Move the WAL into the database; whether all of it was. Waits at most ``patience_ms`` for readers.
+    """Move the WAL into the database. Return True if all of it was moved.
 
-    A cursor of ``connection`` itself that was not read to its end holds it up as any reader does.
+    Wait at most ``patience_ms`` for readers. An open cursor of ``connection`` itself holds it up
+    like any reader.
     """
     connection.set_busy_timeout(patience_ms)
     try:

@@ -1,8 +1,8 @@
 """Stage 14 of the byte path: SQL state of a shard, in SQLite, replicated to its recovery log.
 
-The database is a plain SQLite database in the shard's directory: full SQL, transactions of the shard,
-and read connections beside it for queries. Its commit and the checkpoint are one transaction, which
-reaches the recovery log as one append.
+The database is a plain SQLite database in the shard's directory: full SQL, transactions of the
+shard, and read connections beside it for queries. The application's changes and the checkpoint
+commit in one transaction, which reaches the recovery log as one append.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS gazette_checkpoint (
 
 
 class Recording(Protocol):
-    """How commits of the database reach the log."""
+    """Way in which commits of the database reach the log."""
 
     @property
     def path(self) -> Path: ...
@@ -82,26 +82,27 @@ _OF_THE_MESSAGE: Final = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigE
 
 
 class SQLiteStore(Store):
-    """A store whose state is a SQLite database.
+    """A store with its state in a SQLite database.
 
-    ``schema`` is SQL that runs at every start, so it says ``IF NOT EXISTS``. ``migrations`` are what is done
-    once, each a version of the schema: see `stores/sqlite/migrations`.
-    ``databases`` names further ones that are attached under these names (``archive``: tables are
-    ``archive.…``), and commit together with the main one, ``primary.db``. Those that the log has and that
-    are not named any more stay attached.
-    ``mode`` is how commits are recorded: ``"redo"`` ships the bytes that changed; ``"vfs"`` records
-    every write through a VFS of our own and is the plain specification of the other, slower.
+    ``schema`` is SQL that runs at every start, so it says ``IF NOT EXISTS``. ``migrations`` run
+    once, each a version of the schema: see `stores/sqlite/migrations`. ``databases`` names further
+    databases, attached under these names (``archive``: tables are ``archive.…``). They commit
+    together with the main one, ``primary.db``. A database of the log that is not named any more
+    stays attached. ``mode`` is how commits are recorded. ``"redo"`` ships the bytes that changed.
+    ``"vfs"`` records every write through our own VFS; it is slower, and the plain specification of
+    the other.
 
-    ``execute`` and ``executemany`` belong to the shard's thread and to its running transaction, which
-    the first statement begins and the runtime commits: an application never says BEGIN, COMMIT or
-    ROLLBACK (``NotAllowed``), and uses SAVEPOINT for what it may want to undo. ATTACH and DETACH are
-    refused as well: what would be attached is not recorded.
-    ``query`` may be called from any thread. On the thread that opened the store, which is the shard's, it
-    sees the running transaction; on others, the last local commit.
+    ``execute`` and ``executemany`` belong to the shard's thread and to its running transaction. The
+    first statement begins it and the runtime commits it. An application never says BEGIN, COMMIT or
+    ROLLBACK (``NotAllowed``), and uses SAVEPOINT for what it may want to undo. ATTACH and DETACH
+    are refused too: recording would miss the attached database. ``query`` may be called from any
+    thread. On the thread that opened the store, which is the shard's, it sees the running
+    transaction; on others, the last local commit.
 
-    ``connection_pragmas`` are settings such as ``{"foreign_keys": True}``. ``prepare_connection`` adds
-    functions and collations to the ``apsw.Connection`` that it is called with. Both are applied to each
-    connection, the writing one and those of queries, before the schema; give the same ones to `view`.
+    ``connection_pragmas`` are settings such as ``{"foreign_keys": True}``. ``prepare_connection``
+    adds functions and collations to the ``apsw.Connection`` that it is called with. Both are
+    applied to each connection, the writing one and those of queries, before the schema. Give the
+    same ones to `view`.
     """
 
     def __init__(
@@ -118,11 +119,11 @@ class SQLiteStore(Store):
         connection_pragmas: Mapping[str, PragmaValue] | None = None,
         prepare_connection: PrepareConnection | None = None,
     ) -> None:
-        """Open the played-back database, or a new one, of which ``page_size`` is then the page size.
+        """Open the played-back database, or a new one with pages of ``page_size`` bytes.
 
-        ``prepare_connection`` is called on the thread that needs the connection; it registers functions and
-        collations, and must neither write nor replace the connection's authorizer.
-        Raises ``Invalid``, among others when the log was recorded in another mode, and ``Corrupt``.
+        ``prepare_connection`` is called on the thread that needs the connection. It registers
+        functions and collations, and must neither write nor replace the connection's authorizer.
+        Raise ``Invalid``, also when the log was recorded in another mode, or ``Corrupt``.
         """
         if recorder is None:
             raise Invalid(
@@ -143,7 +144,7 @@ class SQLiteStore(Store):
         else:
             raise Invalid(f"unknown recording mode {mode!r}", hint="Use 'redo' or 'vfs'.")
         self._thread: int | None = threading.get_ident()
-        """The shard's: its queries see what the transaction wrote."""
+        """The shard's thread: its queries see the writes of the running transaction."""
         self._ours = False
         self._querying = False
         self._rolled_back = False
@@ -159,7 +160,7 @@ class SQLiteStore(Store):
             self.connection.execute(f"PRAGMA cache_size=-{cache_bytes >> 10}").fetchall()
             setup.set_pragmas(self.connection)
             self.connection.authorizer = self._authorize
-            # By a name of ours: the application may set one of its own.
+            # Give it our own name: the application may set an authorizer too.
             self.connection.set_rollback_hook(self._on_rollback, id=self)
             setup.call_prepare(self.connection)
             self._begin()
@@ -175,8 +176,6 @@ class SQLiteStore(Store):
             self.destroy()
             raise
 
-    # -- of a hot standby
-
     @classmethod
     def view(
         cls,
@@ -186,12 +185,11 @@ class SQLiteStore(Store):
         connection_pragmas: Mapping[str, PragmaValue] | None = None,
         prepare_connection: PrepareConnection | None = None,
     ) -> StateView:
-        """What `Application.new_view` returns for shards with this store.
+        """Return the view that `Application.new_view` returns for shards with this store.
 
-        Queries then get an object of this class on which ``__init__`` was not called: methods that
-        rest on ``query`` alone work as on the primary, and what writes raises ``NotAllowed``. All
-        databases are there, those as well that the primary has attached.
-        Raises ``Invalid``.
+        Queries then get an object of this class without a call of ``__init__``. Methods that use
+        only ``query`` work as on the primary, and writing raises ``NotAllowed``. It has all
+        databases, including those that the primary has attached. Raise ``Invalid``.
         """
         _check_readers(readers)
         setup = ConnectionSetup(connection_pragmas, prepare_connection)
@@ -207,10 +205,8 @@ class SQLiteStore(Store):
         store.connection = cast("apsw.Connection", _NoConnection())
         return store
 
-    # -- the running transaction
-
     def _transaction(self, statement: str) -> None:
-        # Not cached: an application's own COMMIT would find the statement, and not be looked at.
+        # Do not cache it: an application's own COMMIT would find the statement and pass unchecked.
         self._ours = True
         try:
             with self._disk_errors(statement):
@@ -220,7 +216,7 @@ class SQLiteStore(Store):
 
     @contextlib.contextmanager
     def _disk_errors(self, what: str) -> Iterator[None]:
-        """What SQLite says of the disk, as ours."""
+        """Turn SQLite's errors of the disk into ours."""
         try:
             yield
         except _OF_THE_DISK as error:
@@ -238,7 +234,8 @@ class SQLiteStore(Store):
         return Broken(
             message,
             directory=str(self._directory),
-            hint="The process must be able to write the directory for recovered files, and nobody else may.",
+            hint="The process must be able to write the directory for recovered files, and no "
+            "other process may.",
         )
 
     def _begin(self) -> None:
@@ -246,12 +243,12 @@ class SQLiteStore(Store):
         self._transaction("BEGIN IMMEDIATE")
 
     def _require_transaction(self) -> None:
-        """Require that what the running transaction wrote is still there."""
+        """Require that the changes of the running transaction are still there."""
         if self._rolled_back:
             raise GazetteError(
-                "the transaction was rolled back by an error, and what it did before is lost",
-                hint="Do not catch errors of ON CONFLICT ROLLBACK, RAISE(ROLLBACK) or a full disk: let"
-                " them end the shard. Use SAVEPOINT for what may fail.",
+                "an error rolled the transaction back, and its earlier changes are lost",
+                hint="Do not catch errors of ON CONFLICT ROLLBACK, RAISE(ROLLBACK) or a full "
+                "disk: let them end the shard. Use SAVEPOINT for what may fail.",
             )
 
     def _commit(self) -> None:
@@ -262,33 +259,33 @@ class SQLiteStore(Store):
         self._rolled_back = self._rolled_back or not self._ours
 
     def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
-        """SQLite asks this of everything that a statement would do, before it does anything."""
+        """Allow or refuse an action of a statement; SQLite asks before it runs the statement."""
         if self._ours:
             return apsw.SQLITE_OK
         if self._querying:
             return authorize_reading(action, first, second)
         if action == apsw.SQLITE_TRANSACTION:
             raise NotAllowed(
-                f"a store's transaction is the runtime's: {first} is refused",
+                f"only the runtime ends a store's transaction: {first} is refused",
                 hint="Leave it out; use SAVEPOINT and ROLLBACK TO for what you may want to undo.",
             )
         if action in (apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH):
             raise NotAllowed(
-                "ATTACH and DETACH are refused: what is attached so is not recorded",
-                hint="Name the database in SQLiteStore(databases=…), or open another connection to read"
-                " from. For VACUUM, call vacuum().",
+                "ATTACH and DETACH are refused: a database attached so is not recorded",
+                hint="Name the database in SQLiteStore(databases=…), or open another connection "
+                "to read from. For VACUUM, call vacuum().",
             )
         if action == apsw.SQLITE_PRAGMA:
             check_pragma(first or "", second)
         return apsw.SQLITE_OK
 
     def execute(self, sql: str, bindings: Bindings = ()) -> apsw.Cursor:
-        """Run SQL within the running transaction. Rows are read from the returned cursor.
+        """Run SQL in the running transaction. Rows are read from the returned cursor.
 
         Several statements separated by semicolons run one after the other as rows are fetched: call
-        ``fetchall`` unless the SQL yields none. Raises ``NotAllowed`` for SQL that the class refuses,
-        ``Unavailable`` for a full disk, ``Corrupt`` for a damaged file, and ``apsw.Error`` for what SQLite
-        says of the SQL.
+        ``fetchall`` unless the SQL returns none. Raise ``NotAllowed`` for SQL that the class
+        refuses, ``Unavailable`` for a full disk, ``Corrupt`` for a damaged file, and ``apsw.Error``
+        for faults of the SQL.
         """
         connection = self.connection
         if not connection.in_transaction:
@@ -299,7 +296,7 @@ class SQLiteStore(Store):
             raise self._disk_error("run a statement", error) from error
 
     def executemany(self, sql: str, rows: Collection[Bindings] | Iterator[Bindings]) -> apsw.Cursor:
-        """Run SQL once for each row of bindings, within the running transaction."""
+        """Run SQL once for each row of bindings, in the running transaction."""
         connection = self.connection
         if not connection.in_transaction:
             self._begin()
@@ -315,10 +312,11 @@ class SQLiteStore(Store):
         return _Savepoint(self)
 
     def classify_error(self, error: Exception) -> ErrorCause:
-        """Return what an error is about; of SQLite, values and constraints are the message's."""
+        """Return the cause of an error; SQLite's errors of values and constraints are the
+        message's."""
         if not isinstance(error, apsw.Error) or isinstance(error, _OF_THE_MESSAGE):
             return ErrorCause.MESSAGE
-        # SQLite knows the place of an error in the SQL. Without one, a value was what did not fit.
+        # SQLite knows the place of an error in the SQL. Without a place, a value did not fit.
         of_value = getattr(error, "error_offset", -1) < 0 and not str(error).startswith("no such ")
         if isinstance(error, apsw.SQLError) and of_value:
             return ErrorCause.MESSAGE
@@ -326,30 +324,28 @@ class SQLiteStore(Store):
         return ErrorCause.TRANSIENT if transient else ErrorCause.STORE
 
     def vacuum(self, database: str = "main") -> None:
-        """Give free pages of a database back, which rewrites it. Blocks; recorded with the next commit.
+        """Give free pages of a database back. Rewrites it, and blocks; the next commit records it.
 
-        Only before the first statement of a transaction: in ``new_store``, or ``begin_transaction``.
-        Raises ``NotAllowed`` later.
+        Only before the first statement of a transaction: in ``new_store``, or
+        ``begin_transaction``. Raise ``NotAllowed`` later.
         """
         if self.connection.in_transaction:
             raise NotAllowed(
-                "VACUUM needs that no transaction runs",
+                "VACUUM is not possible within a transaction",
                 hint="Call vacuum() in begin_transaction(), before the first execute().",
             )
         if database != "main" and database not in self._recording.attached:
             raise Invalid(f"no database {database!r}", hint="Name it in SQLiteStore(databases=…).")
         self._transaction(f'VACUUM "{database}"')
 
-    # -- queries beside it
-
     def query(self, sql: str, bindings: Bindings = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a reading statement. Any thread; the rows stay valid for ever.
 
-        On the shard's thread it sees what the running transaction wrote. On another thread it sees every
-        transaction that was committed here, including one whose append is still on its way, and waits
-        while ``readers`` others run.
-        Raises ``NotAllowed`` for SQL that writes, ``Closed`` when the store is or was destroyed, and
-        ``apsw.Error`` for what SQLite says of the SQL; the transaction goes on.
+        On the shard's thread it sees the writes of the running transaction. On another thread it
+        sees every transaction that was committed here, including one whose append is still on its
+        way. There it waits while ``readers`` others run. Raise ``NotAllowed`` for SQL that writes,
+        ``Closed`` when the store is or was destroyed, and ``apsw.Error`` for faults of the SQL. The
+        transaction goes on.
         """
         if threading.get_ident() == self._thread:
             return self._query_transaction(sql, bindings)
@@ -366,10 +362,10 @@ class SQLiteStore(Store):
         cursor = self.connection.cursor()
         # Virtual tables prepare statements that write, so the authorizer lets these pass.
         cursor.exec_trace = _only_if_reading
-        # A function of the application may ask in turn.
+        # A function of the application may make a query itself.
         before, self._querying = self._querying, True
         try:
-            # Not cached: a statement of execute() would be found, and not be looked at.
+            # Do not cache it: a statement of execute() would be found, and pass unchecked.
             return cursor.execute(sql, bindings, can_cache=False).fetchall()
         except _OF_THE_DISK as error:
             raise self._disk_error("run a query", error) from error
@@ -378,20 +374,19 @@ class SQLiteStore(Store):
 
     @property
     def live_bytes(self) -> int:
-        """The size of the databases, in bytes."""
+        """Bytes of the databases."""
         return self._recording.live_bytes
-
-    # -- the store's contract
 
     def start_commit(
         self, shard: Shard, checkpoint: Checkpoint, wait_for: Collection[OpFuture[Any]]
     ) -> OpFuture[Any]:
-        # Equality, since each access makes another bound method.
+        # Compare by equality: each access makes another bound method.
         if self.connection.authorizer != self._authorize:
             raise Broken(
                 "the authorizer of the store's connection was replaced",
                 directory=str(self._directory),
-                hint="Leave store.connection.authorizer alone: by it the store keeps its transactions whole.",
+                hint="Leave store.connection.authorizer alone: by it the store keeps its "
+                "transactions whole.",
             )
         data = checkpoint.to_bytes()
         self.execute(
@@ -400,7 +395,7 @@ class SQLiteStore(Store):
             (data,),
         )
         self._commit()
-        # SQLite writes nothing for a row that is as it was.
+        # SQLite writes nothing for an unchanged row.
         changed, self._committed = data != self._committed, data
         with self._disk_errors("record a commit"):
             return self._recording.ship(wait_for, changed=changed)
@@ -417,11 +412,11 @@ class SQLiteStore(Store):
         return cast("bytes", row[0][0]) if row else None
 
     def close_reading(self) -> None:
-        """End queries, of a store that a hot standby reads with."""
+        """End the queries of a store that a hot standby reads with."""
         self._readers.close()
 
     def destroy(self) -> None:
-        """Ends queries that run (``Closed``); does not wait for them."""
+        """End running queries (``Closed``); do not wait for them."""
         self._destroyed = True
         self._readers.close()
         self._ours = True
@@ -440,7 +435,7 @@ def _check_readers(readers: int) -> None:
 
 
 class _Savepoint:
-    """Of `SQLiteStore.savepoint`."""
+    """A savepoint of `SQLiteStore.savepoint`."""
 
     __slots__ = ("_store",)
 
@@ -456,14 +451,14 @@ class _Savepoint:
     def _end(self, sql: str) -> None:
         connection = self._store.connection
         if not connection.in_transaction:
-            self._store._begin()  # Raises: an error rolled back more than was to be undone.
+            self._store._begin()  # This raises if an error rolled back more than the savepoint.
         connection.execute(sql).fetchall()
 
 
 class _NoConnection:
-    """The writing connection of a store that only reads."""
+    """Stands for the writing connection of a store that only reads."""
 
     def __getattr__(self, name: str) -> Any:
         raise NotAllowed(
-            "a hot standby's state is only read", hint="Use query(), or ask the shard's primary."
+            "a hot standby's state is read-only", hint="Use query(), or ask the shard's primary."
         )

@@ -1,11 +1,10 @@
-"""How commits of a SQLite database reach the recovery log: the VFS mode.
+"""Recording of a SQLite database's commits in the recovery log: the VFS mode.
 
-Every write that SQLite makes to the database, its journal or its WAL goes through a VFS that performs it
-and notes it; at the commit, all of them become one append. This is the plain specification of recording:
-the log then holds the very files that SQLite wrote, which stock SQLite opens after play-back (rolling
-back a hot journal or reading a WAL as after a crash). It costs whole pages per transaction, and every
-page that SQLite touches passes through Python, so `stores/sqlite/redo_recording` is what shards use by
-default.
+A VFS performs and notes every write of SQLite to the database, its journal or its WAL. At the
+commit, all of them become one append. This is the plain specification of recording: the log holds
+the very files that SQLite wrote. Stock SQLite opens them after play-back, rolling back a hot
+journal or reading a WAL as after a crash. The cost is whole pages per transaction, and every page
+that SQLite touches passes through Python. So shards use `stores/sqlite/redo_recording` by default.
 """
 
 from __future__ import annotations
@@ -34,11 +33,13 @@ RECORDED_KINDS: Final = (
     | apsw.SQLITE_OPEN_SUPER_JOURNAL
     | apsw.SQLITE_OPEN_WAL
 )
-"""Temporary files are of no use to a later owner."""
+"""Kinds of temporary files, which a later owner does not need."""
 
 _BEGINS_ANEW: Final = (b"\0\0\0\0", b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
-"""First bytes of a write at offset 0 by which a journal is invalidated, or a WAL restarted: what the
-file held before is of the past, so it becomes a new fnode and the old one can be pruned."""
+"""First bytes of a write at offset 0 that invalidates a journal, or restarts a WAL.
+
+The former content is obsolete. So the file becomes a new fnode, and the old one can be pruned.
+"""
 
 COALESCE_BYTES: Final = 1 << 20
 HORIZON_SLACK: Final = 32 << 20
@@ -96,8 +97,8 @@ class _RecordedFile(apsw.VFSFile):
 
     def xTruncate(self, newsize: int) -> None:
         super().xTruncate(newsize)
-        # A log cannot say "shorter": to nothing is a new file, and a database that shrank in part is
-        # read by the size in its header.
+        # A log cannot record a shorter file. Truncation to nothing is a new file. A database that
+        # shrank in part is read by the size in its header.
         if self._path is not None and newsize == 0:
             self._recording.note(_Emptied(self._path))
 
@@ -116,7 +117,7 @@ class _RecordedVFS(apsw.VFS):
 
 
 class VfsRecording:
-    """Records the databases of a recorder's directory. Used from the shard's thread only."""
+    """Recorder of the databases of a recorder's directory. Used from the shard's thread only."""
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class VfsRecording:
         self._closed = False
 
     def open(self) -> apsw.Connection:
-        """Open the database as it was recorded, or a new one. Blocks."""
+        """Open the database as it was recorded, or a new one. Block."""
         directory = self.recorder.directory
         paths = (self.path, *self.attached.values())
         if any(is_recorded(directory, path.name) for path in paths):
@@ -158,7 +159,7 @@ class VfsRecording:
         name = f"gazette-{os.getpid()}-{next(_serial)}"
         self._vfs = _RecordedVFS(name, self)
         for path in paths:
-            # Before the connection, and closed after it: see the redo mode for why.
+            # Open it before the connection, and close it after: see the redo mode for why.
             self._fds[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         connection = apsw.Connection(str(self.path), vfs=name)
         self._connection = connection
@@ -178,7 +179,7 @@ class VfsRecording:
         return connection
 
     def log_path(self, name: str) -> str:
-        """A file of the directory, as the log names it."""
+        """Return the name in the log of a file of the directory."""
         return "/" + os.path.relpath(name, self.recorder.directory)
 
     def note(self, event: _Noted) -> None:
@@ -202,9 +203,11 @@ class VfsRecording:
     def ship(
         self, wait_for: Collection[OpFuture[Any]] = (), *, changed: bool = True
     ) -> OpFuture[Any]:
-        """Record everything that SQLite wrote since the last call, as one append after ``wait_for``.
+        """Record everything that SQLite wrote since the last call, as one append after
+        ``wait_for``.
 
-        ``changed``: the commit changed the primary database. Raises ``Broken`` if nothing was written.
+        ``changed``: the commit changed the primary database. Raise ``Broken`` if nothing was
+        written.
         """
         noted, self._noted = self._noted, []
         assert self._connection is not None
@@ -236,7 +239,7 @@ class VfsRecording:
         return sum(os.fstat(fd).st_size for fd in self._fds.values())
 
     def _rebase(self) -> None:
-        """Record the databases whole, as new fnodes. Stalls the shard for as long as that takes."""
+        """Record the databases whole, as new fnodes. The shard stalls meanwhile."""
         assert self._connection is not None
         if self._journal_mode.upper() == "WAL" and not all(
             checkpoint(self._connection, 0, schema) for schema in ("main", *self.attached)
@@ -254,7 +257,7 @@ class VfsRecording:
         self._noted.clear()
 
     def close(self) -> None:
-        """Close the connection. What SQLite does at that moment is of no interest to the log."""
+        """Close the connection. Record nothing that SQLite does meanwhile."""
         self._closed = True
         if self._connection is not None:
             # Closing would move the WAL into the database, for which the disk may have no room.

@@ -18,7 +18,7 @@ from gazette.stores.sqlite.databases import database_names
 
 
 class FollowedDatabase:
-    """One database: a plain file, and how far in the redo it is."""
+    """One database: a plain file, and how far redo was applied to it."""
 
     def __init__(self, directory: Path, database: str = PRIMARY_DATABASE) -> None:
         self._directory = directory
@@ -27,13 +27,14 @@ class FollowedDatabase:
         self.rebuilds = 0
         self._pages = 0
         self._redo: tuple[int, int] | None = None
-        """(index, offset) of the redo that was not applied yet."""
+        """The (index, offset) of the first redo that was not applied yet."""
 
     def follow(self, files: PlayedFiles) -> None:
-        """Bring it to the last commit among ``files``. Costs what changed since the last time, and the
-        whole database at first, or if redo that was needed is gone.
+        """Bring it to the last commit among ``files``.
 
-        Raises ``Corrupt``, ``apsw.Error`` and ``OSError``; it is then built anew next time.
+        The cost is what changed since the last time. It is the whole database at first, and if
+        needed redo is gone. Raise ``Corrupt``, ``apsw.Error`` or ``OSError``; it is then built from
+        nothing next time.
         """
         before, self._redo = self._redo, None
         after = None if before is None else self._apply(files.paths, *before)
@@ -47,7 +48,7 @@ class FollowedDatabase:
         return state.last_index, state.redo[state.last_index]
 
     def _apply(self, paths: Mapping[str, Path], index: int, offset: int) -> tuple[int, int] | None:
-        """Where the redo ends now; None if it does not go on from where we are."""
+        """Apply redo. Return where it ends now, or None if it does not continue from our position."""
         files = [file for file in redo_files(paths, self._database) if file.index >= index]
         if not files or files[0].index != index:
             return None
@@ -74,11 +75,11 @@ class FollowedDatabases:
         self._directory = directory
         self._followed: dict[str, FollowedDatabase] = {}
         self.rebuilds = 0
-        """How often a database was built from nothing, but for one that is new."""
+        """Number of times that a database was built from nothing, without the first."""
 
     @property
     def path(self) -> Path:
-        """Of the primary database."""
+        """File of the primary database."""
         return self._directory / PRIMARY_DATABASE
 
     @property
@@ -91,7 +92,10 @@ class FollowedDatabases:
         }
 
     def follow(self, files: PlayedFiles) -> None:
-        """See `FollowedDatabase.follow`. Raises ``Corrupt``, and ``GazetteError`` (a full disk)."""
+        """Bring all databases to the last commit; see `FollowedDatabase.follow`.
+
+        Raise ``Corrupt``, or ``GazetteError`` (a full disk).
+        """
         before, self._followed = self._followed, {}
         names = [f"{name}.db" for name in database_names((), (f"/{path}" for path in files.paths))]
         try:
@@ -124,7 +128,7 @@ class FollowedDatabases:
         return followed
 
     def _recover(self, names: list[str], files: PlayedFiles) -> dict[str, FollowedDatabase]:
-        """They were recorded as they were: with the journals or WALs of their owner."""
+        """Recover databases that were recorded as files, with the journals or WALs of their owner."""
         self.rebuilds += 1
         files.copy_to(self._directory)
         for name in (PRIMARY_DATABASE, *names):
@@ -136,4 +140,4 @@ class FollowedDatabases:
         return {name: FollowedDatabase(self._directory, name) for name in names}
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is held open."""
