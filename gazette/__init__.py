@@ -1,7 +1,7 @@
 """Journals, exactly-once consumers with SQL state, and Spark backfills: Gazette in Python.
 
-The names that an application starts from. They are imported when they are first used, so that
-importing one module of this package never imports others.
+These are the names that an application starts from. A name is imported at its first use, so one
+module of this package never imports the others.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# gRPC's core writes to stderr itself, past our log: a line for each connection that ends. It reads this
-# when it is imported, and its errors are still written.
+# gRPC's core writes to stderr itself, past our log: a line for each connection that ends. It reads
+# this variable when it is imported. Its errors are still written.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 if TYPE_CHECKING:

@@ -1,12 +1,12 @@
-"""Who may call: claims carried by a JWT, and the keys that sign and verify them.
+"""Authorization of calls: claims in a JWT, and the keys that sign and verify it.
 
-A token is ``Authorization: Bearer <jwt>``, signed HS256 with a shared key. Its claims are ``cap``, a
-bit mask of capabilities, and ``sel``, a label selector that narrows them to journals or shards.
+A token is ``Authorization: Bearer <jwt>``, signed HS256 with a shared key. Its claims are ``cap``,
+a bit mask of capabilities, and ``sel``, a label selector that narrows them to journals or shards.
 
 Several keys may be configured: the first signs, every one verifies. So keys rotate without
 interruption: add the new key last everywhere, move it first everywhere, remove the old one. The key
-``AA==`` is not a key but a marker: a caller without a token is let in (to switch authentication on
-in a running cluster).
+``AA==`` is a marker and not a key: callers without a token are admitted. It serves to switch
+authentication on in a running cluster.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from gazette.runtime.clock import Clock
 
 ALGORITHMS: Final = ("HS256", "HS384")
 LEEWAY_S: Final = 5.0
-"""How far the clocks of signer and verifier may differ."""
+"""Seconds by which the clocks of signer and verifier may differ."""
 MISSING_TOKEN_LIFETIME_S: Final = 3600.0
 KEY_BYTES_MIN: Final = 32
-"""The least length of a key: that of an HS256 digest (RFC 7518, section 3.2)."""
+"""Least number of bytes of a key: that of an HS256 digest (RFC 7518, section 3.2)."""
 _MISSING_IS_OK: Final = b"\x00"
 
 
 class Capability(IntFlag):
-    """What a token allows. Bits from ``APPLICATION`` upwards belong to applications."""
+    """Rights that a token gives. Bits from ``APPLICATION`` upwards belong to applications."""
 
     LIST = 2
     APPLY = 4
@@ -59,7 +59,7 @@ _NAMED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a caller may do, and to which journals or shards.
+    """Rights of a caller, and the journals or shards that they cover.
 
     ``expires_at`` is Unix seconds; a long-running call ends then. None: it never expires.
     """
@@ -70,27 +70,28 @@ class Claims:
 
     @staticmethod
     def of_journal(capability: int, journal: str) -> Claims:
-        """Claims to one journal. ``journal`` must not have a metadata segment."""
+        """Return claims to one journal. ``journal`` must not have a metadata segment."""
         return Claims(capability, LabelSelector.of(name=journal))
 
 
 class Signer(Protocol):
     def sign(self, claims: Claims, lifetime_s: float) -> str:
-        """A token for the claims, valid from now for ``lifetime_s``; empty when none is needed."""
+        """Return a token for the claims, valid from now for ``lifetime_s``; empty if none is
+        needed."""
         ...
 
 
 class Verifier(Protocol):
     def verify(self, authorization: str | None, require: int) -> Claims:
-        """The claims behind an ``Authorization`` header.
+        """Return the claims behind an ``Authorization`` header.
 
-        Raises ``NotAllowed`` unless they are genuine, current and hold every required capability.
+        Raise ``NotAllowed`` unless they are genuine, current and hold every required capability.
         """
         ...
 
 
 class NoAuth:
-    """Signer and verifier of a cluster without keys: everybody may do everything."""
+    """Signer and verifier of a cluster without keys: every caller may do everything."""
 
     __slots__ = ()
     keyless: Final = True
@@ -104,7 +105,7 @@ class NoAuth:
 
 @dataclass(frozen=True, slots=True)
 class StaticToken:
-    """A signer that always answers the token it was given (``--broker.auth-token``)."""
+    """A signer that always returns the token that it was given (``--broker.auth-token``)."""
 
     token: str = field(repr=False)
 
@@ -122,7 +123,7 @@ class KeyedAuth:
 
     @property
     def keyless(self) -> bool:
-        """Return True if callers without a token are let in."""
+        """True if callers without a token are admitted."""
         return self.allow_missing
 
     @staticmethod
@@ -183,7 +184,7 @@ class KeyedAuth:
         return claims
 
     def _decode(self, token: str) -> dict[str, Any]:
-        """The payload if some key of ours signed it."""
+        """Return the payload if one of our keys signed it."""
         failure: Exception | None = None
         for key in self.keys:
             try:
@@ -208,16 +209,17 @@ class KeyedAuth:
             raise NotAllowed("verifying Authorization: token is not valid yet")
         capability = payload.get("cap", 0)
         valid = isinstance(capability, int) and not isinstance(capability, bool)
-        # A negative number has every bit set: it would be a token for everything.
+        # A negative number has every bit set: it would grant everything.
         if not valid or not 0 <= capability <= Capability.ALL:
             raise NotAllowed("verifying Authorization: claim cap is not an integer of 32 bits")
         return Claims(capability, _selector(payload.get("sel")), expires_at)
 
 
 def _selector(value: Any) -> LabelSelector:
-    """Return the selector of the claim ``sel``: everything if there is no such claim, or null.
+    """Return the selector of the claim ``sel``: everything if the claim is absent or null.
 
-    Raises ``NotAllowed`` for what cannot be read in full: a misspelled field would grant everything.
+    Raise ``NotAllowed`` for a claim with an unknown part: a misspelled field would grant
+    everything.
     """
     if value is None:
         return EVERYTHING
@@ -246,7 +248,7 @@ def _number(payload: Mapping[str, Any], claim: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool):
-        # An integer of any length is valid JSON, and so are, to Python, NaN and Infinity.
+        # An integer of any length is valid JSON. Python also accepts NaN and Infinity.
         with suppress(OverflowError):
             if math.isfinite(seconds := float(value)):
                 return seconds
@@ -254,7 +256,7 @@ def _number(payload: Mapping[str, Any], claim: str) -> float | None:
 
 
 def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
-    """The first ``authorization`` value of a call's metadata; later ones do not count."""
+    """Return the first ``authorization`` value of a call's metadata; later ones do not count."""
     for name, value in metadata or ():
         if name.lower() == "authorization":
             return value if isinstance(value, str) else value.decode("latin-1")
@@ -262,5 +264,5 @@ def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str 
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    """Call metadata that carries ``token``; nothing when it is empty."""
+    """Return call metadata that carries ``token``; nothing if it is empty."""
     return (("authorization", f"Bearer {token}"),) if token else ()

@@ -1,13 +1,13 @@
-"""Every exception that Gazette raises on purpose, cut by what the caller does next.
+"""All exceptions that Gazette raises on purpose, divided by what the caller does next.
 
 ::
 
     GazetteError
     ├── Retryable          the same call may succeed later
     │   ├── Unavailable        a peer, etcd or a store cannot be reached now
-    │   ├── Moved              somebody else serves it now: resolve again
+    │   ├── Moved              another process serves it now: resolve again
     │   └── NotYet             the offset, revision or replica does not exist yet
-    ├── Fenced             someone newer owns it: stop, do not retry
+    ├── Fenced             a newer owner has taken over: stop, do not retry
     ├── Invalid            the call is wrong: fix it
     │   └── TooLarge           it asks for more bytes than a limit allows
     ├── NotAllowed         the call is right and refused (credentials, read-only, suspended)
@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 class GazetteError(Exception):
     """Base of the tree.
 
-    ``hint`` is the next step for whoever reads the message; ``facts`` are the fields an operator
+    ``hint`` is the next step for the reader of the message. ``facts`` are the fields an operator
     needs (``journal``, ``offset``, ``revision`` …), rendered after the message in a stable order.
     """
 
@@ -66,15 +66,16 @@ class NotYet(Retryable):
 
 class Fenced(GazetteError):
     default_hint = (
-        "Somebody else has taken it over. An owner that was replaced has stopped, and there is nothing to"
-        " do; a shard that is still assigned is started again by itself."
+        "No action: a newer owner has taken over. A replaced owner stops. A shard that is "
+        "still assigned here is restarted automatically."
     )
 
 
 class Invalid(GazetteError):
-    """A value or a call that cannot be right. ``path`` names the field, as in ``fragment.stores[1]``.
+    """A value or a call that cannot be right. ``path`` names the field, as in
+    ``fragment.stores[1]``.
 
-    The message shape is the protocol's: ``Ctx1.Ctx2: text``.
+    The message has the protocol's form: ``Ctx1.Ctx2: text``.
     """
 
     default_hint = "Correct the named field and call again."
@@ -90,7 +91,7 @@ class Invalid(GazetteError):
         return f"{self.path}: {text}" if self.path else text
 
     def within(self, context: str) -> Invalid:
-        """The same error, seen from one level further out."""
+        """Return the same error, seen from one level further out."""
         path = f"{context}.{self.path}" if self.path else context
         return Invalid(self.message, path=path, hint=self.hint, **self.facts)
 
@@ -124,7 +125,7 @@ class Closed(GazetteError):
 
 
 class Broken(GazetteError):
-    default_hint = "See the cause; the operation may be started anew."
+    default_hint = "See the cause; the operation may be started again."
 
 
 class Bug(GazetteError):

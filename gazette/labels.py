@@ -23,7 +23,7 @@ SINGLE_VALUED: Final = frozenset(
 """Labels that may carry one value only."""
 
 META_NAME: Final = "name"
-"""Injected when a journal is matched; never stored."""
+"""Added when a journal is matched; never stored."""
 META_PREFIX: Final = "prefix"
 META_SHARD_ID: Final = "id"
-"""Injected when a shard is matched; never stored."""
+"""Added when a shard is matched; never stored."""

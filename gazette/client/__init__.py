@@ -22,7 +22,7 @@ __all__ = ["AppendService", "Client", "Reader", "RetryReader"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily, so that importing one module of the package does not import the others.
+    # Import lazily, so that one module of the package does not import the others.
     if (module := _MODULES.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{module}"), name)

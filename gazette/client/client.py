@@ -1,4 +1,4 @@
-"""The client library's front: one cluster, its routes, channels and credentials."""
+"""The entry point of the client library: one cluster, its routes, channels and credentials."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """A client of one broker cluster. Loop-bound: made and used on one event loop.
+    """A client of one broker cluster. Loop-bound: created and used on one event loop.
 
     ``address`` is the endpoint of any broker, or of a balancer before them (``http://host:port``,
-    ``https://…``, ``unix://…``), or several of them separated by commas, of which one that answers is
-    used; whichever broker is reached proxies to those that serve a journal.
-    With a route cache, calls go to these directly, preferring ``zone``. Set ``route_cache_size`` to
-    zero where the endpoints that brokers advertise cannot be dialed from here.
+    ``https://…``, ``unix://…``). It may be several endpoints separated by commas, of which one that
+    answers is used. The broker that is reached proxies to those that serve a journal. With a route
+    cache, calls go to these directly, preferring ``zone``. Set ``route_cache_size`` to zero if this
+    process cannot dial the endpoints that brokers advertise.
 
-    ``signer`` makes tokens where the cluster wants them. ``fragments`` says which stored fragments can
-    be opened without a broker, by default those that have signed http(s) URLs; it is closed with the
-    client. ``channels`` may be shared with others, and is then not.
+    ``signer`` makes tokens where the cluster needs them. ``fragments`` says which stored fragments
+    can be opened without a broker. By default these are fragments with signed http(s) URLs. It is
+    closed with the client. ``channels`` may be shared with other clients, and then stays open.
     """
 
     def __init__(
@@ -78,17 +78,14 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the client's channels; calls in flight are cancelled, their callers see ``Closed``."""
+        """Close the client's channels. Calls in flight are cancelled; their callers get ``Closed``."""
         self.fragments.close()
         if self._own_channels:
             await self.channels.close()
 
-    # Where calls go.
-
     @property
     def address(self) -> str:
-        """The endpoint to call where no route says better: of those given, one that is not known to
-        fail."""
+        """The endpoint to call without a route: of the given ones, one that is not known to fail."""
         return self._addresses.pick()
 
     @property
@@ -96,19 +93,22 @@ class Client:
         return self.channels.credentials
 
     def endpoint_of(self, journal: str, *, primary: bool = False) -> str:
-        """Where a call about a journal goes now."""
+        """Return the endpoint of the next call about a journal."""
         route = self._routes.get(split_journal_meta(journal)[0], self.clock.monotonic())
         picked = None if route is None else self.channels.pick(route, primary=primary)
         return self.address if picked is None else picked
 
     def byte_path(self, journal: str, *, primary: bool = False) -> tuple[str, BytePath]:
-        """Where to append to or read a journal, and the calls for that."""
+        """Return the endpoint at which to append to or read a journal, and its calls."""
         endpoint = self.endpoint_of(journal, primary=primary)
         return endpoint, self.channels.byte_path(endpoint)
 
     def stub(self, route: Route | None = None, process_id: ProcessId | None = None) -> JournalStub:
-        """The Journal service of the default address, of the best member of a route, or of exactly
-        one member. Raises ``Unavailable`` if that member has no endpoint."""
+        """Return the Journal service of the default address, of a route's best member, or of one
+        member.
+
+        Raise ``Unavailable`` if that member has no endpoint.
+        """
         if route is None:
             return self.channels.journal(self.address)
         if process_id is not None:
@@ -120,7 +120,7 @@ class Client:
         return self.channels.journal(await self._addresses.connected())
 
     def stub_of(self, journal: str) -> JournalStub:
-        """The Journal service where calls about a journal go."""
+        """Return the Journal service for calls about a journal."""
         return self.channels.journal(self.endpoint_of(journal))
 
     def observe_route(self, journal: str, route: Route) -> None:
@@ -128,26 +128,24 @@ class Client:
         self._routes.put(split_journal_meta(journal)[0], route, self.clock.monotonic())
 
     def forget_route(self, journal: str) -> None:
-        """Forget a route by which nobody could be reached."""
+        """Forget a route none of whose members could be reached."""
         self._routes.forget(split_journal_meta(journal)[0])
 
-    # Bytes. Appends of many small pieces belong into an `AppendService`.
+    # Bytes. For appends of many small pieces use an `AppendService`.
 
     async def append(
         self, params: AppendParams, content: Content | Callable[[], Content] = b""
     ) -> AppendResult:
-        """See `appender.append`."""
+        """Append content to a journal; see `appender.append`."""
         return await appender.append(self, params, content)
 
     def reader(self, params: ReadParams) -> Reader:
-        """One Read RPC."""
+        """Return a reader that makes one Read RPC."""
         return Reader(self, params)
 
     def retry_reader(self, params: ReadParams) -> RetryReader:
-        """A read that survives failures."""
+        """Return a reader that survives failures."""
         return RetryReader(self, params)
-
-    # Specifications and fragments: see `journals`.
 
     async def list_journals(self, selector: LabelSelector = EVERYTHING) -> JournalList:
         return await journals.list_journals(self, selector)

@@ -1,4 +1,4 @@
-"""The settings of clients: how programs are told to reach brokers and consumers."""
+"""Settings of clients: how a program reaches brokers and consumers."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from gazette.runtime.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class ClientFlags:
-    """What every group of a client has."""
+    """Settings of every group of a client."""
 
     address: str = setting(
         "http://localhost:8080",
-        "endpoint of a member, or of a balancer; of several, separated by commas, one that answers",
+        "endpoint of a member or of a balancer; or several, separated by commas, of which "
+        "one that answers is used",
     )
     cert_file: str = setting("", "certificate to present to servers (PEM)")
     cert_key_file: str = setting("", "key of that certificate (PEM)")
     trusted_ca_file: str = setting("", "certificates to verify servers with (PEM)")
     auth_keys: str = setting("", "base64 keys to sign tokens with", secret=True)
-    auth_token: str = setting("", "a token to present, used as it is", secret=True)
+    auth_token: str = setting("", "token to present as it is", secret=True)
     cache_size: int = setting(
         1024,
-        "how many routes are remembered; 0: always by way of the address",
+        "number of routes to remember; 0 sends every call to the address",
         name="cache.size",
         ini="Size",
     )
-    cache_ttl: float = duration("1m", "how long a route is remembered", name="cache.ttl", ini="TTL")
+    cache_ttl: float = duration(
+        "1m", "time for which a route is remembered", name="cache.ttl", ini="TTL"
+    )
 
     def tls(self) -> TlsSettings | None:
         files = (self.trusted_ca_file, self.cert_file, self.cert_key_file)
@@ -43,7 +46,7 @@ class ClientFlags:
         return TlsSettings(ca_file=ca, cert_file=cert, key_file=key)
 
     def signer(self, clock: Clock) -> Signer:
-        """Raises ``Invalid`` for keys that are none."""
+        """Return the signer of the keys or of the token. Raise ``Invalid`` for malformed keys."""
         if self.auth_token:
             return StaticToken(self.auth_token)
         return KeyedAuth.parse(clock, self.auth_keys) if self.auth_keys else NoAuth()
@@ -61,7 +64,7 @@ class BrokerClientFlags(ClientFlags):
     )
 
     def client(self, zone: str, clock: Clock) -> Client:
-        """A client of the brokers. On the event loop. Raises ``Invalid``."""
+        """Return a client of the brokers. On the event loop. Raise ``Invalid``."""
         return Client(
             self.address,
             zone=zone,
@@ -76,10 +79,10 @@ class BrokerClientFlags(ClientFlags):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerClientFlags(ClientFlags):
-    """Group ``consumer``, of programs that are none themselves: how to reach the members of one."""
+    """Group ``consumer``, of programs that are not members: how to reach the members of a consumer."""
 
     def client(self, zone: str, clock: Clock) -> ShardClient:
-        """A client of the consumers. On the event loop. Raises ``Invalid``."""
+        """Return a client of the consumers. On the event loop. Raise ``Invalid``."""
         return ShardClient(
             self.address,
             zone=zone,

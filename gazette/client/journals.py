@@ -58,7 +58,7 @@ class ListedJournal:
 
 @dataclass(frozen=True, slots=True)
 class JournalList:
-    """What matched a selector at one revision, ordered by name."""
+    """The journals that matched a selector at one revision, ordered by name."""
 
     header: Header
     journals: tuple[ListedJournal, ...]
@@ -66,11 +66,13 @@ class JournalList:
 
 @dataclass(frozen=True, slots=True)
 class JournalChange:
-    """Put ``upsert``, or ``delete`` the journal of that name, if its modification revision is
-    ``expect_mod_revision``: zero for a journal that must not exist, -1 for whatever it is.
+    """Put ``upsert``, or ``delete`` the journal of that name.
 
-    A put replaces the whole specification: one that leaves out ``suspend`` resumes the journal and
-    forgets the offset at which it has to resume.
+    Happens only if its modification revision is ``expect_mod_revision``: zero for a journal that
+    must not exist, -1 for any revision.
+
+    A put replaces the whole specification. Without ``suspend`` it resumes the journal, and forgets
+    the offset at which the journal has to resume.
     """
 
     upsert: JournalSpec | None = None
@@ -87,8 +89,11 @@ class JournalChange:
 
 @dataclass(frozen=True, slots=True)
 class FragmentsParams:
-    """Which fragments to list. Times are Unix seconds, bounds inclusive, zero for none; with an end,
-    fragments that are not stored yet are left out. ``signature_ttl_s``: sign URLs for that long."""
+    """The fragments to list. Times are Unix seconds, bounds inclusive, zero for none.
+
+    With an end, fragments that are not stored yet are left out. ``signature_ttl_s``: sign URLs that
+    are valid for that long.
+    """
 
     journal: str
     begin_mod_time: int = 0
@@ -112,7 +117,7 @@ class FragmentsParams:
 
 
 CONFLICT_KEY: Final = "gazette-fragment-conflict"
-"""Trailing metadata of ListFragments: the name of a fragment, and of one that is in conflict with it."""
+"""Trailing metadata of ListFragments: the name of a fragment, and of one in conflict with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +131,9 @@ class StoredFragment:
 
 
 async def list_journals(client: Client, selector: LabelSelector = EVERYTHING) -> JournalList:
-    """All journals that match, of those that the caller may list. Waits for a connection.
+    """Return all journals that match, of those that the caller may list. Wait for a connection.
 
-    Raises ``Invalid``, ``NotAllowed``, ``Unavailable``, ``Broken``.
+    Raise ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``.
     """
     request = broker_pb2.ListRequest(selector=selector.to_pb())
     validate_list_request(request)
@@ -150,10 +155,11 @@ async def list_journals(client: Client, selector: LabelSelector = EVERYTHING) ->
 async def watch_journals(
     client: Client, selector: LabelSelector = EVERYTHING, *, resume: Header | None = None
 ) -> AsyncIterator[JournalList]:
-    """The journals that match, and again whenever one of their specifications changed.
+    """Yield the journals that match, and again after each change of one of their specifications.
 
-    ``resume``: the header of a list that is known already; the first is then newer. Goes on for ever,
-    over failures and ends of brokers. Raises what retrying does not cure: ``Invalid``, ``NotAllowed``.
+    ``resume``: the header of a list that is known already; the first list is then newer. Continue
+    without end, through failures of brokers. Raise what a retry does not cure: ``Invalid`` or
+    ``NotAllowed``.
     """
     attempt = -1
     while True:
@@ -178,7 +184,7 @@ async def watch_journals(
 async def _snapshots(
     client: Client, request: broker_pb2.ListRequest, selector: LabelSelector
 ) -> AsyncIterator[JournalList]:
-    """The lists of one watch: pages up to an empty one, of which the first has the header."""
+    """Yield the lists of one watch. A list is pages up to an empty one; the first has the header."""
     header: Header | None = None
     journals: list[ListedJournal] = []
     async for page in _pages(client, request, selector):
@@ -210,7 +216,7 @@ async def _pages(
 
 
 def _header(page: broker_pb2.ListResponse) -> Header:
-    """The header of a first page. Raises what its status says."""
+    """Return the header of a first page. Raise the error of its status."""
     with answered("List"):
         validate_list_response(page)
     _require_ok(page.status)
@@ -234,7 +240,7 @@ def _journals(page: broker_pb2.ListResponse) -> tuple[ListedJournal, ...]:
 def _understood(pb: broker_pb2.JournalSpec) -> JournalSpec | None:
     """Return a specification that others have applied; None if it has no valid name.
 
-    What is wrong with one journal is logged, and costs the others nothing.
+    A fault of one journal is logged, and the other journals are listed all the same.
     """
     try:
         with within("Spec"):
@@ -244,15 +250,15 @@ def _understood(pb: broker_pb2.JournalSpec) -> JournalSpec | None:
         return None
     if problem:
         log.warning(
-            "the specification of journal %(journal)s is not valid here, and is listed all the same:"
-            " %(problem)s",
+            "the specification of journal %(journal)s is not valid here, and is listed all "
+            "the same: %(problem)s",
             {"journal": pb.name, "problem": problem},
         )
     return spec
 
 
 async def get_journal(client: Client, name: str) -> ListedJournal:
-    """One journal, by its name (a metadata segment is ignored). Raises ``NotFound`` too."""
+    """Return one journal by its name (a metadata segment is ignored). Raise ``NotFound`` too."""
     journal, _ = split_journal_meta(name)
     listed = await list_journals(client, LabelSelector.of(name=journal))
     if not listed.journals:
@@ -263,12 +269,13 @@ async def get_journal(client: Client, name: str) -> ListedJournal:
 async def apply_journals(
     client: Client, changes: Sequence[JournalChange], *, batch_size: int = 0
 ) -> Header:
-    """Change specifications, all of them or none; in transactions of ``batch_size`` if that is not
-    zero, of which the first ones stand when a later one fails. etcd takes 128 in one by default.
+    """Change specifications: all of them, or none.
 
-    The header's revision is that of the last transaction. Raises ``Conflict`` if a journal is not at
-    the expected revision, ``Invalid``, ``NotAllowed``, ``Unavailable``, ``Broken``.
-    Cancellation: may have been applied.
+    A ``batch_size`` above zero splits them into transactions of that many. If one fails, the
+    earlier ones stay. etcd accepts 128 in one by default. Return the header with the revision of
+    the last transaction. Raise ``Conflict`` if a journal is not at the expected revision,
+    ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``. A cancelled call may have been
+    applied.
     """
     size = batch_size or max(1, len(changes))
     header: Header | None = None
@@ -292,9 +299,10 @@ async def _apply(client: Client, changes: Sequence[JournalChange]) -> Header:
 
 
 async def list_fragments(client: Client, params: FragmentsParams) -> tuple[StoredFragment, ...]:
-    """The fragments of a journal's index, by offset, over all pages.
+    """Return the fragments of a journal's index, by offset, over all pages.
 
-    Raises ``NotFound``, ``NotAllowed`` (also: suspended), ``Unavailable``, ``Moved``, ``Broken``.
+    Raise ``NotFound``, ``NotAllowed`` (also for a suspended journal), ``Unavailable``, ``Moved`` or
+    ``Broken``.
     """
     fragments: list[StoredFragment] = []
     page = params.begin_offset
@@ -314,7 +322,7 @@ async def list_fragments(client: Client, params: FragmentsParams) -> tuple[Store
 async def _fragments_page(
     client: Client, params: FragmentsParams, page: Offset
 ) -> tuple[broker_pb2.FragmentsResponse, dict[str, list[str]]]:
-    """A page, and the names of hidden fragments by that of the one which is read."""
+    """Return a page, and the names of hidden fragments by the name of the one that is read."""
     request = params.to_pb(page)
     validate_fragments_request(request)
     endpoint = client.endpoint_of(params.journal)
@@ -344,10 +352,10 @@ async def _fragments_page(
 async def fragment_store_health(
     client: Client, store: str, *, check_delete: bool = False, check_delete_prefix: str = ""
 ) -> str:
-    """What is wrong about a fragment store, as a broker sees it; empty if nothing is.
+    """Return what is wrong with a fragment store, as a broker sees it; empty if nothing is.
 
-    ``check_delete`` also probes whether objects can be removed, below ``check_delete_prefix``.
-    Raises ``Invalid``, ``NotAllowed``, ``Unavailable``, ``Broken``.
+    ``check_delete`` also checks that objects can be removed, below ``check_delete_prefix``. Raise
+    ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``.
     """
     request = broker_pb2.FragmentStoreHealthRequest(
         fragment_store=store, check_delete=check_delete, check_delete_prefix=check_delete_prefix

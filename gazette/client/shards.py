@@ -1,4 +1,4 @@
-"""The consumer's side of the client: list, apply, stat, hints and unassign of shards."""
+"""The client of consumers: list, apply, stat, hints and unassign of shards."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ListedShard:
 
 @dataclass(frozen=True, slots=True)
 class ShardList:
-    """What matched a selector, ordered by id. ``extension`` belongs to the application."""
+    """The shards that matched a selector, ordered by id. ``extension`` belongs to the application."""
 
     header: Header
     shards: tuple[ListedShard, ...]
@@ -64,9 +64,11 @@ class ShardList:
 
 @dataclass(frozen=True, slots=True)
 class ShardChange:
-    """Put ``upsert`` (with ``primary_hints``, if given) or ``delete`` the shard of that id, if its
-    modification revision is ``expect_mod_revision``: zero for a shard that must not exist, -1 for
-    whatever it is."""
+    """Put ``upsert`` (with ``primary_hints``, if given), or ``delete`` the shard of that id.
+
+    Happens only if its modification revision is ``expect_mod_revision``: zero for a shard that must
+    not exist, -1 for any revision.
+    """
 
     upsert: ShardSpec | None = None
     delete: ShardId = ""
@@ -85,7 +87,7 @@ class ShardChange:
 
 @dataclass(frozen=True, slots=True)
 class ShardStat:
-    """How far a shard is: offsets that it read through, and at which it published."""
+    """Progress of a shard: offsets that it read through, and at which it published."""
 
     header: Header
     read_through: Mapping[JournalName, Offset]
@@ -95,7 +97,7 @@ class ShardStat:
 
 @dataclass(frozen=True, slots=True)
 class ShardHints:
-    """The stored hints of a shard; None where there are none."""
+    """The stored hints of a shard; None for an empty slot."""
 
     header: Header
     primary: FSMHints | None
@@ -131,8 +133,7 @@ class ShardClient:
 
     @property
     def address(self) -> str:
-        """The member to call where no route says better: of those given, one that is not known to
-        fail."""
+        """The member to call without a route: of the given ones, one that is not known to fail."""
         return self._addresses.pick()
 
     async def __aenter__(self) -> Self:
@@ -142,7 +143,7 @@ class ShardClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the client's channels; calls in flight are cancelled, their callers see ``Closed``."""
+        """Close the client's channels. Calls in flight are cancelled; their callers get ``Closed``."""
         if self._own_channels:
             await self.channels.close()
 
@@ -153,9 +154,10 @@ class ShardClient:
         *,
         extension: bytes = b"",
     ) -> ShardStat:
-        """A shard's progress, once it has read through the given offsets: this waits for recovery and
-        for that. Raises ``NotFound``, ``Unavailable`` (no primary, or it stopped), ``Moved``,
-        ``NotAllowed``, ``Broken``. Cancellation: nothing changes.
+        """Return a shard's progress, once it has recovered and read through the given offsets.
+
+        Raise ``NotFound``, ``Unavailable`` (no primary, or it stopped), ``Moved``, ``NotAllowed``
+        or ``Broken``. Cancellation changes nothing.
         """
         request = consumer_pb2.StatRequest(
             shard=shard_id, read_through=dict(read_through or {}), extension=extension
@@ -182,7 +184,7 @@ class ShardClient:
     async def list_shards(
         self, selector: LabelSelector = EVERYTHING, *, extension: bytes = b""
     ) -> ShardList:
-        """All shards that match, of those that the caller may list. Raises ``NotAllowed`` …"""
+        """Return all shards that match, of those that the caller may list. Raise ``NotAllowed`` …"""
         request = consumer_pb2.ListRequest(selector=selector.to_pb(), extension=extension)
         validate_shard_list_request(request)
         with map_errors("List", self.channels, endpoint=self.address):
@@ -201,11 +203,11 @@ class ShardClient:
     async def apply_shards(
         self, changes: Sequence[ShardChange], *, batch_size: int = 0, extension: bytes = b""
     ) -> Header:
-        """Change specifications, all of them or none; in transactions of ``batch_size`` if that is not
-        zero, of which the first ones stand when a later one fails.
+        """Change specifications: all of them, or none.
 
-        Raises ``Conflict`` if a shard is not at the expected revision. Cancellation: may have been
-        applied.
+        A ``batch_size`` above zero splits them into transactions of that many. If one fails, the
+        earlier ones stay. Raise ``Conflict`` if a shard is not at the expected revision. A
+        cancelled call may have been applied.
         """
         size = batch_size or max(1, len(changes))
         header: Header | None = None
@@ -228,7 +230,7 @@ class ShardClient:
         return header
 
     async def get_hints(self, shard_id: ShardId, *, extension: bytes = b"") -> ShardHints:
-        """The stored hints of a shard. Raises ``NotFound`` …"""
+        """Return the stored hints of a shard. Raise ``NotFound`` …"""
         request = consumer_pb2.GetHintsRequest(shard=shard_id, extension=extension)
         validate_get_hints_request(request)
         with map_errors("GetHints", self.channels, shard=shard_id, endpoint=self.address):
@@ -251,11 +253,11 @@ class ShardClient:
     async def unassign(
         self, shard_ids: Sequence[ShardId], *, only_failed: bool = False, dry_run: bool = False
     ) -> tuple[ShardId, ...]:
-        """Take shards from their primaries (or only those that FAILED), so that they are assigned anew;
-        the ids of those that were. ``dry_run`` only tells.
+        """Take shards from their primaries (or only from FAILED ones), so that they are assigned
+        again.
 
-        Raises ``NotFound``, ``Conflict`` if assignments changed meanwhile. Cancellation: may have been
-        done.
+        Return the ids of those shards. With ``dry_run`` change nothing. Raise ``NotFound``, or
+        ``Conflict`` if assignments changed meanwhile. A cancelled call may have been applied.
         """
         request = consumer_pb2.UnassignRequest(
             shards=shard_ids, only_failed=only_failed, dry_run=dry_run

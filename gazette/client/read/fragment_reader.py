@@ -35,18 +35,20 @@ from gazette.runtime.tasks import BlockingPool
 T = TypeVar("T")
 
 BLOCK_BYTES: Final = 1 << 18
-"""The most that one read gives."""
+"""Largest number of bytes that one read returns."""
 AHEAD_BYTES: Final = 1 << 20
-"""How much a thread decodes in one go; the memory of one stream is twice this, and as much again while
-another thread computes its digest."""
+"""Bytes that a thread decodes at once.
+
+The memory of one stream is twice this, and as much again while another thread computes its digest.
+"""
 
 
 class FragmentAccess:
-    """Which fragment URLs this process can open, and how.
+    """The fragment URLs that this process can open, and how.
 
-    ``file_root`` is where ``file://`` stores are mounted (their URLs leave it out); without it those
-    fragments are read through brokers. ``http`` off does the same to signed ``http(s)`` URLs.
-    ``timeout_s`` bounds every single wait for a store. Loop-bound.
+    ``file_root`` is where ``file://`` stores are mounted (their URLs leave it out). Without it
+    those fragments are read through brokers. ``http=False`` does the same to signed ``http(s)``
+    URLs. ``timeout_s`` bounds every single wait for a store, in seconds. Loop-bound.
     """
 
     def __init__(
@@ -74,9 +76,9 @@ class FragmentAccess:
     async def open(self, fragment: Fragment, url: str, offset: int) -> FragmentStream:
         """Open a fragment for reading from a journal offset within it.
 
-        Raises ``NotFound``, ``NotAllowed`` (also for a URL that has expired), ``Unavailable``,
-        ``Broken``, ``Corrupt`` if the file ends before the offset, and ``Closed``.
-        Cancellation: the file is opened and closed again in its thread.
+        Raise ``NotFound``, ``NotAllowed`` (also for an expired URL), ``Unavailable``, ``Broken``,
+        ``Closed``, or ``Corrupt`` if the file ends before the offset. After a cancellation the
+        thread opens the file and closes it again.
         """
         opening = _submitted(self._pool, lambda: self._open(fragment, url, offset))
         try:
@@ -91,7 +93,7 @@ class FragmentAccess:
             raise
 
     def close(self) -> None:
-        """Refuse new work; threads that wait for a store end by themselves."""
+        """Refuse new work. Threads that wait for a store end later without a join."""
         self._pool.close()
         self._sums.close()
 
@@ -141,7 +143,7 @@ class FragmentAccess:
 class FragmentStream:
     """The content of one fragment from some offset to its end, as blocks of bytes.
 
-    The SHA-1 of a file that was decoded from its start is checked before its last block is given out.
+    If a file was decoded from its start, its SHA-1 is checked before its last block is returned.
     """
 
     def __init__(self, file: DecodedFile, fragment: Fragment, pool: BlockingPool) -> None:
@@ -154,11 +156,11 @@ class FragmentStream:
         self._ahead: concurrent.futures.Future[list[bytes]] | None = _submitted(pool, self._decode)
 
     async def next(self) -> bytes:
-        """The next block; empty at the end.
+        """Return the next block; empty at the end.
 
-        Raises ``Corrupt`` if the file is not what its name says, ``Unavailable`` and ``Broken`` if the
-        store fails, ``Closed`` if the access was closed. Cancellation: nothing is lost, the block comes
-        with the next call.
+        Raise ``Corrupt`` if the file does not match its name. Raise ``Unavailable`` or ``Broken``
+        if the store fails, or ``Closed`` if the access was closed. A cancelled call loses nothing:
+        the next call returns the block.
         """
         if not self._blocks and not self._ended:
             assert self._ahead is not None, "a closed stream is not read"
@@ -186,7 +188,8 @@ class FragmentStream:
         self._blocks.clear()
 
     def _decode(self) -> list[bytes]:
-        """Runs in a thread: the next blocks, and the check of the end before the last is given."""
+        """Decode the next blocks, in a thread. Check the end of the file before returning the last
+        block."""
         blocks: list[bytes] = []
         room = AHEAD_BYTES
         while room > 0:
@@ -196,14 +199,14 @@ class FragmentStream:
             blocks.append(block)
             room -= len(block)
         if self._file.offset == self.fragment.end:
-            # Only the end is left, and with it what may be wrong about all of the file.
+            # Only the end is left, where all remaining faults of the file show.
             rest = self._file.read(1)
             assert not rest
         return blocks
 
 
 class _HttpSource:
-    """The body of a response, which must come in full."""
+    """The body of a response, which must be complete."""
 
     def __init__(self, response: http.client.HTTPResponse, url: str) -> None:
         self._response = response
@@ -229,8 +232,8 @@ class _HttpSource:
 def _open_http(
     fragment: Fragment, url: str, offset: int, timeout_s: float, sums: BlockingPool
 ) -> DecodedFile:
-    # Asked for as it is stored: a store that keeps gzip with a Content-Encoding would undo it for a
-    # client that does not accept it, which is wanted of the offloading codec only.
+    # Ask for the stored form. A store that keeps gzip with a Content-Encoding undoes it for a
+    # client that does not accept gzip. Only the offloading codec wants that.
     headers = {"Accept-Encoding": "gzip" if fragment.codec is Codec.GZIP else "identity"}
     seek = fragment.codec is Codec.NONE and offset > fragment.begin
     if seek:
@@ -277,7 +280,7 @@ def _submitted(pool: BlockingPool, fn: Callable[[], T]) -> concurrent.futures.Fu
     try:
         return pool.submit(fn)
     except RuntimeError as error:
-        raise Closed("fragments are not read any more: the client was closed") from error
+        raise Closed("cannot read fragments: the client was closed") from error
 
 
 def _close_opened(opening: concurrent.futures.Future[DecodedFile]) -> None:

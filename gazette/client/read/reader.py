@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from gazette.client.client import Client
 
 WRITE_HEAD: Final = -1
-"""As an offset of `ReadParams`: wherever the journal ends when the read begins."""
+"""Value of ``offset`` in `ReadParams`: where the journal ends when the read begins."""
 
 
 class OffsetJump(Retryable):
-    """The journal has no byte at the offset, and goes on at a greater one.
+    """The journal has no byte at the offset, and continues at a greater one.
 
-    Reading again goes on there: at ``offset``, instead of ``expected``.
+    A repeated read continues at ``offset``, instead of ``expected``.
     """
 
     default_hint = (
@@ -53,12 +53,12 @@ class OffsetJump(Retryable):
 
 @dataclass(frozen=True, slots=True)
 class ReadParams:
-    """What to read.
+    """The bytes to read.
 
-    ``offset`` may be `WRITE_HEAD`. ``end_offset`` zero: without end. ``block``: at the head wait for
-    more, instead of raising ``NotYet``. ``begin_mod_time`` (Unix seconds) skips stored fragments that
-    are older. ``do_not_proxy`` asks to be refused, rather than served through another broker or from a
-    store through the broker.
+    ``offset`` may be `WRITE_HEAD`. ``end_offset`` zero: without end. ``block``: at the head wait
+    for more, instead of raising ``NotYet``. ``begin_mod_time`` (Unix seconds) skips stored
+    fragments that are older. ``do_not_proxy``: the broker refuses the read rather than pass it to
+    another broker, or read a store for it.
     """
 
     journal: str
@@ -96,27 +96,28 @@ class ReadParams:
 class Reader:
     """One Read RPC, or the rest of one stored fragment, as a stream of bytes. Loop-bound.
 
-    ``direct`` off: never open fragments at their store, even if that is possible. Use `RetryReader`
-    for a stream that survives the end of brokers, fragments and tokens.
+    ``direct=False``: never open fragments at their store, even if that is possible. Use
+    `RetryReader` for a stream that survives the end of brokers, fragments and tokens.
     """
 
     def __init__(self, client: Client, params: ReadParams, *, direct: bool = True) -> None:
         params.validate()
         self.params = params
         self.offset = params.offset
-        """Of the next byte. Stays `WRITE_HEAD` until the head is known."""
+        """Offset of the next byte. Stays `WRITE_HEAD` until the head is known."""
         self.write_head = 0
-        """End of the journal when the broker last said."""
+        """End of the journal in the broker's last answer."""
         self.fragment: Fragment | None = None
         """The fragment that is being read."""
         self.fragment_url = ""
-        """Where its store has it, signed and good for a minute; empty if it is not stored yet."""
+        """URL of the fragment in its store, signed and valid for a minute; empty if it is not
+        stored yet."""
         self.header: Header | None = None
-        """Who served the read."""
+        """Header of the broker that served the read."""
         self.direct: FragmentStream | None = None
         """Set while the fragment is read at its store."""
         self.direct_failed = False
-        """Whether that is what failed, and not the broker."""
+        """True if the direct read is what failed, and not the broker."""
         self._client = client
         self._may_open = direct
         self._endpoint = ""
@@ -136,15 +137,15 @@ class Reader:
 
     @property
     def closed(self) -> bool:
-        """Return whether the reader or its client was closed."""
+        """True if the reader or its client was closed."""
         return self._ended or self._client.channels.closed
 
     async def open(self) -> None:
         """Make the call and wait for what comes before content: offset, head, fragment, header.
 
-        With ``block`` this waits for the offset to exist. Raises ``NotYet``, ``NotFound``, ``Moved``,
-        ``NotAllowed``, ``Unavailable`` or ``Broken``. May be repeated.
-        Cancellation: the reader has ended; make a new one.
+        With ``block`` this waits for the offset to exist. Raise ``NotYet``, ``NotFound``,
+        ``Moved``, ``NotAllowed``, ``Unavailable`` or ``Broken``. May be repeated. After a
+        cancellation the reader has ended; create a new one.
         """
         async with self._opening:
             await self._open()
@@ -166,8 +167,10 @@ class Reader:
         self._opened = True
 
     async def open_ahead(self) -> None:
-        """As ``open``, and open the fragment at its store if it will be read from there. ``read`` may
-        be called meanwhile: it waits, and after a failure of this tries by itself."""
+        """Call ``open``, and open the fragment at its store if it will be read from there.
+
+        ``read`` may be called meanwhile: it waits, and after a failure of this call it tries again.
+        """
         async with self._opening:
             await self._open()
             if self._should_open():
@@ -177,12 +180,13 @@ class Reader:
                     self.direct_failed = False
 
     async def read(self, max_bytes: int = 0) -> bytes:
-        """The next bytes: as many as came in one piece, but at most ``max_bytes`` unless that is zero.
+        """Return the next bytes: as many as came in one piece, at most ``max_bytes`` unless that is
+        zero.
 
-        Empty at the end: of ``end_offset``, of a fragment that is read at its store, or when the
-        broker ended the stream (it stops, or the token expired). Raises what ``open`` does, and
-        ``OffsetJump`` once where bytes are missing.
-        Cancellation: the reader has ended at ``offset``; make a new one from there.
+        Return empty bytes at the end: of ``end_offset``, of a fragment that is read at its store,
+        or when the broker ended the stream (it stops, or the token expired). Raise what ``open``
+        raises, and ``OffsetJump`` once where bytes are missing. After a cancellation the reader has
+        ended at ``offset``; create a new one from there.
         """
         held = self._held
         if not held:
@@ -211,7 +215,7 @@ class Reader:
         self._counter.inc(length)
 
     async def _next(self) -> bytes:
-        """The next piece, within ``end_offset``; empty at the end."""
+        """Return the next piece, within ``end_offset``; empty at the end."""
         if not self._opened or self._opening.locked():
             await self.open()
         while True:
@@ -240,7 +244,7 @@ class Reader:
         return piece
 
     async def _next_received(self) -> bytes | None:
-        """A piece from the broker; None if something else came."""
+        """Return a piece from the broker; None if another message came."""
         if self._should_open():
             await self._open_direct()
             return None
@@ -259,7 +263,7 @@ class Reader:
         return message.content
 
     def _should_open(self) -> bool:
-        """Whether to read the fragment at its store: all of what is left of it is there."""
+        """Return True if the fragment should be read at its store: all of its rest is there."""
         return (
             self._may_open
             and self.direct is None
@@ -282,7 +286,7 @@ class Reader:
             raise
 
     async def _receive(self) -> Content | broker_pb2.ReadResponse | None:
-        """The next message; None at the end of the stream."""
+        """Return the next message; None at the end of the stream."""
         try:
             with self._translated():
                 message: Any = await self._call.read()
@@ -302,7 +306,8 @@ class Reader:
         status = Status.from_pb(message.status)
         if status is not Status.OK:
             if self.offset == WRITE_HEAD and status is Status.OFFSET_NOT_YET_AVAILABLE:
-                self.offset = message.offset  # The head, resolved: later content comes after it.
+                # The message gives the resolved head; later content comes after it.
+                self.offset = message.offset
             raise status_error(
                 status,
                 journal=params.journal,
@@ -337,7 +342,7 @@ class Reader:
 
 
 async def read_all(reader: Reader) -> bytes:
-    """Everything until the reader's end, for small spans. Raises what ``read`` does."""
+    """Return all bytes until the reader's end, for small spans. Raise what ``read`` raises."""
     pieces: list[bytes] = []
     async with reader:
         while piece := await reader.read():

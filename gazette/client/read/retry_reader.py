@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ATTEMPTS_MAX: Final = 3
-"""How often a journal may be missing, or refused to us, before that is believed: routes and tokens lag."""
+"""Attempts before an absent or refused journal is believed: routes and tokens lag."""
 _DIRECT_FAILURES_MAX: Final = 3
-"""How often fragments cannot be opened at their store before they are only read through brokers."""
+"""Failures to open fragments at their store before they are only read through brokers."""
 _AHEAD_BYTES: Final = 16 << 20
-"""How near the end of a stored fragment the next one is opened."""
+"""Bytes before the end of a stored fragment at which the next one is opened."""
 
 
 class RetryReader:
-    """The bytes of a journal in order, whatever becomes of brokers meanwhile. Loop-bound.
+    """The bytes of a journal in order, through failures of brokers. Loop-bound.
 
-    It ends at ``end_offset`` only. It retries everything, but for what it surfaces: ``OffsetJump``;
-    ``NotYet`` unless it blocks; suspension; ``Corrupt``; and, after some attempts, that the journal is
-    not there or not allowed. Fragments that can be opened at their store are read from there, the next
-    one opened before the present one ends.
+    It ends at ``end_offset`` only. It retries every error except these: ``OffsetJump``; ``NotYet``
+    unless it blocks; suspension; ``Corrupt``; and, after some attempts, ``NotFound`` and
+    ``NotAllowed``. Fragments that can be opened at their store are read from there, and the next
+    one is opened before the present one ends.
     """
 
     def __init__(
@@ -58,15 +58,18 @@ class RetryReader:
         clock: Clock | None = None,
         on_interrupted: Callable[[], None] | None = None,
     ) -> None:
-        """``on_interrupted`` is called when a broker's stream broke or ended: another may serve the journal,
-        or it may have been deleted and created again meanwhile."""
+        """Create a reader; it makes no call yet.
+
+        ``on_interrupted`` is called when a broker's stream broke or ended. Another broker may serve
+        the journal then, or the journal may have been deleted and created again.
+        """
         params.validate()
         self.params = params
-        """As given, with the present ``block``; where the reader is now is ``offset``."""
+        """Parameters as given, with the present ``block``. ``offset`` has the present position."""
         self.offset = params.offset
-        """Of the next byte."""
+        """Offset of the next byte."""
         self.write_head = 0
-        """End of the journal when a broker last said."""
+        """End of the journal in a broker's last answer."""
         self.fragment: Fragment | None = None
         """The fragment of the last byte, as a broker last described it."""
         self.header: Header | None = None
@@ -78,9 +81,9 @@ class RetryReader:
         self._attempt = -1
         self._direct_failures = 0
         self._proxied = False
-        """Whether the present fragment is asked of a broker, since it could not be opened."""
+        """True if a broker reads the present fragment for us, since it could not be opened."""
         self._looked_at = -1
-        """Where the last fragment began that was opened ahead."""
+        """Begin of the last fragment that was opened ahead."""
         self._closed = False
         self._on_interrupted = on_interrupted or _unheard
 
@@ -95,13 +98,13 @@ class RetryReader:
         return self.params.block
 
     def set_block(self, block: bool) -> None:
-        """Wait at the head, or raise ``NotYet`` there. Holds for a ``read`` that waits already."""
+        """Wait at the head, or raise ``NotYet`` there. Also changes a ``read`` that waits already."""
         self.params = replace(self.params, block=block)
         if not block and self._reader is not None and self._reader.params.block:
             self._drop()
 
     def seek(self, offset: int) -> None:
-        """Go on at another offset. No ``read`` may be waiting."""
+        """Continue at another offset. No ``read`` may be waiting."""
         if offset == self.offset:
             return
         if offset < 0:
@@ -115,17 +118,19 @@ class RetryReader:
         self._drop()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Pieces until ``end_offset``; after each, ``offset`` is its end. Raises what ``read`` does."""
+        """Yield pieces until ``end_offset``; after each, ``offset`` is its end. Raise what ``read``
+        raises."""
         while piece := await self.read():
             yield piece
 
     async def read(self, max_bytes: int = 0) -> bytes:
-        """The next bytes: as many as came in one piece, but at most ``max_bytes`` unless that is zero.
+        """Return the next bytes: as many as came in one piece, at most ``max_bytes`` unless that is
+        zero.
 
-        Empty only at ``end_offset`` (and for ``metadata_only``). Raises ``OffsetJump`` (once; the next
-        ``read`` goes on behind the gap), ``NotYet`` unless blocking, ``Corrupt``, ``NotFound``,
-        ``NotAllowed`` (also: suspended), ``Closed``.
-        Cancellation: nothing is lost; the next ``read`` makes a new call.
+        Return empty bytes only at ``end_offset`` (and for ``metadata_only``). Raise ``OffsetJump``
+        (once; the next ``read`` continues behind the gap), ``NotYet`` unless blocking, ``Corrupt``,
+        ``NotFound``, ``NotAllowed`` (also for a suspended journal), or ``Closed``. A cancelled call
+        loses nothing: the next ``read`` makes a new call.
         """
         while True:
             if self._closed:
@@ -177,13 +182,13 @@ class RetryReader:
         if not direct:
             params = replace(params, do_not_proxy=False)
         if self._proxied and self.fragment is not None and offset < self.fragment.end:
-            # Only this fragment: the next may be open to us again.
+            # Only for this fragment: the next one may be open to us again.
             end = min(self.params.end_offset or self.fragment.end, self.fragment.end)
             params = replace(params, end_offset=end)
         return Reader(self._client, params, direct=direct)
 
     def _note(self, reader: Reader) -> None:
-        """Take over what a reader knows."""
+        """Copy the reader's offset, head and fragment."""
         if reader.offset >= 0:
             self.offset = reader.offset
         self.write_head = max(reader.write_head, self.write_head)
@@ -205,12 +210,12 @@ class RetryReader:
         self._reader = self._next = None
 
     async def _on_end(self, reader: Reader) -> None:
-        """A broker ended the stream, or a fragment at its store ended."""
+        """Note that a broker ended the stream, or that a fragment at its store ended."""
         if reader.direct is None and not reader.fragment_url:
             self._on_interrupted()
         progress = reader.offset != reader.params.offset
         stuck = not progress and reader.params.do_not_proxy and reader.fragment_url != ""
-        # It was left to us to open the fragment, and we cannot: ask for its bytes.
+        # The broker left the fragment to us, and we cannot open it: ask for its bytes.
         self._proxied = stuck
         self._forget(reader)
         if progress or stuck:
@@ -225,12 +230,12 @@ class RetryReader:
         self._note(reader)
         self._forget(reader)
         if interrupted:
-            return  # By set_block or close.
+            return  # `set_block` or `close` closed the reader.
         self._attempt += 1
         if isinstance(error, NotYet) and not reader.params.block:
             self._attempt = -1
             if self.params.block:
-                return  # It was changed meanwhile: ask again, and wait.
+                return  # ``block`` was changed meanwhile: ask again, and wait.
             raise error
         if isinstance(error, Corrupt | Invalid | Bug | Closed):
             raise error
@@ -256,7 +261,7 @@ class RetryReader:
         await self._clock.sleep(backoff_s(self._attempt))
 
     def _look_ahead(self, reader: Reader) -> None:
-        """Open what follows the fragment that is read at its store, shortly before it ends."""
+        """Open the next fragment shortly before the one that is read at its store ends."""
         fragment = reader.fragment
         assert fragment is not None
         end = self.params.end_offset

@@ -1,4 +1,4 @@
-"""The addresses that a client was given: which of them to call."""
+"""Addresses given to a client, and the choice of the one to call."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _PAUSE_S: Final = 0.1
 
 
 class Addresses:
-    """Endpoints separated by commas, of one cluster. Their channels are never closed for being unused.
+    """Endpoints of one cluster, separated by commas. Their channels stay open even if unused.
 
-    Calls stay with one endpoint until its connection fails, then move to the next that is not failing;
-    when all are, each call tries another one.
+    Calls stay with one endpoint until its connection fails, then move to the next that is not
+    failing. When all are failing, each call tries another one.
     """
 
     def __init__(self, text: str, channels: Channels) -> None:
-        """Raises ``Invalid`` for what is no endpoint."""
+        """Parse the endpoints. Raise ``Invalid`` for a malformed one."""
         self._endpoints = tuple(one.strip() for one in text.split(",") if one.strip())
         if not self._endpoints:
             raise Invalid("an address is needed", path="address")
@@ -33,8 +33,8 @@ class Addresses:
     async def connected(self) -> str:
         """Return the endpoint to call now, for a call that waits for a connection.
 
-        Of several, it is one that is connected: a call that waits would wait for ever for one whose
-        process has gone. Waits while none can be reached. Cancellation: no effect.
+        Of several, return a connected one: a waiting call would wait for ever if its process has
+        gone. Wait while none can be reached. Cancellation has no effect.
         """
         tried = 0
         while len(self._endpoints) > 1:

@@ -39,15 +39,18 @@ _KEEPALIVE_MAX_S: Final = 7200.0
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """Files in PEM form, used for ``https`` endpoints. Without ``ca_file`` the roots that gRPC brings
-    are trusted; ``cert_file`` and ``key_file`` identify us to peers that ask for it."""
+    """Files in PEM form, used for ``https`` endpoints.
+
+    Without ``ca_file`` the roots that gRPC brings are trusted. ``cert_file`` and ``key_file``
+    identify us to peers that ask for it.
+    """
 
     ca_file: Path | None = None
     cert_file: Path | None = None
     key_file: Path | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Read the files. Raises ``Invalid`` for one that cannot be read."""
+        """Read the files. Raise ``Invalid`` for one that cannot be read."""
         if (self.cert_file is None) != (self.key_file is None):
             raise Invalid("a certificate and its key must be given together", path="cert-file")
         return grpc.ssl_channel_credentials(
@@ -66,20 +69,22 @@ class ChannelSettings:
     """
 
     keepalive_s: float = 360.0
-    """Interval of pings while calls run. It is doubled if a server says that these are too many."""
+    """Seconds between pings while calls run. Doubled if a server says that these are too many."""
     keepalive_timeout_s: float = 10.0
-    """How long a ping may go without an answer, and content without an acknowledgement by the
-    peer's machine. Then the connection is closed."""
+    """Seconds that a ping may go without an answer. Then the connection is closed.
+
+    It also limits how long content may go without an acknowledgement by the peer's machine.
+    """
     silence_s: float = 20.0
-    """If no call of a channel ends for this long, the peer is asked whether it answers. 0: never."""
+    """Seconds without the end of a call of a channel, after which the peer is probed. 0: never."""
     silence_timeout_s: float = 20.0
-    """A peer that does not answer that for this long has fallen silent: its calls end."""
+    """Seconds that a peer may leave the probe unanswered. Then it has fallen silent: its calls end."""
     backoff_min_s: float = 0.05
     backoff_max_s: float = 5.0
     connect_timeout_s: float = 5.0
     receive_bytes_max: int = 16 << 20
     idle_s: float = 30.0
-    """A channel that was not used for this long, and has no call in flight, is closed."""
+    """Seconds after which a channel without use, and without a call in flight, is closed."""
 
     def options(self) -> list[tuple[str, int]]:
         return [
@@ -87,16 +92,17 @@ class ChannelSettings:
             ("grpc.max_send_message_length", -1),
             ("grpc.keepalive_time_ms", int(self.keepalive_s * 1e3)),
             ("grpc.keepalive_timeout_ms", int(self.keepalive_timeout_s * 1e3)),
-            # Without this one a peer that is stopped is noticed after a minute, whatever the other says.
+            # Without this option a stopped peer is noticed only after a minute, whatever the other
+            # one says.
             ("grpc.http2.ping_timeout_ms", int(self.keepalive_timeout_s * 1e3)),
             ("grpc.keepalive_permit_without_calls", 0),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.initial_reconnect_backoff_ms", int(self.backoff_min_s * 1e3)),
             ("grpc.min_reconnect_backoff_ms", int(self.connect_timeout_s * 1e3)),
             ("grpc.max_reconnect_backoff_ms", int(self.backoff_max_s * 1e3)),
-            # Retries are ours: those of gRPC would keep a copy of what is streamed.
+            # We retry ourselves: retries of gRPC would keep a copy of what is streamed.
             ("grpc.enable_retries", 0),
-            # Connections of one object are its own, so that closing it closes them.
+            # Connections of one object are its own, so closing the object closes them.
             ("grpc.use_local_subchannel_pool", 1),
         ]
 
@@ -104,8 +110,8 @@ class ChannelSettings:
 class Channels:
     """Channels by endpoint (``http://host:port``, ``https://…``, ``unix://host/path``). Loop-bound.
 
-    Stubs count the calls made through them, so that a channel is closed under no call. Every use of
-    ``journal`` or ``shard`` must ask for the stub anew rather than keep it.
+    Stubs count the calls made through them, so no channel is closed during a call. Do not keep a
+    stub of ``journal`` or ``shard``: get it again for every use.
     """
 
     def __init__(
@@ -136,54 +142,60 @@ class Channels:
         return len(self._channels)
 
     def pin(self, endpoint: str) -> None:
-        """Never close the channel of this endpoint for being unused (the default address)."""
+        """Keep the channel of this endpoint open even if unused (the default address)."""
         self._pinned.add(endpoint)
 
     def journal(self, endpoint: str) -> JournalStub:
-        """The Journal service at an endpoint. Raises ``Invalid`` for what is no endpoint, ``Closed``."""
+        """Return the Journal service at an endpoint. Raise ``Invalid`` for a malformed one, or
+        ``Closed``."""
         return self._channel(endpoint).journal
 
     def shard(self, endpoint: str) -> ShardStub:
-        """The Shard service at an endpoint. Raises ``Invalid`` for what is no endpoint, ``Closed``."""
+        """Return the Shard service at an endpoint. Raise ``Invalid`` for a malformed one, or
+        ``Closed``."""
         return self._channel(endpoint).shard
 
     def byte_path(self, endpoint: str) -> BytePath:
-        """Append and Read at an endpoint, by their fast encodings. Raises as ``journal``."""
+        """Return Append and Read at an endpoint, by their fast encodings. Raise as ``journal``
+        does."""
         return self._channel(endpoint).byte_path
 
     def grpc_channel(self, endpoint: str) -> grpc.aio.Channel:
-        """The channel of an endpoint, for services of applications. Its calls are counted too."""
+        """Return the channel of an endpoint, for services of applications. Its calls are counted
+        too."""
         return cast("grpc.aio.Channel", self._channel(endpoint))
 
     async def connect(self, endpoint: str) -> bool:
-        """Return whether an endpoint is connected, after an attempt to connect if it is not.
+        """Return True if an endpoint is connected, after an attempt to connect if it is not.
 
-        Raises ``Invalid`` for what is no endpoint, ``Closed``. Cancellation: the attempt goes on.
+        Raise ``Invalid`` for a malformed endpoint, or ``Closed``. After a cancellation the attempt
+        goes on.
         """
         channel = self._channel(endpoint)
         with map_errors("connect", self, endpoint=endpoint):
             return await channel.connect()
 
     def health(self, endpoint: str) -> Health:
-        """What is known of the connection to an endpoint; does not connect."""
+        """Return the state of the connection to an endpoint. Do not connect."""
         channel = self._channels.get(endpoint)
         return Health.IDLE if channel is None else channel.health()
 
     def pick(
         self, route: Route, *, process_id: ProcessId | None = None, primary: bool = False
     ) -> str | None:
-        """``dispatch.pick`` by the state of our channels and our zone."""
+        """Return ``dispatch.pick`` by the state of our channels and our zone."""
         return pick(route, self.zone, self.health, process_id=process_id, primary=primary)
 
     def member(self, route: Route, process_id: ProcessId) -> JournalStub:
-        """The Journal service of exactly that member. Raises ``Unavailable`` if it has no endpoint."""
+        """Return the Journal service of exactly that member. Raise ``Unavailable`` without an
+        endpoint."""
         endpoint = self.pick(route, process_id=process_id)
         if endpoint is None:
             raise Unavailable("the route has no endpoint of this member", member=process_id)
         return self.journal(endpoint)
 
     def follow(self, members: Mapping[str, int]) -> None:
-        """Learn which processes are members now: the CreateRevision of each one's key, by endpoint.
+        """Learn the present members: the CreateRevision of each one's key, by endpoint.
 
         A process whose key is gone, or was created again, has lost its lease: calls to it end with
         ``Closed`` at once. The next call connects without the back-off of the old connection.
@@ -237,7 +249,7 @@ class Channels:
             )
 
     async def _watch(self) -> None:
-        """Ask peers whose calls have not ended for long whether they answer. End with the calls."""
+        """Probe peers whose calls have not ended for long. End with the calls."""
         silence_s = self._settings.silence_s
         try:
             while True:
@@ -274,9 +286,10 @@ class Channels:
                 self._scope.spawn(channel.close(None), name=f"close {endpoint}")
 
     async def close(self, grace_s: float | None = None) -> None:
-        """Close every channel; calls in flight get ``grace_s`` seconds to end, then are cancelled.
+        """Close every channel. Calls in flight get ``grace_s`` seconds to end, then are cancelled.
 
-        Cancellation: the object is closed; sockets close when the loop next runs. May be repeated.
+        After a cancellation the object is closed, and sockets close when the loop next runs. May be
+        repeated.
         """
         self.closed = True
         while self._channels:
@@ -286,8 +299,11 @@ class Channels:
 
 
 class BytePath:
-    """The calls that carry journal bytes. Requests of ``append`` are messages or their encoding,
-    responses of ``read`` are `wire.Content` where possible."""
+    """The calls that carry journal bytes.
+
+    Requests of ``append`` are messages or their encoding. Responses of ``read`` are `wire.Content`
+    where possible.
+    """
 
     __slots__ = ("append", "read")
 
@@ -308,7 +324,7 @@ class BytePath:
 class _Channel:
     """A gRPC channel that counts its calls and remembers whether its connection fails.
 
-    Generated stubs take it for a channel: it has the four methods that they call.
+    It has the four methods that generated stubs call on a channel.
     """
 
     def __init__(
@@ -332,8 +348,11 @@ class _Channel:
         self.byte_path = BytePath(self)
 
     def health(self) -> Health:
-        """The connection's state. A failure stands until the connection is ready again, because a
-        channel that fails goes through CONNECTING again and again."""
+        """Return the connection's state.
+
+        A failure counts until the connection is ready again: a failing channel goes through
+        CONNECTING again and again.
+        """
         match self._grpc.get_state():
             case grpc.ChannelConnectivity.READY:
                 self._failing = False
@@ -347,7 +366,7 @@ class _Channel:
         return Health.FAILING if self._failing else Health.IDLE
 
     async def connect(self) -> bool:
-        """Return whether there is a connection, after an attempt to make one."""
+        """Return True if there is a connection, after an attempt to make one."""
         waiting = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
         while (state := self._grpc.get_state(try_to_connect=True)) in waiting:
             await self._grpc.wait_for_state_change(state)
@@ -368,7 +387,7 @@ class _Channel:
     def _counted(
         self, kind: str, make: Callable[..., Any], path: str, *args: Any, **kwargs: Any
     ) -> Callable[..., Any]:
-        """A method that counts its calls, here and for metrics."""
+        """Return a method that counts its calls, here and for metrics."""
         measure = measure_of(kind, path)
         method = make(path, *measure.serializers(args, kwargs))
 
@@ -391,9 +410,10 @@ class _Channel:
                 self._on_refused_pings()
 
     async def answers(self, timeout_s: float) -> bool:
-        """Ask the peer anything. Return False if it is connected and says nothing for ``timeout_s``.
+        """Probe the peer. Return False if it is connected and gives no answer for ``timeout_s``
+        seconds.
 
-        Every gRPC server answers a call, if only that it does not know its method.
+        Every gRPC server answers a call, even of a method that it does not know.
         """
         if self._grpc.get_state() is not grpc.ChannelConnectivity.READY:
             return True

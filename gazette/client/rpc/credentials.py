@@ -1,4 +1,4 @@
-"""What a call proves about its caller: tokens for claims, signed once and used until they age."""
+"""Credentials of calls: tokens for claims, signed once and used until they age."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gazette.runtime.clock import Clock
 Metadata = tuple[tuple[str, str], ...]
 
 LONG_LIFETIME_S: Final = 3600.0
-"""Of tokens for reads, appends and lists: a stream ends when its token does."""
+"""Seconds of life of tokens for reads, appends and lists: a stream ends when its token does."""
 SHORT_LIFETIME_S: Final = 60.0
-"""Of tokens that change something at once (Apply), and of all calls to consumers."""
+"""Seconds of life of tokens that change something at once (Apply), and of all calls to consumers."""
 
 _TOKENS_MAX: Final = 4096
 
@@ -30,7 +30,7 @@ class Credentials:
         self._tokens: OrderedDict[tuple[Claims, float], tuple[float, Metadata]] = OrderedDict()
 
     def metadata(self, claims: Claims, lifetime_s: float = LONG_LIFETIME_S) -> Metadata:
-        """Metadata for a call that needs ``claims`` (their own expiry is not looked at)."""
+        """Return metadata for a call that needs ``claims`` (their own expiry is ignored)."""
         key = (replace(claims, expires_at=None), lifetime_s)
         now = self._clock.now()
         found = self._tokens.get(key)
@@ -46,20 +46,20 @@ class Credentials:
 
 
 def journal_claims(capability: int, journal: str) -> Claims:
-    """Claims to one journal; its metadata segment, which no label can hold, is left off."""
+    """Return claims to one journal, without its metadata segment, which no label can hold."""
     return Claims.of_journal(capability, split_journal_meta(journal)[0])
 
 
 def shard_claims(capability: int, *shard_ids: str) -> Claims:
-    """Claims to some shards."""
+    """Return claims to some shards."""
     return Claims(capability, LabelSelector.of(*(("id", shard_id) for shard_id in shard_ids)))
 
 
 def list_claims(selector: LabelSelector) -> Claims:
-    """Claims to list what a selector matches."""
+    """Return claims to list what a selector matches."""
     return Claims(Capability.LIST, selector)
 
 
 def apply_claims() -> Claims:
-    """Claims to change any specification."""
+    """Return claims to change any specification."""
     return Claims(Capability.APPLY, EVERYTHING)

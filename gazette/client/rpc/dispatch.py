@@ -1,4 +1,4 @@
-"""Which member of a route a call goes to. Pure: connectivity is asked of the caller."""
+"""The choice of the member of a route for a call. Pure: the caller provides connectivity."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gazette.protocol.route import Route
 
 
 class Health(IntEnum):
-    """What is known of the connection to an endpoint; greater is better."""
+    """State of the connection to an endpoint; greater is better."""
 
     FAILING = 0
     """The last attempt failed, and no later one succeeded."""
     IDLE = 1
-    """Nothing is known: not connected, or never tried."""
+    """The state is unknown: not connected, or never tried."""
     CONNECTING = 2
     READY = 3
 
@@ -28,14 +28,14 @@ def pick(
     process_id: ProcessId | None = None,
     primary: bool = False,
 ) -> str | None:
-    """The endpoint to call, or None: call the default address, whose process proxies.
+    """Return the endpoint to call, or None to call the default address, whose process proxies.
 
-    - ``process_id``: exactly that member, however its connection is. None if the route does not
-      have it, or not its endpoint.
+    - ``process_id``: exactly that member, whatever its connection. None if the route lacks the member
+      or its endpoint.
     - ``primary`` (appends): the primary, unless its connection is failing.
-    - else the best member: not failing before anything else, then in our ``zone``, then the better
-      connection, then the order of the route. Members whose connections all fail are passed over,
-      because the default address may still reach them.
+    - Otherwise the best member. A connection that does not fail counts most, then our ``zone``, then the
+      better connection, then the order of the route. If all connections fail, return None: the default
+      address may still reach the members.
 
     A member without an endpoint (its key is gone from etcd) is never picked.
     """

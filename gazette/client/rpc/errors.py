@@ -1,4 +1,4 @@
-"""From the ways in which a call can fail to the error that tells the caller what to do next."""
+"""Errors of failed calls: each failure becomes the error that says what the caller does next."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from gazette.protocol.append_session import ledger_of
 from gazette.protocol.status import ShardStatus, Status
 
 END_OF_STREAM: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
-"""What reading from a call gives when it has ended well."""
+"""Value that a read from a call returns after a successful end."""
 
 TOO_SLOW: Final = "client stream didn't sustain the minimum append data rate"
-"""What a broker says of an append whose content came too slowly. Nothing of it is in the journal."""
+"""A broker's answer to an append whose content came too slowly. The journal has nothing of it."""
 
 _BY_STATUS: Final[dict[Status, tuple[type[GazetteError], str, str | None]]] = {
     Status.JOURNAL_NOT_FOUND: (NotFound, "journal not found", None),
@@ -48,7 +48,7 @@ _BY_STATUS: Final[dict[Status, tuple[type[GazetteError], str, str | None]]] = {
     Status.PROPOSAL_MISMATCH: (Conflict, "the replica is at another fragment", None),
     Status.ETCD_TRANSACTION_FAILED: (
         Conflict,
-        "a specification was changed by somebody else meanwhile",
+        "another client changed a specification meanwhile",
         None,
     ),
     Status.NOT_ALLOWED: (
@@ -63,7 +63,10 @@ _BY_STATUS: Final[dict[Status, tuple[type[GazetteError], str, str | None]]] = {
     ),
     Status.INDEX_HAS_GREATER_OFFSET: (
         Corrupt,
-        "fragments of the journal reach beyond what its brokers know: all of them were replaced",
+        (
+            "fragments of the journal reach beyond what its brokers know: all its brokers were "
+            "replaced"
+        ),
         "Check the newest fragments, then move the head with `gazctl journals reset-head`.",
     ),
     Status.REGISTER_MISMATCH: (Fenced, "the journal's registers are not as required", None),
@@ -81,7 +84,7 @@ _BY_SHARD_STATUS: Final[dict[ShardStatus, tuple[type[GazetteError], str]]] = {
     ShardStatus.NOT_SHARD_PRIMARY: (Moved, "the process is not primary of the shard"),
     ShardStatus.ETCD_TRANSACTION_FAILED: (
         Conflict,
-        "a specification was changed by somebody else meanwhile",
+        "another client changed a specification meanwhile",
     ),
     ShardStatus.SHARD_STOPPED: (Unavailable, "the shard has stopped there"),
 }
@@ -89,7 +92,7 @@ _BY_SHARD_STATUS: Final[dict[ShardStatus, tuple[type[GazetteError], str]]] = {
 _BY_CODE: Final[dict[grpc.StatusCode, type[GazetteError]]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: Unavailable,
-    # What a server that stops says of calls that had reached it, and that nobody had begun to serve.
+    # Answer of a server that stops, for calls that had reached it but were not served yet.
     grpc.StatusCode.CANCELLED: Unavailable,
     grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
     grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
@@ -104,7 +107,7 @@ class _Caller(Protocol):
 
 
 def status_error(status: Status, detail: str = "", **facts: Any) -> GazetteError:
-    """The error of a status other than OK. Its name is in ``facts["status"]``."""
+    """Return the error of a status other than OK. Its name is in ``facts["status"]``."""
     kind, message, hint = _BY_STATUS[status]
     if detail:
         message = f"{message}: {detail}"
@@ -112,26 +115,26 @@ def status_error(status: Status, detail: str = "", **facts: Any) -> GazetteError
 
 
 def shard_status_error(status: ShardStatus, **facts: Any) -> GazetteError:
-    """The error of a consumer's status other than OK. Its name is in ``facts["status"]``."""
+    """Return the error of a consumer's status other than OK. Its name is in ``facts["status"]``."""
     kind, message = _BY_SHARD_STATUS[status]
     return kind(message, status=status.name, **facts)
 
 
 def status_of(error: BaseException | None) -> str:
-    """The name of the status an error was made of; empty if it was made of none."""
+    """Return the name of the status that an error was made of; empty if there was none."""
     return str(error.facts.get("status", "")) if isinstance(error, GazetteError) else ""
 
 
 def was_too_slow(error: GazetteError) -> bool:
-    """Whether a broker gave up an append because its content did not come fast enough."""
+    """Return True if a broker gave up an append because its content did not come fast enough."""
     return error.facts.get("code") == grpc.StatusCode.UNKNOWN.name and TOO_SLOW in error.message
 
 
 def rpc_error(error: grpc.aio.AioRpcError, method: str, **facts: Any) -> GazetteError:
-    """The error of a call that ended with a gRPC code other than OK.
+    """Return the error of a call that ended with a gRPC code other than OK.
 
-    Servers answer what is wrong about a request with UNKNOWN and a text; so that, and every other
-    code without a meaning to the caller, is ``Broken``.
+    Servers report an invalid request as UNKNOWN with a text. So that code, and every other one
+    without a meaning for the caller, is ``Broken``.
     """
     code = error.code()
     kind = _BY_CODE.get(code, Broken)
@@ -176,16 +179,16 @@ def open_channel(method: str, **facts: Any) -> Iterator[None]:
         if task is None or task.cancelling():
             raise
         raise Closed(
-            f"{method}: the channel was closed, as its process has lost its lease or fell silent, or as"
-            " this one ends",
-            hint="No action: what is asked again goes to another process.",
+            f"{method}: the channel was closed: its process has lost its lease or fell "
+            "silent, or this process ends",
+            hint="No action: a repeated call goes to another process.",
             **facts,
         ) from None
 
 
 @contextmanager
 def answered(method: str) -> Iterator[None]:
-    """Around the check of an answer: what is invalid in it is the peer's doing, ``Broken``."""
+    """Turn an ``Invalid`` of the block into ``Broken``: the peer sent an invalid answer."""
     try:
         yield
     except Invalid as error:

@@ -1,4 +1,4 @@
-"""What is counted of every call that a client makes, and the spans of those calls."""
+"""Metrics and spans of the calls that a client makes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class CallMeasure:
     def serializers(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-        """The request serializer and response deserializer that a stub gave, counting messages."""
+        """Return the request serializer and response deserializer of a stub, which also count
+        messages."""
         given = dict(zip(("request_serializer", "response_deserializer"), args, strict=False))
         given |= kwargs
         serialize = given.get("request_serializer")

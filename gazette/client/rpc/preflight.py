@@ -1,7 +1,7 @@
-"""Whether anybody listens where a client was told to look: `require_reachable`.
+"""A check that a server answers at a client's address: `require_reachable`.
 
-Calls wait for a connection, as brokers and members come and go. A mistake in an address, or a server that
-was never started, is to be told at once instead.
+Calls wait for a connection, as brokers and members come and go. A wrong address, or a server that
+was never started, must be reported at once instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _UNREACHABLE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _PROBE: Final = "/gazctl.Probe/Probe"
-"""A method that no server has: to be refused a call must have arrived."""
+"""A method that no server has. Even its refusal proves that the call has arrived."""
 
 
 async def require_reachable(
@@ -27,8 +27,8 @@ async def require_reachable(
 ) -> None:
     """Connect to one of the client's addresses, waiting for each at most ``connect_s`` seconds.
 
-    ``patience_s``: how long it may take a server to come back that refuses connections now. Raises
-    ``Unavailable``, which says why of each address, and has that hint.
+    ``patience_s``: seconds to wait for a server that refuses connections now to return. Raise
+    ``Unavailable`` that gives the reason for each address, and ``hint``.
     """
     reasons: dict[str, str] = {}
     while (address := client.address) not in reasons:
@@ -60,6 +60,6 @@ async def _comes_back(client: Client | ShardClient, patience_s: float) -> bool:
 def _reason(error: grpc.aio.AioRpcError) -> str:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "it does not answer"
-    # gRPC's own text nests: what the operating system said comes last.
+    # gRPC's own text nests: the operating system's text comes last.
     reason = (error.details() or error.code().name).rpartition("last error: ")[2]
     return reason.removeprefix("UNKNOWN: ")

@@ -1,4 +1,4 @@
-"""Which route a journal had when somebody last answered for it. Pure: time is passed in."""
+"""The last known routes of journals. Pure: time is passed in."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from gazette.protocol.route import Route
 
 
 class RouteCache:
-    """The routes of the ``size`` journals (or shards) used last, each for at most ``ttl_s`` seconds.
+    """The routes of the ``size`` journals (or shards) used last, each for at most ``ttl_s``
+    seconds.
 
-    With size zero nothing is kept: then every call goes to the default address.
+    With size zero no route is kept: every call goes to the default address.
     """
 
     def __init__(self, size: int, ttl_s: float) -> None:
@@ -22,7 +23,8 @@ class RouteCache:
         return len(self._routes)
 
     def get(self, name: str, now: float) -> Route | None:
-        """The route of ``name`` if it is known and not too old; ``now`` is monotonic seconds."""
+        """Return the route of ``name`` if it is known and not too old; ``now`` is monotonic
+        seconds."""
         found = self._routes.get(name)
         if found is None:
             return None
@@ -34,7 +36,7 @@ class RouteCache:
         return route
 
     def put(self, name: str, route: Route, now: float) -> None:
-        """Remember a route. One without members says that there is none: it is forgotten."""
+        """Remember a route. A route without members makes the cache forget the former one."""
         if not route.members:
             self.forget(name)
             return
@@ -46,5 +48,5 @@ class RouteCache:
             self._routes.popitem(last=False)
 
     def forget(self, name: str) -> None:
-        """Drop what is known of ``name``: a call by it failed."""
+        """Drop the route of ``name``: a call by it failed."""
         self._routes.pop(name, None)

@@ -1,8 +1,8 @@
-"""Stages 2 and 10 of the byte path: the two messages that carry journal bytes, without detours.
+"""Stages 2 and 10 of the byte path: fast encodings of the two messages that carry journal bytes.
 
-`AppendRequest.content` and `ReadResponse.content` are copied once more by the generated code than
-they have to be: encoding a chunk by hand made a loopback append 1.6 times as fast. Every other
-message, and every content message that is not in its plain form, takes the generated path.
+The generated code copies `AppendRequest.content` and `ReadResponse.content` once more than
+necessary. Encoding a chunk by hand made a loopback append 1.6 times as fast. Every other message,
+and every content message that is not in its plain form, takes the generated path.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from gazette.protocol.pb import broker_pb2
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 
 CHUNK_BYTES: Final = 1 << 17
-"""Content of one message: gRPC in Python moves 5-10 times as much in chunks of this size as in 4 KiB."""
+"""Bytes of content in one message. gRPC in Python moves 5-10 times as much at this size as at 4
+KiB."""
 
 _CONTENT_OF_APPEND: Final = b"\x22"  # field 4, length-delimited
 _OFFSET_OF_READ: Final = 0x18  # field 3, varint
@@ -32,19 +33,19 @@ class Content(NamedTuple):
 
 
 def append_content(content: BytesLike) -> bytes:
-    """The wire form of an AppendRequest with that content, which must not be empty."""
+    """Return the wire form of an AppendRequest with that content, which must not be empty."""
     view = memoryview(content)
     assert view.nbytes, "an AppendRequest without content commits"
     return b"".join((_CONTENT_OF_APPEND, _varint(view.nbytes), view))
 
 
 def encode_append(message: broker_pb2.AppendRequest | bytes) -> bytes:
-    """Serializer of the Append call: bytes are taken as they are."""
+    """Serialize a request of the Append call: take bytes as they are."""
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 def decode_read(data: bytes) -> Content | broker_pb2.ReadResponse:
-    """Deserializer of the Read call."""
+    """Deserialize a response of the Read call."""
     at, offset = 0, 0
     try:
         if data[0] == _OFFSET_OF_READ:
@@ -54,7 +55,7 @@ def decode_read(data: bytes) -> Content | broker_pb2.ReadResponse:
             if length and at + length == len(data):
                 return Content(offset, data[at:])
     except IndexError:
-        pass  # Not the plain form: an empty message, for one.
+        pass  # The message is not in its plain form: an empty one, for example.
     return broker_pb2.ReadResponse.FromString(data)
 
 
@@ -68,7 +69,8 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The varint at ``at``, and where it ends. Raises ``IndexError`` if it is cut or too long."""
+    """Return the varint at ``at``, and where it ends. Raise ``IndexError`` if it is cut or too
+    long."""
     value = shift = 0
     while shift < 63:
         byte = data[at]
