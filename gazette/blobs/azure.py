@@ -24,14 +24,14 @@ from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.runtime.clock import Clock, SystemClock
 
 DELEGATION_KEY_S: Final = 2 * 60 * 60.0
-"""How long a key is good for with which URLs of ``azure-ad`` are signed."""
+"""Seconds for which a key is valid with which URLs of ``azure-ad`` are signed."""
 DELEGATION_KEY_RESERVE_S: Final = 60 * 60.0
-"""A key with less time than this is replaced."""
+"""Seconds. A key with less time left is replaced."""
 SIGNATURE_TTL_MAX_S: Final = 7 * 24 * 60 * 60 - DELEGATION_KEY_RESERVE_S
 
 _TIMEOUTS: Final = {"connection_timeout": 5, "read_timeout": 30}
 _SKEW_S: Final = 300.0
-"""How far our clock may be ahead of Azure's, so that a URL is valid from the start."""
+"""Seconds by which our clock may be ahead of Azure's. So a URL is valid from the start."""
 _CALL_TIMEOUT_S: Final = 120.0
 
 
@@ -47,8 +47,9 @@ class AzureStore(FsspecStore):
         environ: Mapping[str, str] = os.environ,
         clock: Clock | None = None,
     ) -> None:
-        """Raises ``Invalid`` if adlfs is not installed or for arguments it does not know, and
-        ``NotAllowed`` if the environment has no credentials."""
+        """Parse the URL. Raise ``Invalid`` if adlfs is not installed or for unknown arguments, and
+        ``NotAllowed`` if the environment has no credentials.
+        """
         extras.require(url.scheme, "fsspec", "adlfs")
         self.scheme = url.scheme
         self._clock = clock if clock is not None else SystemClock()
@@ -72,7 +73,7 @@ class AzureStore(FsspecStore):
         if not self._with_key:
             from azure.identity.aio import ClientSecretCredential
 
-            # Of a private cloud, Microsoft's directory of instances knows nothing.
+            # Microsoft's directory of instances does not know private clouds.
             options["credential"] = ClientSecretCredential(
                 options.pop("tenant_id"),
                 options.pop("client_id"),
@@ -81,7 +82,7 @@ class AzureStore(FsspecStore):
             )
         return fsspec.filesystem(
             "abfs",
-            # Without it, a container is looked up first, which takes a permission of its own.
+            # Without it, adlfs looks the container up first, which takes a permission of its own.
             assume_container_exists=True,
             **_TIMEOUTS,
             max_concurrency=1,
@@ -91,7 +92,7 @@ class AzureStore(FsspecStore):
         )
 
     def read_range(self, files: Any, located: str, begin: int, end: int) -> bytes:
-        """The SDK would undo a gzip encoding, of each range by itself, if it was not told."""
+        """Read a range without decompression: the SDK would undo a gzip encoding for each range alone."""
         from fsspec.asyn import sync
 
         async def read() -> bytes:
@@ -110,10 +111,10 @@ class AzureStore(FsspecStore):
         return content
 
     def write(self, files: Any, located: str, source: BinaryIO, content_encoding: str) -> None:
-        """A small blob in one request, a larger one as blocks that are committed at the end.
+        """Write a small blob in one request, a larger one as blocks that are committed at the end.
 
-        Of two brokers that upload blocks of one blob, the first to commit drops those of the other,
-        which fails and finds the blob the next time.
+        If two brokers upload blocks of one blob, the first to commit drops the blocks of the other. The other
+        one fails and finds the blob at the next attempt.
         """
         from azure.storage.blob import ContentSettings
 
@@ -127,7 +128,7 @@ class AzureStore(FsspecStore):
             write_file(files, located, source, {"content_settings": settings}, head=head)
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """Page by page, of 5000 blobs. Directories of a hierarchical account are left out."""
+        """List page by page, of 5000 blobs. Directories of a hierarchical account are left out."""
         from fsspec.asyn import sync
 
         validate_prefix(prefix)
@@ -157,7 +158,7 @@ class AzureStore(FsspecStore):
                 return
 
     def sign_get(self, path: str, ttl_s: float) -> str:
-        """A URL with a shared access signature, of the account's key or of a delegated one.
+        """Return a URL with a shared access signature, of the account's key or of a delegated one.
 
         Raises ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
         """
@@ -169,7 +170,9 @@ class AzureStore(FsspecStore):
             return self._signed(files, path, ttl_s, delegation)
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
-        """None before the first operation, and while a delegated key is due to be replaced."""
+        """Return as ``sign_get``; None before the first operation, and while a
+        delegated key is due to be replaced.
+        """
         files, delegation = self._made, self._delegation
         if files is None:
             return None
@@ -206,7 +209,7 @@ class AzureStore(FsspecStore):
             permission=BlobSasPermissions(read=True),
             start=_moment(now - _SKEW_S),
             expiry=_moment(now + max(1.0, ttl_s)),
-            # Of an emulator, which has no TLS, too.
+            # An emulator has no TLS.
             protocol="https" if client.url.startswith("https") else None,
             **secret,
         )
@@ -220,7 +223,7 @@ class AzureStore(FsspecStore):
         return files.service_client.get_blob_client(self._container, name)
 
     def _delegated(self, files: Any, now: float, ttl_s: float) -> Any:
-        """A key for signatures, which outlives ``ttl_s``. Reused while an hour is left of it."""
+        """Return a key for signatures, which outlives ``ttl_s``. It is reused while an hour is left of it."""
         from fsspec.asyn import sync
 
         if self._delegation is None or self._delegation[0] < self._needed_until(now, ttl_s):
@@ -245,7 +248,7 @@ def _key_options(environ: Mapping[str, str]) -> dict[str, Any]:
         return {"connection_string": connection}
     raise NotAllowed(
         "azure:// needs AZURE_ACCOUNT_NAME and AZURE_ACCOUNT_KEY in the environment",
-        hint="Set them for the broker, or AZURE_STORAGE_CONNECTION_STRING.",
+        hint="Set both for the broker, or set AZURE_STORAGE_CONNECTION_STRING.",
     )
 
 
@@ -254,7 +257,7 @@ def _client_options(tenant: str, account: str, environ: Mapping[str, str]) -> di
     if not client or not secret:
         raise NotAllowed(
             "azure-ad:// needs AZURE_CLIENT_ID and AZURE_CLIENT_SECRET in the environment",
-            hint="Set those of an application that may use the storage account.",
+            hint="Set both to an application that may use the storage account.",
         )
     return {
         "account_name": account,

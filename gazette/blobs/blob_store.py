@@ -1,8 +1,8 @@
-"""Stage 8 of the byte path: takes the bytes of completed fragments from `persister`, keeps them as
-objects, gives them to `listing` and to readers.
+"""Stage 8 of the byte path: takes the bytes of completed fragments from `persister`, keeps them as objects,
+gives them to `listing` and to readers.
 
-What a blob store is. Implementations are synchronous, safe for use by several threads, and run in
-a pool of threads; they do not retry, count or log, which wrappers do.
+The protocol of blob stores. Implementations are synchronous, safe for use by several threads, and run in a
+pool of threads. They do not retry, count or log: wrappers do that.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from gazette.errors import Invalid
 
 @dataclass(frozen=True, slots=True)
 class BlobInfo:
-    """An object of a listing. ``path`` is relative to the prefix that was listed; ``mod_time`` is
-    in Unix seconds; ``size`` in bytes as stored."""
+    """An object of a listing. ``path`` is relative to the prefix that was listed; ``mod_time`` is in Unix
+    seconds; ``size`` in bytes as stored.
+    """
 
     path: str
     mod_time: int
@@ -29,7 +30,7 @@ class BlobInfo:
 class BlobStore(Protocol):
     """Objects under a root, by path. Paths are relative, clean, and separated by ``/``.
 
-    Every method may raise
+    All methods may raise
 
     * ``Invalid`` for a path that is not clean, or would leave the root,
     * ``NotAllowed`` if credentials do not suffice, or the bucket or directory does not exist,
@@ -37,53 +38,53 @@ class BlobStore(Protocol):
     """
 
     def exists(self, path: str) -> bool:
-        """Whether there is an object at ``path``."""
+        """Return True if there is an object at ``path``."""
         ...
 
     def open(self, path: str) -> BinaryIO:
         """Read an object's bytes as they are stored. Raises ``NotFound``.
 
-        Reading raises ``Unavailable`` when it fails. A stored content encoding may or may not have
-        been undone: see ``codecs.new_decompressor``.
+        Reading raises ``Unavailable`` when it fails. The store may have undone a stored content encoding, or
+        not: see ``codecs.new_decompressor``.
         """
         ...
 
     def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
         """Store all bytes of ``source``, from its position to its end.
 
-        On return the object is durable and whole. It is never seen in part: if reading ``source``
-        or storing fails, ``path`` is what it was before. An existing object is replaced.
-        ``content_encoding`` goes with the object, where the store can keep it.
+        On return the object is durable and whole. It is never seen in part: if reading ``source`` or storing
+        fails, ``path`` is what it was before. An existing object is replaced. ``content_encoding`` is stored
+        with the object, if the store can keep it.
         """
         ...
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """All objects below ``prefix``, which is empty or ends in ``/``, at any depth.
+        """List all objects below ``prefix``, which is empty or ends in ``/``, at any depth.
 
-        No objects, if there are none. Objects that a ``put`` has not completed are left out. In
-        no particular order. Raises as it is iterated.
+        A prefix without objects gives an empty listing. Objects that a ``put`` has not completed are left
+        out. The order is not defined. Raises as it is iterated.
         """
         ...
 
     def remove(self, path: str) -> None:
-        """Remove an object. There need not be one."""
+        """Remove an object. Has no effect without one."""
         ...
 
     def sign_get(self, path: str, ttl_s: float) -> str:
-        """A URL that lets its bearer read the object for ``ttl_s`` seconds. Does not look for it.
+        """Return a URL that lets its bearer read the object for ``ttl_s`` seconds. Does not look for it.
 
-        Without credentials for the store, if it can make such URLs; otherwise one that only says
-        where the object is.
+        The URL needs no credentials for the store, if the store can make such URLs. Otherwise it
+        only says where the object is.
         """
         ...
 
 
 @runtime_checkable
 class LocalSigner(Protocol):
-    """A store that can sign without input and output, most of the time."""
+    """A store that can usually sign without input and output."""
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
-        """Return what ``sign_get`` does, by computation alone; None if that is not possible now.
+        """Return the URL of ``sign_get`` by computation alone; None if that is not possible now.
 
         Called on event loops: it takes no lock that another call may hold for long.
         """
@@ -99,7 +100,7 @@ def validate_path(path: str) -> None:
 
 
 def validate_prefix(prefix: str) -> None:
-    """Require the prefix of a listing: empty, or a path that is followed by ``/``."""
+    """Require the prefix of a listing: empty, or a path that is followed by ``/``. Raises ``Invalid``."""
     if not prefix:
         return
     if not prefix.endswith("/"):
@@ -122,10 +123,10 @@ class PathRewrite:
 
 
 def parse_query(query: str, names: Collection[str]) -> dict[str, str]:
-    """Arguments of a store's URL, by their names in lower case.
+    """Return the arguments of a store's URL, by their names in lower case.
 
-    ``names`` (lower case) are those which the store knows; case does not matter in the URL.
-    Raises ``Invalid`` for any other, and for one that is given twice.
+    ``names`` (lower case) are the arguments of the store; case does not matter in the URL. Raises ``Invalid``
+    for any other, and for one that is given twice.
     """
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
@@ -144,5 +145,5 @@ def parse_query(query: str, names: Collection[str]) -> dict[str, str]:
 
 
 def parse_rewrite(arguments: dict[str, str]) -> PathRewrite:
-    """The ``find`` and ``replace`` that every store knows."""
+    """Return the ``find`` and ``replace`` that every store takes."""
     return PathRewrite(arguments.get("find", ""), arguments.get("replace", ""))

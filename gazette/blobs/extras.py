@@ -1,4 +1,4 @@
-"""Which blob stores need packages that a plain installation does not have."""
+"""The extras of the package that blob stores need, beyond a plain installation."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ EXTRAS: Final = {
     "azure-ad": "azure",
     "fsspec": "fsspec",
 }
-"""What to install for a scheme. ``fsspec`` stands for all that begin with ``FSSPEC_PREFIX``."""
+"""The extra to install for a scheme. ``fsspec`` stands for all that begin with ``FSSPEC_PREFIX``."""
 
 
 def kind_of(scheme: str) -> str:
-    """The name under which a scheme's stores are made."""
+    """Return the name under which a scheme's stores are made."""
     return "fsspec" if scheme.startswith(FSSPEC_PREFIX) else scheme
 
 
 def not_installed(scheme: str) -> Invalid:
-    """The error that says what to install."""
+    """Return the error that says what to install."""
     kind = kind_of(scheme)
     return Invalid(
         f"no blob store for {scheme}:// is installed: "
@@ -37,7 +37,7 @@ def not_installed(scheme: str) -> Invalid:
 
 
 def require(scheme: str, *modules: str) -> None:
-    """Raise the ``Invalid`` of ``not_installed`` unless all of the top-level modules are there.
+    """Raise the ``Invalid`` of ``not_installed`` unless all of the top-level modules are installed.
 
     Does not import them: that takes too long for the loop, on which stores are made.
     """

@@ -1,7 +1,7 @@
 """Stage 8 of the byte path: objects as files below a directory, for ``file://`` stores.
 
-A fragment's spool is dropped once its ``put`` has returned, so that the file is then the only
-copy: it is synced, renamed into place, and its directory synced, before ``put`` returns.
+A fragment's spool is dropped once its ``put`` has returned, so the file is then the only copy. Before ``put``
+returns, the file is synced and renamed into place, and its directory is synced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, Unavaila
 from gazette.protocol.fragment import FragmentStoreUrl
 
 PARTIAL_PREFIX: Final = ".partial-"
-"""Begins the name of a file that is being written. One that a crash left behind may be deleted."""
+"""Prefix of the name of a file that is being written. A file that a crash left behind may be deleted."""
 
 _COPY_BYTES: Final = 1 << 18
 _DIRECTORY_MODE: Final = 0o750
@@ -34,17 +34,16 @@ _DIRECTORY_MODE: Final = 0o750
 class FileStore:
     """Files below ``root`` + the path of ``url``, which is a directory that exists.
 
-    The root is the broker's own setting and not part of the URL, so that readers may have the same
-    files at another place. A path is refused if it would lead out of the directory, by ``..`` or by
-    a symbolic link.
+    The root is the broker's own setting and not part of the URL, so that readers may have the same files at
+    another place. A path that would lead out of the directory is refused, by ``..`` or by a symbolic link.
     """
 
     def __init__(self, root: Path, url: FragmentStoreUrl) -> None:
-        """Raises ``Invalid`` for query arguments it does not know. Looks at no file."""
+        """Parse the URL. Raise ``Invalid`` for unknown query arguments. Looks at no file."""
         self._path = url.path
         self._rewrite = parse_rewrite(parse_query(url.query, ("find", "replace")))
         self.directory = Path(os.path.normpath(f"{root}/{self._path}"))
-        """Where the objects are."""
+        """The directory of the objects."""
         if ".." in self._path.split("/"):
             raise Invalid(f"cannot traverse outside the store ({url.path})", path="url")
 
@@ -63,7 +62,7 @@ class FileStore:
                 raise NotFound("no such object", file=path) from None
 
     def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
-        """``content_encoding`` cannot be kept with a file, and is ignored."""
+        """Store an object, as in ``BlobStore``. A file cannot keep ``content_encoding``, which is ignored."""
         del content_encoding
         with _mapped(path):
             self._require_directory()
@@ -72,17 +71,17 @@ class FileStore:
             _write_durably(target, source)
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """Symbolic links to directories are not followed."""
+        """List objects, as in ``BlobStore``. Does not follow symbolic links to directories."""
         validate_prefix(prefix)
         with _mapped(prefix):
             self._require_directory()
-            # The prefix as it begins the paths of its objects, slash and all: that is what is rewritten.
+            # Rewrite the prefix with its slash, as it begins the paths of its objects.
             rewritten = self._rewrite.apply(prefix)
             if rewritten and not rewritten.endswith("/"):
                 raise Invalid(
-                    f"find and replace make {prefix} begin names of files, not a directory",
+                    f"find and replace turn {prefix} into the beginning of file names, not a directory",
                     path="find",
-                    hint="Let both end with a slash, or neither hold one.",
+                    hint="End both with a slash, or use no slash in either.",
                 )
             top = self._place(rewritten[:-1]) if rewritten else str(self.directory)
             yield from _walk(top, "")
@@ -92,7 +91,7 @@ class FileStore:
             os.unlink(self._locate(path))
 
     def sign_get(self, path: str, ttl_s: float) -> str:
-        """The location below the root, which the reader must know; it is not signed."""
+        """Return the location below the root, which the reader must know; it is not signed."""
         del ttl_s
         validate_path(path)
         return f"file://{self._path}{self._rewrite.apply(path)}"
@@ -104,7 +103,7 @@ class FileStore:
         if not self.directory.is_dir():
             raise NotAllowed(
                 f"invalid file store directory ({self.directory})",
-                hint=f"Create {self.directory}, or mount what belongs there.",
+                hint=f"Create {self.directory}, or mount its file system there.",
             )
 
     def _locate(self, path: str) -> str:
@@ -112,18 +111,18 @@ class FileStore:
         return self._place(self._rewrite.apply(path))
 
     def _place(self, path: str) -> str:
-        """Where a path is that was rewritten already."""
+        """Return the place of a path that was rewritten already."""
         validate_path(path)
         base = os.path.realpath(self.directory)
         target = os.path.join(base, path)
         # Links may lead anywhere below the directory, and nowhere else.
         parent = os.path.realpath(os.path.dirname(target))
         if parent != base and not parent.startswith(base.rstrip("/") + "/"):
-            raise Invalid(f"leads outside of the store ({path})", path="path")
+            raise Invalid(f"the path leads outside of the store ({path})", path="path")
         if os.path.islink(target) and not os.path.realpath(target).startswith(
             base.rstrip("/") + "/"
         ):
-            raise Invalid(f"leads outside of the store ({path})", path="path")
+            raise Invalid(f"the path leads outside of the store ({path})", path="path")
         return target
 
 
@@ -146,7 +145,7 @@ def _write_durably(target: str, source: BinaryIO) -> None:
 
 
 def _make_directories(directory: str) -> None:
-    """Make what is missing, and sync each directory that got a new entry."""
+    """Make the missing directories, and sync each directory that got a new entry."""
     missing = []
     while not os.path.isdir(directory):
         missing.append(directory)
@@ -169,7 +168,7 @@ def _walk(directory: str, relative: str) -> Iterator[BlobInfo]:
     try:
         entries = os.scandir(directory)
     except (FileNotFoundError, NotADirectoryError):
-        return  # There is no such prefix, or it was removed meanwhile.
+        return  # The prefix has no objects, or was removed meanwhile.
     with entries:
         for entry in entries:
             path = f"{relative}{entry.name}"
@@ -184,7 +183,7 @@ def _walk(directory: str, relative: str) -> Iterator[BlobInfo]:
 
 @contextmanager
 def _mapped(path: str) -> Iterator[None]:
-    """Errors of the file system as ours."""
+    """Turn errors of the file system into ``GazetteError``."""
     try:
         yield
     except GazetteError:
@@ -192,7 +191,7 @@ def _mapped(path: str) -> Iterator[None]:
     except PermissionError as error:
         raise NotAllowed(
             f"file store: {error.strerror}",
-            hint="Let the broker's user write there.",
+            hint="Give the broker's user permission to write there.",
             file=path,
         ) from error
     except OSError as error:

@@ -1,12 +1,15 @@
 """Stage 8 of the byte path: objects as files of one of fsspec's file systems.
 
-`gs` and `azure` build on it. Any other file system can be named as ``fsspec+<protocol>://host/path/``,
-with its credentials in fsspec's own configuration; a broker that is not ours does not know such a URL.
+`gs` and `azure` build on it. Any other file system can be named as ``fsspec+<protocol>://host/path/``, with
+its credentials in fsspec's own configuration. Brokers of the original do not know such a URL.
 
-fsspec was made for notebooks. What it does silently is not relied on here: its caches of listings
-(switched off), walks that leave out directories that cannot be read (we list directory by directory),
-files that are stored when a ``with`` ends by an error (discarded explicitly), reads that come back
-short (compared with the size), objects that are replaced while they are read (compared by version).
+fsspec was made for notebooks, and hides failures. This module does not rely on what it hides:
+
+- caches of listings: switched off;
+- walks that leave out unreadable directories: this module lists directory by directory;
+- files that are stored when a ``with`` ends by an error: discarded explicitly;
+- reads that return too few bytes: compared with the size;
+- objects that are replaced while they are read: compared by version.
 """
 
 from __future__ import annotations
@@ -39,13 +42,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BLOCK_BYTES: Final = 8 << 20
-"""What one request reads or writes, and with it the memory of one reader or writer (twice that)."""
+"""Bytes that one request reads or writes. One reader or writer uses twice as much memory."""
 
 PARTIAL_PREFIX: Final = ".partial-"
-"""Begins the name of a file that is being written, where files would else be seen half written."""
+"""Prefix of the name of a file that is being written, if files could otherwise be seen half written."""
 
 ATTEMPTS_MAX: Final = 3
-"""How often one block is asked for before its reader gives up."""
+"""Attempts to read one block before its reader gives up."""
 
 _COPY_BYTES: Final = 1 << 18
 _GLOBS: Final = frozenset("*?[]")
@@ -62,7 +65,7 @@ _VERSION_KEYS: Final = (
 )
 _TIME_KEYS: Final = ("mtime", "updated", "last_modified", "LastModified", "modified", "created")
 _TRANSIENT: Final = ("InvalidBlockList",)
-"""Codes of Azure's errors that a repetition cures, although their status is of a wrong request."""
+"""Codes of Azure's errors that a repetition cures, although their status says that the request is wrong."""
 
 _REFUSALS: Final = frozenset(
     {
@@ -80,16 +83,17 @@ class FsspecStore(ABC):
     """Files below ``root`` of a file system, which is made when it is first needed, in a thread."""
 
     scheme: str
-    """The URL's, for messages."""
+    """Scheme of the URL, for messages."""
 
     writes_whole = False
-    """Whether the file system shows a file only once it was closed. Else files are written beside
-    and renamed."""
+    """True if the file system shows a file only once it was closed. Otherwise files are written
+    beside their place and renamed.
+    """
 
     def __init__(self, root: str, query: str) -> None:
-        """``root`` is a path of the file system; not empty, without ``/`` at the end.
+        """Take ``root``, a path of the file system: not empty, without ``/`` at the end.
 
-        Raises ``Invalid`` for arguments it does not know.
+        Raises ``Invalid`` for unknown arguments.
         """
         arguments = parse_query(query, ("find", "replace"))
         self._rewrite = parse_rewrite(arguments)
@@ -113,7 +117,7 @@ class FsspecStore(ABC):
         return io.BufferedReader(_FileReader(self, path, located, info), _COPY_BYTES)
 
     def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
-        """Durable as far as the file system's own writing is."""
+        """Store an object, as durably as the file system writes."""
         located = self._locate(path)
         with self._mapped(path, missing_is_refusal=True) as files:
             if self.writes_whole:
@@ -134,7 +138,7 @@ class FsspecStore(ABC):
                 raise
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """Directory by directory; each is held in memory as a whole."""
+        """List directory by directory; each is held in memory as a whole."""
         validate_prefix(prefix)
         begin = self._begin(prefix)
         directories = [begin.rstrip("/")]
@@ -144,7 +148,7 @@ class FsspecStore(ABC):
                 try:
                     entries = files.ls(directory, detail=True)
                 except (FileNotFoundError, NotADirectoryError):
-                    continue  # There is no such prefix, or it was removed meanwhile.
+                    continue  # The prefix has no objects, or was removed meanwhile.
             for entry in entries:
                 name = entry["name"]
                 if not name.startswith(f"{directory}/") or name.endswith("/"):
@@ -160,7 +164,7 @@ class FsspecStore(ABC):
             files.rm_file(located)
 
     def sign_get(self, path: str, ttl_s: float) -> str:
-        """Signed, if the file system can; else the location."""
+        """Return a signed URL if the file system can make one, else the location."""
         located = self._locate(path)
         with self._mapped(path) as files:
             try:
@@ -169,7 +173,7 @@ class FsspecStore(ABC):
                 return self.location(located)
 
     def location(self, located: str) -> str:
-        """A URL that says where a file is, and lets nobody read it."""
+        """Return a URL that only says where a file is, and grants no access."""
         return f"{self.scheme}://{located.lstrip('/')}"
 
     @abstractmethod
@@ -177,12 +181,12 @@ class FsspecStore(ABC):
         """Make the file system. Runs in a thread, and may use the network."""
 
     def stat(self, files: Any, located: str) -> Mapping[str, Any]:
-        """What fsspec calls the info of a file. Raises ``FileNotFoundError``."""
+        """Return what fsspec calls the info of a file. Raises ``FileNotFoundError``."""
         info: Mapping[str, Any] = files.info(located)
         return info
 
     def read_range(self, files: Any, located: str, begin: int, end: int) -> bytes:
-        """The bytes from ``begin`` to ``end``, or to the end of the file, as they are stored."""
+        """Return the bytes from ``begin`` to ``end``, or to the end of the file, as they are stored."""
         content: bytes = files.cat_file(located, start=begin, end=end)
         return content
 
@@ -214,7 +218,7 @@ class FsspecStore(ABC):
 
     @contextmanager
     def _mapped(self, path: str, *, missing_is_refusal: bool = False) -> Iterator[Any]:
-        """The file system. Errors in the body become ours."""
+        """Yield the file system. Turn errors in the body into ``GazetteError``."""
         with self._mapping(path, missing_is_refusal=missing_is_refusal):
             with self._making:
                 if self._made is None:
@@ -223,7 +227,7 @@ class FsspecStore(ABC):
 
     @contextmanager
     def _mapping(self, path: str, *, missing_is_refusal: bool = False) -> Iterator[None]:
-        """Errors in the body become ours."""
+        """Turn errors in the body into ``GazetteError``."""
         try:
             yield
         except GazetteError:
@@ -246,11 +250,11 @@ _NEVER: Final = frozenset(
         *("zip", "tar", "libarchive", "git", "lakefs", "jlocal", "root"),
     }
 )
-"""Protocols that open local files, or whatever other file system their arguments name."""
+"""Protocols that open local files, or other file systems that their arguments name."""
 
 
 def check_protocols(names: Iterable[str], path: str) -> frozenset[str]:
-    """Return the protocols as a set. Raise ``Invalid`` for one that may not be allowed, naming ``path``."""
+    """Return the protocols as a set. Raise ``Invalid``, with ``path``, for one that may not be allowed."""
     for name in names:
         if name in _NEVER:
             raise Invalid(
@@ -263,19 +267,20 @@ def check_protocols(names: Iterable[str], path: str) -> frozenset[str]:
 
 class NamedStore(FsspecStore):
     """``fsspec+<protocol>://host/path/``. Options and credentials are those of fsspec's configuration
-    (``~/.config/fsspec/*.json``, ``FSSPEC_<PROTOCOL>_<OPTION>`` in the environment)."""
+    (``~/.config/fsspec/*.json``, ``FSSPEC_<PROTOCOL>_<OPTION>`` in the environment).
+    """
 
     def __init__(self, url: FragmentStoreUrl, allowed: Collection[str]) -> None:
-        """``allowed`` are the protocols that URLs may name.
+        """Parse the URL. ``allowed`` are the protocols that URLs may name.
 
-        Raises ``NotAllowed`` for another one, and ``Invalid`` if fsspec is not installed, or for a path
-        that it would expand, or take for a chain of file systems.
+        Raises ``NotAllowed`` for another protocol. Raises ``Invalid`` if fsspec is not installed, or for a
+        path that fsspec would expand, or take for a chain of file systems.
         """
         protocol = url.scheme.removeprefix(extras.FSSPEC_PREFIX)
         if protocol in _NEVER or protocol not in allowed:
             raise NotAllowed(
                 f"stores of protocol {protocol} are not allowed here ({url.scheme}://)",
-                hint="Have whoever runs this process name it in --broker.fsspec-protocols."
+                hint="Add {protocol} to --broker.fsspec-protocols of this process."
                 if protocol not in _NEVER
                 else "Use file:// stores below --broker.file-root for local directories.",
             )
@@ -312,8 +317,9 @@ class NamedStore(FsspecStore):
 
 
 class _FileReader(io.RawIOBase):
-    """The bytes of one file, by blocks. The last block is given once it is known that all of them
-    were of the same version."""
+    """The bytes of one file, by blocks. The last block is given only after all blocks
+    proved to be of the same version.
+    """
 
     def __init__(
         self, store: FsspecStore, path: str, located: str, info: Mapping[str, Any]
@@ -328,7 +334,7 @@ class _FileReader(io.RawIOBase):
         self._block = b""
         self._block_begin = 0
         if 0 < self._length < BLOCK_BYTES:
-            # One request gives all of it, whatever is put meanwhile.
+            # One request reads all of it, also if the object is replaced meanwhile.
             self._block = self._fetched(0)
 
     def readable(self) -> bool:
@@ -351,7 +357,7 @@ class _FileReader(io.RawIOBase):
             return 0
         at = self._position - self._block_begin
         if not 0 <= at < len(self._block):
-            self._block = b""  # Not two of them.
+            self._block = b""  # Free the old block before the next one is read.
             self._block = self._fetched(self._position)
             self._block_begin, at = self._position, 0
         content = memoryview(self._block)[at : at + len(view)]
@@ -369,20 +375,22 @@ class _FileReader(io.RawIOBase):
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
                 with self._store._mapped(self._path) as files:
-                    # Of what is small, a byte too many would show that it was replaced by more.
+                    # For a small object, ask for one byte too many: it shows a larger replacement.
                     end = BLOCK_BYTES if whole else begin + expected
                     content = self._store.read_range(files, self._located, begin, end)
                     last = not whole and begin + expected == self._length
                     info = self._store.stat(files, self._located) if last else {}
                     same = not last or _version_of(info) == self._version
             except NotFound as error:
-                raise Unavailable("removed while it was read", file=self._path) from error
+                raise Unavailable(
+                    "the object was removed while it was read", file=self._path
+                ) from error
             except Unavailable:
                 if attempt == ATTEMPTS_MAX:
                     raise
                 continue
             if not same:
-                raise Unavailable("replaced while it was read", file=self._path)
+                raise Unavailable("the object was replaced while it was read", file=self._path)
             if len(content) == expected:
                 return content
         raise Unavailable(
@@ -394,7 +402,7 @@ class _FileReader(io.RawIOBase):
 
 
 def mod_time_of(info: Mapping[str, Any]) -> int:
-    """When a file was stored, in Unix seconds; 0 if its file system does not say."""
+    """Return the Unix seconds at which a file was stored; 0 if its file system does not say."""
     for key in _TIME_KEYS:
         value = info.get(key)
         if isinstance(value, datetime):
@@ -409,7 +417,10 @@ def mod_time_of(info: Mapping[str, Any]) -> int:
 
 
 def map_errors(scheme: str, error: Exception, path: str) -> GazetteError:
-    """An error of a file system as ours: by its own type, its HTTP status, or those of its cause."""
+    """Return the ``GazetteError`` for an error of a file system.
+
+    Decides by the error's own type, its HTTP status, or those of its cause.
+    """
     text = f"{scheme}: {type(error).__name__}: {error}"
     seen: BaseException | None = error
     while seen is not None:
@@ -459,7 +470,7 @@ def write_file(
 ) -> None:
     """Write ``head`` and then all of ``source`` into a file, with ``options`` for opening it.
 
-    If anything fails it is left unfinished: that is nothing, or a partial file.
+    After any error the file is left unfinished: nothing, or a partial file.
     """
     file = files.open(located, "wb", block_size=BLOCK_BYTES, **options)
     try:
@@ -471,10 +482,10 @@ def write_file(
     except BaseException:
         with suppress(Exception):
             file.discard()
-        # Else its finalizer would store what there is.
+        # Otherwise the finalizer would store what there is.
         if not file.closed:
             try:
                 file.closed = True
             except AttributeError:
-                file.close()  # A plain file, which is a partial one by name.
+                file.close()  # A plain file, whose name marks it as partial.
         raise

@@ -1,8 +1,7 @@
 """Stage 8 of the byte path: fragments as objects of Google Cloud Storage, by gcsfs.
 
-``gs://bucket/prefix/?find=…&replace=…``. Credentials are the application's default ones; URLs can be
-signed with those of a service account's key. ``STORAGE_EMULATOR_HOST`` leads to an emulator, which
-is asked without credentials.
+``gs://bucket/prefix/?find=…&replace=…``. Credentials are the application's default ones. The key of a service
+account can sign URLs. ``STORAGE_EMULATOR_HOST`` leads to an emulator, which is called without credentials.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ class GsStore(FsspecStore):
     writes_whole = True
 
     def __init__(self, url: FragmentStoreUrl, *, environ: Mapping[str, str] = os.environ) -> None:
-        """Raises ``Invalid`` if gcsfs is not installed, or for arguments it does not know."""
+        """Parse the URL. Raise ``Invalid`` if gcsfs is not installed, or for unknown arguments."""
         extras.require("gs", "fsspec", "gcsfs")
         self._bucket = url.host
         self._emulated = bool(environ.get("STORAGE_EMULATOR_HOST"))
         self._signer: Any = None
         self._signs_alone = False
-        """Whether the signer has a key of its own, and asks nobody."""
+        """True if the signer has a key of its own, and needs no service."""
         super().__init__(f"{url.host}{url.path}".rstrip("/"), url.query)
 
     def make_files(self) -> Any:
@@ -53,7 +52,7 @@ class GsStore(FsspecStore):
             sock_connect=_CONNECT_TIMEOUT_S,
             sock_read=_SILENCE_TIMEOUT_S,
         )
-        # Not the one that gcsfs registers: that asks a second service what kind of bucket it is.
+        # Not the class that gcsfs registers: that one asks a second service about the kind of the bucket.
         return GCSFileSystem(
             # Named, so that a host without credentials is an error and not an anonymous user.
             token="anon" if self._emulated else "google_default",
@@ -65,14 +64,16 @@ class GsStore(FsspecStore):
         )
 
     def write(self, files: Any, located: str, source: BinaryIO, content_encoding: str) -> None:
-        """By a resumable upload, whose object comes to be with its last request."""
+        """Write by a resumable upload, whose object appears with its last request."""
         options: dict[str, Any] = {"content_type": "application/octet-stream"}
         if content_encoding:
             options["fixed_key_metadata"] = {"content_encoding": content_encoding}
         write_file(files, located, source, options)
 
     def stat(self, files: Any, located: str) -> Mapping[str, Any]:
-        """One request. The file system's own makes several, in case it should be a directory."""
+        """Return the info of an object by one request. The file system's own method makes
+        several, to look for a directory.
+        """
         info: dict[str, Any] = files.call(
             "GET",
             "b/{}/o/{}",
@@ -84,7 +85,7 @@ class GsStore(FsspecStore):
         return info | {"type": "file"}
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """Page by page, of 1000 objects, with no more of each than is needed."""
+        """List page by page, of 1000 objects, with only the fields that are needed."""
         validate_prefix(prefix)
         begin = self._begin(prefix)[len(self._bucket) + 1 :]
         token: str | None = None
@@ -109,14 +110,18 @@ class GsStore(FsspecStore):
                 return
 
     def sign_get(self, path: str, ttl_s: float) -> str:
-        """Credentials without a private key, such as those of a host, sign nothing: then this is the
-        location, and clients read through brokers. Raises ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
+        """Return a signed URL, or the location if the credentials have no
+        private key, such as those of a host.
+
+        Without signed URLs, clients read through brokers. Raises ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
         """
         with self._mapped(path) as files:
             return self._signed(self._signing_bucket(files), path, ttl_s)
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
-        """None before the first signature, and for credentials that a service signs for."""
+        """Return as ``sign_get``; None before the first signature, and for
+        credentials that a service signs for.
+        """
         signer = self._signer
         if signer is None or (signer and not self._signs_alone):
             return None
@@ -124,7 +129,7 @@ class GsStore(FsspecStore):
             return self._signed(signer or None, path, ttl_s)
 
     def _signed(self, bucket: Any, path: str, ttl_s: float) -> str:
-        """``bucket`` makes signed URLs; it is None if the credentials cannot."""
+        """Return a signed URL by ``bucket``; the location if ``bucket`` is None."""
         located = self._locate(path)
         if ttl_s > SIGNATURE_TTL_MAX_S:
             raise Invalid(
@@ -141,7 +146,7 @@ class GsStore(FsspecStore):
         )
 
     def _signing_bucket(self, files: Any) -> Any:
-        """What makes signed URLs; none if the credentials cannot."""
+        """Return the bucket that makes signed URLs; None if the credentials cannot sign."""
         if self._signer is None:
             import google.auth.credentials
             from google.cloud import storage
@@ -151,7 +156,7 @@ class GsStore(FsspecStore):
             if not isinstance(credentials, google.auth.credentials.Signing):
                 self._signer = False
                 log.warning(
-                    "%(store)s: these credentials cannot sign URLs: stored fragments are read through "
+                    "%(store)s: these credentials cannot sign URLs, so stored fragments are read through "
                     "brokers. Use the key of a service account.",
                     {"store": f"gs://{self._bucket}"},
                 )

@@ -1,4 +1,4 @@
-"""Probes of a blob store: can we do with it everything that a broker must?"""
+"""Probes of a blob store: they check that a broker can do all that it must do with it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _FAILED_INTERVALS_S: Final = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0, 100.0)
 def check(store: BlobStore) -> None:
     """Write, read, list and sign a small object; fetch it by its URL if that is one of HTTP.
 
-    Any number of brokers may do so at the same time. Raises what the store raised, with the step
-    in front. Blocks.
+    Any number of brokers may do so at the same time. Raises what the store raised,
+    with the step in front. Blocks.
     """
     with _step("PUT failed"):
         store.put(CHECK_PATH, io.BytesIO(_CHECK_CONTENT))
@@ -64,7 +64,7 @@ def probe_delete(store: BlobStore, prefix: str = "") -> None:
 
 
 def next_check_s(failures: int, rng: random.Random) -> float:
-    """Seconds until the next check, after that many failures in a row; spread by a fifth."""
+    """Return the seconds until the next check, after that many failures in a row; spread by a fifth."""
     if failures == 0:
         interval = _HEALTHY_INTERVAL_S
     else:

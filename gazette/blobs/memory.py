@@ -1,4 +1,4 @@
-"""Stage 8 of the byte path: objects in a dictionary. The reference that other stores are held to."""
+"""Stage 8 of the byte path: objects in a dictionary. The reference by which other stores are tested."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gazette.errors import NotFound
 
 
 class MemoryStore:
-    """A blob store for tests and simulations. ``now`` gives Unix seconds."""
+    """A blob store for tests and simulations. ``now`` returns Unix seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -58,5 +58,5 @@ class MemoryStore:
         return self.sign_get(path, ttl_s)
 
     def content_encoding(self, path: str) -> str:
-        """What ``put`` was told of the object."""
+        """Return the content encoding that ``put`` got for the object."""
         return self._objects[path][2]

@@ -1,4 +1,4 @@
-"""What blob stores count. ``store`` is the URL of a store, as specifications give it."""
+"""Metrics of blob stores. ``store`` is the URL of a store, as specifications give it."""
 
 from __future__ import annotations
 

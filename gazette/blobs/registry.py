@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S: Final = 3600.0
 THREADS: Final = 16
-"""Calls of one store at a time, by default."""
+"""Most calls of one store at a time, by default."""
 
 _WATCH_INTERVAL_S: Final = 1.0
 _CHECK_AGAIN_S: Final = 1.0
-"""The least time between a failed health check and one that a sign of recovery asks for."""
+"""Least seconds between a failed health check and one that a sign of recovery asks for."""
 _SIGNING_HUNG_AFTER_S: Final = 15.0
 _SIGNED_AT_ONCE: Final = 16
 """URLs that are signed in one step of the event loop: some milliseconds."""
@@ -47,12 +47,14 @@ StoreConstructor: TypeAlias = Callable[[FragmentStoreUrl], BlobStore]
 
 @dataclass(frozen=True, slots=True)
 class BlobSettings:
-    """``file_root`` is the directory below which ``file://`` stores are; None: there are none.
+    """The blob stores that a process may open.
 
-    With ``file_only`` the stores of every other scheme are directories below it too, one for each
-    bucket and prefix: for development against the specifications of production.
-    ``fsspec_protocols`` are those that ``fsspec+NAME://`` may name: whoever applies a journal chooses
-    its stores, and so what this process opens.
+    ``file_root`` is the root directory of ``file://`` stores; None allows none. With ``file_only`` the stores
+    of all other schemes are directories below it, too: one for each bucket and prefix. This serves
+    development against the specifications of production.
+
+    ``fsspec_protocols`` are those that ``fsspec+NAME://`` may name. The author of a journal's specification
+    chooses its stores, and so what this process opens.
     """
 
     file_root: Path | None = None
@@ -62,7 +64,9 @@ class BlobSettings:
 
 @dataclass(frozen=True, slots=True)
 class HealthStatus:
-    """What the latest check said: no error is healthy. ``checks`` counts the checks so far."""
+    """The result of the latest check: without an error, the store is healthy.
+    ``checks`` counts the checks so far.
+    """
 
     error: str | None
     checks: int
@@ -70,7 +74,7 @@ class HealthStatus:
 
 @dataclass(frozen=True, slots=True)
 class _Threads:
-    """What runs the blocking calls of one store. No part waits for another."""
+    """The threads for blocking calls of one store. No part waits for another."""
 
     calls: StoreCalls
     signing: StoreCalls
@@ -85,10 +89,9 @@ class _Threads:
 
 
 class ActiveStore:
-    """A store that is in use, with its threads and its health; or the reason why there is none.
+    """A store that is in use, with its threads and its health; or the reason why it could not be made.
 
-    Keep the URL, not this object: ``BlobStores.get`` is cheap, and tells that the store is still
-    in use.
+    Keep the URL, not this object: ``BlobStores.get`` is cheap, and marks the store as still in use.
     """
 
     def __init__(
@@ -124,7 +127,7 @@ class ActiveStore:
 
     @property
     def calls(self) -> StoreCalls:
-        """The threads for calls of ``store``. Raises as that does."""
+        """The threads for calls of ``store``. Raises as ``store`` does."""
         _ = self._made
         assert self._threads is not None
         return self._threads.calls
@@ -138,8 +141,8 @@ class ActiveStore:
     async def sign(self, paths: Sequence[str], ttl_s: float) -> list[str]:
         """Return ``BlobStore.sign_get`` of each path.
 
-        Computed on the loop where the store can: then a store that hangs does not matter. Otherwise in a
-        thread that is for this alone; ``Unavailable`` if it has not returned for 15 s.
+        Computed on the loop where the store can: then a store that hangs does not matter. Otherwise computed
+        in a separate thread. Raises ``Unavailable`` if that thread has not returned for 15 s.
         """
         store, urls = self._made, list[str]()
         for path in paths:
@@ -158,7 +161,7 @@ class ActiveStore:
         return urls
 
     def worked(self) -> None:
-        """Say that a call has succeeded: a store that is held to be unhealthy is checked soon."""
+        """Record that a call has succeeded: a store that is known as unhealthy is checked soon."""
         if self._health.error is not None:
             self._recheck.set()
 
@@ -167,10 +170,10 @@ class ActiveStore:
         return self._health
 
     async def wait_health_change(self, seen: HealthStatus | None = None) -> HealthStatus:
-        """Return once a check has completed after ``seen`` (default: the status of now).
+        """Return once a check has completed after ``seen`` (default: the present status).
 
-        Returns at once for a store that is not checked any more: one that could not be made, or
-        that nobody used for long. Cancellation: no effect.
+        Returns at once for a store that is not checked any more: one that could not be made, or that was not
+        used for long. Cancellation: no effect.
         """
         status = seen or self._health
         while not self._final and self._health is status:
@@ -194,12 +197,12 @@ class ActiveStore:
         return checking or threads.calls.in_progress > 0 or threads.signing.in_progress > 0
 
     def _trouble(self) -> Unavailable | None:
-        """Why calls are refused, if they are."""
+        """Return the reason why calls are refused; None if they are not."""
         trouble = "" if self._threads is None else self._threads.calls.trouble
         return Unavailable(trouble) if trouble else None
 
     def _watch(self) -> bool:
-        """Look after calls that hang; whether there are any calls to watch."""
+        """Watch for calls that hang. Return True if there are calls to watch."""
         threads = self._threads
         assert threads is not None
         threads.signing.watch()
@@ -209,7 +212,7 @@ class ActiveStore:
         metrics.HUNG_CALLS.labels(self.url).set(threads.calls.hung)
         if trouble and not self._hung:
             log.error(
-                "blob store %(store)s does not answer: %(error)s; new calls are refused until one does",
+                "blob store %(store)s does not answer: %(error)s; new calls are refused until a call returns",
                 {"store": self.url, "error": trouble},
             )
             self.set_health(trouble)
@@ -229,9 +232,9 @@ class ActiveStore:
 class BlobStores:
     """The stores of a process. Loop-bound; each store runs in threads of its own, made by ``pools``.
 
-    At most ``threads`` calls of one store run at a time, besides one health check and one signature.
-    A call hangs after ``hung_after_s`` without progress. ``constructors`` maps URL schemes to what makes
-    their stores; see ``default_constructors``.
+    At most ``threads`` calls of one store run at a time, besides one health check and one signature. A call
+    hangs after ``hung_after_s`` without progress. ``constructors`` maps URL schemes to constructors of their
+    stores; see ``default_constructors``.
     """
 
     def __init__(
@@ -261,7 +264,7 @@ class BlobStores:
         self._closing = threading.Event()
 
     def get(self, url: str) -> ActiveStore:
-        """The store of ``url``, made on first use. Never raises: see ``ActiveStore.store``.
+        """Return the store of ``url``, made on first use. Never raises: see ``ActiveStore.store``.
 
         A store that could not be made is tried again by the next call.
         """
@@ -280,9 +283,9 @@ class BlobStores:
         return active
 
     def sweep(self) -> int:
-        """Forget stores that nobody asked for since the last sweep; gives their number.
+        """Forget the stores that were not used since the last sweep. Return their number.
 
-        One with calls in progress stays: made again, it would get new threads beside those that hang.
+        A store with calls in progress stays: made again, it would get new threads beside those that hang.
         """
         unused = [
             active
@@ -301,7 +304,7 @@ class BlobStores:
         return len(unused)
 
     async def run_health(self) -> None:
-        """Check every store from its first use on, watch for calls that hang, and sweep hourly.
+        """Check all stores from their first use on, watch for calls that hang, and sweep hourly.
 
         A daemon: never returns.
         """
@@ -316,7 +319,9 @@ class BlobStores:
                 self._news.clear()
 
     def close(self) -> None:
-        """Refuse new calls, and let those that wait to be repeated go on at once. Does not wait for them."""
+        """Refuse new calls, and let calls that wait for a repetition go on
+        at once. Does not wait for them.
+        """
         self._closing.set()
         for active in self._stores.values():
             assert active._threads is not None
@@ -387,7 +392,7 @@ class BlobStores:
                 await self._clock.sleep(due - self._clock.monotonic())
 
     async def _check(self, active: ActiveStore) -> BaseException | None:
-        """The error of one check. One that hangs is reported, and waited for before the next."""
+        """Return the error of one check. A check that hangs is reported, and waited for before the next."""
         assert active._threads is not None
         if active._checking is None:
             active._checking = active._threads.checks.submit(health.check, active.store)
@@ -399,15 +404,17 @@ class BlobStores:
                     loop.call_soon_threadsafe(active._recheck.set)
 
             active._checking.add_done_callback(recheck)
-            return Unavailable("health check did not end in time", timeout_s=health.CHECK_TIMEOUT_S)
+            return Unavailable(
+                "the health check did not end in time", timeout_s=health.CHECK_TIMEOUT_S
+            )
         checked, active._checking = active._checking, None
         return checked.exception()
 
 
 def default_constructors(settings: BlobSettings) -> dict[str, StoreConstructor]:
-    """What makes stores, by scheme (``fsspec`` for all that begin with ``fsspec+``).
+    """Return the constructors of stores, by scheme (``fsspec`` for all that begin with ``fsspec+``).
 
-    Those that need an extra are there without it too, and say so when one is made.
+    Constructors that need an extra are included without it, too. They raise ``Invalid`` when a store is made.
     """
 
     def file(url: FragmentStoreUrl) -> FileStore:

@@ -1,12 +1,12 @@
 """Stage 8 of the byte path: calls to one blob store, in threads of its own.
 
-A thread cannot be interrupted, so a store that never answers keeps those that call it. Here it keeps only
-its own: each store has a bounded number of threads, which are started as they are needed. While all of
-them hang, new calls fail at once; they are taken again as soon as one thread has returned.
+A thread cannot be interrupted, so a store that never answers keeps the threads that call it. Here it keeps
+only its own. Each store has a bounded number of threads, which are started when needed. While all of them
+hang, new calls fail at once. Calls are accepted again as soon as one thread has returned.
 
 A call *hangs* if it has waited for its store for ``hung_after_s`` seconds without progress. Stores make
-progress by taking or giving bytes, and with each object of a listing; time that a call spends elsewhere,
-as in compressing what is to be stored, does not count.
+progress by taking or giving bytes, and with each object of a listing. Time that a call spends elsewhere does
+not count, as in compressing what is to be stored.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 HUNG_AFTER_S: Final = 60.0
-"""More than the silences that SDKs allow for by themselves."""
+"""Seconds; more than the silences that SDKs allow for."""
 
 _HINT: Final = (
-    "The store does not answer. Its calls go on as soon as threads return; a restart drops them."
+    "Check the store. Its calls continue as soon as threads return. A restart drops them."
 )
 
 _thread = threading.local()
 
 
 def on_store() -> None:
-    """Say that this thread waits for its store from now on: the call has made progress."""
+    """Record that this thread waits for its store from now on: the call has made progress."""
     call: StoreCall[Any] | None = getattr(_thread, "call", None)
     if call is not None:
         call.since = call.monotonic()
 
 
 def off_store() -> None:
-    """Say that this thread does something else than waiting for its store."""
+    """Record that this thread does something else than waiting for its store."""
     call: StoreCall[Any] | None = getattr(_thread, "call", None)
     if call is not None:
         call.since = None
 
 
 class StoreCall(Generic[T]):
-    """One call. ``future`` is done when its thread has ended, however late; or when it was refused."""
+    """One call. ``future`` is done when its thread has ended, at any time, or when the call was refused."""
 
     __slots__ = ("fn", "future", "late", "monotonic", "since", "wake")
 
@@ -58,13 +58,13 @@ class StoreCall(Generic[T]):
         self.monotonic = monotonic
         self.future: Future[T] = Future()
         self.since: float | None = None
-        """When it began to wait for its store; None while it does not."""
+        """The time since which the call waits for its store; None while it does not."""
         self.late = False
-        """Whether those that waited for it have been sent away."""
+        """True once the waiters of the call have been sent away."""
         self.wake: list[Callable[[], None]] = []
 
     def waited_s(self, now: float) -> float:
-        """For how long it has waited for its store without progress."""
+        """Return the seconds for which the call has waited for its store without progress."""
         since = self.since
         return 0.0 if since is None else now - since
 
@@ -72,8 +72,8 @@ class StoreCall(Generic[T]):
 class StoreCalls:
     """A pool of at most ``threads`` threads for one store. Loop-bound.
 
-    ``on_start`` is called whenever a call is taken: somebody must ``watch`` then, or calls that hang are
-    waited for without bound.
+    ``on_start`` is called for each accepted call. Then call ``watch`` regularly: otherwise calls that
+    hang are waited for without bound.
     """
 
     def __init__(
@@ -99,18 +99,18 @@ class StoreCalls:
 
     @property
     def in_progress(self) -> int:
-        """How many calls have begun and not ended."""
+        """Number of calls that have begun and not ended."""
         return len(self._running)
 
     @property
     def hung(self) -> int:
-        """How many of them hang."""
+        """Number of calls in progress that hang."""
         with self._lock:
             return len(self._hung())
 
     @property
     def trouble(self) -> str:
-        """Why new calls are refused; empty if they are not."""
+        """The reason why new calls are refused; empty if they are not."""
         with self._lock:
             hung = self._hung()
             if len(hung) < self._threads:
@@ -138,9 +138,9 @@ class StoreCalls:
         return call
 
     async def answer(self, call: StoreCall[T]) -> T:
-        """Return or raise what the call does.
+        """Return or raise the result of the call.
 
-        Raises ``Unavailable`` once it hangs. Cancellation: the call goes on, for nobody.
+        Raises ``Unavailable`` once the call hangs. Cancellation: the call goes on; its result is dropped.
         """
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[None] = loop.create_future()
@@ -163,15 +163,15 @@ class StoreCalls:
         return call.future.result()
 
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """``start`` a call and return its ``answer``."""
+        """Call ``start`` and return the ``answer``."""
         return await self.answer(self.start(fn, *args, **kwargs))
 
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """``start`` a call whose end is to be waited for, however late it is."""
+        """Call ``start``, and return a future to wait for without a limit."""
         return self.start(fn, *args, **kwargs).future
 
     def watch(self) -> str:
-        """Send those away that wait for a call which hangs; return ``trouble``. Call it every second."""
+        """Send away the waiters of calls that hang; return ``trouble``. Call it every second."""
         with self._lock:
             now = self._monotonic()
             late = [
@@ -214,18 +214,18 @@ class StoreCalls:
         work.add_done_callback(lambda done: self._dropped(call) if done.cancelled() else None)
 
     def _dropped(self, call: StoreCall[Any]) -> None:
-        """The pool was closed before a thread had taken the call."""
+        """Close a call that no thread has taken before the pool was closed."""
         with self._lock:
             self._running.discard(call)
         call.future.set_exception(Closed("the blob store is closed", store=self.name))
 
     def _work(self, call: StoreCall[Any]) -> None:
-        """In a thread."""
+        """Run the call, in a thread."""
         result, failure = None, None
         _thread.call = call
         try:
             result = call.fn()
-        except BaseException as error:  # noqa: BLE001 - it is raised where the call is waited for
+        except BaseException as error:  # noqa: BLE001 - the waiter of the call raises it
             failure = error
         finally:
             _thread.call = None
@@ -239,10 +239,12 @@ class StoreCalls:
             call.future.set_result(result)
 
     def _hung(self) -> list[float]:
-        """For how long each call that hangs has waited, in seconds. Under the lock."""
+        """Return the seconds for which each hung call has waited. Call under the lock."""
         now = self._monotonic()
         waits = (call.waited_s(now) for call in self._running)
         return [wait for wait in waits if wait >= self._hung_after_s]
 
     def _refusal(self, trouble: str) -> Unavailable:
-        return Unavailable(f"blob store does not answer: {trouble}", hint=_HINT, store=self.name)
+        return Unavailable(
+            f"the blob store does not answer: {trouble}", hint=_HINT, store=self.name
+        )

@@ -1,4 +1,4 @@
-"""Waiting for a call in a thread, no longer than one has patience for."""
+"""Waits for calls in threads, with a time limit."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 async def ended(call: concurrent.futures.Future[Any], timeout_s: float | None = None) -> bool:
-    """Whether ``call`` ended within ``timeout_s`` seconds; its outcome stays in ``call``.
+    """Return True if ``call`` ended within ``timeout_s`` seconds (None: no
+    limit). Its result stays in ``call``.
 
-    A thread cannot be interrupted. Who gives up on a call must keep it in sight, so that what it
-    works on is not touched, and the call is not repeated, before it has ended.
-    Cancellation: the call goes on.
+    A thread cannot be interrupted. After a time-out, keep ``call``: do not touch what it works on, and do not
+    repeat it, before it has ended. Cancellation: the call goes on.
     """
     if call.done():
         return True

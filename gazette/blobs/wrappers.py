@@ -1,4 +1,4 @@
-"""Stage 8 of the byte path: stores around stores, one that counts and one that tries again."""
+"""Stage 8 of the byte path: stores around stores, one that counts and one that retries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COPY_BYTES: Final = 1 << 18
 
 
 class InstrumentedStore:
-    """Counts and times what another store does. ``monotonic`` is a clock's."""
+    """Counts and times the calls of another store. ``monotonic`` is a clock's."""
 
     def __init__(self, store: BlobStore, name: str, monotonic: Callable[[], float]) -> None:
         self._store = store
@@ -64,7 +64,7 @@ class InstrumentedStore:
             return self._store.sign_get(path, ttl_s)
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
-        """See ``LocalSigner``; None for a store that is not one."""
+        """Return as ``LocalSigner`` does; None for a store that is not one."""
         if not isinstance(self._store, LocalSigner):
             return None
         with self._observed("signget"):
@@ -82,7 +82,7 @@ class InstrumentedStore:
             status = "success"
             raise
         finally:
-            # What was opened is read from the store; after all else its part is done.
+            # An opened object is still read from the store; after other operations its part is done.
             (on_store if operation == "get" else off_store)()
             metrics.OPERATIONS.labels(self._name, operation, status).inc()
             metrics.OPERATION_SECONDS.labels(self._name, operation, status).observe(
@@ -91,10 +91,10 @@ class InstrumentedStore:
 
 
 class RetryingStore:
-    """Repeats what another store found ``Unavailable``, ``ATTEMPTS_MAX`` times in all.
+    """Repeats calls of another store that raise ``Unavailable``, ``ATTEMPTS_MAX`` times in all.
 
-    For hiccups, not for outages: those are the business of the persister and of health checks.
-    ``wait`` takes seconds and is called by threads; it should return at once when stopping.
+    For short failures, not for outages: the persister and health checks handle those. ``wait`` takes seconds
+    and is called by threads; it should return at once when stopping.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class RetryingStore:
         return self.repeated(lambda: self._store.open(path))
 
     def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
-        """Repeated only if ``source`` is seekable."""
+        """Store an object. Repeated only if ``source`` is seekable."""
         if not source.seekable():
             self._store.put(path, source, content_encoding=content_encoding)
             return
@@ -124,7 +124,7 @@ class RetryingStore:
         self.repeated(put)
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """Repeated only as long as it has not given anything."""
+        """List objects. Repeated only until it has given the first one."""
 
         def first() -> tuple[BlobInfo | None, Iterator[BlobInfo]]:
             listing = self._store.list(prefix)
@@ -142,13 +142,13 @@ class RetryingStore:
         return self.repeated(lambda: self._store.sign_get(path, ttl_s))
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
-        """See ``LocalSigner``; not repeated, and None for a store that is not one."""
+        """Return as ``LocalSigner`` does, without repetition; None for a store that is not one."""
         if not isinstance(self._store, LocalSigner):
             return None
         return self._store.sign_now(path, ttl_s)
 
     def repeated(self, operation: Callable[[], T]) -> T:
-        """Do something with the store, as often as its own operations are."""
+        """Run ``operation`` on the store, with the same repetitions as the store's own operations."""
         for attempt in range(1, ATTEMPTS_MAX):
             try:
                 return operation()
@@ -158,7 +158,7 @@ class RetryingStore:
 
 
 class _CountedReader(io.RawIOBase):
-    """Counts the bytes that a store has taken; those it takes twice count once."""
+    """Counts the bytes that a store has taken; bytes that it takes twice count once."""
 
     def __init__(self, source: BinaryIO) -> None:
         super().__init__()

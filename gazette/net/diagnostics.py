@@ -1,4 +1,4 @@
-"""The HTTP routes under ``/debug``: is it ready, what does it count, what does it wait for."""
+"""The HTTP routes under ``/debug``: readiness, metrics and stacks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gazette.runtime import metrics
 
 
 def diagnostic_routes(not_ready: Callable[[], str]) -> list[Route]:
-    """``not_ready`` answers why the process cannot serve now, or nothing if it can.
+    """Return the routes. ``not_ready`` returns the reason why the process cannot serve now; empty if it can.
 
     - ``/debug/ready``: 200, or 503 with the reason;
     - ``/debug/metrics`` and ``/metrics``: all metrics, as Prometheus reads them;
-    - ``/debug/stacks``: where every task and thread is.
+    - ``/debug/stacks``: the stacks of all tasks and threads.
     """
 
     async def ready(_request: Request) -> Response:

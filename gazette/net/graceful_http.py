@@ -1,16 +1,16 @@
-"""How an HTTP server bounds its connections, and ends without leaving a request unanswered.
+"""HTTP servers that bound their connections, and answer all requests before they end.
 
-A client that could connect expects an answer, and one whose connection is closed without a word cannot
-know whether its request took effect. So:
+A client that could connect expects an answer. If its connection is closed without one, it cannot know
+if its request took effect. So:
 
-1. Connections that the kernel has established are accepted, and only then the listener is closed: what
-   comes later is refused. (The two steps are not one: a connection that is established between them, some
-   microseconds, is reset.)
-2. Answers from now on tell the client, by ``Connection: close``, that there is no next one.
-3. A connection that was never used gets `FIRST_REQUEST_S` for its request. One that was used and is idle
-   gets `NEXT_REQUEST_S`: that it may be closed at any time is a rule of HTTP/1.1 that clients know
-   (RFC 9112, 9.3.1 and 9.5).
-4. All this, and what is being answered, ends after the grace.
+1. Connections that the kernel has established are accepted, and only then the listener is closed.
+   Later ones are refused. (The two steps are not one. A connection that is established between them,
+   within some microseconds, is reset.)
+2. Answers from now on say, by ``Connection: close``, that there is no next one.
+3. A connection that was never used gets `FIRST_REQUEST_S` for its request. One that was used and is
+   idle gets `NEXT_REQUEST_S`. By the rules of HTTP/1.1 it may be closed at any time, which clients
+   know (RFC 9112, 9.3.1 and 9.5).
+4. All this, and all running answers, end after the grace.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ log = logging.getLogger(__name__)
 FIRST_REQUEST_S: Final = 2.0
 NEXT_REQUEST_S: Final = 0.25
 HEAD_S: Final = 10.0
-"""From the connection, or the first byte of a later request, to the end of the request's head."""
+"""Seconds from the connection, or the first byte of a later request, to the end of the request's head."""
 BODY_S: Final = 30.0
-"""A client that sends nothing of a request's body for so long is given up."""
+"""Seconds without a byte of a request's body, after which the client is given up."""
 LINGER_S: Final = 2.0
-"""What a client still sends of a body after the answer is read this long, then the connection is closed."""
+"""Seconds for which the rest of a body is read after the answer. Then the connection is closed."""
 STALL_S: Final = 60.0
-"""A client that takes less than 48 KiB of an answer in this time is cut off."""
+"""Seconds in which a client must take at least 48 KiB of an answer; otherwise it is cut off."""
 _TOO_LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _CUT_OFF_S: Final = 1.0
-"""How long requests that are cancelled may take to end."""
+"""Seconds that cancelled requests may take to end."""
 
 
 class _State(ServerState):
     def __init__(self) -> None:
         super().__init__()
         self.moved = asyncio.Event()
-        """Set whenever a connection was used, or lost."""
+        """Set when a connection was used, or lost."""
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection with time limits, which tells its server when it was used, or lost.
+    """uvicorn's connection with time limits. It signals its server when it was used, or lost.
 
-    ``since`` is the loop's time since when it awaits a request; it means nothing while ``busy``.
+    ``since`` is the loop's time since when it waits for a request; it has no meaning while ``busy``.
     """
 
     server_state: _State
@@ -66,7 +66,7 @@ class Connection(H11Protocol):
         super().__init__(*args, **kwargs)
         self._made = made
         self.heard = False
-        """Whether a whole head of a request has come."""
+        """True once the whole head of a request has arrived."""
         self.since = self.loop.time()
         self._head: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
@@ -75,12 +75,12 @@ class Connection(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether it was used before, and awaits the next request."""
+        """True if the connection was used before, and waits for the next request."""
         return self.heard and self.cycle.response_complete
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being answered."""
+        """True while a request is being answered."""
         return self.heard and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -97,7 +97,7 @@ class Connection(H11Protocol):
         if self.busy:
             self._unset_head()
         elif self.timeout_keep_alive_task is None:
-            self._expect_head()  # A part of the next head ends the time that it may stay idle.
+            self._expect_head()  # A part of the next head ends the idle time.
 
     def on_response_complete(self) -> None:
         self.since = self.loop.time()
@@ -122,10 +122,10 @@ class Connection(H11Protocol):
         self._moved()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP. In the middle of an answer there is no place for another one."""
+        """Refuse bytes that are not HTTP. In the middle of an answer there is no place for another one."""
         cycle: Any = self.cycle
         if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True  # What its application still sends goes nowhere.
+            cycle.disconnected = True  # Drop what the application still sends.
             cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
@@ -133,10 +133,12 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def _should_upgrade(self) -> bool:
-        return False  # A request for another protocol is one for HTTP/1.1, without a warning each time.
+        return (
+            False  # Treat a request for another protocol as HTTP/1.1, without a warning each time.
+        )
 
     def close_idle(self) -> None:
-        """Close it without an answer: no request was taken."""
+        """Close the connection without an answer: no request was taken."""
         if not self.transport.is_closing():
             self.transport.close()
 
@@ -188,7 +190,7 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def _stalled(self) -> None:
-        log.debug("a client takes nothing: its connection is cut off")
+        log.debug("a client reads nothing of its answer: its connection is cut off")
         self.transport.abort()
 
     def _moved(self) -> None:
@@ -197,10 +199,10 @@ class Connection(H11Protocol):
 
 
 class PatientServer(uvicorn.Server):
-    """uvicorn that leaves signals to us, does not wake up ten times a second, and ends as described.
+    """uvicorn without its signal handlers and its ten wake-ups a second. It ends as described above.
 
-    Its ``config`` has `Connection` for ``http``, and ``sockets`` of ``serve`` are one. It holds at most
-    ``limit`` connections. Set ``grace_s``, then ``stopping``.
+    Its ``config`` has `Connection` for ``http``, and ``serve`` gets exactly one socket. It holds at most
+    ``limit`` connections. To stop it, set ``grace_s``, then ``stopping``.
     """
 
     def __init__(self, config: uvicorn.Config, *, scope: TaskScope, limit: int) -> None:
@@ -262,7 +264,7 @@ class PatientServer(uvicorn.Server):
         assert not self.server_state.connections
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest for a request; first, for its first one."""
+        """Close the connection that has waited longest for a request; unused connections first."""
         waiting = [
             one for one in self._connections() if not one.busy and not one.transport.is_closing()
         ]
@@ -273,7 +275,7 @@ class PatientServer(uvicorn.Server):
 
     async def _let_end(self) -> None:
         state = self.server_state
-        # Requests that are being answered have the very same list.
+        # Running requests share this very list.
         state.default_headers.append((b"connection", b"close"))
         for connection in self._connections():
             if connection.busy:
@@ -285,7 +287,7 @@ class PatientServer(uvicorn.Server):
         for connection in self._connections():
             connection.shutdown()
         await self._wait(None, lambda: not state.connections)
-        if state.tasks:  # Those whose client is gone.
+        if state.tasks:  # Requests whose client is gone.
             await asyncio.wait(set(state.tasks))
 
     def _connections(self) -> list[Connection]:
@@ -299,7 +301,7 @@ class PatientServer(uvicorn.Server):
 
     async def _wait(self, timeout_s: float | None, done: Callable[[], bool]) -> None:
         moved = self.server_state.moved
-        # What nobody asks for in time is closed.
+        # The caller closes connections without a request in time.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not done():

@@ -1,5 +1,5 @@
-"""What is around every handler of our gRPC servers: counts, under the names of the common Prometheus
-interceptors, and an end without noise for calls whose caller is gone.
+"""The wrapper of all handlers of gRPC servers here. It counts under the names of the common Prometheus
+interceptors, and ends calls quietly whose caller is gone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Malformed:
 
 
 def _tolerant(decode: Callable[[bytes], Any] | None, *, streaming: bool) -> Any:
-    """Return a deserializer that fails so that the call can be refused without noise."""
+    """Return a deserializer that fails in such a way that the call can be refused quietly."""
     if decode is None:
         return None
 
@@ -78,7 +78,7 @@ class _Requests:
         return self
 
     async def __anext__(self) -> Any:
-        if self._next is None:  # gRPC complains of an iterator that was made and never used.
+        if self._next is None:  # gRPC warns of an iterator that was made and never used.
             self._next = self._requests.__aiter__().__anext__
         request = await self._next()
         self._received()
@@ -98,7 +98,7 @@ class _Call:
         self._sent = sent
 
     async def write(self, message: Any) -> None:
-        """Raises ``CancelledError`` when the caller is gone: there is nobody to go on for."""
+        """Write a message. Raise ``CancelledError`` when the caller is gone: the call is of no use then."""
         self._sent()
         try:
             await self._context.write(message)
@@ -194,7 +194,7 @@ class _Method:
 def _writing(
     generator: Callable[[Any, Any], AsyncIterator[Any]],
 ) -> Callable[[Any, Any], Awaitable[None]]:
-    """A handler that writes its responses, of one that yields them."""
+    """Adapt a handler that yields its responses to one that writes them."""
 
     async def call(request: Any, context: Any) -> None:
         responses = generator(request, context)
@@ -209,14 +209,14 @@ def _writing(
 
 
 def _code(code: Any) -> Any:
-    """aio contexts give an integer."""
+    """Return a status as ``StatusCode``: aio contexts give an integer."""
     if isinstance(code, grpc.StatusCode):
         return code
     return next((one for one in grpc.StatusCode if one.value[0] == code), code)
 
 
 class MetricsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Install it first, so that what other interceptors refuse is counted too."""
+    """Counts all calls. Install it first, so that calls which other interceptors refuse are counted, too."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

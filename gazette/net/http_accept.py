@@ -1,7 +1,7 @@
 """Accepts connections of one listening socket, and never more than a limit.
 
-asyncio's own server accepts without a limit. Out of file descriptors, it tries again as often as its
-backlog is long, with a traceback each time. This one waits a second and logs one line a minute.
+asyncio's own server accepts without a limit. Without free file descriptors, it retries once per backlog
+entry, with a traceback each time. This one waits a second and logs one line a minute.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from gazette.runtime.tasks import TaskScope
 log = logging.getLogger(__name__)
 
 _ACCEPTS_PER_TURN: Final = 64
-"""Other work of the loop goes on between them."""
+"""Connections accepted in one turn of the loop: other work goes on between turns."""
 _RETRY_S: Final = 1.0
 _HANDSHAKE_S: Final = 10.0
-"""From the connection to the end of its TLS handshake."""
+"""Seconds from the connection to the end of its TLS handshake."""
 _OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
@@ -32,7 +32,7 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 15),
     (socket.IPPROTO_TCP, "TCP_KEEPCNT", 4),
 )
-"""A client whose machine is gone is found out within two minutes, also while it waits for bytes."""
+"""A client whose machine is gone is noticed within two minutes, also while it waits for bytes."""
 _BUSY: Final = b"too many connections\n"
 _REFUSAL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
@@ -43,9 +43,9 @@ _REFUSAL: Final = (
 class Acceptor:
     """Hands accepted connections of ``listener`` to protocols that ``connect`` makes. Loop-bound.
 
-    A protocol calls the function that ``connect`` is given once its connection is made: from then on
-    ``count`` includes it. At ``limit`` connections ``make_room`` is asked to close an idle one. If it
-    cannot, the new one is answered 503 and closed.
+    ``connect`` gets a function, which its protocol calls once the connection is made: from then on ``count``
+    includes it. At ``limit`` connections ``make_room`` is called to close an idle one. If it cannot, the new
+    connection is answered 503 and closed.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Acceptor:
         self._starting: dict[asyncio.Task[None], None] = {}
         """In the order of their beginning."""
         self._uncounted = 0
-        """Of those, connections that are not made yet."""
+        """Number of those connections that are not made yet."""
         self._retry: asyncio.TimerHandle | None = None
         self._name = str(listener.getsockname())
 
@@ -107,7 +107,7 @@ class Acceptor:
         self._loop.remove_reader(self._listener)
 
     def _accept(self) -> bool:
-        """Accept what there is. Return True if there may be more."""
+        """Accept the connections that wait. Return True if there may be more."""
         for _ in range(_ACCEPTS_PER_TURN):
             try:
                 connection, _ = self._listener.accept()
@@ -126,7 +126,7 @@ class Acceptor:
     def _wait_for_resources(self, error: OSError) -> None:
         HTTP_CONNECTIONS_REFUSED.labels("descriptors").inc()
         log.error(
-            "no connection to %(endpoint)s can be accepted: %(error)s",
+            "cannot accept connections to %(endpoint)s: %(error)s",
             {"endpoint": self._name, "error": error},
             extra={"cause": f"accept {self._name} {error.errno}"},
         )
@@ -149,7 +149,7 @@ class Acceptor:
             made()
             del self._starting[task]
             if task.cancelled():
-                connection.close()  # It may have been cancelled before it made a transport.
+                connection.close()  # The task may have been cancelled before it made a transport.
 
         self._uncounted += 1
         task = self._scope.spawn(self._begin(connection, made), name="http connection")
@@ -160,7 +160,7 @@ class Acceptor:
         """Close a connection of which nothing is lost: in its handshake, or idle."""
         HTTP_CONNECTIONS_REFUSED.labels("idle").inc()
         log.warning(
-            "%(endpoint)s has %(count)d connections, its limit: idle ones are closed for new ones",
+            "%(endpoint)s has reached its limit of %(count)d connections: idle ones are closed for new ones",
             {"endpoint": self._name, "count": self._limit},
             extra={"cause": f"idle {self._name}"},
         )
@@ -175,7 +175,7 @@ class Acceptor:
     def _refuse(self, connection: socket.socket) -> None:
         HTTP_CONNECTIONS_REFUSED.labels("limit").inc()
         log.warning(
-            "%(endpoint)s refuses connections: %(count)d are busy, which is its limit",
+            "%(endpoint)s refuses new connections: its limit of %(count)d are busy",
             {"endpoint": self._name, "count": self._limit},
             extra={"cause": f"limit {self._name}"},
         )
@@ -184,12 +184,12 @@ class Acceptor:
             if self._tls is None:
                 connection.send(_REFUSAL)
                 connection.shutdown(socket.SHUT_WR)
-                connection.recv(1 << 16)  # What is not read would reset the connection.
+                connection.recv(1 << 16)  # Unread bytes would reset the connection.
 
     async def _begin(self, connection: socket.socket, made: Callable[[], None]) -> None:
         connection.setblocking(False)
         if connection.family != socket.AF_UNIX:
-            with contextlib.suppress(OSError):  # The client is gone; the transport finds out.
+            with contextlib.suppress(OSError):  # The client is gone; the transport will notice.
                 for level, name, value in _KEEPALIVE:
                     if hasattr(socket, name):
                         connection.setsockopt(level, getattr(socket, name), value)
@@ -213,6 +213,6 @@ class Acceptor:
 
 async def next_turn(loop: asyncio.AbstractEventLoop) -> None:
     """Return when all callbacks that are due now were called."""
-    turned = asyncio.Event()  # Unlike a future, it may be set when the wait was cancelled.
+    turned = asyncio.Event()  # Unlike a future, it may be set after the wait was cancelled.
     loop.call_soon(turned.set)
     await turned.wait()

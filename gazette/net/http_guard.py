@@ -1,12 +1,12 @@
-"""Requests that an HTTP server refuses whatever they ask for: those that a stranger's page can send.
+"""Requests that an HTTP server always refuses: those that a foreign web page can send.
 
 A browser sends requests of any page to servers that only its user can reach. Three rules stop them:
 
-1. Without keys, ``Host`` must be loopback, what the server advertises, the address that the client is
-   connected to, or what the operator names. A page that points its own name at this server
-   (DNS rebinding) has its own name there.
-2. A method that may change something must not come from a page of another origin, unless the operator
-   allows that origin. Browsers say so by ``Sec-Fetch-Site``, or else by ``Origin``.
+1. Without keys, ``Host`` must be loopback, the host that the server advertises, the address that the client
+   is connected to, or a name that the operator allows. A page that points its own name at this server (DNS
+   rebinding) sends its own name there.
+2. A method that may change something must not come from a page of another origin, unless the operator allows
+   that origin. Browsers name the origin by ``Sec-Fetch-Site``, or else by ``Origin``.
 3. JSON must come as ``application/json`` (`json_gateway.parse_body`): browsers ask before they send that.
 
 Framing that two readers may understand differently is refused as well, and ends the connection.
@@ -38,7 +38,7 @@ _CLOSE: Final = {"Connection": "close"}
 
 @dataclass(frozen=True, slots=True)
 class GuardRules:
-    """What a server lets in. ``hosts`` None: any ``Host``, as callers need tokens.
+    """The rules of a server. ``hosts`` None: any ``Host``, as callers need tokens.
 
     ``origins`` are those whose pages may send requests that change something.
     """
@@ -84,7 +84,7 @@ class HttpGuard:
         )
         if refusal is None:
             assert target is not None
-            # A client that goes away while its body is read is no error of ours.
+            # A client that leaves while its body is read is no error of this server.
             with suppress(ClientDisconnect):
                 await self._app(target[0], receive, send)
             return
@@ -114,9 +114,8 @@ class HttpGuard:
             if not (host in known or _is_loopback(host) or host == _folded(str(local[0]))):
                 return _Refusal(
                     403,
-                    "this host name is not served without keys: use localhost, an address of this"
-                    " server, or a name that it was started with (--broker.allow-host,"
-                    " --consumer.allow-host)",
+                    "this host name is not served without keys: use localhost, an address of this server, or"
+                    " a name that it allows (--broker.allow-host, --consumer.allow-host)",
                 )
         return None
 
@@ -134,14 +133,16 @@ class HttpGuard:
         if foreign:
             return _Refusal(
                 403,
-                "a page of another origin may not send this: start the server with its origin"
+                "a page of another origin may not send this request: start the server with that origin"
                 " (--broker.allow-origin, --consumer.allow-origin)",
             )
         return None
 
 
 def _origin_form(scope: Scope) -> tuple[Scope, str | None] | None:
-    """The scope with a path, and the authority that an absolute target names; None: neither form."""
+    """Return the scope with a path, and the authority that an absolute
+    target names; None for neither form.
+    """
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     if raw.startswith(b"/") or (raw == b"*" and scope["method"] == "OPTIONS"):
         return scope, None
@@ -168,7 +169,7 @@ def _bad_framing(scope: Scope, headers: Mapping[str, list[str]]) -> _Refusal | N
 
 
 def _host_of(authority: str) -> str | None:
-    """The host of ``host[:port]``, folded; None for what is not that."""
+    """Return the host of ``host[:port]``, folded; None for another form."""
     match = _AUTHORITY.fullmatch(authority.strip(" \t"))
     if match is None:
         return None
@@ -181,7 +182,7 @@ def _host_of(authority: str) -> str | None:
 
 
 def _folded(host: str) -> str:
-    """A host as it is compared: addresses in their shortest form, names in lower case."""
+    """Return a host as it is compared: addresses in their shortest form, names in lower case."""
     try:
         address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:

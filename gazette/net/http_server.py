@@ -35,7 +35,7 @@ class TlsFiles:
     ca_file: str = ""
 
     def read(self) -> tuple[bytes, bytes, bytes | None]:
-        """Certificate, key and CA. Raises ``Invalid`` that names the file."""
+        """Return certificate, key and CA. Raise ``Invalid`` that names the file."""
         return (
             read_pem(self.cert_file, "server-cert-file"),
             read_pem(self.key_file, "server-cert-key-file"),
@@ -55,7 +55,7 @@ def read_pem(path: str, setting: str) -> bytes:
 
 
 def bind_tcp(host: str, port: int) -> socket.socket:
-    """A listening socket; ``host`` empty: all interfaces. Raises ``Unavailable`` with the reason."""
+    """Return a listening socket; ``host`` empty: all interfaces. Raise ``Unavailable`` with the reason."""
     try:
         if host:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -70,7 +70,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
 
 
 def bind_unix(path: str) -> socket.socket:
-    """A listening unix socket; a file that nobody listens to any more is replaced."""
+    """Return a listening unix socket. A socket file without a listener is replaced."""
     clear_stale_socket(path)
     sock = socket.socket(socket.AF_UNIX)
     try:
@@ -83,7 +83,7 @@ def bind_unix(path: str) -> socket.socket:
 
 
 def bind_debug(port: str, host: str) -> socket.socket:
-    """A listening socket for ``--debug.port``, on the host that the other ports are on.
+    """Return a listening socket for ``--debug.port``, on the host of the other ports.
 
     Raises ``Invalid``, and ``Unavailable`` (the port is in use).
     """
@@ -93,7 +93,7 @@ def bind_debug(port: str, host: str) -> socket.socket:
 
 
 def port_number(text: str, setting: str) -> int:
-    """Return the number of a port, 0 for no text. Raises ``Invalid`` that names the setting."""
+    """Return the number of a port, 0 for no text. Raise ``Invalid`` that names the setting."""
     if not text:
         return 0
     if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65_535:
@@ -102,7 +102,7 @@ def port_number(text: str, setting: str) -> int:
 
 
 def clear_stale_socket(path: str) -> None:
-    """Remove the socket file of a process that is gone. Raises ``Unavailable`` if one listens."""
+    """Remove the socket file of a process that is gone. Raise ``Unavailable`` if a process listens there."""
     if not os.path.lexists(path):
         return
     with socket.socket(socket.AF_UNIX) as probe:
@@ -125,22 +125,22 @@ def cannot_listen(address: str, error: OSError) -> Unavailable:
 
 
 class ReloadedTls:
-    """The files of ``TlsFiles``, read again whenever somebody connects. Any thread.
+    """The files of ``TlsFiles``, read again at each connection. Any thread.
 
-    What cannot be read, or used, leaves the former ones in force.
+    If new files cannot be read, or used, the former ones stay in force.
     """
 
     def __init__(self, files: TlsFiles) -> None:
-        """Raises ``Invalid``."""
+        """Read the files. Raise ``Invalid`` for one that cannot be read."""
         self._files = files
         self.contents = files.read()
 
     def changed(self) -> bool:
-        """Whether ``contents`` are others now."""
+        """Read the files again. Return True if ``contents`` changed."""
         try:
             contents = self._files.read()
         except Invalid as error:
-            log.warning("the former certificates are served on: %(error)s", {"error": error})
+            log.warning("the former certificates stay in use: %(error)s", {"error": error})
             return False
         if contents == self.contents:
             return False
@@ -149,7 +149,7 @@ class ReloadedTls:
         return True
 
     def context(self) -> ssl.SSLContext:
-        """A context for HTTP that is replaced by one of the new files, once there are such.
+        """Return a context for HTTP that replaces itself once there are new files.
 
         Raises ``Invalid`` for files that do not fit together.
         """
@@ -165,8 +165,8 @@ class ReloadedTls:
             raise Invalid(
                 f"cannot serve TLS with {names}: {error}",
                 path="server-cert-file",
-                hint="These must be PEM files that this user can read: a certificate or a chain, the key "
-                "that belongs to it, and maybe certificates of a CA.",
+                hint="Use PEM files that this user can read: a certificate or a chain, its key, and "
+                "optionally certificates of a CA.",
             ) from error
         current.set_alpn_protocols(["http/1.1"])
 
@@ -178,9 +178,7 @@ class ReloadedTls:
                 try:
                     current = self.context()
                 except Invalid as error:
-                    log.warning(
-                        "the former certificates are served on: %(error)s", {"error": error}
-                    )
+                    log.warning("the former certificates stay in use: %(error)s", {"error": error})
             connection.context = current
 
         current.sni_callback = on_hello
@@ -213,7 +211,7 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, scope: TaskScope) -> None:
-        """Serve in a task of ``scope``: should the server end by itself, the scope fails."""
+        """Serve in a task of ``scope``. If the server ends without ``stop``, the scope fails."""
         self._server = PatientServer(self._config, scope=scope, limit=self._limit)
         self._task = scope.spawn(self._serve(self._server), name="http")
 
@@ -223,12 +221,12 @@ class HttpServer:
         finally:
             server.close()
         if not server.stopping.is_set():
-            raise Broken("the HTTP server ended by itself")
+            raise Broken("the HTTP server ended without a stop")
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse connections, answer those that are there, and cut off what takes longer than ``grace_s``.
+        """Refuse new connections, answer present ones, and cut off those that take longer than ``grace_s``.
 
-        How, see `gazette.net.graceful_http`.
+        See `gazette.net.graceful_http` for the steps.
         """
         if self._server is not None and self._task is not None:
             self._server.grace_s = grace_s

@@ -1,7 +1,7 @@
 """Calls of a gRPC service over HTTP: POST with JSON for messages, and CORS for browsers.
 
-JSON names are lowerCamelCase, 64-bit integers are strings, bytes are base64, enumerations are names,
-and fields have their zero values; messages that are absent are null.
+JSON names are lowerCamelCase, 64-bit integers are strings, bytes are base64, enumerations are names, and
+fields have their zero values. Messages that are absent are null.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 BODY_BYTES_MAX: Final = 1 << 20
 _METHODS: Final = ("GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS")
 CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
-"""With every 401: what would be accepted."""
+"""Headers of each 401: the scheme that would be accepted."""
 _HTTP_CODES: Final = {
     grpc.StatusCode.OK: 200,
     grpc.StatusCode.CANCELLED: 408,
@@ -55,7 +55,7 @@ _NUMBERS: Final = frozenset(
 
 
 class Cors:
-    """Which pages of other origins may call. Only origins that were named get headers at all."""
+    """The origins whose pages may call. Only named origins get headers at all."""
 
     METHODS: Final = "GET, POST, OPTIONS"
     HEADERS: Final = (
@@ -83,7 +83,7 @@ class Cors:
         return bool(self._origins)
 
     def wrap(self, handle: Handler) -> Handler:
-        """``handle``, which does not see OPTIONS, with the headers on what it answers."""
+        """Wrap ``handle``: answer OPTIONS, and add the headers to its answers."""
 
         async def wrapped(request: Request) -> Response:
             response = Response() if request.method == "OPTIONS" else await handle(request)
@@ -149,7 +149,7 @@ def _check_numbers(value: Any, descriptor: Any) -> None:
 
 
 def error_object(code: grpc.StatusCode, text: str, status: int = 0) -> dict[str, Any]:
-    """The value of ``error``; ``status`` replaces the HTTP status that goes with the code."""
+    """Return the value of ``error``; ``status`` replaces the HTTP status that goes with the code."""
     status = status or http_code_of(code)
     return {
         "grpcCode": code.value[0],
@@ -161,13 +161,13 @@ def error_object(code: grpc.StatusCode, text: str, status: int = 0) -> dict[str,
 
 
 def error_response(code: grpc.StatusCode, text: str) -> Response:
-    """``{"error": …}`` with the HTTP status that goes with the code of a failed call."""
+    """Return ``{"error": …}`` with the HTTP status that goes with the code of a failed call."""
     headers = CHALLENGE if code is grpc.StatusCode.UNAUTHENTICATED else None
     return JSONResponse({"error": error_object(code, text)}, http_code_of(code), headers)
 
 
 def failure_response(error: GazetteError) -> Response:
-    """``error_response`` of an error of our tree."""
+    """Return the ``error_response`` of a ``GazetteError``."""
     if isinstance(error, WrongMediaType):
         body = error_object(grpc.StatusCode.INVALID_ARGUMENT, str(error), 415)
         return JSONResponse({"error": body}, 415)
@@ -190,7 +190,7 @@ def http_code_of(code: grpc.StatusCode) -> int:
 
 
 def code_of(error: GazetteError) -> grpc.StatusCode:
-    """The code of a call that failed so, for what does not come from a gRPC call itself."""
+    """Return the code for an error that does not come from a gRPC call itself."""
     if isinstance(error, NotAllowed):
         return grpc.StatusCode.UNAUTHENTICATED
     if isinstance(error, Retryable | Closed):
@@ -205,7 +205,7 @@ def json_line(value: dict[str, Any]) -> bytes:
 
 
 def to_json(message: Message) -> dict[str, Any]:
-    """The JSON form with every field: messages that are absent are null."""
+    """Return the JSON form with all fields: messages that are absent are null."""
     value = json_format.MessageToDict(message, always_print_fields_with_no_presence=True)
     _add_nulls(message, value)
     return value

@@ -1,7 +1,7 @@
 """A process's two servers: gRPC on one port, HTTP on another.
 
-gRPC's core owns its own listening socket, so the two cannot share a port. The endpoint that a member
-advertises is the gRPC one; the HTTP port is the next one, unless it is given.
+gRPC's core owns its listening socket, so the two cannot share a port. A member advertises its gRPC endpoint.
+The HTTP port is the next one, unless it is given.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ KEEPALIVE_TIMEOUT_S: Final = 10.0
 _HANDSHAKE_S: Final = 10.0
 _IDLE_S: Final = 600.0
 STREAM_WINDOW_BYTES: Final = 1 << 22
-"""At 1 ms to a client, four gigabytes a second; at 100 ms, 40 megabytes."""
+"""Bytes. At 1 ms to a client, four gigabytes a second; at 100 ms, 40 megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Where to listen, and what to call that.
+    """The addresses to listen on and to advertise.
 
-    A port is ``""`` (a free one), a number, or ``unix:///path``. ``host`` is what is advertised,
-    ``bind_host`` what is listened on (empty: all interfaces).
+    A port is ``""`` (a free one), a number, or ``unix:///path``. ``host`` is advertised; the servers listen
+    on ``bind_host`` (empty: all interfaces).
     """
 
     host: str
@@ -63,7 +63,7 @@ class ServerSettings:
 
 
 def advertised_host(bind_host: str, default_host: str) -> str:
-    """Return what to advertise where no host is given: what listens on loopback is nowhere else."""
+    """Return the host to advertise if none is given: a loopback address is reachable only as itself."""
     return bind_host if is_loopback(bind_host) else default_host
 
 
@@ -80,8 +80,8 @@ def warn_of_open_server(settings: ServerSettings, group: str, what: str) -> None
     if private or certified:
         return
     log.warning(
-        "without keys, everyone who can connect to %(address)s can %(what)s: set --%(group)s.auth-keys, or"
-        " listen on loopback only with --%(group)s.bind-host=127.0.0.1",
+        "without keys, every caller that can connect to %(address)s can %(what)s: set --%(group)s.auth-keys,"
+        " or listen on loopback only with --%(group)s.bind-host=127.0.0.1",
         {
             "address": settings.bind_host or "any address of this machine",
             "what": what,
@@ -91,8 +91,11 @@ def warn_of_open_server(settings: ServerSettings, group: str, what: str) -> None
 
 
 def _credentials(tls: ReloadedTls) -> grpc.ServerCredentials:
-    """Credentials that follow the files. gRPC asks for them with every connection, in a thread of its
-    own; that callers must have certificates cannot change while it serves."""
+    """Return credentials that follow the files.
+
+    gRPC asks for them at each connection, in a thread of its own. Whether callers must have certificates
+    cannot change while it serves.
+    """
 
     def configuration() -> Any:
         certificate, key, authority = tls.contents
@@ -109,7 +112,7 @@ def _credentials(tls: ReloadedTls) -> grpc.ServerCredentials:
 
 
 def grpc_options(max_recv_bytes: int, connections: int) -> list[tuple[str, Any]]:
-    """Options of the gRPC server: pings find peers that are silently gone.
+    """Return options of the gRPC server: pings find peers that are silently gone.
 
     Beyond ``connections``, new ones are closed at once. One that does not speak HTTP/2 within
     ``_HANDSHAKE_S``, or has no call for ``_IDLE_S``, is closed as well.
@@ -125,19 +128,19 @@ def grpc_options(max_recv_bytes: int, connections: int) -> list[tuple[str, Any]]
         ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
         ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
         ("grpc.http2.max_pings_without_data", 0),
-        # Clients may ping as often as they like: our own do, to notice a dead broker early.
+        # Clients may ping as often as they like: ours do, to notice a dead broker early.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
         ("grpc.http2.max_ping_strikes", 0),
-        # How much of a stream may be on its way to us, or here and not taken yet. By itself gRPC lets that
-        # grow with what a connection could carry: some hundred megabytes for an append that comes in
-        # faster than its bytes are replicated.
+        # Bytes of a stream on their way to this server, or here and not taken yet. gRPC would let that grow
+        # with what a connection could carry. That is some hundred megabytes for an append that arrives faster
+        # than its bytes are replicated.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
     ]
 
 
 class Server:
-    """Binds both ports first, so that the endpoint is known; serves when it is started.
+    """A gRPC and an HTTP server. Binds both ports first, so that the endpoint is known; serves once started.
 
     ``grpc`` takes servicers until ``start_grpc``.
     """
@@ -156,14 +159,16 @@ class Server:
         self._http: HttpServer | None = None
 
     def bind(self) -> None:
-        """Take both ports. Raises ``Unavailable`` (in use) or ``Invalid``; ``stop`` gives them back."""
+        """Bind both ports. Raises ``Unavailable`` (in use) or ``Invalid``; ``stop`` frees them."""
         if self.settings.tls is not None:
-            ReloadedTls(self.settings.tls).context()  # C-core would only say that it cannot listen.
+            ReloadedTls(
+                self.settings.tls
+            ).context()  # gRPC's core would only say that it cannot listen.
         scheme = "http" if self.settings.tls is None else "https"
         self._bind_http(scheme, self._bind_grpc(scheme))
 
     def _bind_grpc(self, scheme: str) -> int:
-        """Bind the gRPC server; returns its port, or -1 for a unix socket."""
+        """Bind the gRPC server. Return its port, or -1 for a unix socket."""
         settings = self.settings
         if settings.port.startswith(UNIX_PREFIX):
             path = settings.port.removeprefix(UNIX_PREFIX)
@@ -173,7 +178,7 @@ class Server:
             return -1
         wanted = port_number(settings.port, "port")
         if wanted:
-            # C-core reports a port in use on stderr and by an unspecific error: ask the kernel first.
+            # gRPC's core reports a port in use on stderr and by an unspecific error: ask the kernel first.
             bind_tcp(settings.bind_host, wanted).close()
         host = settings.bind_host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
         address = f"[{host}]:{wanted}" if ":" in host else f"{host}:{wanted}"
@@ -206,7 +211,7 @@ class Server:
         self.http_endpoint = f"{scheme}://{bracketed(settings.host)}:{port}"
 
     def start_http(self, scope: TaskScope, app: ASGIApp) -> None:
-        """Serve ``app``; should the HTTP server die, ``scope`` fails."""
+        """Serve ``app``. If the HTTP server dies, ``scope`` fails."""
         assert self._http_socket is not None, "bind() comes first"
         unix = self._http_socket.family == socket.AF_UNIX
         self._http = HttpServer(

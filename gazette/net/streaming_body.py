@@ -1,4 +1,4 @@
-"""Responses whose body comes bit by bit, and may fail on its way."""
+"""Responses whose body is sent in parts, and may fail on its way."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class StreamedBody(Response):
-    """A response that sends each part of ``parts`` as it comes, and ends when the client is gone.
+    """A response that sends each part of ``parts`` as it arrives, and ends when the client is gone.
 
-    When ``parts`` raises an error of our tree or of a gRPC call, the connection is closed without the
-    end of the body: a body that ended in good order is whole.
+    When ``parts`` raises a ``GazetteError`` or the error of a gRPC call, the connection is closed without the
+    end of the body. So a body that ended in good order is whole.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class StreamedBody(Response):
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            _cut_off(path, Closed("the channel to the process that serves it was closed"))
+            _cut_off(path, Closed("the channel to the serving process was closed"))
             return
         except OSError:  # The client is gone.
             return

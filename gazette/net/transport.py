@@ -1,4 +1,4 @@
-"""Where gRPC channels come from, so that tests can put a network of their own between processes."""
+"""The source of gRPC channels, so that tests can put a network of their own between processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Transport(Protocol):
 
     @property
     def ends_silent_calls(self) -> bool:
-        """Return whether calls end within a minute if the peer falls silent, without being asked."""
+        """True if a call ends within a minute after the peer falls silent, without a check by the caller."""
         ...
 
     def channel(
@@ -34,7 +34,7 @@ class GrpcTransport:
 
     @property
     def ends_silent_calls(self) -> bool:
-        return False  # Its pings are minutes apart, see `ChannelSettings`.
+        return False  # Pings are minutes apart, see `ChannelSettings`.
 
     def channel(
         self,

@@ -1,1 +1,1 @@
-"""What every process needs: tasks, clocks, logs, metrics, traces."""
+"""Parts that all processes use: tasks, clocks, logs, metrics, traces."""

@@ -1,4 +1,4 @@
-"""The one doorway to time, so that nothing else reads it and tests can own it."""
+"""The only access to time: nothing else reads it, so tests can control it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class Clock(Protocol):
     """Time as components see it. Passed to constructors; never read from a global."""
 
     def now(self) -> float:
-        """Unix time in seconds. May jump."""
+        """Return Unix time in seconds. May jump."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary start. Never goes back."""
+        """Return seconds from an arbitrary start. Never goes back."""
         ...
 
     async def sleep(self, seconds: float) -> None:

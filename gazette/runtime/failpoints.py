@@ -1,23 +1,23 @@
-"""Points in the code at which a test has the process die, stop, fail or wait. Off unless armed.
+"""Points in the code at which a test can make the process die, stop, fail or wait. Off unless armed.
 
-A point is a call, ``hit("commit.finalized", shard_id)``, which costs one look at an empty tuple. Armed
-are points by text, that of ``GAZETTE_FAILPOINTS`` when the process starts::
+A point is a call, ``hit("commit.finalized", shard_id)``, which costs one look at an empty tuple. A text arms
+points: that of ``GAZETTE_FAILPOINTS`` when the process starts::
 
-    commit.finalized=kill@3                              die when it is passed for the third time
+    commit.finalized=kill@3                              die at the third hit
     append.applied(recovery/*)=error@2;ack.appended=kill
 
 ``POINT(GLOB)=ACTION@WHEN``, separated by semicolons. ``GLOB`` (default: all) is matched against the
-detail of a hit, a shard's id or a journal's name. ``WHEN`` (default 1) counts matching hits, or is ``*``:
-each of them. Actions:
+detail of a hit, a shard's id or a journal's name. ``WHEN`` (default 1) counts matching hits, or is
+``*`` for each of them. Actions:
 
 ``kill``      SIGKILL to this process: no handler runs, nothing is flushed
-``stop``      SIGSTOP to this process: every thread stands still until somebody sends SIGCONT
+``stop``      SIGSTOP to this process: all threads stand still until a SIGCONT
 ``error``     raise ``Unavailable``
 ``delay:S``   wait S seconds: the thread for ``hit``, the task for ``reach``
-``mark``      append a line to the file that ``GAZETTE_FAILPOINT_MARKS`` names: when, in nanoseconds of the
-              machine's monotonic clock, which point, which detail. For timelines across processes
+``mark``      append a line to the file that ``GAZETTE_FAILPOINT_MARKS`` names: nanoseconds of the
+              machine's monotonic clock, point, detail. For timelines across processes
 
-Not for production: whoever may set a process's environment may kill it anyway, but once is enough.
+Not for production.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MARKS_ENV: Final = "GAZETTE_FAILPOINT_MARKS"
 POINTS: Final[Mapping[str, str]] = {
     "append.begin": "before an append's RPC begins; of a journal",
     "append.sent": "its content was sent, and not the request to commit it; of a journal",
-    "append.applied": "the broker has applied an append, nobody has been told; of a journal",
+    "append.applied": "the broker has applied an append, and not answered yet; of a journal",
     "source.read": "bytes of a source came in, and are about to be handed to its shard; of a journal",
     "transaction.begun": "before the first message of a transaction; of a shard",
     "transaction.consumed": "some messages of a transaction were consumed; of a shard",
@@ -51,7 +51,7 @@ POINTS: Final[Mapping[str, str]] = {
     "commit.started": "Store.start_commit returned; of a shard",
     "commit.enqueued": "acknowledgements are enqueued behind the commit; of a shard",
     "sql.committing": "before the COMMIT of a SQL database; of a shard's fully qualified name",
-    "sql.committed": "after that COMMIT, nobody has been told; of a shard's fully qualified name",
+    "sql.committed": "after that COMMIT, not reported yet; of a shard's fully qualified name",
     "ack.appended": "an acknowledgement is in its journal; of a journal",
     "transaction.acknowledged": "all acknowledgements of a transaction are in place; of a shard",
     "recovery.playing": "play-back has begun; of a log",
@@ -63,21 +63,21 @@ POINTS: Final[Mapping[str, str]] = {
     "promotion.hinted": "the recovered hints are stored; of a shard",
     "backfill.built": "a state is built, nothing of it is staged; of a shard",
     "backfill.uploading": "a state's bytes are in the staging area, and not under its name; of that name",
-    "backfill.staged": "a state is staged, nobody has been told; of a shard",
+    "backfill.staged": "a state is staged, not reported yet; of a shard",
     "backfill.fenced": "a log is fenced, what its former state owes is not appended; of a shard",
     "backfill.acknowledging": "before each acknowledgement that a former state owes; of a shard",
     "backfill.acknowledged": "all of them are in place, nothing of the new state is; of a shard",
     "backfill.appending": "before each piece of a state is appended to its log; of a shard",
     "backfill.publishing": "all states are appended, none is published; of a shard",
-    "backfill.published": "hints are stored, nobody has been told; of a shard",
-    "sink.published": "a task of a sink has published, and told nobody; of its producer",
+    "backfill.published": "hints are stored, not reported yet; of a shard",
+    "sink.published": "a task of a sink has published, not reported yet; of its producer",
     "sink.deciding": "tasks of a sink have ended, what commits is not recorded; of the commit",
     "sink.decided": "that is recorded, and nothing of it appended; of the commit",
     "sink.acknowledged": "an acknowledgement of a sink is in its journal; of a journal",
-    "sink.committed": "all of them are, and Spark has not been told; of the commit",
+    "sink.committed": "all of them are, and Spark does not know yet; of the commit",
     "hints.storing": "before recorded hints are stored; of a shard",
 }
-"""Every point there is, and what its detail is."""
+"""All points, with the meaning of their details."""
 
 _ENTRY: Final = re.compile(
     r"(?P<point>[a-z_.]+)(?:\((?P<glob>[^()]*)\))?=(?P<action>[a-z]+)(?::(?P<seconds>[0-9.]+))?"
@@ -100,7 +100,7 @@ class _Armed:
     action: Action
     seconds: float
     when: int | None
-    """At which matching hit; None: at each."""
+    """The number of the matching hit at which to act; None: at each."""
     seen: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -112,7 +112,7 @@ class _Armed:
             return self.when is None or self.seen == self.when
 
     def perform(self, point: str, detail: str) -> float:
-        """Do what is armed, if it fires; how many seconds are to be waited."""
+        """Perform the armed action, if it fires. Return the seconds to wait."""
         if not self.fires(point, detail):
             return 0.0
         match self.action:
@@ -130,7 +130,7 @@ class _Armed:
 
 
 Hook: TypeAlias = Callable[[str, str], float]
-"""Called with a point and its detail where it is passed; returns how many seconds are to be waited."""
+"""Called with a point and its detail at each hit; returns the seconds to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ _armed: tuple[_Armed | _Hooked, ...] = ()
 
 
 def parse(text: str) -> tuple[_Armed, ...]:
-    """Raises ``Invalid`` for what names no point, no action, or is no specification at all."""
+    """Return the points of a text. Raise ``Invalid`` for an unknown point or action, or another form."""
     entries = [one.strip() for one in text.split(";")]
     return tuple(_parse_one(entry) for entry in entries if entry)
 
@@ -161,27 +161,27 @@ def _parse_one(entry: str) -> _Armed:
             f"unknown action ({action})", path=ENV, hint="kill, stop, error, delay or mark."
         )
     if (found["seconds"] is not None) != (action == Action.DELAY.value):
-        raise Invalid(f"seconds belong to delay, and to nothing else ({entry!r})", path=ENV)
+        raise Invalid(f"only delay takes seconds, and it needs them ({entry!r})", path=ENV)
     when = None if found["when"] == "*" else int(found["when"] or 1)
     if when == 0:
         raise Invalid(f"hits are counted from one ({entry!r})", path=ENV)
     try:
         seconds = float(found["seconds"] or 0.0)
     except ValueError as error:
-        raise Invalid(f"seconds are no number ({entry!r})", path=ENV) from error
+        raise Invalid(f"seconds are not a number ({entry!r})", path=ENV) from error
     glob = "*" if found["glob"] is None else found["glob"]
     return _Armed(point, glob, Action(action), seconds, when)
 
 
 def arm(text: str) -> None:
-    """Arm these points, and no others. Raises ``Invalid``, which leaves all as it was."""
+    """Arm these points, and no others. Raises ``Invalid``, and then changes nothing."""
     global _armed
     _armed = parse(text)
 
 
 @contextlib.contextmanager
 def armed(text: str) -> Iterator[None]:
-    """``arm`` within a block. One at a time: points belong to the process."""
+    """Arm points within a block. One block at a time: points belong to the process."""
     global _armed
     before = _armed
     arm(text)
@@ -193,7 +193,7 @@ def armed(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hooked(hook: Hook) -> Iterator[None]:
-    """Have ``hook`` called at every point within a block, for simulations."""
+    """Call ``hook`` at each point within a block, for simulations."""
     global _armed
     before = _armed
     _armed = (*before, _Hooked(hook))
@@ -216,7 +216,7 @@ async def reach(point: str, detail: str, clock: Clock) -> None:
 
 
 def _perform(point: str, detail: str) -> float:
-    """Do what is armed; how many seconds are to be waited."""
+    """Perform what is armed. Return the seconds to wait."""
     return sum(one.perform(point, detail) for one in _armed)
 
 
@@ -230,19 +230,19 @@ class _Marks:
         """Held to open the file: several threads may be the first."""
 
     def write(self, point: str, detail: str) -> None:
-        """One line, in one call: processes may share the file. Raises ``Invalid`` without a file."""
+        """Write one line, in one call: processes may share the file. Raises ``Invalid`` without a file."""
         at = int(self._clock.monotonic() * 1e9)
         with self._lock:
             if self._file is None:
                 self._file = self._opened()
-        # Of names of journals and shards nothing but blanks and ends of lines could be mistaken.
+        # Blanks and ends of lines in names of journals and shards could be mistaken for separators.
         detail = "_".join(detail.split())
         os.write(self._file, f"{at} {point} {detail}\n".encode("utf-8", "backslashreplace"))
 
     def _opened(self) -> int:
         path = os.environ.get(MARKS_ENV)
         if not path:
-            raise Invalid("marks need a file", path=MARKS_ENV, hint="Name one.")
+            raise Invalid("marks need a file", path=MARKS_ENV, hint="Set it to a path.")
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
             return os.open(path, flags, 0o600)

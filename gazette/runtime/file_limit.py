@@ -1,4 +1,4 @@
-"""Limits that follow from how many files this process may open: sockets are files as well."""
+"""Limits that follow from the number of files that this process may open: sockets are files as well."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ConnectionLimits:
 
 
 def file_limit() -> int:
-    """Return how many files this process may open: its soft ``RLIMIT_NOFILE``."""
+    """Return the number of files that this process may open: its soft ``RLIMIT_NOFILE``."""
     return _number(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 

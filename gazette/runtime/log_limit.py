@@ -1,8 +1,8 @@
 """One log line for each cause and minute, with the number of lines that were left out.
 
-A record has a cause if it was logged with ``extra={"cause": …}``; what libraries repeat has its own
-template as cause. The first line of a cause is written at once. Those of the minute after it are counted,
-and the last of them is written at its end, with the fact ``left_out`` for the others.
+A record logged with ``extra={"cause": …}`` has that cause. Repeated records of libraries have their own
+template as cause. The first line of a cause is written at once. Lines of the minute after it are counted. At
+the end of the minute the last of them is written, with the fact ``left_out`` for the others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 INTERVAL_S: Final = 60.0
 _CAUSES_MAX: Final = 1_000
 _REPETITIVE: Final = ("uvicorn", "asyncio", "grpc", "concurrent")
-"""Libraries that log what each of many clients and peers does."""
+"""Libraries that log the acts of each of many clients and peers."""
 
 
 class Later(Protocol):
@@ -30,7 +30,7 @@ class Later(Protocol):
 @dataclass(slots=True)
 class _Window:
     began: float
-    """Unix seconds, of the record that opened it."""
+    """Unix seconds of the first record of the minute."""
     left_out: int = 0
     last: logging.LogRecord | None = None
 
@@ -38,8 +38,9 @@ class _Window:
 class OncePerMinute(logging.Filter):
     """A filter of ``handler``. Any thread.
 
-    What is left out is written when the minute ends, if an event loop runs where it was logged. Else it
-    is counted with the next line of that cause. ``later`` replaces the loop's timer, for tests.
+    The lines that were left out are reported when the minute ends, if an event loop runs
+    where they were logged. Otherwise the next line of their cause counts them. ``later``
+    replaces the loop's timer, for tests.
     """
 
     def __init__(self, handler: logging.Handler, *, later: Later | None = None) -> None:
@@ -69,7 +70,7 @@ class OncePerMinute(logging.Filter):
     def _open(self, cause: str, record: logging.LogRecord) -> None:
         self._windows.pop(cause, None)
         if len(self._windows) >= _CAUSES_MAX:
-            del self._windows[next(iter(self._windows))]  # The one that began first.
+            del self._windows[next(iter(self._windows))]  # The oldest one.
         self._windows[cause] = _Window(record.created)
 
     def _close_later(self, cause: str, window: _Window, record: logging.LogRecord) -> None:
@@ -95,7 +96,7 @@ class OncePerMinute(logging.Filter):
 
 
 def _cause_of(record: logging.LogRecord) -> str:
-    """The cause that a record repeats; empty if it is always written."""
+    """Return the cause that a record repeats; empty if the record is always written."""
     cause: str = getattr(record, "cause", "")
     if cause:
         return f"{record.name} {cause}"

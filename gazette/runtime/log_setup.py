@@ -1,8 +1,8 @@
-"""How a process logs: to stderr, as text, JSON lines or coloured text.
+"""The log of a process: to stderr, as text, JSON lines or coloured text.
 
-What a line is about is in it by name, once: ``log.warning("pulse of %(journal)s failed: %(error)s",
-{"journal": …, "error": …})``. JSON has each of them as a field beside the message. Names are those of
-docs/operating.md; an error is given as the exception, whose hint and facts come with it.
+A message names its facts, each once: ``log.warning("pulse of %(journal)s failed: %(error)s", {"journal": …,
+"error": …})``. In JSON each fact is a field beside the message. Names are those of docs/operating.md. Pass an
+error as the exception: its hint and facts are then logged with it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _CUT_OFF: Final = "ASGI callable returned without completing response."
 _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     *("message", "asctime", "color_message", "cause"),
 }
-"""What is no fact of a record: its own fields, and why it may be left out (`gazette.runtime.log_limit`)."""
+"""Fields of a record that are no facts: its own, and its ``cause`` (`gazette.runtime.log_limit`)."""
 
 
 def setup(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
-    """Send every log line of the process to ``stream`` (stderr). Replaces what was set up before."""
+    """Send all log lines of the process to ``stream`` (stderr). Replaces an earlier setup."""
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(
         JsonFormatter() if log_format == "json" else TextFormatter(color=log_format == "color")
@@ -51,17 +51,16 @@ def setup(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(LEVELS[level])
-    # These speak of every request; their warnings are enough.
+    # These log each request; their warnings are enough.
     for chatty in ("uvicorn", "asyncio", "botocore", "urllib3"):
         logging.getLogger(chatty).setLevel(max(LEVELS[level], logging.WARNING))
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Leave out what we log ourselves, or what is no news.
+    """Return False for lines that this program logs itself, or that are no news.
 
-    gRPC logs with a traceback that a caller was gone when its call was answered. uvicorn logs that a
-    body was cut off, which is how `gazette.net.streaming_body` tells a client of a failure that it has
-    logged.
+    gRPC logs with a traceback that a caller was gone when its call was answered. uvicorn logs that a body was
+    cut off. `gazette.net.streaming_body` cuts bodies off to report a failure that it has logged.
     """
     error = record.exc_info[0] if record.exc_info else None
     if record.name == "uvicorn.error" and record.msg == _CUT_OFF:
@@ -70,7 +69,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _facts(record: logging.LogRecord) -> dict[str, Any]:
-    """What a record knows by name: the values of its message, and what came as ``extra``."""
+    """Return the named facts of a record: the values of its message, and those of ``extra``."""
     named = record.args if isinstance(record.args, Mapping) else {}
     return {**named, **_extra(record)}
 
@@ -80,7 +79,7 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _error(record: logging.LogRecord) -> BaseException | None:
-    """What a record reports: the exception in its message, or else the one that was handled."""
+    """Return the error of a record: the exception in its message, or else the one that was handled."""
     values = record.args.values() if isinstance(record.args, Mapping) else record.args or ()
     named = next((value for value in values if isinstance(value, BaseException)), None)
     if named is not None:
@@ -100,7 +99,7 @@ def _time(record: logging.LogRecord) -> str:
 class TextFormatter(logging.Formatter):
     """``2026-01-31T12:00:00.000Z warning gazette.broker: message key=value``.
 
-    The message of an error comes with its hint, if it has one of its own, or if it ends the process.
+    The hint of an error is added if it is not the default one, or if the error ends the process.
     """
 
     def __init__(self, *, color: bool) -> None:
@@ -120,15 +119,15 @@ class TextFormatter(logging.Formatter):
             line += f". {error.hint}"
         if record.exc_info:
             line += f"\n{self.formatException(record.exc_info)}"
-        # What cannot be encoded (half of a surrogate pair in some input) must not cost the line.
+        # Text that cannot be encoded (half of a surrogate pair in some input) must not cost the line.
         return line.encode("utf-8", "backslashreplace").decode()
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: ``time``, ``level``, ``logger``, ``msg``, and what is known by name.
+    """One JSON object per line: ``time``, ``level``, ``logger``, ``msg``, and all named facts.
 
-    Of an error: ``error`` (its message), ``error_type``, ``hint``, its own facts where their names are
-    free, and ``traceback`` if it was not expected.
+    An error adds ``error`` (its message), ``error_type``, ``hint``, its own facts where their names are free,
+    and ``traceback`` if it was not expected.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -153,12 +152,13 @@ class JsonFormatter(logging.Formatter):
         try:
             return json.dumps(line, default=str, allow_nan=False)
         except (TypeError, ValueError):
-            # Keys that are no texts, what contains itself, numbers that JSON has not: not worth the line.
+            # Keys that are no texts, cyclic values, and numbers that JSON does
+            # not have must not cost the line.
             return json.dumps({key: _plain(value) for key, value in line.items()})
 
 
 def _plain(value: object) -> object:
-    """A value that JSON has for certain."""
+    """Return a value that JSON certainly has."""
     if isinstance(value, str | int | None):
         return value
     if isinstance(value, float) and math.isfinite(value):

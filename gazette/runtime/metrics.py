@@ -1,7 +1,7 @@
 """The export of all metrics, and those of clients and servers: of journals, and of gRPC.
 
-Other packages define theirs where they count. All live in the library's one registry per process:
-several brokers in one process (tests) add up.
+Other packages define their own metrics. All live in the library's one registry per process: several brokers
+in one process (tests) add up.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def render() -> bytes:
-    """The registry in the text format of Prometheus."""
+    """Return the registry in the text format of Prometheus."""
     return generate_latest(REGISTRY)
 
 
 class PlainCounter(Collector):
-    """A counter whose name does not end in ``_total``, which the library insists on.
+    """A counter whose name does not end in ``_total``, which the library requires of its own counters.
 
-    Exported as untyped: the samples and their names are what dashboards read. Any thread.
+    Exported as untyped: dashboards read only the samples and their names. Any thread.
     """
 
     def __init__(self, name: str, help_text: str, labels: Sequence[str]) -> None:
@@ -153,6 +153,6 @@ RECOVERED_BYTES: Final = Counter(
 
 
 def grpc_code_name(code: Any) -> str:
-    """``DeadlineExceeded``, as the Go interceptors spell a code, whose name here is in capitals."""
+    """Return a code as the Go interceptors spell it, such as ``DeadlineExceeded``."""
     name = getattr(code, "name", str(code))
     return "OK" if name == "OK" else "".join(word.capitalize() for word in name.split("_"))

@@ -1,4 +1,4 @@
-"""Exclusive things are handed over, not locked around."""
+"""Exclusive access by hand-over: an owner takes the object itself, not a lock around it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Mutex(Generic[T]):
-    """Holds one mutable thing for whoever comes first; holding it *is* the right to mutate it.
+    """Holds one mutable object. Its holder, and no other task, may change the object.
 
     Waiters are served in the order in which they came. Loop-bound, not thread-safe.
     """
@@ -26,9 +26,9 @@ class Mutex(Generic[T]):
         self._closed = False
 
     async def take(self) -> T:
-        """Take the thing. Raises ``Closed`` once ``close`` was called.
+        """Take the object. Raises ``Closed`` once ``close`` was called.
 
-        Cancellation: the thing stays where it was, or goes to the next waiter.
+        Cancellation: the object stays where it was, or goes to the next waiter.
         """
         if self._closed:
             raise Closed(f"{self.name} was closed")
@@ -48,7 +48,7 @@ class Mutex(Generic[T]):
             raise
 
     def give(self, value: T) -> None:
-        """Give the thing (or its successor) back. Never blocks."""
+        """Give the object (or its successor) back. Never blocks."""
         if self._free:
             raise Bug("baton given back twice", baton=self.name)
         while self._waiters:

@@ -1,7 +1,7 @@
-"""Numbers in texts of others: only ASCII digits, without ``_``, and of bounded length.
+"""Numbers in foreign texts: only ASCII digits, without ``_``, and of bounded length.
 
-Python's ``int`` and ``float`` accept ``1_0`` and digits of every script. For very many digits,
-``int`` raises another error.
+Python's ``int`` and ``float`` accept ``1_0`` and digits of all scripts. For very many
+digits, ``int`` raises another error.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ def parse_integer(text: str) -> int:
 
 
 def parse_number(text: str) -> float:
-    """Return the number of decimal digits with an optional fraction and exponent. Raise
-    ``ValueError``.
-    """
+    """Return the number of decimal digits with an optional fraction and exponent. Raise ``ValueError``."""
     if _NUMBER.fullmatch(text) is None:
         raise ValueError("expected a number")
     return float(text)

@@ -8,8 +8,9 @@ from typing import Final
 
 _FIRST: Final = 10_000
 _LAST: Final = 32_767
-"""Below the ports that Linux and BSD give to outgoing connections: those are taken at any moment, and by
-everybody."""
+"""Below the ports that Linux and BSD give to outgoing connections: any
+process may take those at any moment.
+"""
 _ATTEMPTS: Final = 1_000
 
 _rng = random.SystemRandom()
@@ -17,10 +18,10 @@ _given: set[int] = set()
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now, that no outgoing connection takes by itself, and that this
-    process was not given before.
+    """Return a port that is free now, and that no later connection takes by chance.
 
-    Where such a port is not found among many (or is not permitted), any that is free now.
+    The port is not in the range of outgoing connections, and this process was not given it before. If many
+    attempts find no such port, or it is not permitted, return any that is free now.
     """
     for _ in range(_ATTEMPTS):
         port = _rng.randint(_FIRST, _LAST)
@@ -33,7 +34,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a server could listen there now."""
+    """Return True if a server could listen there now."""
     with _socket(host) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -44,7 +45,7 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def bracketed(host: str) -> str:
-    """Return a host as addresses and URLs have it: IPv6 in brackets."""
+    """Return a host in the form of addresses and URLs: IPv6 in brackets."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 

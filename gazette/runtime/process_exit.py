@@ -1,4 +1,4 @@
-"""How a process ends, whatever its threads do."""
+"""The end of a process, also while threads of it hang."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ _NAMED_MAX: Final = 8
 def end_process(code: int) -> NoReturn:
     """End the process with exit code ``code``, once its threads have ended or 2 s have passed.
 
-    A thread that hangs, as in a blob store or a query of an application, would keep the interpreter for
-    ever: it is named in the log and left.
+    A thread that hangs, as in a blob store or a query of an application, would keep the interpreter for ever.
+    Such a thread is named in the log and left.
     """
     if left := threads_left(_THREADS_S):
         named = ", ".join(one.name for one in left[:_NAMED_MAX])
         more = f" and {len(left) - _NAMED_MAX} more" if len(left) > _NAMED_MAX else ""
-        log.error("threads do not end; leaving without %(threads)s", {"threads": f"{named}{more}"})
+        log.error(
+            "some threads do not end; the process exits without waiting for %(threads)s",
+            {"threads": f"{named}{more}"},
+        )
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -34,7 +37,7 @@ def end_process(code: int) -> NoReturn:
 
 
 def threads_left(timeout_s: float) -> list[threading.Thread]:
-    """Threads that the interpreter's exit would wait for, after waiting for them for that long in all.
+    """Return the threads that still run after ``timeout_s``, and that the interpreter's exit would wait for.
 
     Idle threads of pools that were closed end meanwhile.
     """

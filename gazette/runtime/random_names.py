@@ -1,4 +1,4 @@
-"""Names for processes that were given none: two words, so that people can tell them apart."""
+"""Names for processes without a configured one: two words, which people can tell apart."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ tiger tulip tundra valley violet walnut willow wren yarrow zephyr"""
 
 
 def two_words(rng: random.Random) -> str:
-    """Such as ``topical-buffalo``. Some ten thousand are possible, so check for conflicts."""
+    """Return a name such as ``topical-buffalo``. Some ten thousand are possible, so check for conflicts."""
     return f"{rng.choice(_ADJECTIVES.split())}-{rng.choice(_NOUNS.split())}"

@@ -1,10 +1,16 @@
-"""Takes secrets out of text that leaves the house. Pure, in time proportional to the text.
+"""Removes secrets from text that leaves this installation. Pure, in time proportional to the text.
 
-It errs towards taking too much. The value of a name that says it (``password``, ``auth-keys``, ``sig``) goes
-whole: an unquoted one to the end of its line, one in the query of a URL to the next ``&``, one of a flag
-to the next ``--flag``, lists and quoted values to their end. Without such a name go the users of URLs,
-tokens, PEM blocks and keys of AWS. A secret in plain words (``the password is x``) stays: whoever passes
-text on still has to look at it.
+If in doubt it removes too much. It removes the whole value of a name that means a secret
+(``password``, ``auth-keys``, ``sig``):
+
+- an unquoted value up to the end of its line;
+- a value in the query of a URL up to the next ``&``;
+- a value of a flag up to the next ``--flag``;
+- lists and quoted values up to their end.
+
+Without such a name it removes the users of URLs, tokens, PEM blocks and keys of AWS.
+
+A secret in plain words (``the password is x``) stays. Read the text before you pass it on.
 """
 
 from __future__ import annotations
@@ -18,9 +24,9 @@ REDACTED: Final = "[redacted]"
 
 _NAME_MAX: Final = 64
 _QUOTED_MAX: Final = 4096
-"""Characters that a quoted value of several lines has at most. Without its end it ends with its line."""
+"""Most characters of a quoted value of several lines. Without its end it ends with its line."""
 _BRACKETS_MAX: Final = 256 << 10
-"""Characters that a list has at most. All of them go if it has no end."""
+"""Most characters of a list. All of them are removed if it has no end."""
 _PEM_MAX: Final = 64 << 10
 
 _SECRET: Final = re.compile(
@@ -35,7 +41,7 @@ _CANDIDATE: Final = re.compile(
     r"p(?:ass|wd)|s(?:ecret|ig|as|hared|torage)|token|c(?:redential|ookie)|a(?:uth|pi|ccess|ccount)"
     r"|private|encryption|master|jwt"
 )
-"""How each of them begins, in lower case. It is 30 times as fast."""
+"""The beginning of each of them, in lower case. It is 30 times as fast."""
 _LOWER: Final = {ord(upper): upper.lower() for upper in string.ascii_uppercase}
 _NAME: Final = re.compile(rf"[\w.-]{{0,{_NAME_MAX}}}")
 _NAME_BEFORE: Final = re.compile(rf"[\w.-]{{0,{_NAME_MAX}}}\Z")
@@ -45,7 +51,7 @@ _ASSIGNED: Final = re.compile(r"(\\*[\"'`])?[ \t]*(?:=>|:=|=|:|%(?:25)*3[DA])[ \
 _NAMED_VALUE: Final = re.compile(
     r"(\\*[\"'`])?\s{0,64},?\s{0,64}\\*[\"']?\bvalue\\*[\"']?[ \t]*[:=][ \t]*", re.IGNORECASE
 )
-"""Behind a name that is a value: ``name: DB_PASSWORD, value: x``."""
+"""After a name that is a value: ``name: DB_PASSWORD, value: x``."""
 _NEXT_ITEM: Final = re.compile(r"(\\*[\"'`])\s{0,64},\s{0,64}(?=[bru]?\\*[\"'])", re.IGNORECASE)
 _NEXT_WORD: Final = re.compile(r"\\*[\"']?[ \t]+(?=\S)")
 
@@ -98,7 +104,7 @@ def redact(text: str) -> str:
 
 
 def redact_setting(name: str, value: str) -> str:
-    """Return the value of a setting without secrets: nothing of it, if the name says that it is one."""
+    """Return the value of a setting without secrets: nothing of it, if the name means a secret."""
     return REDACTED if value and _SECRET.search(name) else redact(value)
 
 
@@ -125,7 +131,9 @@ def _without_named(text: str) -> Iterator[str]:
 
 
 def _value(text: str, match: re.Match[str]) -> tuple[int, int, str] | None:
-    """Where the value of a name is, and the quotes to put in place of its own. None if there is none."""
+    """Return begin and end of a name's value, and the quotes to put in place of
+    its own. None without a value.
+    """
     before = _NAME_BEFORE.search(text, max(0, match.start() - _NAME_MAX), match.start())
     begin = match.start() if before is None else before.start()
     end_of_name = match.end()
@@ -150,7 +158,7 @@ def _value(text: str, match: re.Match[str]) -> tuple[int, int, str] | None:
         end = _IN_QUERY.search(text, at)
         stop = len(text) if end is None else end.start()
         if (level := _LEVEL.match(text, begin - 1)) is not None:
-            # The query is encoded itself: what separates it is so as often as what began it.
+            # The query is encoded itself: its separators are encoded as often as its beginning.
             encoded = text.find(f"%{level[1]}26", at, stop)
             stop = stop if encoded < 0 else encoded
         return at, stop, ""
@@ -168,7 +176,7 @@ def _until(text: str, at: int, mark: str) -> tuple[int, int, str]:
 
 
 def _structured(text: str, at: int, quote: str) -> tuple[int, int, str] | None:
-    """The value of a quoted name, as of JSON or of Python."""
+    """Return the value of a quoted name, as of JSON or of Python."""
     if (end := _end_of_structure(text, at, len(quote) - 1, _BRACKETS_MAX)) is not None:
         return at, end, quote
     if (literal := _LITERAL.match(text, at)) is not None:
@@ -177,7 +185,7 @@ def _structured(text: str, at: int, quote: str) -> tuple[int, int, str] | None:
 
 
 def _in_line(text: str, at: int, *, flag: bool) -> tuple[int, int, str]:
-    """A value that is not marked by anything: to the end of its line, or of what opens in it."""
+    """Return an unmarked value: to the end of its line, or of what opens in it."""
     inner = _end_of_structure(text, at, None, _QUOTED_MAX)
     begin = at if inner is None else inner
     end = _end_of_line(text, begin)
@@ -185,7 +193,7 @@ def _in_line(text: str, at: int, *, flag: bool) -> tuple[int, int, str]:
         end = next_flag.start()
     elif inner is None and _BLOCK.match(text, at, end) is not None:
         block = _end_of_block(text, at, end)
-        # A value that is empty is no secret.
+        # An empty value is no secret.
         return (at, block, "") if block > end else (at, at, "")
     return at, end, ""
 
@@ -198,7 +206,7 @@ def _end_of_line(text: str, at: int) -> int:
 
 
 def _end_of_block(text: str, at: int, end: int) -> int:
-    """Where the lines end that YAML counts to a name: items, and those that are further in."""
+    """Return the end of the lines that YAML counts to a name: items, and deeper lines."""
     begin = text.rfind("\n", 0, at) + 1
     indent = _indent(text, begin)
     while (next_line := text.find("\n", end)) >= 0:
@@ -220,7 +228,9 @@ def _indent(text: str, at: int) -> int:
 
 
 def _end_of_structure(text: str, at: int, escapes: int | None, most: int) -> int | None:
-    """Where quotes or brackets end that open at a place. None if none do, or a quote does not end."""
+    """Return the end of quotes or brackets that open at ``at``. None if none
+    open, or a quote does not end.
+    """
     opened = _QUOTE.match(text, at)
     if opened is not None and (escapes is None or len(opened[1]) == escapes):
         return _end_of_quoted(text, opened)
@@ -230,7 +240,7 @@ def _end_of_structure(text: str, at: int, escapes: int | None, most: int) -> int
 
 
 def _end_of_quoted(text: str, opened: re.Match[str] | None) -> int | None:
-    """Where a quoted value ends, with what is joined to it as a shell does."""
+    """Return the end of a quoted value, with the text that is joined to it as a shell does."""
     end = None
     while opened is not None:
         inner = _end_of_string(text, opened.end(), opened[1], opened[2])
@@ -245,10 +255,11 @@ def _end_of_quoted(text: str, opened: re.Match[str] | None) -> int | None:
 
 
 def _end_of_string(text: str, at: int, escapes: str, quote: str) -> int | None:
-    """Where the quote is that ends a string. ``escapes`` are before its first one, if it is within another.
+    """Return the place of the quote that ends a string. ``escapes`` precede its first quote,
+    if it is within another string.
 
     JSON within JSON has 0, 1, 3 or 7 backslashes before a quote, by its level. A quote ends the string if as
-    many are before it as before the first one, or more by whole escapes of that level.
+    many precede it as the first quote, or more by whole escapes of that level.
     """
     level, stop = len(escapes), at + _QUOTED_MAX
     found = text.find(quote, at, stop)
@@ -263,7 +274,7 @@ def _end_of_string(text: str, at: int, escapes: str, quote: str) -> int | None:
 
 
 def _end_of_brackets(text: str, at: int, escapes: int, most: int) -> int:
-    """Where brackets end that open at a place; without an end, as far as this looks."""
+    """Return the end of brackets that open at ``at``; without an end, the limit of the search."""
     depth, stop = 0, min(len(text), at + most)
     while (found := _STRUCTURE.search(text, at, stop)) is not None:
         at = found.end()
@@ -280,7 +291,7 @@ def _end_of_brackets(text: str, at: int, escapes: int, most: int) -> int:
     return stop
 
 
-# --- What has no name
+# --- Secrets without a name
 
 
 def _without_pem(text: str) -> str:
@@ -303,7 +314,7 @@ def _without_pem(text: str) -> str:
 
 
 def _begin_of_pem(text: str, least: int, end: int) -> int:
-    """Where the lines begin that a PEM block has before its end."""
+    """Return the begin of the lines that a PEM block has before its end."""
     for mark in ("\\n", "\n"):
         begin = end
         while begin > least and text.startswith(mark, begin - len(mark)):

@@ -1,14 +1,13 @@
 """Several member processes under one: ``--workers N``.
 
-Python has one interpreter lock, so a host with several cores runs several members. Each is a fresh
-execution of the same program (nothing is forked once gRPC has started) with its own id and ports,
-and its own member of the cluster: the allocator spreads work over them as over hosts.
+Python has one interpreter lock, so a host with several cores runs several members. Each is a fresh execution
+of the same program with its own id and ports (nothing is forked once gRPC has started). Each is its own
+member of the cluster: the allocator spreads work over members as over hosts.
 
-The supervisor does no work of its own. It passes SIGTERM and SIGINT on, waits for everybody, and
-answers 0 only if all of them did. A worker that ends unasked is not restarted: the others are
-stopped gracefully and the exit code is not 0, so that whatever runs *this* process (Kubernetes,
-systemd) decides, sees it and backs off. Should the supervisor itself be killed, the kernel sends
-SIGTERM to its workers.
+The supervisor does no work of its own. It passes SIGTERM and SIGINT on, waits for all workers, and exits with
+0 only if all of them did. A worker that ends without a signal is not restarted: the others are stopped
+gracefully and the exit code is not 0. So the manager of *this* process (Kubernetes, systemd) sees the failure
+and decides. If the supervisor itself is killed, the kernel sends SIGTERM to its workers.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """How to run one worker: ``argv`` with the program first, and what to add to the environment."""
+    """The command of one worker: ``argv`` with the program first, and additions to the environment."""
 
     name: str
     argv: Sequence[str]
@@ -46,7 +45,7 @@ class Worker:
 
 
 def this_program() -> list[str]:
-    """The command that started this process, to be executed again."""
+    """Return the command that started this process, to be executed again."""
     return [sys.executable, *_interpreter_flags(), *_script()]
 
 
@@ -63,7 +62,9 @@ def _script() -> list[str]:
 
 
 def shifted_port(port: str, index: int, *, stride: int = 1) -> str:
-    """The port of worker ``index`` where ``port`` is that of the first: shifted, or a free one."""
+    """Return the port of worker ``index``: ``port`` of the first one, shifted;
+    empty (a free one) if it is empty.
+    """
     if not port:
         return ""
     if port.startswith("unix://"):
@@ -74,9 +75,9 @@ def shifted_port(port: str, index: int, *, stride: int = 1) -> str:
 
 
 def die_with_parent(environ: Mapping[str, str]) -> None:
-    """In a worker, first thing: get SIGTERM when the supervisor dies. Elsewhere: nothing.
+    """Have the kernel send SIGTERM to this worker when the supervisor dies. Call it first.
 
-    Raises ``Broken`` if it is dead already.
+    Has no effect in a process that is no worker. Raises ``Broken`` if the supervisor is dead already.
     """
     parent = environ.get(PARENT_ENV, "")
     if not is_digits(parent):
@@ -88,10 +89,10 @@ def die_with_parent(environ: Mapping[str, str]) -> None:
 
 
 class Supervisor:
-    """Runs workers until they end or are told to.
+    """Runs workers until they end or get a signal to stop.
 
-    ``stop_timeout_s`` after the first signal, workers that are still there are killed; None: they get
-    the time they take, since each bounds its own exit.
+    ``stop_timeout_s`` after the first signal, workers that still run are killed. None: no limit, since
+    each worker bounds its own exit.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Supervisor:
         return {name: process.pid for name, process in self._processes.items()}
 
     def signal_all(self, number: int) -> None:
-        """Pass a signal on to every worker that lives."""
+        """Pass a signal on to all workers that live."""
         self._stopping.set()
         for process in self._processes.values():
             if process.returncode is None:
@@ -125,7 +126,7 @@ class Supervisor:
                     process.send_signal(number)
 
     async def run(self) -> int:
-        """Start everybody, and return the exit code when nobody is left.
+        """Start all workers, and return the exit code when the last one has ended.
 
         Raises ``Broken`` if a worker cannot be started. Cancellation: workers are sent SIGTERM.
         """
@@ -164,7 +165,7 @@ class Supervisor:
                 *worker.argv,
                 env=environ,
                 stdin=asyncio.subprocess.DEVNULL,
-                # A terminal's Ctrl-C reaches us only, and from us each worker, once.
+                # A terminal's Ctrl-C reaches only the supervisor, which sends it to each worker, once.
                 start_new_session=True,
             )
         except OSError as error:
@@ -179,7 +180,7 @@ class Supervisor:
         if self._stopping.is_set():
             return
         log.error(
-            "worker %(worker)s ended unasked (%(reason)s); stopping the others",
+            "worker %(worker)s ended without a signal to stop (%(reason)s); stopping the others",
             {"worker": name, "reason": _how(code)},
         )
         self._died = True

@@ -1,6 +1,6 @@
-"""Structured concurrency: every task has a parent, a daemon that returns is a failure.
+"""Structured concurrency: each task has a parent, and a daemon that returns is a failure.
 
-This module is the only one that creates asyncio tasks and the only doorway for blocking work.
+Only this module creates asyncio tasks, and all blocking work goes through it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 class TaskScope:
     """A named owner of tasks.
 
-    Used either as ``async with TaskScope("name") as scope`` (leaving the body waits for the children
-    and raises their first failure; an error in the body cancels them), or as a field of a service
-    that calls ``wait`` and ``stop`` itself.
+    Use it as ``async with TaskScope("name") as scope``. Leaving the body waits for the children and
+    raises their first failure; an error in the body cancels them. Or keep it as a field of a service that
+    calls ``wait`` and ``stop`` itself.
 
-    The first child to fail becomes ``failure``; its siblings are cancelled and ``on_failure`` is
-    called once, on the loop. Cancelling a child by itself is not a failure.
+    The first child to fail becomes ``failure``. Its siblings are cancelled and ``on_failure`` is called once,
+    on the loop. A child that is cancelled alone is no failure.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class TaskScope:
         self._owner: asyncio.Task[Any] | None = None
         self._owner_cancelled = False
         self._waiters: list[asyncio.Future[None]] = []
-        """Of `_empty`."""
+        """The waiters of `_empty`."""
 
     def spawn(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
         """Start a child that may end. Raises ``Bug`` (and closes ``coro``) once the scope stopped."""
@@ -65,7 +65,7 @@ class TaskScope:
             raise Bug("daemon returned", scope=self.name, task=name)
 
         task = self.spawn(run(), name=name)
-        # If it is cancelled before it began, nothing else ends what it was to await.
+        # If the task is cancelled before it begins, it never awaits ``coro``: close it here.
         task.add_done_callback(lambda _: coro.close())
         return task
 
@@ -92,22 +92,22 @@ class TaskScope:
         return len(self._tasks)
 
     def cancel(self) -> None:
-        """Ask every child to stop; does not wait."""
+        """Ask all children to stop; does not wait."""
         for task in self._tasks:
             task.cancel()
 
     async def wait(self) -> None:
-        """Return when no child is left; raise the first failure."""
+        """Return when all children have ended; raise the first failure."""
         while self._tasks:
             await self._empty()
         if self.failure is not None:
             raise self.failure
 
     async def stop(self, timeout_s: float = 10.0) -> None:
-        """Cancel what is left and wait for it, at most ``timeout_s`` seconds.
+        """Cancel the children and wait for them, at most ``timeout_s`` seconds.
 
-        Raises ``Unavailable`` naming the tasks that did not end in time. Failures of children are in
-        ``failure``; they are not raised here, so that stopping is one straight sequence.
+        Raises ``Unavailable`` with the names of tasks that did not end in time. Failures of children are in
+        ``failure`` and are not raised here, so that stopping is one straight sequence.
         """
         self._stopping = True
         self.cancel()
@@ -123,8 +123,10 @@ class TaskScope:
                 )
 
     async def _empty(self) -> None:
-        """Wait until the last child has ended: others may have been spawned since. Cheaper than
-        `asyncio.wait`, which would add a callback to each."""
+        """Wait until the last child has ended, also those that are spawned meanwhile.
+
+        This costs less than `asyncio.wait`, which would add a callback to each child.
+        """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -153,7 +155,7 @@ class TaskScope:
         owner = self._owner
         outer_cancel = exc_type is asyncio.CancelledError
         if outer_cancel and self._owner_cancelled and owner is not None:
-            # The cancellation was ours, on behalf of a failed child: take it back.
+            # The scope has cancelled its owner for a failed child: take that back.
             outer_cancel = owner.uncancel() > 0
             self._owner_cancelled = False
         if exc_type is not None:
@@ -185,7 +187,7 @@ class TaskScope:
 
 
 class Pool(Protocol):
-    """Runs blocking calls beside the loop. `BlockingPool` does, in threads.
+    """Runs blocking calls beside the loop. `BlockingPool` runs them in threads.
 
     The seam for simulations: theirs turn calls into events of a virtual loop. See `PoolFactory`.
     """
@@ -208,7 +210,7 @@ class Pool(Protocol):
 
 
 PoolFactory: TypeAlias = Callable[[str, int], Pool]
-"""Makes a pool: its name, and how many calls run at a time. `BlockingPool` is one."""
+"""Makes a pool of a name and a number of concurrent calls. `BlockingPool` is one."""
 
 
 class BlockingPool:
@@ -224,8 +226,8 @@ class BlockingPool:
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``fn`` in a thread of the pool.
 
-        Cancellation: the caller returns at once; a call that a thread has begun runs to its end, so
-        ``fn`` must leave its objects usable whether or not anybody waits.
+        Cancellation: the caller returns at once; a call that a thread has begun runs to its end. So ``fn``
+        must leave its objects usable even if its caller has gone.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, lambda: fn(*args, **kwargs))
@@ -236,14 +238,15 @@ class BlockingPool:
         return self._executor.submit(fn, *args, **kwargs)
 
     def close(self) -> None:
-        """Refuse new work and drop what has not begun; does not wait for what runs."""
+        """Refuse new calls and drop those that have not begun; does not wait for the others."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 class LoopThread:
     """An event loop in a thread of its own, for code that blocks and has none.
 
-    ``run`` may be called from any thread but its own. Close it; what still runs is cancelled then.
+    ``run`` may be called from any thread but its own. Close the object at the end: running
+    coroutines are cancelled then.
     """
 
     def __init__(self, name: str) -> None:
@@ -252,7 +255,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coro: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop; return or raise what it does.
+        """Run a coroutine on the loop; return its result or raise its error.
 
         An interrupt of the waiting thread (``KeyboardInterrupt``) cancels it.
         """
@@ -264,7 +267,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Cancel what runs, wait for it, and end the thread. May be repeated."""
+        """Cancel all running coroutines, wait for them, and end the thread. May be repeated."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -283,7 +286,7 @@ async def first_of(*events: asyncio.Event) -> None:
 
 
 async def sleep_unless(clock: Clock, seconds: float, event: asyncio.Event) -> bool:
-    """Sleep; return early, and True, when ``event`` is set."""
+    """Sleep for ``seconds``. Return early when ``event`` is set, and return True if it is."""
     async with TaskScope("sleep") as scope:
         over = {
             scope.spawn(clock.sleep(seconds), name="time"),
@@ -307,54 +310,55 @@ async def settled(future: OpFuture[T]) -> T:
     try:
         return await asyncio.shield(wrapped)
     except asyncio.CancelledError:
-        # Nobody waits any more: an error that comes later is its owner's to report, not the loop's.
+        # Its owner reports a later error; the loop must not.
         wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
         raise
 
 
 def portable(error: BaseException) -> BaseException:
-    """``error``, as one that the event loop takes for nothing but an error.
+    """Return ``error`` in a form that the event loop takes for nothing but an error.
 
-    Raised there, SystemExit and KeyboardInterrupt would end the process, a CancelledError would pass
-    for the cancellation of whoever waits, and a StopIteration would keep it waiting for ever.
+    Raised on the loop, SystemExit and KeyboardInterrupt would end the process. A CancelledError would look
+    like a cancellation of the waiter. A StopIteration would keep the waiter waiting for ever.
     """
     special = StopIteration | asyncio.CancelledError | concurrent.futures.CancelledError
     if isinstance(error, Exception) and not isinstance(error, special):
         return error
     broken = Broken(
         f"a thread raised {type(error).__name__}: {error}",
-        hint="Code that runs on a thread must not raise this: the process goes on, what was asked for fails.",
+        hint="Code on a thread must not raise this. The process goes on; the operation fails.",
     )
     broken.__cause__ = error
     return broken
 
 
 Waiter: TypeAlias = Callable[[OpFuture[Any], float | None], bool]
-"""Blocks the calling thread until a future is done, at most so many seconds (None: without end). Returns
-whether it is done. `wait_done` is one; simulations have their own."""
+"""Blocks the calling thread until a future is done, at most so many seconds (None: no limit). Returns True
+if it is done. `wait_done` is one; simulations have their own.
+"""
 
 
 def wait_done(future: OpFuture[Any], timeout_s: float | None) -> bool:
-    """Block this thread until the future is done. Return False if that takes longer."""
+    """Block this thread until the future is done. Return False if that takes longer than ``timeout_s``."""
     return bool(concurrent.futures.wait((future,), timeout_s).done)
 
 
 def resolved(value: T) -> OpFuture[T]:
-    """An ``OpFuture`` that has already succeeded."""
+    """Return an ``OpFuture`` that has already succeeded."""
     future: OpFuture[T] = OpFuture()
     future.set_result(value)
     return future
 
 
 def failed(error: BaseException) -> OpFuture[Any]:
-    """An ``OpFuture`` that has already failed."""
+    """Return an ``OpFuture`` that has already failed."""
     future: OpFuture[Any] = OpFuture()
     future.set_exception(error)
     return future
 
 
 def first_failure(futures: Collection[OpFuture[Any]]) -> BaseException | None:
-    """The error of some future that is done and failed, if there is one."""
+    """Return the error of some future that is done and failed; None without one."""
     for future in futures:
         if not future.done():
             continue

@@ -1,8 +1,8 @@
-"""Spans of OpenTelemetry, where a program has set its SDK up; nothing where it has not.
+"""Spans of OpenTelemetry, if a program has set its SDK up; nothing otherwise.
 
-Contexts go from process to process as W3C ``traceparent``, in the metadata of calls. Spans are those of
-calls (named by their method, of kind client and server) and what ``span`` is given within: ``replicate``,
-``persist``. Only the API is imported here: exporters are the program's business.
+Contexts go from process to process as W3C ``traceparent``, in the metadata of calls. Calls have spans, named
+by their method, of kind client and server. Blocks of ``span`` have others, such as ``replicate`` and
+``persist``. Only the API is imported here: the program chooses exporters.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _SCOPE: Final = "gazette"
 
 
 def active() -> bool:
-    """Whether somebody set up an SDK. Everything else here is to be asked for only then."""
+    """Return True if the program has set up an SDK. Call the other functions only then."""
     return not isinstance(trace.get_tracer_provider(), _INERT)
 
 
 @contextmanager
 def span(name: str, **attributes: str | int) -> Iterator[None]:
-    """A span around what is done within, with attributes ``gazette.<name>``. An error marks it."""
+    """Trace a block as a span with attributes ``gazette.<name>``. An error marks the span."""
     if not active():
         yield
         return
@@ -39,7 +39,7 @@ def span(name: str, **attributes: str | int) -> Iterator[None]:
 
 
 def annotate(**attributes: str | int) -> None:
-    """Attributes of the span that we are in, if it is recorded."""
+    """Add attributes to the present span, if it is recorded."""
     current = trace.get_current_span()
     if current.is_recording():
         for key, value in attributes.items():
@@ -48,7 +48,7 @@ def annotate(**attributes: str | int) -> None:
 
 @contextmanager
 def serving(method: str, metadata: Iterable[tuple[str, Any]] | None) -> Iterator[None]:
-    """The span of a call that we answer, as a child of the caller's."""
+    """Trace a call that this process answers, as a child of the caller's span."""
     carrier = {
         name: value
         for name, value in metadata or ()
@@ -64,7 +64,7 @@ def serving(method: str, metadata: Iterable[tuple[str, Any]] | None) -> Iterator
 
 
 def calling(method: str) -> tuple[trace.Span, Metadata]:
-    """A span for a call that is about to be made, and the metadata that tells its server of it.
+    """Return a span for a call that is about to be made, and the metadata that names it to the server.
 
     The caller ends the span (``ended``).
     """

@@ -1,4 +1,4 @@
-"""The S3 SDK: a client, uploads, and what its errors mean. Imported when a store is first used."""
+"""The S3 SDK: a client, uploads, and the meaning of its errors. Imported when a store is first used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gazette.blobs.s3.store import S3Access, S3Settings
 from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, Unavailable
 
 _LOADER: Final = botocore.loaders.create_loader()
-"""What the SDK knows of services: read from its files once, and shared by all stores."""
+"""The SDK's data of services: read from its files once, and shared by all stores."""
 
 _MISSING: Final = frozenset({"NoSuchKey", "NoSuchVersion", "NotFound", "404"})
 _TRANSIENT: Final = frozenset(
@@ -65,9 +65,8 @@ _CHECK_CREDENTIALS: Final = (
 def connect(access: S3Access, settings: S3Settings) -> tuple[Any, Any]:
     """Return a client, which any number of threads may use, and the credentials that it signs with.
 
-    May ask the network for credentials.
-
-    Raises ``Invalid`` without a region, ``NotAllowed`` without credentials.
+    May ask the network for credentials. Raises ``Invalid`` without a region,
+    ``NotAllowed`` without credentials.
     """
     session = botocore.session.Session(profile=access.profile or None)
     session.register_component("data_loader", _LOADER)
@@ -79,8 +78,7 @@ def connect(access: S3Access, settings: S3Settings) -> tuple[Any, Any]:
     if credentials is None:
         raise NotAllowed(
             "no AWS credentials were found",
-            hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ?Profile=…, or give the host a "
-            "role.",
+            hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or ?Profile=…, or give the host a role.",
         )
     if not region and not access.endpoint:
         raise Invalid(
@@ -96,14 +94,14 @@ def connect(access: S3Access, settings: S3Settings) -> tuple[Any, Any]:
         max_pool_connections=settings.connections,
         tcp_keepalive=True,
         signature_version="s3v4",
-        # Of S3 itself, names by bucket: else presigned URLs lead to the global endpoint, which
-        # redirects those of a young bucket, and a redirected signature is not valid.
+        # S3 itself gets names by bucket. Otherwise presigned URLs lead to the global endpoint, which
+        # redirects those of a young bucket. A redirected signature is not valid.
         s3={
             "addressing_style": "path" if own else "virtual",
             "payload_signing_enabled": own,
         },
-        # S3 checks a CRC of every upload. Of other stores many do not understand its trailers: the
-        # SHA-256 of a signed payload, which all must check, takes its place.
+        # S3 checks a CRC of each upload. Many other stores do not understand its trailers. There, the SHA-256
+        # of a signed payload takes its place, which all must check.
         request_checksum_calculation="when_required" if own else "when_supported",
         # Fragments have a checksum of their own.
         response_checksum_validation="when_required",
@@ -116,7 +114,7 @@ def connect(access: S3Access, settings: S3Settings) -> tuple[Any, Any]:
             config=config,
         )
         return client, credentials
-    except ValueError as error:  # An endpoint, as S3Access lets it pass, or a region.
+    except ValueError as error:  # An endpoint that S3Access lets pass, or a region.
         raise Invalid(f"S3: {error}", path="url") from error
 
 
@@ -140,10 +138,10 @@ def upload(
 
 
 def map_errors(error: Exception, **facts: Any) -> GazetteError:
-    """An error of the SDK as ours.
+    """Return the ``GazetteError`` for an error of the SDK.
 
-    ``NotAllowed`` is what a repetition will not cure: credentials, permissions, a bucket that is
-    not there, a request that the store will not understand. All else is ``Unavailable``.
+    ``NotAllowed`` is for what a repetition will not cure: credentials, permissions, a missing bucket, a
+    request that the store does not understand. All else is ``Unavailable``.
     """
     if isinstance(error, botocore.exceptions.ClientError):
         return _of_response(error, facts)
@@ -164,21 +162,21 @@ def map_errors(error: Exception, **facts: Any) -> GazetteError:
 
 
 def are_at_hand(credentials: Any) -> bool:
-    """Whether signing with these asks nobody: they are static, or not due to be renewed yet."""
+    """Return True if signing with these uses no network: they are static, or need no renewal yet."""
     if isinstance(credentials, botocore.credentials.RefreshableCredentials):
         return not credentials.refresh_needed()
     return type(credentials) is botocore.credentials.Credentials
 
 
 def blames_credentials(error: Exception) -> bool:
-    """Whether the store does not know the credentials, or not any more."""
+    """Return True if the store does not know the credentials, or no longer knows them."""
     if not isinstance(error, botocore.exceptions.ClientError):
         return False
     return error.response.get("Error", {}).get("Code") in _CREDENTIALS
 
 
 def is_already_exists(error: Exception) -> bool:
-    """Whether an object was not made because there is one."""
+    """Return True if an object was not created because there is one already."""
     if not isinstance(error, botocore.exceptions.ClientError):
         return False
     return error.response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")

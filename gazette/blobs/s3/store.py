@@ -1,10 +1,10 @@
 """Stage 8 of the byte path: fragments as objects of an S3 bucket, or of a store that speaks S3.
 
-``s3://bucket/prefix/?Region=…``. The arguments are those of the protocol: ``find``, ``replace``,
-``Profile``, ``Endpoint``, ``ACL``, ``StorageClass``, ``SSE``, ``SSEKMSKeyId`` and ``Region``.
+``s3://bucket/prefix/?Region=…``. The arguments are those of the protocol: ``find``, ``replace``, ``Profile``,
+``Endpoint``, ``ACL``, ``StorageClass``, ``SSE``, ``SSEKMSKeyId`` and ``Region``.
 
-The SDK is heavy, and looking for credentials may go over the network, so neither happens before the
-first operation, which runs in a thread. Whatever is wrong with them is that operation's error.
+The SDK is heavy, and a search for credentials may use the network. So both wait for the first operation,
+which runs in a thread. That operation raises any error of the SDK or of the credentials.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 SIGNATURE_TTL_MAX_S: Final = 7 * 24 * 60 * 60
-"""What the signature's own rules allow."""
+"""Seconds; the limit of the signature's own rules."""
 
 RESUMES_MAX: Final = 3
-"""How often in a row a broken connection is replaced without ``_PROGRESS_BYTES`` in between."""
+"""Broken connections that are replaced in a row without ``_PROGRESS_BYTES`` in between."""
 
 _PROGRESS_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 18
@@ -64,11 +64,11 @@ _PUT_ARGUMENTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """Bounds of one request. A request is tried ``attempts`` times by the SDK: that is for the parts
-    of an upload and the pages of a listing, which the store's own retries would start anew.
+    """Bounds of one request.
 
-    An object of ``part_bytes`` or more is uploaded in such parts, one at a time, so that a ``put``
-    holds at most two of them in memory.
+    The SDK tries a request ``attempts`` times. This serves the parts of an upload and the pages of a listing:
+    the store's own retries would start those from the beginning. An object of ``part_bytes`` or more is
+    uploaded in such parts, one at a time. So a ``put`` holds at most two of them in memory.
     """
 
     connect_timeout_s: float = 5.0
@@ -81,7 +81,7 @@ class S3Settings:
 
 @dataclass(frozen=True, slots=True)
 class S3Access:
-    """Where the bucket is and who asks, as the URL says; empty is what the SDK finds itself."""
+    """The place of the bucket and the identity of the caller, from the URL; the SDK finds what is empty."""
 
     profile: str = ""
     endpoint: str = ""
@@ -89,14 +89,14 @@ class S3Access:
 
     @classmethod
     def of(cls, arguments: Mapping[str, str], environ: Mapping[str, str]) -> S3Access:
-        """Raises ``Invalid`` for an endpoint that is none."""
+        """Return the access that the arguments name. Raise ``Invalid`` for an endpoint that is no URL."""
         endpoint = arguments.get("endpoint", "")
         if endpoint:
             endpoint = endpoint if "://" in endpoint else f"https://{endpoint}"
             parts = urlsplit(endpoint)
             if parts.scheme not in ("http", "https") or not parts.netloc:
                 raise Invalid(f"Endpoint must be a URL of http or https ({endpoint})", path="url")
-        # AWS_REGION is what most SDKs read; Python's reads AWS_DEFAULT_REGION alone.
+        # Most SDKs read AWS_REGION; Python's reads AWS_DEFAULT_REGION only.
         region = arguments.get("region") or environ.get("AWS_REGION", "")
         return cls(arguments.get("profile", ""), endpoint, region)
 
@@ -111,15 +111,15 @@ class S3Store:
         *,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """Raises ``Invalid`` if the SDK is not installed, or for arguments it does not know.
+        """Parse the URL. Raise ``Invalid`` if the SDK is not installed, or for unknown arguments.
 
-        Reaches out for nothing.
+        Does not use the network.
         """
         extras.require("s3", "boto3")
         arguments = parse_query(url.query, _ARGUMENTS)
         self.bucket = url.host
         self.prefix = url.path.removeprefix("/")
-        """Begins every key; ends in ``/`` unless empty."""
+        """Prefix of all keys; ends in ``/`` unless empty."""
         self._settings = settings if settings is not None else S3Settings()
         self._access = S3Access.of(arguments, environ)
         self._rewrite = parse_rewrite(arguments)
@@ -133,8 +133,11 @@ class S3Store:
         """The SDK's client, and its credentials."""
 
     def exists(self, path: str) -> bool:
-        """Without permission to list the bucket, S3 refuses to say that there is no object:
-        that raises ``NotAllowed``."""
+        """Return True if there is an object at ``path``.
+
+        Without permission to list the bucket, S3 does not say that an object is
+        absent: that raises ``NotAllowed``.
+        """
         key = self._key(path)
         try:
             with self._client(path) as client:
@@ -144,9 +147,9 @@ class S3Store:
         return True
 
     def open(self, path: str) -> BinaryIO:
-        """A connection that breaks is replaced by one for the rest of the same object.
+        """Read an object. A connection that breaks is replaced by one for the rest of the same object.
 
-        Seekable: a seek costs a request, and nothing of what is skipped is transferred.
+        Seekable: a seek costs a request, and transfers nothing of what is skipped.
         """
         key = self._key(path)
 
@@ -162,8 +165,11 @@ class S3Store:
         return io.BufferedReader(_ObjectReader(get, self._translated(path)), _READ_BYTES)
 
     def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
-        """What of a large object was uploaded before a failure is removed again, if S3 can still be
-        reached then: give the bucket a rule that removes incomplete multipart uploads."""
+        """Store an object.
+
+        After a failure, the uploaded parts of a large object are removed again, if S3 can still be reached.
+        Give the bucket a rule that removes incomplete multipart uploads.
+        """
         key = self._key(path)
         arguments = dict(self._put_arguments)
         if content_encoding:
@@ -180,9 +186,10 @@ class S3Store:
             raise
 
     def create(self, path: str, content: bytes) -> bool:
-        """Make an object unless there is one; whether this made it.
+        """Create the object if it is absent. Return True if this call created it.
 
-        False may also mean that this has made it by a request whose answer was lost: look what is there.
+        False may also mean that this call created it by a request whose answer was
+        lost. Read the object to find out.
         """
         from gazette.blobs.s3 import client as s3_client
 
@@ -203,8 +210,7 @@ class S3Store:
         return True
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """Page by page. Keys that end in ``/`` are what consoles make of
-        directories, and left out."""
+        """List page by page. Keys that end in ``/`` stand for directories of consoles, and are left out."""
         validate_prefix(prefix)
         rewritten = self._rewrite.apply(prefix)
         if rewritten:
@@ -233,10 +239,10 @@ class S3Store:
             with self._client(path) as client:
                 client.delete_object(Bucket=self.bucket, Key=key)
         except NotFound:
-            return  # Not S3 itself, which does not tell.
+            return  # Other stores may raise this. S3 does not.
 
     def sign_get(self, path: str, ttl_s: float) -> str:
-        """A presigned URL. It ends with the credentials that signed it, if these are temporary ones.
+        """Return a presigned URL. It ends with the credentials that signed it, if these are temporary ones.
 
         Raises ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
         """
@@ -244,8 +250,9 @@ class S3Store:
             return self._signed(client, path, ttl_s)
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
-        """None before the first operation, and while temporary credentials are due to be renewed: the SDK
-        then asks where it has them from."""
+        """Return as ``sign_get``; None before the first operation, and while temporary credentials must be
+        renewed. The SDK then asks for new ones, over the network.
+        """
         connected = self._connected
         if connected is None:
             return None
@@ -283,13 +290,15 @@ class S3Store:
 
     @contextmanager
     def _client(self, path: str) -> Iterator[Any]:
-        """The SDK's client, made when it is first needed. Errors in the body become ours."""
+        """Yield the SDK's client, made when it is first needed. Turn errors in
+        the body into ``GazetteError``.
+        """
         from gazette.blobs.s3 import client as s3_client
 
         try:
             with self._connecting:
                 if self._connected is None:
-                    # Nothing is kept of a failure: credentials may be put right meanwhile.
+                    # A failure is not kept: the credentials may be corrected meanwhile.
                     self._connected = s3_client.connect(self._access, self._settings)
                 client, _ = self._connected
             yield client
@@ -297,7 +306,7 @@ class S3Store:
             raise
         except Exception as error:
             if s3_client.blames_credentials(error):
-                self._connected = None  # Those of a file may have been replaced meanwhile.
+                self._connected = None  # Credentials of a file may have been replaced meanwhile.
             raise s3_client.map_errors(error, bucket=self.bucket, file=path) from error
 
     def _translated(self, path: str) -> Callable[[Exception], GazetteError]:
@@ -310,7 +319,7 @@ class S3Store:
 
 
 class _ObjectReader(io.RawIOBase):
-    """The bytes of one object. ``get(begin, etag)`` asks for those from ``begin`` on."""
+    """The bytes of one object. ``get(begin, etag)`` requests the bytes from ``begin`` on."""
 
     def __init__(
         self,
@@ -328,7 +337,7 @@ class _ObjectReader(io.RawIOBase):
         self._body = response["Body"]
         self._etag: str = response.get("ETag", "")
         self._length: int | None = response.get("ContentLength")
-        """Unknown of a server that sends chunks, whose end is then the end."""
+        """None for a server that sends chunks: the end of the chunks is then the end."""
 
     def readable(self) -> bool:
         return True
@@ -392,7 +401,7 @@ class _ObjectReader(io.RawIOBase):
         if self._position:
             at = _range_begin(response.get("ContentRange", ""))
         try:
-            while at < self._position:  # The server knows nothing of ranges.
+            while at < self._position:  # The server does not support ranges.
                 skipped = body.read(min(_READ_BYTES, self._position - at))
                 if not skipped:
                     raise Unavailable("the object is shorter than it was", at=at)
@@ -419,14 +428,14 @@ class _ObjectReader(io.RawIOBase):
 
 
 class _Source:
-    """What is uploaded, as the SDK wants to see it: it may neither close it nor lose its errors."""
+    """The source of an upload as the SDK uses it: the SDK may neither close it nor lose its errors."""
 
     def __init__(self, source: BinaryIO) -> None:
         self._source = source
         self._error: Exception | None = None
 
     def read(self, amount: int | None = -1) -> bytes:
-        """As much as was asked for: the SDK takes less for the end."""
+        """Return as many bytes as asked for: the SDK takes fewer for the end."""
         self.check()
         try:
             if amount is None or amount < 0:
@@ -455,17 +464,19 @@ class _Source:
         return self._source.seekable()
 
     def close(self) -> None:
-        """It belongs to whoever opened it."""
+        """Do nothing: the opener of the source closes it."""
 
     def check(self) -> None:
-        """Raise what reading raised."""
+        """Raise the error that reading raised."""
         if isinstance(self._error, GazetteError):
             raise self._error
         if self._error is not None:
-            raise Unavailable(f"cannot read what is stored: {self._error}") from self._error
+            raise Unavailable(
+                f"cannot read the source of the upload: {self._error}"
+            ) from self._error
 
 
 def _range_begin(content_range: str) -> int:
-    """Where ``bytes 5-9/10`` begins; 0 for a response that is not of a range."""
+    """Return the begin of ``bytes 5-9/10``; 0 for a response that is not of a range."""
     begin = content_range.removeprefix("bytes ").partition("-")[0]
     return int(begin) if is_digits(begin) else 0

@@ -38,14 +38,16 @@ RETRIED_STATUSES: Final = frozenset(
         Status.INSUFFICIENT_JOURNAL_BROKERS.name,
     }
 )
-"""What a plain append is repeated for, beside the gRPC code UNAVAILABLE: the journal is being handed over."""
+"""Statuses that a plain append is repeated for, beside the gRPC code UNAVAILABLE:
+the journal is being handed over.
+"""
 
 
 class SuspendControl(IntEnum):
-    """What an append does about the suspension of its journal.
+    """The instruction of an append for the suspension of its journal.
 
-    Every append without content that says RESUME, probes included, resumes a suspended journal: use
-    NO_RESUME or KEEP to look without touching.
+    Any append without content that says RESUME, probes included, resumes a suspended journal. Use NO_RESUME
+    or KEEP to look without a change.
     """
 
     RESUME = 0
@@ -57,12 +59,11 @@ class SuspendControl(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AppendParams:
-    """What an append asks for, beside its content.
+    """The parameters of an append, beside its content.
 
-    ``journal`` may have a metadata segment, which does not matter to an append.
-    ``offset`` zero: wherever the head is; else the append is refused unless it is there. Registers
-    change only with content, are subtracted before they are united, and are checked only if the
-    journal has any.
+    ``journal`` may have a metadata segment, which does not matter to an append. With ``offset`` zero the
+    append goes to the head; otherwise it is refused unless the head is there. Registers change only with
+    content, are subtracted before they are united, and are checked only if the journal has any.
     """
 
     journal: str
@@ -94,7 +95,7 @@ class AppendParams:
             self.union_registers,
             self.subtract_registers,
         )
-        # Without the metadata segment: a Go broker that has to proxy such a name crashes.
+        # Drop the metadata segment: a Go broker that has to proxy such a name crashes.
         return broker_pb2.AppendRequest(
             journal=split_journal_meta(self.journal)[0],
             offset=self.offset,
@@ -108,10 +109,10 @@ class AppendParams:
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """Where an append went.
+    """The place of an append.
 
     ``commit`` is the span, with its SHA-1, of the whole RPC: appends that shared one share its result.
-    ``registers`` are those after it. The chunk counts tell how often the broker held us back.
+    ``registers`` are those after it. The chunk counts say how often the broker held this client back.
     """
 
     commit: Fragment
@@ -137,7 +138,9 @@ class Appender:
     def __init__(
         self, client: Client, params: AppendParams, session: SessionAppend | None = None
     ) -> None:
-        """``session`` says which append this is an attempt of, so that a late copy of it is refused."""
+        """Prepare the call. ``session`` names the append of which this is an
+        attempt: brokers refuse a late copy.
+        """
         params.validate()
         self._client = client
         self._params = params
@@ -156,13 +159,14 @@ class Appender:
     async def write(self, content: BytesLike) -> None:
         """Send content; returns when gRPC took it. Empty content is not sent: it would commit.
 
-        Raises ``Unavailable`` and its kin when the broker ended the call; ``commit`` then tells why.
+        Raises ``Unavailable`` or a related error when the broker ended the call;
+        ``commit`` then raises the reason.
         """
         view = memoryview(content).cast("B")
         await self._open()
         begin, end = 0, view.nbytes
         while begin < end and not self._answered:
-            # The last piece may be twice as long, so that what is slightly too long is not two.
+            # The last piece may be twice as long: content that is slightly too long is sent in one piece.
             length = CHUNK_BYTES if end - begin > 2 * CHUNK_BYTES else end - begin
             await self._send(append_content(view[begin : begin + length]))
             self._bytes += length
@@ -171,9 +175,9 @@ class Appender:
     async def commit(self) -> AppendResult:
         """Ask for the commit and wait for it.
 
-        Raises ``Fenced`` if registers were not as required, ``NotFound``, ``NotAllowed``,
-        ``Conflict`` (wrong offset), ``Corrupt`` (index has a greater offset), ``Moved``,
-        ``Unavailable`` or ``Broken``; the status is in ``facts["status"]``.
+        Raises ``Fenced`` if registers were not as required, ``NotFound``, ``NotAllowed``, ``Conflict`` (wrong
+        offset), ``Corrupt`` (index has a greater offset), ``Moved``, ``Unavailable`` or ``Broken``. The
+        status is in ``facts["status"]``.
         """
         await self._open()
         if not self._answered:
@@ -186,7 +190,7 @@ class Appender:
         return self._checked(response)
 
     def abort(self) -> None:
-        """End the call without a commit. Harmless after one."""
+        """End the call without a commit. Has no effect after one."""
         if self._call is not None and not self._call.done():
             self._call.cancel()
 
@@ -204,7 +208,7 @@ class Appender:
         await self._send(params.to_pb().SerializeToString())
 
     async def _send(self, message: bytes) -> None:
-        """Send; a broker that has answered already has its reasons, which are in the response."""
+        """Send a message. Stop if the broker has answered already: its response has the reason."""
         if not await self._call.write(message):
             self._answered = True
 
@@ -239,7 +243,7 @@ async def append_once(
 ) -> AppendResult:
     """Make one Append RPC of all the content. Errors and cancellation are those of `Appender.commit`.
 
-    When the call itself fails, the journal's route is forgotten: the next goes to the default address.
+    If the call itself fails, the journal's route is forgotten: the next call goes to the default address.
     """
     journal, clock = params.journal, client.clock
     try:
@@ -266,13 +270,13 @@ async def append_once(
 async def append(
     client: Client, params: AppendParams, content: Content | Callable[[], Content]
 ) -> AppendResult:
-    """Append, and again while the journal's brokers are unreachable or being replaced.
+    """Append, and retry while the journal's brokers are unreachable or being replaced.
 
     Content that can be read only once (an iterator) is not retried; pass a function that returns a
-    new one. A retry follows an attempt whose outcome is unknown: the content may be in the journal
-    twice. Suspended journals and unhealthy stores are not retried. An append that came too slowly for
-    its broker is, if its content is bytes: then it was this process that was held up, not their source.
-    Cancellation: may have been appended.
+    new one. A retry follows an attempt with an unknown outcome: the content may be in the journal
+    twice. Suspended journals and unhealthy stores are not retried. An append that was too slow for
+    its broker is retried if its content is bytes: then this process was held up, not the source.
+    Cancellation: it may have been appended.
     """
     params.validate()
     attempt = 0
@@ -294,7 +298,7 @@ def _is_retried(error: GazetteError) -> bool:
 
 
 def backoff_s(attempt: int) -> float:
-    """How long to wait after a failed attempt, counted from zero; -1 is "at once"."""
+    """Return the seconds to wait after a failed attempt, counted from zero; -1 is "at once"."""
     if attempt < 0:
         return 0.0
     return (0.05, 0.05, 0.1, 0.1, 1.0, 1.0)[attempt] if attempt < 6 else 5.0

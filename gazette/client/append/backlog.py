@@ -1,7 +1,7 @@
-"""Stage 1 of the byte path: what was released and is not appended yet, within bounds.
+"""Stage 1 of the byte path: appends that were released and are not made yet, within bounds.
 
-Threads put content in, the event loop takes batches out. The mutex here is all that they share; it is
-held for microseconds, and never while anything waits.
+Threads put content in, the event loop takes batches out. They share only the mutex of this module. It is held
+for microseconds, and never during a wait.
 """
 
 from __future__ import annotations
@@ -26,25 +26,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _POLL_S: Final = 1.0
-"""How often a thread that waits for others' memory looks again: nobody tells it."""
+"""Seconds between two looks of a thread that waits for the memory of other
+services, without a notification.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendServiceSettings:
     """Bounds of one service, in bytes.
 
-    Content beyond ``journal_memory_max`` of one journal, or beyond the memory budget, goes to an
-    unlinked file in ``spill_directory`` (None: where temporary files go), after its producer was made
-    to wait for the broker as long as that makes headway. Producers wait without end while
+    Content beyond ``journal_memory_max`` of one journal, or beyond the memory budget, goes to an unlinked
+    file. The file is in ``spill_directory`` (None: the directory of temporary files). Before that, the
+    producer waits for the broker as long as the broker makes progress. Producers wait without limit while
     ``backlog_max`` bytes are waiting.
     """
 
     journal_memory_max: int = 8 << 20
     memory_max: int = 128 << 20
-    """Of the service's own memory budget, if it was not given one to share."""
+    """Size of the service's own memory budget, if it does not share another one."""
     backlog_max: int = 4 << 30
     headway_s: float = 0.25
-    """How long a producer waits for a batch to succeed before it writes to the file."""
+    """Seconds that a producer waits for a batch to succeed before it writes to the file."""
     spill_directory: Path | None = None
     spill_threads: int = 2
 
@@ -52,8 +54,8 @@ class AppendServiceSettings:
 class Backlog:
     """The queues of one append service. Thread-safe; made on the event loop's thread.
 
-    ``on_work`` is called, under the mutex and from any thread, when a queue that nobody serves got a
-    batch: that is the one time at which a batch crosses to the loop. ``wake`` is called when a journal's
+    ``on_work`` is called, under the mutex and from any thread, when a queue that is not served got a
+    batch. That is the only time at which a batch crosses to the loop. ``wake`` is called when a journal's
     lock was released that tasks wait for.
     """
 
@@ -78,11 +80,11 @@ class Backlog:
 
     @property
     def on_loop(self) -> bool:
-        """Whether the caller runs on the event loop, which must not be made to wait."""
+        """True if the caller runs on the event loop, which must not wait."""
         return threading.get_ident() == self._loop_thread
 
     def queue(self, params: AppendParams) -> JournalQueue:
-        """The journal's queue. Raises ``Invalid`` for wrong parameters, ``Closed``."""
+        """Return the journal's queue. Raise ``Invalid`` for wrong parameters, ``Closed``."""
         queue = self.queues.get(params.journal)
         if queue is not None and params == queue.validated:
             return queue
@@ -106,10 +108,9 @@ class Backlog:
         content: BytesLike,
         segments: Collection[Segment] | None,
     ) -> OpFuture[AppendResult]:
-        """Add an append behind all others of its journal; the future of the batch it is part of.
+        """Add an append behind all others of its journal. Return the future of its batch.
 
-        Afterwards it waits for room, unless on the loop. The memory of ``segments`` was accounted for
-        by ``hold``.
+        Then waits for room, unless on the loop. ``hold`` has accounted for the memory of ``segments``.
         """
         with self._mutex:
             batch = queue.tail
@@ -133,7 +134,7 @@ class Backlog:
         return batch.future
 
     def hold(self, queue: JournalQueue, segment: Segment) -> None:
-        """Account for a segment that is not enqueued yet; waits for room, unless on the loop."""
+        """Account for a segment that is not enqueued yet; wait for room, unless on the loop."""
         with self._mutex:
             queue.hold(segment.length)
         self._make_room(queue, segment)
@@ -145,7 +146,7 @@ class Backlog:
             self._room.notify_all()
 
     def pending_except(self, journal: str) -> AbstractSet[OpFuture[Any]]:
-        """See `AppendService.pending_except`."""
+        """Return pending futures: see `AppendService.pending_except`."""
         with self._mutex:
             futures: list[OpFuture[Any]] = []
             for queue in self.queues.values():
@@ -155,12 +156,12 @@ class Backlog:
                     futures.append(queue.failed)
                 elif queue.batches:
                     futures.append(queue.batches[-1].future)
-            return dict.fromkeys(futures).keys()  # In their order: what waits does so in it.
+            return dict.fromkeys(futures).keys()  # In their order, in which they are awaited.
 
     # Taking out: the loop's side.
 
     def first(self, queue: JournalQueue) -> Batch | None:
-        """The oldest batch. None ends the serving of the queue: ``on_work`` will call again."""
+        """Return the oldest batch. None ends the serving of the queue: ``on_work`` will call again."""
         with self._mutex:
             if queue.batches:
                 return queue.batches[0]
@@ -169,13 +170,13 @@ class Backlog:
             return None
 
     def seal(self, queue: JournalQueue, batch: Batch) -> list[Segment]:
-        """Take no more into a batch; its content."""
+        """Take no more into a batch; return its content."""
         with self._mutex:
             queue.flowing = True
             return queue.seal(batch)
 
     def succeed(self, queue: JournalQueue, batch: Batch, result: AppendResult) -> None:
-        """The oldest batch is in the journal."""
+        """Complete the oldest batch, which is in the journal."""
         with self._mutex:
             if not queue.batches or queue.batches[0] is not batch:
                 return  # Closed meanwhile: its future has failed.
@@ -186,7 +187,7 @@ class Backlog:
         batch.future.set_result(result)
 
     def fail(self, queue: JournalQueue, error: GazetteError) -> None:
-        """The journal takes no append any more. The first such error stays."""
+        """Refuse all appends to the journal from now on. The first such error stays."""
         with self._mutex:
             batches = queue.fail(error)
             queue.serving = False
@@ -196,7 +197,7 @@ class Backlog:
             batch.future.set_exception(error)
 
     def close(self, error: GazetteError) -> None:
-        """Fail every queue, and refuse new ones."""
+        """Fail all queues, and refuse new ones."""
         with self._mutex:
             self._closed = True
             queues = list(self.queues.values())
@@ -220,7 +221,7 @@ class Backlog:
         )
 
     def _worth_waiting(self, queue: JournalQueue) -> bool:
-        """Whether batches of this very journal, about to succeed, will free enough memory."""
+        """Return True if batches of this very journal will soon free enough memory."""
         return (
             queue.flowing
             and self._over(queue)
@@ -228,7 +229,7 @@ class Backlog:
         )
 
     def _make_room(self, queue: JournalQueue, segment: Segment) -> None:
-        """Return when memory is within bounds, or ``segment`` is not in it any more."""
+        """Return when memory is within bounds, or ``segment`` is not in memory any more."""
         if not self._over(queue):
             return
         if self.on_loop:
@@ -244,14 +245,14 @@ class Backlog:
             if self.spill(queue, segment):
                 return
             with self._room:
-                # Neither memory nor disk: brokers must catch up, or somebody must free space. But if
-                # nothing is enqueued, it is this open append that fills the memory: let it.
+                # Neither memory nor disk has room: brokers must catch up, or an operator must free space. If
+                # nothing is enqueued, this open append fills the memory: let it.
                 if not queue.batches:
                     return
                 self._room.wait(_POLL_S)
 
     def spill(self, queue: JournalQueue, segment: Segment) -> bool:
-        """Move a segment to the journal's file; False, and a warning, if the disk does not take it."""
+        """Move a segment to the journal's file. Log a warning and return False if the disk fails."""
         try:
             with self._mutex:
                 data = segment.data

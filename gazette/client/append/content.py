@@ -1,4 +1,4 @@
-"""Stage 1 of the byte path: what waits to be appended, in memory and, past a bound, in a file."""
+"""Stage 1 of the byte path: content that waits to be appended, in memory and, past a bound, in a file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gazette.client.rpc.wire import CHUNK_BYTES, BytesLike
 
 SEGMENT_BYTES: Final = CHUNK_BYTES
 SPILL_FILE_BYTES: Final = 64 << 20
-"""A spill file that grew to this is not written to any more: it goes when its content went."""
+"""Bytes after which a spill file is not written to any more: it goes when its content has gone."""
 
 
 class MemoryBudget:
-    """How many bytes of waiting content may be in memory. Thread-safe.
+    """The bytes of waiting content that may be in memory. Thread-safe.
 
     One budget may be shared by all append services of a process, which then bound their sum.
     """
@@ -34,8 +34,9 @@ class MemoryBudget:
 
 
 class SpillFile:
-    """An unlinked temporary file. Spans of it are reserved under the service's mutex, and written and
-    read without it; it is closed when it is retired and no segment lives in it any more."""
+    """An unlinked temporary file. Spans of it are reserved under the service's mutex, and written and read
+    without it. It is closed when it is retired and holds no segment any more.
+    """
 
     __slots__ = ("_descriptor", "_end", "_live", "_retired")
 
@@ -52,7 +53,7 @@ class SpillFile:
         return self._end >= SPILL_FILE_BYTES
 
     def reserve(self, length: int) -> int:
-        """The offset of a span of ``length`` bytes that is now the caller's."""
+        """Return the offset of a span of ``length`` bytes that is now the caller's."""
         if self._live == 0:
             self._end = 0
         offset = self._end
@@ -61,12 +62,12 @@ class SpillFile:
         return offset
 
     def give_back(self) -> None:
-        """Say that a reserved span is not needed any more."""
+        """Free a reserved span."""
         self._live -= 1
         self._close_if_unused()
 
     def retire(self) -> None:
-        """Say that nothing more will be reserved. May be repeated."""
+        """Reserve nothing more from now on. May be repeated."""
         self._retired = True
         self._close_if_unused()
 
@@ -76,7 +77,9 @@ class SpillFile:
             self._descriptor = -1
 
     def write(self, offset: int, data: BytesLike) -> None:
-        """Raises ``OSError``, such as for a full disk; the span may then be written again."""
+        """Write ``data`` at ``offset``. Raise ``OSError``, such as for a full disk; the
+        span may then be written again.
+        """
         view = memoryview(data)
         while view.nbytes:
             written = os.pwrite(self._descriptor, view, offset)
@@ -84,7 +87,7 @@ class SpillFile:
             view = view[written:]
 
     def read(self, offset: int, length: int) -> bytes:
-        """Raises ``OSError``."""
+        """Return ``length`` bytes at ``offset``. Raise ``OSError``."""
         data = os.pread(self._descriptor, length, offset)
         if len(data) != length:
             raise OSError(f"short read of a spill file ({len(data)} of {length} bytes)")
@@ -94,8 +97,8 @@ class SpillFile:
 class Segment:
     """A run of content, of about a chunk: in memory (``data``), or at ``offset`` of ``file``.
 
-    It moves from memory to the file at most once, under the service's mutex; who reads it takes
-    ``data`` first, and needs the file only if that is None.
+    It moves from memory to the file at most once, under the service's mutex. A reader takes ``data`` first,
+    and needs the file only if that is None.
     """
 
     __slots__ = ("data", "dropped", "file", "length", "offset")
@@ -111,7 +114,7 @@ class Segment:
         self.file, self.offset, self.data = file, offset, None
 
     def drop(self) -> int:
-        """Forget the content; how many bytes of memory that freed. May be repeated."""
+        """Forget the content; return the bytes of memory that this freed. May be repeated."""
         self.dropped = True
         freed = self.length if self.data is not None else 0
         self.data = None
@@ -121,7 +124,7 @@ class Segment:
         return freed
 
     def load(self) -> BytesLike:
-        """The content. Blocks for as long as the file does. Raises ``OSError``."""
+        """Return the content. Blocks as long as the file does. Raises ``OSError``."""
         data = self.data
         if data is not None:
             return data
@@ -130,7 +133,7 @@ class Segment:
 
 
 def segments_of(content: BytesLike) -> list[Segment]:
-    """Content in segments, which are copies of it: the caller may change it afterwards."""
+    """Return content in segments, which are copies of it: the caller may change it afterwards."""
     view = memoryview(content).cast("B")
     return [
         Segment(bytes(view[begin : begin + SEGMENT_BYTES]))

@@ -1,6 +1,6 @@
 """Stage 1 of the byte path: the batches of one journal, in the order in which they were released.
 
-Everything here is guarded by the mutex of the service that owns it.
+The mutex of the owning service guards all of this module.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from gazette.client.append.appender import AppendParams, AppendResult
 
 BATCH_BYTES_MAX: Final = 64 << 20
-"""A batch that grew beyond this is not joined any more."""
+"""Bytes after which no append joins a batch any more."""
 
 
 class Batch:
-    """Appends that become one RPC. Its future is that of each of them.
+    """Appends that become one RPC. They share its future.
 
-    Invariant: every append in it depends on nothing outside ``dependencies``, and these were known
-    when the batch was made. So dependencies point to older batches only, and never in a circle.
+    Invariant: no append in it depends on anything outside ``dependencies``, and these were known when the
+    batch was made. So dependencies point to older batches only, and never in a circle.
     """
 
     __slots__ = ("buffer", "dependencies", "future", "params", "segments", "size")
@@ -44,7 +44,7 @@ class Batch:
         self.size = 0
 
     def accepts(self, params: AppendParams, dependencies: AbstractSet[OpFuture[Any]]) -> bool:
-        """Whether an append may join: it may not make those before it wait for more."""
+        """Return True if an append may join: it must not make earlier ones wait for more."""
         return (
             (params is self.params or params == self.params)
             and (not dependencies or dependencies <= self.dependencies)
@@ -53,10 +53,10 @@ class Batch:
 
 
 class JournalQueue:
-    """One journal's batches, and who may add to them.
+    """One journal's batches, and the lock of the transaction that adds to them.
 
-    ``lock`` is held by the one open transaction. ``tail`` is the batch that may still be joined: the
-    last of ``batches``, until its RPC begins. ``failure`` is for good.
+    ``lock`` is held by the one open transaction. ``tail`` is the batch that may still be joined: the last of
+    ``batches``, until its RPC begins. ``failure`` is for good.
     """
 
     __slots__ = (
@@ -85,9 +85,9 @@ class JournalQueue:
         self._budget = budget
         self.session = secrets.token_hex(16)
         self.sequence = 0
-        """Of the batch that was begun last: see ``protocol/append_session``."""
+        """Sequence of the batch that was begun last: see ``protocol/append_session``."""
         self.ledger = ""
-        """What the journal's primary has told of its ledger of sessions."""
+        """The ledger of sessions that the journal's primary has named; empty before."""
         self.lock = threading.Lock()
         self.waiters: deque[LoopFuture[None]] = deque()
         """Tasks of the loop that wait for ``lock``."""
@@ -97,14 +97,15 @@ class JournalQueue:
         self.tail: Batch | None = None
         self.serving = False
         self.flowing = False
-        """Whether the first batch is being sent, and not waited for or retried: then a producer that
-        is ahead does well to wait a little, instead of writing to a disk."""
+        """True while the first batch is being sent, and not waited for or retried. Then a producer that is
+        ahead should wait a little, instead of writing to a disk.
+        """
         self.memory = 0
         """Bytes of segments in memory."""
         self.spill: SpillFile | None = None
         self.validated: AppendParams | None = None
         self.trouble = ""
-        """Why the first batch was tried in vain, until it is tried again."""
+        """The error of the first batch's last attempt, until the next attempt; empty without one."""
         self.failure: BaseException | None = None
         self.failed: OpFuture[AppendResult] | None = None
 
@@ -115,7 +116,7 @@ class JournalQueue:
         return batch
 
     def put_segments(self, batch: Batch, segments: Collection[Segment]) -> int:
-        """Append segments, whose memory is accounted already, to a batch; how many bytes that were."""
+        """Append segments, whose memory is accounted already, to a batch. Return their bytes."""
         if batch.buffer:
             self.cut(batch)
         batch.segments.extend(segments)
@@ -124,7 +125,7 @@ class JournalQueue:
         return length
 
     def cut(self, batch: Batch) -> Segment:
-        """Turn a batch's buffer into a segment; returns it."""
+        """Turn a batch's buffer into a segment, and return it."""
         segment = Segment(batch.buffer)
         batch.segments.append(segment)
         batch.buffer = bytearray()
@@ -132,7 +133,7 @@ class JournalQueue:
         return segment
 
     def seal(self, batch: Batch) -> list[Segment]:
-        """The content of a batch, which can be joined no more."""
+        """Return the content of a batch, which no append can join any more."""
         if self.tail is batch:
             self.tail = None
         if batch.buffer:
@@ -140,26 +141,26 @@ class JournalQueue:
         return batch.segments
 
     def drop(self, segments: Collection[Segment]) -> None:
-        """Forget content."""
+        """Forget the content of segments."""
         self.hold(-sum(segment.drop() for segment in segments))
 
     def hold(self, length: int) -> None:
-        """Account for segments that are in memory now, or (negative) not any more."""
+        """Account for segments that are in memory now, or (negative) no longer are."""
         self.memory += length
         self._budget.add(length)
 
     def attempt(self) -> SessionAppend:
-        """Return what an attempt of the batch that was begun last tells the broker."""
+        """Return the session append of the batch that was begun last, for the broker."""
         return SessionAppend(self.session, self.sequence, self.ledger)
 
     def close_spill(self) -> None:
-        """The spill file goes once nothing lives in it."""
+        """Retire the spill file, which goes once it holds no segment."""
         if self.spill is not None:
             self.spill.retire()
             self.spill = None
 
     def fail(self, error: BaseException) -> list[Batch]:
-        """Refuse everything from now on; returns what was waiting, oldest first."""
+        """Refuse all appends from now on. Return the waiting batches, oldest first."""
         if self.failure is None:
             self.failure = error
             self.failed = failed(error)
@@ -173,7 +174,7 @@ class JournalQueue:
         return batches
 
     def spill_file(self, directory: Path | None) -> SpillFile:
-        """The file to move segments to; a new one when the last is full. Raises ``OSError``."""
+        """Return the file to move segments to; a new one when the last is full. Raise ``OSError``."""
         if self.spill is None or self.spill.full:
             fresh = SpillFile(directory)
             self.close_spill()

@@ -1,29 +1,27 @@
-"""Stage 1 of the byte path: takes content from publishers and recorders, gives batches to
-`client/append/appender`.
+"""Stage 1 of the byte path: takes content from publishers and recorders, gives
+batches to `client/append/appender`.
 
-Appends to one journal are released in some order, share RPCs where they may, and reach the broker in
-that order. What the transaction machinery builds on:
+Appends to one journal are released in some order, share RPCs where they may, and reach the broker in that
+order. The transaction machinery builds on these rules:
 
-- **Order.** Within a journal, content arrives in the order of ``release``. One RPC runs at a time, and
-  the next begins when it succeeded. ``release`` has enqueued the append when it returns: an append
-  that is released later, by whomever, is behind it or in the same RPC behind it.
-- **Dependencies.** An RPC begins only after every dependency of each append in it succeeded. An append
-  joins a waiting batch only if its own dependencies are among the batch's, so that it makes nothing
-  before it wait for more. An append *without* dependencies behind one that waits, waits too: a barrier
-  (an empty append with dependencies) holds back whatever the journal is sent later.
-- **No circles.** A batch's dependencies exist before it does. Journals may depend on each other back
-  and forth, as long as a dependency is a future that was given out by ``release``.
-- **Failure is for good.** When an append or a dependency fails for a reason that time does not cure,
-  the journal accepts nothing more from this service: what was behind, and what is released later,
-  fails with it. ``pending_except`` goes on to contain that failure, which is how a failed publish
-  keeps the commit that depends on it from happening.
-- **At least once.** A batch is retried *whole* when its outcome is not known, so a journal may hold it
-  twice, in one piece each time and before everything behind it. Readers drop the copy by the clocks
-  of its messages; for that it is essential that the order within the batch is kept. A copy that is
-  late, behind what was appended next, is refused by the journal's primary: see
-  ``protocol/append_session``.
+- **Order.** Within a journal, content arrives in the order of ``release``. One RPC runs at a time, and the
+  next begins when it has succeeded. ``release`` has enqueued the append when it returns. An append that is
+  released later, by any caller, is behind it or in the same RPC behind it.
+- **Dependencies.** An RPC begins only after all dependencies of each append in it have succeeded. An append
+  joins a waiting batch only if its own dependencies are among the batch's: so no earlier append waits for
+  more. An append *without* dependencies behind one that waits, waits too. So a barrier (an empty append with
+  dependencies) holds back all later appends to the journal.
+- **No circles.** A batch's dependencies exist before it does. Journals may depend on each other back and
+  forth, as long as a dependency is a future that ``release`` has returned.
+- **Failure is for good.** An append or a dependency may fail for a reason that time does not cure. The
+  journal then accepts nothing more from this service. All waiting and later appends fail with it.
+  ``pending_except`` still contains that failure. So a failed publish stops the commit that depends on it.
+- **At least once.** A batch with an unknown outcome is retried *whole*. So a journal may hold it twice, in
+  one piece each time and before all that is behind it. Readers drop the copy by the clocks of its messages.
+  For that, the order within the batch must be kept. The journal's primary refuses a late copy, behind a later
+  append: see ``protocol/append_session``.
 
-A thread that is ahead of the brokers is made to wait; the event loop never is.
+A thread that is ahead of the brokers must wait; the event loop never waits.
 """
 
 from __future__ import annotations
@@ -67,18 +65,19 @@ _TERMINAL: Final = frozenset(
 _TERMINAL_WHEN_CHECKED: Final = frozenset(
     {Status.JOURNAL_NOT_FOUND.name, Status.REGISTER_MISMATCH.name}
 )
-"""With ``check_registers`` somebody owns the journal, and nobody else can go on in his place: only
-what says that he does not own it any more, or that it is gone, ends his appends."""
+"""With ``check_registers`` the journal has an owner, and no other process can go on in its place. Only a
+proof that the owner lost the journal, or that the journal is gone, ends its appends.
+"""
 
 _QUIET_ATTEMPTS: Final = 4
-"""Failures up to here are part of every hand-over of a journal."""
+"""Attempts up to this number may fail quietly: that is part of each hand-over of a journal."""
 
 
 def is_terminal(error: Exception, *, checked: bool) -> bool:
-    """Whether retrying cannot help. ``checked``: the append has ``check_registers``.
+    """Return True if retrying cannot help. ``checked``: the append has ``check_registers``.
 
-    Unreachable brokers, a journal between owners, too few brokers and suspension are retried, and so
-    is every failure of gRPC: a broker that stops may refuse with any of them.
+    Unreachable brokers, a journal between owners, too few brokers and suspension are retried. So is any
+    failure of gRPC: a broker that stops may refuse with any of them.
     """
     if isinstance(error, Closed | Bug | Invalid):
         return True
@@ -86,13 +85,13 @@ def is_terminal(error: Exception, *, checked: bool) -> bool:
 
 
 class AppendService:
-    """Appends of threads and of the loop, batched per journal; see the module for what it guarantees.
+    """Appends of threads and of the loop, batched per journal; the module states the guarantees.
 
-    Made on the event loop that ``client`` belongs to. ``start_append``, ``append`` and
-    ``pending_except`` may be called from any thread; the rest belongs to the loop.
+    Made on the event loop that ``client`` belongs to. ``start_append``, ``append`` and ``pending_except`` may
+    be called from any thread; the rest belongs to the loop.
 
-    A thread may be made to wait until the brokers catch up. So it must not be the one on which the
-    success of a dependency hangs while it has gigabytes waiting behind that dependency.
+    A thread may have to wait until the brokers catch up. Do not enqueue gigabytes behind a dependency on the
+    very thread that must complete that dependency.
     """
 
     def __init__(
@@ -121,12 +120,11 @@ class AppendService:
     def start_append(
         self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
     ) -> AppendTxn:
-        """Begin an append that takes place after every one of ``dependencies`` succeeded.
+        """Begin an append that takes place after all ``dependencies`` have succeeded.
 
-        Waits while another thread has an append to the same journal open, and while too much is
-        waiting to be sent. On the event loop it waits for neither: it raises ``Bug`` when the journal
-        is taken (``begin_append`` can wait, ``append`` need not).
-        Raises ``Invalid`` for wrong parameters, ``Closed``.
+        Waits while another thread has an append to the same journal open, and while too much is waiting to be
+        sent. On the event loop it waits for neither, and raises ``Bug`` when the journal is taken.
+        (``begin_append`` can wait, ``append`` need not.) Raises ``Invalid`` for wrong parameters, ``Closed``.
         """
         backlog = self._backlog
         queue = backlog.queues.get(params.journal)
@@ -145,10 +143,10 @@ class AppendService:
         content: BytesLike = b"",
         dependencies: Collection[OpFuture[Any]] = (),
     ) -> OpFuture[AppendResult]:
-        """Enqueue an append at once, beside whatever transaction is open, and without taking a turn.
+        """Enqueue an append at once, beside an open transaction, and without taking a turn.
 
-        No substitute for ``start_append`` where content has to be made in the order in which it is
-        enqueued. Raises ``Invalid``, ``Closed``.
+        No substitute for ``start_append`` if content must be made in the order in which it is enqueued.
+        Raises ``Invalid``, ``Closed``.
         """
         backlog = self._backlog
         queue = backlog.queue(params)
@@ -160,27 +158,28 @@ class AppendService:
         return backlog.enqueue(queue, params, _unmet(dependencies), content, segments)
 
     def pending_except(self, journal: str) -> AbstractSet[OpFuture[Any]]:
-        """Futures of everything that was released to other journals and has not succeeded.
+        """Return the futures of all appends that were released to other journals and have not succeeded.
 
-        A journal's last future stands for those before it. A journal that failed contributes its
-        failure, for ever. One snapshot: no append is missed that was released before the call.
+        A journal's last future stands for those before it. A journal that failed contributes its failure, for
+        ever. One snapshot: it misses no append that was released before the call.
         """
         return self._backlog.pending_except(journal)
 
     @property
     def backlog_bytes(self) -> int:
-        """How much was released and not yet appended."""
+        """Bytes that were released and not yet appended."""
         return self._backlog.bytes
 
     def waiting(self) -> dict[str, str]:
-        """Return journals, by name, to which something was released and not yet appended, each with why
-        the last attempt failed, or empty if none has. On the loop."""
+        """Return the journals with appends that were released and not yet made, each with the error of the
+        last attempt. The error is empty without a failed attempt. On the loop.
+        """
         return {
             name: queue.trouble for name, queue in self._backlog.queues.items() if queue.batches
         }
 
     def _take_turn(self, queue: JournalQueue) -> None:
-        """Wait for the journal's lock, which somebody holds."""
+        """Wait for the journal's lock, which another transaction holds."""
         if self._backlog.on_loop:
             raise Bug(
                 "an append to the journal is open already, and the event loop cannot wait for it",
@@ -203,7 +202,7 @@ class AppendService:
     async def begin_append(
         self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
     ) -> AppendTxn:
-        """``start_append`` for tasks: waits for the journal without blocking the loop.
+        """Begin an append as ``start_append`` does; wait for the journal without blocking the loop.
 
         Release it before the next ``await``. Cancellation: nothing was begun.
         """
@@ -212,7 +211,7 @@ class AppendService:
             waiter: asyncio.Future[None] = self._loop.create_future()
             queue.waiters.append(waiter)
             try:
-                # Its holder looks for waiters after letting go: look once more, now that we are one.
+                # The holder looks for waiters after letting go. Try once more, now that this one waits.
                 if queue.lock.acquire(blocking=False):
                     break
                 await waiter
@@ -221,14 +220,14 @@ class AppendService:
         return AppendTxn(self._backlog, queue, params, _unmet(dependencies))
 
     async def run(self) -> None:
-        """Watch over the service: never returns, and raises what no task of it should have raised.
+        """Watch the service: never return, and raise an error that no task of it should have raised.
 
-        Appends are served whether or not anybody runs this. Cancellation: nothing changes.
+        Appends are served also without this call. Cancellation: nothing changes.
         """
         await asyncio.shield(self._defect)
 
     async def flush(self) -> None:
-        """Wait until everything released so far succeeded; raises the first failure.
+        """Wait until all appends released so far have succeeded; raise the first failure.
 
         Cancellation: the appends go on.
         """
@@ -236,8 +235,8 @@ class AppendService:
             await settled(future)
 
     async def close(self, timeout_s: float = 10.0) -> None:
-        """Refuse new appends and give up what waits: its futures fail with ``Closed``, and whoever
-        waits for room goes on. What is being sent may or may not take place; ``flush`` first.
+        """Refuse new appends and give up those that wait: their futures fail with ``Closed``. Threads that
+        wait for room go on. An append that is being sent may take place or not; ``flush`` first.
         """
         self._closed = True
         self._backlog.close(Closed("the append service was closed"))
@@ -250,7 +249,7 @@ class AppendService:
     def _on_failure(self, error: BaseException) -> None:
         if not self._defect.done():
             self._defect.set_exception(error)
-            # Whether or not somebody runs us: the futures have failed as well.
+            # Retrieve the error also if `run` is not called: the futures have failed as well.
             self._defect.exception()
 
     def _serve_soon(self, queue: JournalQueue) -> None:
@@ -258,7 +257,7 @@ class AppendService:
             self._scope.spawn(self._serve(queue), name=f"append {queue.journal}")
 
     async def _serve(self, queue: JournalQueue) -> None:
-        """Append the journal's batches until there is none."""
+        """Append the journal's batches until none is left."""
         backlog = self._backlog
         try:
             while (batch := backlog.first(queue)) is not None:
@@ -282,7 +281,7 @@ class AppendService:
     async def _await_dependencies(self, queue: JournalQueue, batch: Batch) -> None:
         for dependency in batch.dependencies:
             if not dependency.done():
-                # Its success may hang on the thread that fills this queue: do not make it wait.
+                # Its success may depend on the thread that fills this queue: do not make that thread wait.
                 queue.flowing = False
                 await _done(dependency)
             if dependency.cancelled():
@@ -293,7 +292,7 @@ class AppendService:
                 ) from error
 
     async def _append(self, queue: JournalQueue, batch: Batch) -> AppendResult:
-        """Append one batch, however often it takes."""
+        """Append one batch, with as many attempts as it takes."""
         segments = self._backlog.seal(queue, batch)
         queue.sequence += 1
         attempt = 0
@@ -308,7 +307,7 @@ class AppendService:
                     raise
                 queue.flowing = False
                 queue.trouble = str(error)
-                # At once when all that failed is the introduction to a new primary of the journal.
+                # Retry at once if only the introduction to a new primary of the journal failed.
                 delay_s = backoff_s(attempt - 1 if _is_introduced(queue, error) else attempt)
                 log.log(
                     logging.DEBUG if attempt < _QUIET_ATTEMPTS else logging.WARNING,
@@ -329,24 +328,26 @@ class AppendService:
 
 
 def _is_introduced(queue: JournalQueue, error: Exception) -> bool:
-    """Whether the journal's primary did not know the session, and has told of another ledger."""
+    """Return True if the journal's primary did not know the session, and named
+    another ledger. Adopt that ledger.
+    """
     ledger = error.facts.get("ledger", "") if isinstance(error, GazetteError) else ""
-    told = bool(ledger) and ledger != queue.ledger
-    if told:
+    is_other = bool(ledger) and ledger != queue.ledger
+    if is_other:
         queue.ledger = ledger
-    return told
+    return is_other
 
 
 async def _done(future: OpFuture[Any]) -> None:
-    """Wait until a future is done, however. Cancellation: its operation goes on."""
+    """Wait until a future is done, with any outcome. Cancellation: its operation goes on."""
     waiter = asyncio.wrap_future(future)
-    # An error is looked at, whenever it comes: else the loop would report that nobody did.
+    # Retrieve an error at any time: otherwise the loop would report it as never retrieved.
     waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
     await asyncio.wait([waiter])
 
 
 def _unmet(dependencies: Collection[OpFuture[Any]]) -> AbstractSet[OpFuture[Any]]:
-    """Those that have not succeeded yet, in their order."""
+    """Return the dependencies that have not succeeded yet, in their order."""
     return dict.fromkeys(
         future
         for future in dependencies

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 class AppendTxn:
     """One append, made by `AppendService.start_append`.
 
-    Until it is released or rolled back nobody else can begin one to the same journal, so be brief.
-    Used by one thread at a time. As a context manager it is released at the end of the block, or
-    rolled back by an exception.
+    Until it is released or rolled back, no other append to the same journal can begin, so be
+    brief. Used by one thread at a time. As a context manager it is released at the end of the
+    block, or rolled back by an exception.
     """
 
-    # Made once per message at some hundred thousand a second: it has as few fields as it can.
+    # Made once per message at some hundred thousand a second: it has as few fields as possible.
     __slots__ = ("_backlog", "_dependencies", "_params", "_queue", "_segments", "_staging")
 
     def __init__(
@@ -72,10 +72,9 @@ class AppendTxn:
         self._backlog.hold(self._queue, segment)
 
     def release(self) -> OpFuture[AppendResult]:
-        """Enqueue the append; its future, which it shares with others of the same RPC.
+        """Enqueue the append. Return its future, which it shares with others of the same RPC.
 
-        After the journal failed, the future has failed already; that is not raised. May wait like
-        ``write``.
+        After the journal failed, the future has failed already; that is not raised. May wait like ``write``.
         """
         staging = self._staging
         if staging is None:
@@ -93,7 +92,7 @@ class AppendTxn:
                 self._backlog.wake(queue)
 
     def roll_back(self) -> None:
-        """Forget the append, and nothing but it. Harmless after ``release``."""
+        """Forget this append only. Has no effect after ``release``."""
         staging = self._staging
         if staging is None:
             return
