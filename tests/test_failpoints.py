@@ -143,11 +143,11 @@ def test_a_file_of_marks_that_cannot_be_opened_is_named(
         ("commit.finalised=kill", "unknown failpoint"),
         ("commit.finalized=explode", "unknown action"),
         ("commit.finalized", "invalid failpoint"),
-        ("commit.finalized=kill:2", "seconds belong to delay"),
-        ("commit.finalized=delay", "seconds belong to delay"),
+        ("commit.finalized=kill:2", "only delay takes seconds"),
+        ("commit.finalized=delay", "only delay takes seconds"),
         ("commit.finalized=kill@0", "counted from one"),
-        ("commit.finalized=delay:1.2.3", "seconds are no number"),
-        ("commit.finalized=delay:.", "seconds are no number"),
+        ("commit.finalized=delay:1.2.3", "seconds are not a number"),
+        ("commit.finalized=delay:.", "seconds are not a number"),
     ],
 )
 def test_what_arms_nothing_is_an_error(spec: str, text: str) -> None:

@@ -34,7 +34,7 @@ async def connect_with_retry(
             return await Etcd.connect(settings, clock, transport=transport)
         except Unavailable as error:
             log.warning(
-                "etcd at %(endpoint)s has not answered for %(seconds).0f s, trying again: %(error)s",
+                "etcd at %(endpoint)s cannot be reached for %(seconds).0f s now, trying again: %(error)s",
                 {
                     "endpoint": ", ".join(settings.endpoints),
                     "seconds": clock.monotonic() - began,
