@@ -90,7 +90,7 @@ async def test_ending_unasked_is_a_failure_even_with_exit_code_zero(
 ) -> None:
     running = supervisor(Worker("short", [sys.executable, "-c", ""]), waiting(tmp_path, "b"))
     assert await running.run() == 1
-    assert "worker short ended without a signal (exit code 0)" in caplog.text
+    assert "worker short ended without a signal to stop (exit code 0)" in caplog.text
 
 
 async def test_a_worker_that_fails_while_stopping_is_a_failure(tmp_path: Path) -> None:
