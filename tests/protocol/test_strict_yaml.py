@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
+import yaml
 
 from gazette.config.files import yaml_entries
 from gazette.errors import Invalid
@@ -60,6 +62,19 @@ def nested_settings() -> Iterator[str]:
     for level in range(1, LEVELS):
         yield f"b{level}: &a{level} {{p: *a{level - 1}, q: *a{level - 1}}}"
 
+
+INT_FIELD: Final[dict[str, int | None]] = {
+    "1_0": 10, "1_000": 1000, "1_": 1, "_1": None, "0x1_0": 16, "0X1F": 31, "0b1_0": 2, "-0b11": -3, "010": 8,
+    "0o10": 8, "08": 8, "1:30": None, "190:20:30": None, "+1": 1, "1e3": 1000, "1.0": 1,  "12e03": 12000,
+    "\u0661": None, "2147483648": None, "~": 0, "0x": None, "0o8": None, "yes": None, "0B11": 3, "-0o7": -7,
+}  # fmt: skip
+"""What yaml.v2 2.4.0 decodes into an int32. None: an error. Fractions are errors here: it takes `1_0.0`,
+and cuts off those of `1.5`."""
+BOOL_FIELD: Final[dict[str, bool | None]] = {
+    "yes": True, "on": True, "y": True, "Y": True, "TRUE": True, "no": False, "n": False, "N": False, "Off": False,
+    "tRuE": None, "'true'": None, "'y'": None, "1": None, "yEs": None,
+}  # fmt: skip
+"""What it decodes into a bool. None: an error."""
 
 BOMBS = {
     "merges": "\n".join(merges()),
@@ -162,3 +177,23 @@ def test_numbers_that_are_read() -> None:
 def test_the_root_may_be_empty() -> None:
     assert strict_yaml.compose("") is None
     assert list(yaml_entries("# nothing")) == []
+
+
+def decode_field(text: str, kind: str) -> int | bool | None:
+    def root(node: yaml.Node | None) -> int | bool | None:
+        fields = strict_yaml.Fields(node, ("x",))
+        return fields.integer("x", strict_yaml.INT32) if kind == "int" else fields.boolean("x")
+
+    try:
+        return strict_yaml.decode(f"x: {text}", root)
+    except Invalid:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts"), [("int", INT_FIELD), ("bool", BOOL_FIELD)], ids=["int", "bool"]
+)
+def test_scalars_are_read_as_the_original_reads_them(
+    kind: str, facts: dict[str, int | bool | None]
+) -> None:
+    assert {text: decode_field(text, kind) for text in facts} == facts

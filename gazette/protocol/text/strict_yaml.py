@@ -26,6 +26,9 @@ INT64: Final = (-(1 << 63), (1 << 63) - 1)
 _TAG: Final = "tag:yaml.org,2002:"
 _PLAIN_INTEGER: Final = re.compile(r"[+-]?[0-9a-zA-Z_]{1,64}")
 """Pattern that accepts YAML's ``1_000``, as the original, but not ``1:30``, which YAML 1.1 reads as 90."""
+_PREFIXED_INTEGER: Final = re.compile(r"[+-]?0[oOxXbB][0-9a-fA-F_]{1,64}")
+_SHORT_BOOLEANS: Final = {"y": True, "Y": True, "n": False, "N": False}
+"""Of YAML 1.1 and of the original, but not of PyYAML."""
 _NULL: Final = _TAG + "null"
 _DEPTH_MAX: Final = 200
 _TEXT_MAX: Final = 32 << 20
@@ -79,6 +82,8 @@ class Fields:
         node = self._nodes.get(name)
         if node is None:
             return None
+        if _is_plain(node) and _scalar(node).value in _SHORT_BOOLEANS:
+            return _SHORT_BOOLEANS[_scalar(node).value]
         if _scalar(node).tag != _TAG + "bool":
             raise _invalid(node, "expected true or false")
         return yaml.constructor.SafeConstructor().construct_yaml_bool(_scalar(node))
@@ -307,12 +312,19 @@ def _scalar(node: yaml.Node) -> yaml.ScalarNode:
     return node
 
 
+def _is_plain(node: yaml.Node) -> bool:
+    """Return True for a scalar without quotes."""
+    return isinstance(node, yaml.ScalarNode) and not node.style
+
+
 def _integer(node: yaml.ScalarNode, bounds: tuple[int, int]) -> int:
     try:
         if node.tag == _TAG + "int":
             if not _PLAIN_INTEGER.fullmatch(node.value):
                 raise ValueError(node.value)
             value = yaml.constructor.SafeConstructor().construct_yaml_int(node)
+        elif _is_plain(node) and _PREFIXED_INTEGER.fullmatch(node.value):
+            value = int(node.value, 0)
         else:
             number = parse_number(node.value)  # Accept 1e9, as Go does.
             value = int(number)
