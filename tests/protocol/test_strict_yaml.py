@@ -71,8 +71,8 @@ INT_FIELD: Final[dict[str, int | None]] = {
 """What yaml.v2 2.4.0 decodes into an int32. None: an error. Fractions are errors here: it takes `1_0.0`,
 and cuts off those of `1.5`."""
 BOOL_FIELD: Final[dict[str, bool | None]] = {
-    "yes": True, "on": True, "y": True, "Y": True, "TRUE": True, "no": False, "n": False, "N": False, "Off": False,
-    "tRuE": None, "'true'": None, "'y'": None, "1": None, "yEs": None,
+    "yes": True, "on": True, "y": True, "Y": True, "TRUE": True, "no": False, "n": False, "N": False,
+    "Off": False, "tRuE": None, "'true'": None, "'y'": None, "1": None, "yEs": None,
 }  # fmt: skip
 """What it decodes into a bool. None: an error."""
 

@@ -12,7 +12,15 @@ import grpc
 import grpc.aio
 
 from gazette.auth import Claims, Verifier, authorization_of
-from gazette.errors import Closed, Corrupt, GazetteError, NotAllowed, TooLarge, Unavailable
+from gazette.errors import (
+    Closed,
+    Corrupt,
+    GazetteError,
+    Invalid,
+    NotAllowed,
+    TooLarge,
+    Unavailable,
+)
 from gazette.protocol.status import Status
 from gazette.runtime.clock import Clock
 from gazette.runtime.metrics import JOURNAL_SERVER_COMPLETED, JOURNAL_SERVER_STARTED
@@ -40,6 +48,19 @@ async def authorize(call: Call, verifier: Verifier, require: int) -> Claims:
         await call.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
 
 
+_INVALID_REQUEST: Final = (("gazette-invalid-request", "1"),)
+"""Trailing metadata of a call that failed because its request is invalid. Its code is UNKNOWN, as of
+nearly every failure; the HTTP gateway has a code of its own for this one."""
+
+
+def code_of_caller(error: grpc.aio.AioRpcError) -> grpc.StatusCode:
+    """Return the code of a failed call to a broker of ours: INVALID_ARGUMENT for an invalid request."""
+    trailing = error.trailing_metadata() or ()
+    if any(pair in trailing for pair in _INVALID_REQUEST):
+        return grpc.StatusCode.INVALID_ARGUMENT
+    return error.code()
+
+
 def code_of(error: GazetteError) -> grpc.StatusCode:
     """Return the code of a failed call: UNKNOWN with a text, as the protocol has it for nearly everything.
 
@@ -65,7 +86,8 @@ async def failing(call: Call) -> AsyncIterator[None]:
         try:
             yield
         except GazetteError as error:
-            await call.abort(code_of(error), str(error))
+            told = _INVALID_REQUEST if isinstance(error, Invalid) else ()
+            await call.abort(code_of(error), str(error), told)
     except grpc.aio.InternalError as error:
         # gRPC raises this for a write when the caller's connection has just ended.
         log.debug("a caller has gone: %(error)s", {"error": error})

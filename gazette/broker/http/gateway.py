@@ -22,6 +22,7 @@ import grpc.aio
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
+from gazette.broker.api.call_guard import code_of_caller
 from gazette.broker.http.headers import EXPOSED, append_headers, read_headers, route_headers
 from gazette.broker.http.ranges import (
     MAX_OFFSET,
@@ -119,7 +120,7 @@ class HttpGateway:
         except ClientDisconnect:
             return Response(status_code=408)
         except grpc.aio.AioRpcError as error:
-            code = _GRPC_CODES.get(error.code(), 500)
+            code = _GRPC_CODES.get(code_of_caller(error), 500)
             if was_too_slow(rpc_error(error, "append")):
                 code = 408
             return _text(error.details() or "", code, _HEADERS_OF.get(code))

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gazette.broker.api.call_guard import code_of_caller
 from gazette.broker.http.gateway import authorization
 from gazette.errors import GazetteError
 from gazette.net.json_gateway import (
@@ -58,7 +59,7 @@ async def _call(request: Request, method: Callable[[], Method], message: Message
         messages = aiter(call)
         first = await anext(messages, None)
     except grpc.aio.AioRpcError as error:
-        return error_response(error.code(), error.details() or "")
+        return error_response(code_of_caller(error), error.details() or "")
     except GazetteError as error:
         return failure_response(error)
     return StreamedBody(_lines(call, first, messages), media_type="application/json")
@@ -71,6 +72,6 @@ async def _lines(call: Any, first: Message | None, messages: Any) -> AsyncIterat
         async for message in messages:
             yield json_line({"result": to_json(message)})
     except grpc.aio.AioRpcError as error:
-        yield json_line({"error": error_object(error.code(), error.details() or "")})
+        yield json_line({"error": error_object(code_of_caller(error), error.details() or "")})
     finally:
         call.cancel()
