@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
@@ -55,8 +55,8 @@ nearly every failure; the HTTP gateway has a code of its own for this one."""
 
 def code_of_caller(error: grpc.aio.AioRpcError) -> grpc.StatusCode:
     """Return the code of a failed call to a broker of ours: INVALID_ARGUMENT for an invalid request."""
-    trailing = error.trailing_metadata() or ()
-    if any(pair in trailing for pair in _INVALID_REQUEST):
+    trailing: Iterable[object] = error.trailing_metadata() or ()
+    if any(pair in _INVALID_REQUEST for pair in trailing):
         return grpc.StatusCode.INVALID_ARGUMENT
     return error.code()
 
