@@ -679,7 +679,7 @@ async def test_a_json_stream_is_flushed_as_it_comes(
     ("body", "code", "text"),
     [
         (b"{", 400, "Expecting"),
-        (b'{"journal": "x"}', 500, "Journal: invalid length"),
+        (b'{"journal": "x"}', 400, "Journal: invalid length"),
         (b" " * ((1 << 20) + 1), 400, "too large"),
     ],
 )
