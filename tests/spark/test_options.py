@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -19,7 +24,9 @@ from gazette.errors import Bug, Invalid, NotAllowed, Unavailable
 from gazette.history import source as access
 from gazette.message.framing.frames import MalformedMessage, TruncatedFrame
 from gazette.message.uuid import clock_at
+from gazette.protocol.pb import broker_pb2
 from gazette.spark.error_hints import with_hints
+from gazette.spark.message_class import MODULES_VARIABLE, message_class
 from gazette.spark.source.ddl import parse_columns
 from gazette.spark.source.options import ReadOptions, StreamOptions, WriteOptions
 from gazette.spark.source.source import GazetteDataSource
@@ -83,8 +90,19 @@ def test_what_options_mean():
         ({**STORE, "journal": "/topic/a"}, "option journal: '/topic/a' is not the name of"),
         ({**STORE, "journal": "topic/a,topic/a"}, "option journal: names a journal twice"),
         ({**STORE, "message": "nope"}, r"option message: cannot import .* \(it is 'nope'\)"),
-        ({**STORE, "message": "nope:Nope"}, "option message: cannot import .* No module named"),
-        ({**STORE, "message": "json:loads"}, "option message: is not the class of a protobuf"),
+        (
+            {**STORE, "message": "nope:Nope"},
+            "option message: the module nope may not be named here",
+        ),
+        ({**STORE, "message": "nope_pb2:Nope"}, "option message: cannot import .* No module named"),
+        (
+            {**STORE, "message": "os_pb2.path:Nope"},
+            "option message: the module os_pb2.path may not be",
+        ),
+        (
+            {**STORE, "message": "gazette.protocol.pb.broker_pb2:DESCRIPTOR"},
+            "option message: .*is not the class of",
+        ),
         ({**STORE, "isolation": "dirty"}, "must be one of read_committed, read_uncommitted"),
         (
             {**STORE, "mode": "drop"},
@@ -247,3 +265,47 @@ def test_a_broker_that_is_not_there_is_told(entry, monkeypatch):
                 source.writer(schema, False).write(iter([]))
     assert "127.0.0.1:2: " in str(raised.value)
     assert "What to do: Check that it runs there" in raised.value.__notes__[0]
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules that workers can import, and which must not run."""
+    (tmp_path / "planted.py").write_text("class Word: DESCRIPTOR = 1")
+    (tmp_path / "planted_package").mkdir()
+    (tmp_path / "planted_package/__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in [name for name in sys.modules if name.startswith("planted")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "planted:Word",
+        "planted_package:Word",
+        "planted_package.absent_pb2:Word",
+        "planted.x_pb2:Word",
+    ],
+)
+@pytest.mark.parametrize(
+    "parse",
+    [ReadOptions.parse, StreamOptions.parse, partial(WriteOptions.parse, streaming=False)],
+    ids=["read", "stream", "write"],
+)
+def test_no_module_runs_because_an_option_names_it(
+    planted: None, parse: Callable[[dict[str, str]], Any], name: str
+) -> None:
+    with pytest.raises(Invalid, match="option message"):
+        parse({"broker.address": "http://b", "journal": "topic/a", "message": name})
+    assert not [name for name in sys.modules if name.startswith("planted")]
+
+
+def test_the_environment_lists_further_modules(
+    planted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MODULES_VARIABLE, "another, planted")
+    with pytest.raises(Invalid, match="is not the class of a protobuf message"):
+        message_class("planted:Word")
+    assert "planted" in sys.modules
+    assert message_class("gazette.protocol.pb.broker_pb2:Fragment") is broker_pb2.Fragment

@@ -100,6 +100,7 @@ KEPT = f"/gazette/{'0' * 32}.arrow"
         lambda plan: plan["runs"][0].update(clock_min="1"),
         lambda plan: plan["runs"][0]["run"].update(pieces=[]),
         lambda plan: plan["runs"][0]["run"]["shape"].update(malformed="run"),
+        lambda plan: plan["runs"][0]["run"]["shape"].update(message="os:path"),
         lambda plan: plan["runs"][0]["run"]["pieces"][0].update(begin=-1),
         lambda plan: plan["runs"][0]["run"]["pieces"][0].update(end=1 << 40),
         lambda plan: plan["runs"][0]["run"]["pieces"][0]["fragment"].update(journal="other"),

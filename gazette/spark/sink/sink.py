@@ -17,10 +17,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from gazette.errors import Invalid
-from gazette.history.columns import MessageFormat
-from gazette.labels import CONTENT_PROTO_FIXED
 from gazette.message.message import CSVRecord
 from gazette.spark.error_hints import with_hints
+from gazette.spark.message_class import message_class
 from gazette.spark.sink.publishing import Attempt, commit, publish, roll_back
 from gazette.spark.source.options import WriteOptions, one_of
 
@@ -59,7 +58,7 @@ class _Writer:
                         hint="Convert it to a string in Spark, or leave it out.",
                     )
         if options.value == "protobuf":
-            kind = MessageFormat(CONTENT_PROTO_FIXED, message=options.message).message_type()
+            kind = message_class(options.message)
             known = set(kind.DESCRIPTOR.fields_by_name)
             if unknown := set(names) - known - {_UUID}:
                 raise Invalid(
@@ -162,7 +161,7 @@ def _maker(options: WriteOptions, schema: pa.Schema) -> Maker:
         return lambda row: {_UUID: "", **{name: row[name] for name in names}}
     if options.value == "csv":
         return lambda row: CSVRecord(["", *[_text(row[name]) for name in names]])
-    kind = MessageFormat(CONTENT_PROTO_FIXED, message=options.message).message_type()
+    kind = message_class(options.message)
 
     def protobuf(row: dict[str, Any]) -> Any:
         given = {name: row[name] for name in names if row[name] is not None}

@@ -23,6 +23,7 @@ from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.ids import validate_journal_name
 from gazette.protocol.label_set import LabelSelector
 from gazette.runtime.numbers import parse_integer, parse_number
+from gazette.spark.message_class import message_class
 
 T = TypeVar("T")
 
@@ -244,20 +245,11 @@ class Options:
             _MALFORMED[self.choice("mode", Mode, "permissive")],
         )
         if message:
-            self._require_protobuf(shape)
+            try:
+                message_class(message)
+            except Invalid as error:
+                self.fail("message", error.message, error.hint)
         return shape
-
-    def _require_protobuf(self, shape: MessageFormat) -> None:
-        try:
-            kind = shape.message_type()
-        except Invalid as error:
-            self.fail("message", error.message, error.hint)
-        if not (isinstance(kind, type) and hasattr(kind, "DESCRIPTOR")):
-            self.fail(
-                "message",
-                "is not the class of a protobuf message",
-                "Give module:Class of a class that protoc has generated.",
-            )
 
     def access(self, *, direct: bool) -> Access:
         address = self.text("broker.address")

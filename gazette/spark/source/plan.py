@@ -22,6 +22,7 @@ from gazette.history.merge import CommittedRun
 from gazette.history.row_cache import KEPT_NAME
 from gazette.history.snapshot import Run
 from gazette.protocol.fragment import Codec, Fragment
+from gazette.spark.message_class import require_permitted
 
 TEXT_BYTES_MAX: Final = 256 << 20
 """Of an encoded plan: a million fragments, each with a path of its own, take about 85 MB."""
@@ -103,6 +104,11 @@ def _decompressed(text: str, begin: int) -> bytes:
 def _check(plan: Plan) -> None:
     numbers: set[int] = set()
     paths: set[tuple[str, str, Codec]] = set()
+    for name in {committed.run.shape.message for committed in plan.runs} - {""}:
+        try:
+            require_permitted(name)  # Tasks import its module.
+        except Invalid as error:
+            raise error.within("option plan") from error
     for committed in plan.runs:
         run = committed.run
         if run.number in numbers:

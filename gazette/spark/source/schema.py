@@ -21,6 +21,7 @@ from gazette.history.source import OpenAccess
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES
 from gazette.message.framing.csv import parse_record
 from gazette.message.uuid import ACK_TXN
+from gazette.spark.message_class import message_class
 from gazette.spark.source.ddl import parse_columns
 from gazette.spark.source.infer import infer_json
 from gazette.spark.source.options import ReadOptions, one_of
@@ -176,7 +177,7 @@ def _fields(options: ReadOptions) -> tuple[pa.Schema, bool]:
         return parse_columns(options.fields), False
     value = options.value
     if value == "protobuf":
-        return protobuf_schema(options.selection.shape.message_type()), False
+        return protobuf_schema(message_class(options.selection.shape.message)), False
     if not value or value in ("json", "csv"):
         with options.access.open() as access:
             snapshot = take_snapshot(access, options.selection)

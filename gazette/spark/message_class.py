@@ -1,0 +1,91 @@
+"""Which classes the option ``message`` may name.
+
+Anyone who may query may set that option, by SQL too. To import a module is to run its code, and that of
+the packages around it. So only modules that protoc has generated may be named, and those that the job's
+environment lists.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+from google.protobuf.message import Message
+
+from gazette.errors import Invalid
+from gazette.history.columns import MessageFormat
+from gazette.labels import CONTENT_PROTO_FIXED
+
+MODULES_VARIABLE: Final = "GAZETTE_SPARK_MESSAGE_MODULES"
+"""Environment variable with names of further modules, separated by commas."""
+_GENERATED: Final = "_pb2"
+_NAME: Final = re.compile(
+    r"([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*):[A-Za-z_][A-Za-z0-9_.]*"
+)
+
+
+def message_class(name: str) -> type[Message]:
+    """Import the class that ``name`` gives as ``module:Class``.
+
+    Raises `Invalid` for a module that may not be named, and for what is no class of protobuf messages.
+    """
+    require_permitted(name)
+    found: Any = MessageFormat(CONTENT_PROTO_FIXED, message=name).message_type()
+    if not (isinstance(found, type) and issubclass(found, Message)):
+        raise Invalid(
+            f"{name!r} is not the class of a protobuf message",
+            path="message",
+            hint="Give module:Class of a class that protoc has generated.",
+        )
+    return found
+
+
+def require_permitted(name: str) -> None:
+    """Raise `Invalid` unless the module of ``name`` may be imported. Do not import anything."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise _cannot_import(name, "it is not module:Class")
+    module = match[1]
+    listed = os.environ.get(MODULES_VARIABLE, "").split(",")
+    if module in (one.strip() for one in listed):
+        return
+    if not module.endswith(_GENERATED):
+        raise Invalid(
+            f"the module {module} may not be named here",
+            path="message",
+            hint=f"Name a module that protoc has generated (…{_GENERATED}). Or list this one in"
+            f" {MODULES_VARIABLE}, in the environment of the driver, before the session starts.",
+        )
+    if not _is_present(module):
+        raise _cannot_import(name, f"No module named {module!r}")
+
+
+def _is_present(module: str) -> bool:
+    """Return whether a module can be found. Unlike ``importlib.util.find_spec``, import no package."""
+    name, path = "", None
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        spec = _find(name, path)
+        if spec is None:
+            return False
+        path = spec.submodule_search_locations or ()
+    return True
+
+
+def _find(name: str, path: Sequence[str] | None) -> Any:
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, path)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _cannot_import(name: str, why: str) -> Invalid:
+    return Invalid(
+        f"cannot import the message class {name!r}: {why}",
+        path="message",
+        hint="Give module:Class of a generated protobuf class that every worker can import.",
+    )
