@@ -25,7 +25,7 @@ from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, Unavaila
 from gazette.protocol.fragment import FragmentStoreUrl
 
 PARTIAL_PREFIX: Final = ".partial-"
-"""Prefix of the name of a file that is being written. A file that a crash left behind may be deleted."""
+"""Prefix of the name of a file that is being written. A file that a crash has left may be deleted."""
 
 _COPY_BYTES: Final = 1 << 18
 _DIRECTORY_MODE: Final = 0o750

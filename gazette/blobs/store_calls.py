@@ -42,7 +42,7 @@ def on_store() -> None:
 
 
 def off_store() -> None:
-    """Record that this thread does something else than waiting for its store."""
+    """Record that this thread no longer waits for its store."""
     call: StoreCall[Any] | None = getattr(_thread, "call", None)
     if call is not None:
         call.since = None

@@ -34,15 +34,17 @@ class BrokerFlags:
     port: str = setting("", "gRPC port, or unix:///path (empty: a free one)")
     server_cert_file: str = setting("", "certificate to serve TLS with (PEM)")
     server_cert_key_file: str = setting("", "key of that certificate (PEM)")
-    server_ca_file: str = setting("", "CA to verify callers' certificates with (PEM)")
+    server_ca_file: str = setting("", "CA that must have signed the certificates of callers (PEM)")
     peer_cert_file: str = setting("", "certificate to present to other brokers (PEM)")
     peer_cert_key_file: str = setting("", "key of that certificate (PEM)")
     peer_ca_file: str = setting("", "CA to verify other brokers with (PEM)")
     max_grpc_recv_size: int = setting(4_194_304, "largest gRPC message to accept, in bytes")
     allow_origin: tuple[str, ...] = setting(
-        (), "origin of pages that may call HTTP routes; may be repeated"
+        (), "origin whose pages may call HTTP routes; may be repeated"
     )
-    limit: int = setting(1024, "most replicas of journals that this broker serves")
+    limit: int = setting(
+        1024, "largest number of journals (their replicas) that this broker serves"
+    )
     file_root: Path | None = setting(None, "root directory of file:// stores")
     fsspec_protocols: tuple[str, ...] = setting(
         (), "protocol NAME that fsspec+NAME:// stores may use; may be repeated (empty: none)"
@@ -62,14 +64,14 @@ class BrokerFlags:
     http_port: str = setting("", "HTTP port, or unix:///path (empty: the gRPC port plus one)")
     bind_host: str = setting("", "address to listen on (empty: all)")
     allow_host: tuple[str, ...] = setting(
-        (), "host name, as of a proxy, that HTTP accepts without keys; may be repeated"
+        (), "host name, as of a proxy, at which HTTP is served without keys; may be repeated"
     )
     spool_dir: Path | None = setting(None, "directory of spool files (empty: the temporary one)")
     drain_timeout: float = duration(
         "30s", "at exit, longest wait for a hand-off when no other broker could take over"
     )
-    drain_timeout_max: float = duration("6h", "at exit, longest wait for a hand-off in any case")
-    graceful_stop: float = duration("15s", "at exit, longest wait for accepted calls to end")
+    drain_timeout_max: float = duration("6h", "at exit, longest wait for any hand-off")
+    graceful_stop: float = duration("15s", "at exit, longest time for accepted calls to end")
     persist_timeout: float = duration("5m", "at exit, longest time for the last uploads")
 
     def settings(self, process_id: str, root: str, lease_ttl_s: float) -> BrokerSettings:
@@ -124,7 +126,8 @@ def tls_files(cert_file: str, key_file: str, ca_file: str) -> TlsFiles | None:
     """Return the files to serve TLS with, or None for plain text. Raise ``Invalid`` for half of a pair."""
     if bool(cert_file) != bool(key_file):
         raise Invalid(
-            "server-cert-file and server-cert-key-file go together", path="server-cert-file"
+            "give both server-cert-file and server-cert-key-file, or neither",
+            path="server-cert-file",
         )
     if not cert_file:
         if ca_file:

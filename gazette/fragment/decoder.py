@@ -202,7 +202,7 @@ class DecodedFile:
             trailer += len(data)
             if not self._decoder.remaining and trailer > _TRAILER_BYTES_MAX:
                 raise Corrupt(
-                    "file goes on behind its fragment",
+                    "file goes on after the end of its fragment",
                     journal=self._decoder.fragment.journal,
                     offset=self.offset,
                 )

@@ -54,10 +54,10 @@ class EmptiedStores:
     ) -> list[EmptiedStore]:
         """Add the former fragments of each emptied store to ``cover``, and return these stores.
 
-        A store is emptied if ``cover`` has the offsets of none of its former fragments. Fragments that are
-        older than the retention (nanoseconds, 0: without end) do not count, as they may have been pruned.
-        Stores that the journal has no longer do not count either. After ``BELIEVED_AFTER_S`` the listing
-        is accepted as it is.
+        A store is emptied if ``cover`` has the offsets of none of its former fragments. Fragments that
+        are older than the retention (nanoseconds, 0: without end) do not count, as they may have been
+        pruned. Stores that the journal has no longer do not count either. After ``BELIEVED_AFTER_S``
+        the listing is accepted as it is.
         """
         now = self._clock.now()
         listed: dict[str, list[Fragment]] = defaultdict(list)

@@ -45,7 +45,7 @@ class SpoolFile(Protocol):
         ...
 
     def truncate(self, length: int) -> None:
-        """Free the space behind the first ``length`` bytes."""
+        """Free the space after the first ``length`` bytes."""
         ...
 
     def sibling(self) -> SpoolFile:
@@ -171,7 +171,7 @@ class LocalFile:
             raise disk_error("read a spool file", self.directory, error) from error
 
     def truncate(self, length: int) -> None:
-        """Free the space behind the first ``length`` bytes."""
+        """Free the space after the first ``length`` bytes."""
         try:
             os.ftruncate(self._fd, length)
             self._end = length
@@ -189,7 +189,7 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True)
 class LocalFragment:
-    """A committed fragment whose bytes are in a local file, which may still grow behind it."""
+    """A committed fragment whose bytes are in a local file, which may grow beyond it."""
 
     fragment: Fragment
     file: SpoolFile

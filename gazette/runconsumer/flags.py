@@ -124,7 +124,8 @@ class ConsumerFlags:
     def _tls_files(self) -> TlsFiles | None:
         if bool(self.server_cert_file) != bool(self.server_cert_key_file):
             raise Invalid(
-                "server-cert-file and server-cert-key-file go together", path="server-cert-file"
+                "give both server-cert-file and server-cert-key-file, or neither",
+                path="server-cert-file",
             )
         if not self.server_cert_file:
             if self.server_ca_file:

@@ -43,7 +43,7 @@ POINTS: Final[Mapping[str, str]] = {
     "append.begin": "before an append's RPC begins; of a journal",
     "append.sent": "its content was sent, and not the request to commit it; of a journal",
     "append.applied": "the broker has applied an append, and not answered yet; of a journal",
-    "source.read": "bytes of a source came in, and are about to be handed to its shard; of a journal",
+    "source.read": "bytes of a source were read, and are about to be handed to its shard; of a journal",
     "transaction.begun": "before the first message of a transaction; of a shard",
     "transaction.consumed": "some messages of a transaction were consumed; of a shard",
     "commit.finalized": "the application finalized a transaction, its publishes are enqueued; of a shard",
@@ -151,14 +151,18 @@ def _parse_one(entry: str) -> _Armed:
     found = _ENTRY.fullmatch(entry)
     if found is None:
         raise Invalid(
-            f"invalid failpoint ({entry!r})", path=ENV, hint="POINT(GLOB)=ACTION[:SECONDS][@WHEN]"
+            f"invalid failpoint ({entry!r})",
+            path=ENV,
+            hint="Write POINT(GLOB)=ACTION[:SECONDS][@WHEN].",
         )
     point, action = found["point"], found["action"]
     if point not in POINTS:
-        raise Invalid(f"unknown failpoint ({point})", path=ENV, hint=f"One of {', '.join(POINTS)}.")
+        raise Invalid(
+            f"unknown failpoint ({point})", path=ENV, hint=f"Use one of {', '.join(POINTS)}."
+        )
     if action not in {one.value for one in Action}:
         raise Invalid(
-            f"unknown action ({action})", path=ENV, hint="kill, stop, error, delay or mark."
+            f"unknown action ({action})", path=ENV, hint="Use kill, stop, error, delay or mark."
         )
     if (found["seconds"] is not None) != (action == Action.DELAY.value):
         raise Invalid(f"only delay takes seconds, and it needs them ({entry!r})", path=ENV)

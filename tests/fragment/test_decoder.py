@@ -181,7 +181,7 @@ def test_a_long_tail_without_content_is_an_error():
     short = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"hello"
     zstd = fragment(Codec.ZSTANDARD)
     assert read_all(DecodedFile(io.BytesIO(data + short), FragmentDecoder(zstd))) == CONTENT
-    with pytest.raises(Corrupt, match="goes on behind"):
+    with pytest.raises(Corrupt, match="goes on after"):
         read_all(DecodedFile(io.BytesIO(data + tail), FragmentDecoder(zstd)))
 
 

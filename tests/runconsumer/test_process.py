@@ -132,7 +132,7 @@ def test_secrets_of_options_that_do_not_say_so_are_not_printed(
         (["--consumer.port=http"], "port"),
         (["--consumer.scratch-dir=/no/such"], "mkdir -p /no/such"),
         (["--consumer.auth-keys=%"], "base64"),
-        (["--consumer.server-cert-file=x"], "go together"),
+        (["--consumer.server-cert-file=x"], "or neither"),
         (["--broker.address=localhost"], "--broker"),
         (["--debug.port=x"], "port"),
         (["--consumer.id=#"], "--consumer.id: invalid length"),

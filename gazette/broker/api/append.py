@@ -45,7 +45,7 @@ _WITH_REGISTERS: Final = frozenset({Status.OK, Status.REGISTER_MISMATCH})
 
 
 class ClientContent:
-    """The content of an Append stream: its messages behind the opening."""
+    """The content of an Append stream: its messages after the opening."""
 
     def __init__(self, requests: AsyncIterator[AppendMessage]) -> None:
         self._requests = requests

@@ -62,7 +62,7 @@ def code_of_caller(error: grpc.aio.AioRpcError) -> grpc.StatusCode:
 
 
 def code_of(error: GazetteError) -> grpc.StatusCode:
-    """Return the code of a failed call: UNKNOWN with a text, as the protocol has it for nearly everything.
+    """Return the code of a failed call: UNKNOWN with a text, as in nearly all of the protocol.
 
     A broker that stops or cannot reach what it needs is UNAVAILABLE: clients then look for
     another one. Data that fails its checks is DATA_LOSS. A request beyond a limit is

@@ -232,7 +232,7 @@ class ReadApi:
     ) -> AsyncGenerator[bytes, None]:
         """Yield blocks of a stored fragment, read and decoded ahead in a thread.
 
-        A block is given only after the one behind it was read. So the last bytes of a file are not served if
+        A block is given only after the next one was read. So the last bytes of a file are not served if
         the file turns out to be damaged at its end.
         """
         active = self._context.blob_stores.get(fragment.backing_store)

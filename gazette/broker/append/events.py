@@ -110,7 +110,7 @@ class Abandoned:
 
 @dataclass(frozen=True, slots=True)
 class Invalidated:
-    """The resolution behind the wait has been superseded."""
+    """The resolution that the wait is for has been superseded."""
 
 
 @dataclass(frozen=True, slots=True)

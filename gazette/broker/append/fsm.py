@@ -224,7 +224,7 @@ class AppendFSM:
         except GazetteError as error:
             return self._fail(error, broken=True)
         if verdict.read_through:
-            # The peer that knows a later route has closed its stream, so a roll cannot come first.
+            # Handle this before a roll: the peer that knows a later route has closed its stream.
             self.read_through = max(self.read_through, verdict.read_through)
             self._let_go()
             return (ev.TearDownPipeline(), *self._resolve())

@@ -1,7 +1,7 @@
 """The line of appends that wait for a journal's pipeline, and what each must have before it may wait.
 
 A journal has one appender at a time. An append that took its turn and then waited for its client would delay
-all appends behind it. So its content is read ahead first: to its end, or `AHEAD_BYTES` of it.
+all later appends. So its content is read ahead first: to its end, or `AHEAD_BYTES` of it.
 """
 
 from __future__ import annotations

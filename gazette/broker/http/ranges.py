@@ -33,7 +33,7 @@ class ByteRange:
 
     @property
     def end(self) -> int | None:
-        """The offset behind the last byte; None: the head."""
+        """The offset after the last byte; None: the head."""
         return None if self.last is None else self.last + 1
 
 

@@ -139,7 +139,7 @@ class Pipeline:
         self._length = 0
         self._failure: GazetteError | None = None
         self.reassigned = asyncio.Event()
-        """Set once an assignment of the journal is made again: another replica may be behind it."""
+        """Set once an assignment of the journal is made again: it may stand for another replica."""
         self._opened = False
         """The route was sent to the peers."""
         self.last_turn: asyncio.Future[None] | None = None
@@ -212,7 +212,7 @@ class Pipeline:
     async def catch_up(self, read: ReadSpool) -> tuple[PeerAnswer, ...]:
         """Send committed bytes of the local spool to peers that have its beginning only.
 
-        A peer that gets a proposal ahead of its spool goes on behind it. Only some replicas would then hold
+        A peer that gets a proposal ahead of its spool goes on after it. Only some replicas would then hold
         bytes which were never acknowledged. If those replicas were lost, readers would wait for the bytes. So
         this comes before the first ``sync``.
 

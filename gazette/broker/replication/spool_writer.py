@@ -79,7 +79,7 @@ class WriteBehind:
             await self._apply(batch, begin)
 
     async def propose(self, proposal: Proposal) -> SpoolResult:
-        """Apply a proposal behind all content. Raises as ``content``. Cancellation: it may be applied."""
+        """Apply a proposal after all content. Raises as ``content``. Cancellation: it may be applied."""
         await self.flush()
         result = await self.spool.apply(proposal, primary=self._primary)
         self._end = self.spool.delta

@@ -44,9 +44,9 @@ class Agreement:
     """The agreed end of one replica, and the completed spools that wait for it. Loop-bound.
 
     All spools are of the journal that was created at revision ``life``. ``completed`` is called with the end
-    of each spool that a primary gives on: all replicas have acknowledged everything before it.
+    of each spool that a primary passes on: all replicas have acknowledged everything before it.
 
-    A replica that follows gives its spools on at once, and says if its primary has the same bytes. (Both may
+    A replica that follows passes its spools on at once, and says if its primary has the same bytes. (Both may
     lose their leases at once, with bytes that a third replica does not have. The follower then uploads them.)
     """
 
@@ -95,7 +95,7 @@ class Agreement:
         self._confirmed, self._reassigned, self._tenure = fragment, reassigned, tenure
 
     def spool_complete(self, spool: CompletedSpool) -> None:
-        """Give a spool on, or hold it until its end is agreed. Raises as the persister does."""
+        """Pass a spool on, or hold it until its end is agreed. Raises as the persister does."""
         if self._end is None:
             confirmed = spool.fragment == self._confirmed
             self._uploads.spool_complete(
@@ -111,7 +111,7 @@ class Agreement:
             self._held.append(spool)
 
     def finish(self) -> None:
-        """Give on the agreed part of all held spools: no more answers will arrive.
+        """Pass on the agreed part of all held spools: no more answers will arrive.
 
         The part beyond the agreed end is dropped, and logged. Raises as the persister does. The persister
         cuts and repeats these uploads like all others.

@@ -1,5 +1,5 @@
-"""Stage 2 of the byte path: takes content from `client/append/service`, gives one call to
-`broker/api/append`.
+"""Stage 2 of the byte path: takes content from `client/append/service`, gives
+one call to `broker/api/append`.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class Backlog:
         content: BytesLike,
         segments: Collection[Segment] | None,
     ) -> OpFuture[AppendResult]:
-        """Add an append behind all others of its journal. Return the future of its batch.
+        """Add an append after all others of its journal. Return the future of its batch.
 
         Then waits for room, unless on the loop. ``hold`` has accounted for the memory of ``segments``.
         """

@@ -40,7 +40,7 @@ class Batch:
         self.future: OpFuture[AppendResult] = OpFuture()
         self.segments: list[Segment] = []
         self.buffer = bytearray()
-        """Content behind the last segment."""
+        """Content after the last segment."""
         self.size = 0
 
     def accepts(self, params: AppendParams, dependencies: AbstractSet[OpFuture[Any]]) -> bool:

@@ -6,10 +6,10 @@ order. The transaction machinery builds on these rules:
 
 - **Order.** Within a journal, content arrives in the order of ``release``. One RPC runs at a time, and the
   next begins when it has succeeded. ``release`` has enqueued the append when it returns. An append that is
-  released later, by any caller, is behind it or in the same RPC behind it.
+  released later, by any caller, is after it, or after it in the same RPC.
 - **Dependencies.** An RPC begins only after all dependencies of each append in it have succeeded. An append
   joins a waiting batch only if its own dependencies are among the batch's: so no earlier append waits for
-  more. An append *without* dependencies behind one that waits, waits too. So a barrier (an empty append with
+  more. An append *without* dependencies after one that waits, waits too. So a barrier (an empty append with
   dependencies) holds back all later appends to the journal.
 - **No circles.** A batch's dependencies exist before it does. Journals may depend on each other back and
   forth, as long as a dependency is a future that ``release`` has returned.
@@ -17,8 +17,8 @@ order. The transaction machinery builds on these rules:
   journal then accepts nothing more from this service. All waiting and later appends fail with it.
   ``pending_except`` still contains that failure. So a failed publish stops the commit that depends on it.
 - **At least once.** A batch with an unknown outcome is retried *whole*. So a journal may hold it twice, in
-  one piece each time and before all that is behind it. Readers drop the copy by the clocks of its messages.
-  For that, the order within the batch must be kept. The journal's primary refuses a late copy, behind a later
+  one piece each time and before all later appends. Readers drop the copy by the clocks of its messages. For
+  that, the order within the batch must be kept. The journal's primary refuses a late copy, after a later
   append: see ``protocol/append_session``.
 
 A thread that is ahead of the brokers must wait; the event loop never waits.
@@ -90,7 +90,7 @@ class AppendService:
     Made on the event loop that ``client`` belongs to. ``start_append``, ``append`` and ``pending_except`` may
     be called from any thread; the rest belongs to the loop.
 
-    A thread may have to wait until the brokers catch up. Do not enqueue gigabytes behind a dependency on the
+    A thread may have to wait until the brokers catch up. Do not enqueue gigabytes after a dependency on the
     very thread that must complete that dependency.
     """
 
