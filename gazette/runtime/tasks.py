@@ -152,6 +152,12 @@ class TaskScope:
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
+        """Wait for all children. Raise a cancellation from outside, or else the first failure.
+
+        `asyncio.TaskGroup` would raise exception groups, and cannot be a field of a service. When a child
+        fails, the scope cancels its owner, to end the body. It must take that cancellation back wherever it
+        arrives: in the body, in the wait below, or after both. An error of the body wins over a child's.
+        """
         owner = self._owner
         outer_cancel = exc_type is asyncio.CancelledError
         if outer_cancel and self._owner_cancelled and owner is not None:

@@ -280,6 +280,15 @@ class AppendFSM:
     # Preconditions.
 
     def _on_readiness(self, seen: ev.ReadinessSeen) -> tuple[Effect, ...]:
+        """Check the preconditions. Their order has a meaning: the first that fails decides.
+
+        1. The append session: a late copy is refused, and a repeated append answered, before all else.
+        2. Index and store: until the first listing, the offsets of the later checks are not known.
+        3. Registers: a fenced writer learns that it is fenced, and not that its offset is wrong.
+        4. Offsets below which the journal must never go on: roll there, and check again.
+        5. Missing bytes: an append without an offset is refused. An offset that names the head confirms it.
+        6. Suspension, last: it changes the specification in etcd.
+        """
         if seen.admission.refusal is not None:
             return self._end(
                 Outcome(Ending.FAILED, error=seen.admission.refusal, context="append session")

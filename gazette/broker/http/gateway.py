@@ -176,6 +176,12 @@ class _Read:
         self._asked = parse_read(request)
 
     async def respond(self) -> Response:
+        """Return the response. Raise ``Invalid`` or ``AioRpcError`` for a read that cannot begin.
+
+        Conditions, and a suffix, need the present head: a call of its own looks it up first. Only a range
+        with a known end gets its ``Content-Range`` and ``Content-Length``. With ``block``, a range without
+        an end has none.
+        """
         request, asked = self._request, self._asked
         try:
             # Only GET gives ranges a meaning.
