@@ -22,7 +22,6 @@ from gazette.broker.replication.upload_gate import Agreement
 from gazette.errors import Closed, GazetteError, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool
-from gazette.fragment.conflicts import FragmentCover
 from gazette.fragment.emptied_stores import EmptiedStore, EmptiedStores
 from gazette.fragment.index import Index
 from gazette.fragment.listing import list_fragments
@@ -139,7 +138,7 @@ class Replica:
         try:
             async with asyncio.timeout(timeout_s):
                 if self.spec is not None:
-                    self._take_listing(await self._list(self.spec))
+                    await self._list(self.spec)
         except TimeoutError:
             raise Unavailable(
                 "the journal's fragment stores were not listed in time, after the write of its head",
@@ -356,7 +355,7 @@ class Replica:
         try:
             if not self.head.loaded:
                 await self.load_head()
-            cover = await self._list(spec)
+            await self._list(spec)
         except GazetteError as error:
             self.refresh_error = str(error)
             stores = " ".join(spec.fragment.stores)
@@ -368,10 +367,11 @@ class Replica:
             )
             return False
         self.refresh_error = None
-        self._take_listing(cover)
         return True
 
-    async def _list(self, spec: JournalSpec) -> FragmentCover:
+    async def _list(self, spec: JournalSpec) -> None:
+        """List the stores of ``spec``, and adopt the listing."""
+        listed_at = self._context.clock.now()
         cover = await list_fragments(self._context.blob_stores, spec, self._nested())
         for aside in cover.set_aside:
             if aside.life == self.life and await self._confirm(aside):
@@ -386,11 +386,8 @@ class Replica:
                 # The same for all journals of the store.
                 extra={"cause": f"emptied store {emptied.url}"},
             )
-        return cover
-
-    def _take_listing(self, cover: FragmentCover) -> None:
         known = set(self.index.conflicts)
-        self.index.replace_remote(cover, cover.conflicts)
+        self.index.replace_remote(cover, cover.conflicts, listed_at=listed_at)
         for conflict in self.index.conflicts:
             if conflict not in known:
                 metrics.CONFLICTS.inc()

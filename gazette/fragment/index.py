@@ -31,6 +31,12 @@ JUMP_AGE_S: Final = 6 * 60 * 60
 hole may be a fragment that a former broker of the journal has not uploaded yet.
 """
 
+SETTLED_S: Final = 60
+"""Seconds for which the first fragment must have been stored before a listing, for a jump to it.
+
+Fragments may be stored out of order, so an earlier one may appear a little later.
+"""
+
 _FORGOTTEN_MAX: Final = 256
 
 
@@ -66,6 +72,8 @@ class Index:
         self._local: CoverSet[LocalFragment] = CoverSet()
         self._stored: list[Fragment] = []
         """Fragments whose files were let go since the last listing, as a store has them."""
+        self._listed_at = 0.0
+        """When the last listing began, in Unix seconds."""
         self._first_refresh = asyncio.Event()
         self._closed = False
         self._at_head: list[_Waiter] = []
@@ -107,8 +115,10 @@ class Index:
 
     @property
     def has_hole(self) -> bool:
-        """True if there is a hole between fragments. The missing ones may soon be uploaded."""
+        """True if fragments are missing that may soon be uploaded: between others, or before the first."""
         spans = self._set[0:]
+        if spans and spans[0].begin and not self._is_settled(spans[0]):
+            return True
         return any(after.begin > before.end for before, after in pairwise(spans))
 
     @property
@@ -146,13 +156,19 @@ class Index:
             self._set.add(fragment)
 
     def replace_remote(
-        self, remote: CoverSet[Fragment], conflicts: Iterable[FragmentConflict] = ()
+        self,
+        remote: CoverSet[Fragment],
+        conflicts: Iterable[FragmentConflict] = (),
+        *,
+        listed_at: float | None = None,
     ) -> None:
         """Adopt the latest listing of the blob stores, with the conflicts in it.
 
-        Ends the wait for the first refresh. Local fragments which the listing covers are let go, and their
-        files with them once the last reader has finished. The others still cover what the listing does not.
+        The listing began at ``listed_at`` (Unix seconds; None: now). Ends the wait for the first refresh.
+        Local fragments which the listing covers are let go, and their files with them once the last reader
+        has finished. The others still cover what the listing does not.
         """
+        self._listed_at = self._clock.now() if listed_at is None else listed_at
         self.conflicts = (*conflicts, *conflicts_with(remote, self._local))
         self._local = CoverSet(uncovered(self._local, remote))
         self._set = CoverSet(remote)
@@ -227,10 +243,14 @@ class Index:
         """Return True if a reader in the hole before span ``at`` may go on from the span's begin."""
         if at == len(self._set):
             return False
+        if at == 0:
+            return self._is_settled(self._set[0])
         mod_time = _fragment(self._set[at]).mod_time
-        if not mod_time:
-            return False
-        return at == 0 or mod_time < int(self._clock.now()) - JUMP_AGE_S
+        return 0 < mod_time < int(self._clock.now()) - JUMP_AGE_S
+
+    def _is_settled(self, first: Fragment | LocalFragment) -> bool:
+        """Return True if the last listing would have had fragments before the first one, if there are any."""
+        return 0 < _fragment(first).mod_time <= self._listed_at - SETTLED_S
 
     async def _changed(self, offset: Offset) -> None:
         """Wait for a change that may concern ``offset``, which no fragment covers now."""

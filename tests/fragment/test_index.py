@@ -8,7 +8,7 @@ import pytest
 
 from gazette.errors import Closed
 from gazette.fragment.cover_set import CoverSet
-from gazette.fragment.index import AT_WRITE_HEAD, JUMP_AGE_S, Index, QueryResult
+from gazette.fragment.index import AT_WRITE_HEAD, JUMP_AGE_S, SETTLED_S, Index, QueryResult
 from gazette.fragment.kept_files import KeptFiles
 from gazette.fragment.local_file import LocalFile, LocalFragment
 from gazette.protocol.fragment import Fragment
@@ -96,7 +96,7 @@ async def test_local_and_remote(index, file):
 
 
 async def test_jumps(index, file, clock):
-    """At the beginning always, in the middle only over old holes, and only to what is persisted."""
+    """At the beginning soon, in the middle only over old holes, and only to what is persisted."""
     now = int(clock.now())
     index.replace_remote(remote((100, 200)))
     assert await ask(index, 0) == (100, 100, 200)
@@ -109,9 +109,18 @@ async def test_jumps(index, file, clock):
     clock.advance(1)
     assert await ask(index, 200) == (300, 300, 400)
 
-    # Case: at the beginning its age does not matter.
-    index.replace_remote(remote((300, 400), mod_time=int(clock.now())))
+    # Case: at the beginning, a minute is enough for what is stored out of order to be listed.
+    young = remote((300, 400), mod_time=int(clock.now()))
+    index.replace_remote(young)
+    assert await ask(index, 200) == (200, None, None)
+    assert index.has_hole
+    clock.advance(SETTLED_S)
+    assert await ask(index, 200) == (200, None, None)
+    index.replace_remote(young, listed_at=clock.now() - 1)
+    assert await ask(index, 200) == (200, None, None)
+    index.replace_remote(young)
     assert await ask(index, 200) == (300, 300, 400)
+    assert not index.has_hole
 
     # Case: what follows is local only, even at the beginning.
     index.replace_remote(remote())
