@@ -73,7 +73,9 @@ class DebugFlags:
 
 
 def member_id(group: str, zone: str, name: str) -> ProcessId:
-    """Who a process is, by the flags ``zone`` and ``id`` of a group. Raises ``Invalid`` that names them."""
+    """Return the id of a process, by the flags ``zone`` and ``id`` of a group.
+    Raise ``Invalid`` that names them.
+    """
     from gazette.protocol.ids import ProcessId, validate_token
 
     for flag, value, least, most in (("zone", zone, 1, 32), ("id", name, 4, 128)):
@@ -90,7 +92,7 @@ def member_id(group: str, zone: str, name: str) -> ProcessId:
 
 
 def check_directory(name: str, path: Path | None, *, to_write: bool = True) -> None:
-    """Raises ``Invalid``, naming the setting, for what is no directory that this user can use."""
+    """Raise ``Invalid``, with the setting's name, unless ``path`` is a directory that this user can use."""
     if path is None:
         return
     if not path.is_dir():

@@ -45,12 +45,12 @@ def setting(
     flag_only: bool = False,
     ini: str = "",
 ) -> Any:
-    """Describe a field of a group: str, int, float, bool, ``bool | None``, ``Path | None`` or
-    ``tuple[str, ...]``.
+    """Describe a field of a group: str, int, float, bool, ``bool | None``, ``Path |
+    None`` or ``tuple[str, ...]``.
 
-    ``name``, ``env`` and ``ini`` replace the names that follow from the field's name. A ``secret`` is
-    never printed. ``short`` is a letter for ``-x``; ``flag_only`` keeps it out of the environment, and
-    of all sections of files but that of its own command.
+    ``name``, ``env`` and ``ini`` replace the names that follow from the field's name. A ``secret`` is never
+    printed. ``short`` is a letter for ``-x``; ``flag_only`` keeps it out of the environment, and of all
+    sections of files but that of its own command.
     """
     meta = _Meta(
         help_text,
@@ -117,11 +117,11 @@ class Option:
 
     @property
     def key(self) -> str:
-        """How files and errors call it."""
+        """Name of the option in files and errors."""
         return f"{self.group}.{self.name}" if self.group else self.name
 
     def parse(self, text: str, source: str) -> Any:
-        """The value of a text. Raises ``Invalid`` that names the source."""
+        """Return the value of a text. Raise ``Invalid`` that names the source."""
         try:
             value = _PARSERS[self.kind](text)
         except (ValueError, Invalid) as error:
@@ -134,7 +134,7 @@ class Option:
         return value
 
     def render(self, value: Any) -> str:
-        """The text whose ``parse`` is ``value``."""
+        """Return the text whose ``parse`` is ``value``."""
         if value is None:
             return ""
         if self.kind == "duration":
@@ -182,7 +182,7 @@ _KINDS: Final[Mapping[Any, str]] = {
 
 
 def options_of(group: str, cls: type) -> Iterator[Option]:
-    """The options of a group, in the order of its fields."""
+    """Yield the options of a group, in the order of its fields."""
     hints = get_type_hints(cls)
     for one in dataclasses.fields(cls):
         meta = one.metadata.get(_META)

@@ -49,19 +49,19 @@ _PLACES: Final = frozenset(
         *("peer_ca_file", "peer_cert_file", "peer_cert_key_file"),
     }
 )
-"""Fields that decide which servers are called, and how they prove who they are."""
+"""Fields that decide which servers are called, and how these prove their identity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a program was configured with, and from where."""
+    """The configuration of a program, and the source of each value."""
 
     groups: Mapping[str, Any]
     sources: Mapping[str, str]
     """Option key → "flag", "env NAME", "file PATH" or "default"."""
     file: Path | None
     arguments: tuple[str, ...] = ()
-    """Words that are no flags, where the program takes such."""
+    """Words that are no flags, for a program that takes such words."""
     warnings: tuple[str, ...] = ()
     """Keys of the file that no program knows, each in a sentence."""
     argv: tuple[str, ...] = ()
@@ -93,12 +93,11 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 class Schema:
     """The groups of one program. ``file_stem`` names its configuration file, None: it has none.
 
-    ``arguments`` says what words without dashes are, as in ``[FILE...]``; by default there must be
-    none. ``description`` and ``examples`` are for ``--help``. ``also_in_file`` are sections that other
-    programs read from the same file. ``scopes`` are sections of a file, the general one first, whose
-    keys and sub-sections (``[scope.Group]``) count for this program, before those of all programs.
-    Only in the last one are settings that are ``flag_only``. ``defaults`` replaces those of some option
-    keys.
+    ``arguments`` says what words without dashes are, as in ``[FILE...]``; by default there must be none.
+    ``description`` and ``examples`` are for ``--help``. ``also_in_file`` are sections that other programs
+    read from the same file. ``scopes`` are sections of a file, the general one first, whose keys and
+    sub-sections (``[scope.Group]``) count for this program, before those of all programs. Only in the last
+    one are settings that are ``flag_only``. ``defaults`` replaces those of some option keys.
     """
 
     def __init__(
@@ -132,7 +131,7 @@ class Schema:
     def load(
         self, argv: Sequence[str], environ: Mapping[str, str], *, directory: Path | None = None
     ) -> Loaded:
-        """Settle every option. Raises ``Invalid`` (exit code 2), or ``SystemExit`` for ``--help``.
+        """Set all options. Raises ``Invalid`` (exit code 2), or ``SystemExit`` for ``--help``.
 
         ``directory`` stands for the working directory, where a file is searched first.
         """
@@ -170,9 +169,9 @@ class Schema:
         return "default", option.default
 
     def _check_trust(self, path: Path, sources: Mapping[str, str]) -> None:
-        """Raise ``Invalid`` if a file that was found by chance says where a secret is sent.
+        """Raise ``Invalid`` if a file that was found by chance decides where a secret is sent.
 
-        The working directory may be anyone's, and the secret is the user's.
+        Another user may own the working directory, and the secret is this user's.
         """
         file = f"file {path}"
         foreign = [
@@ -188,7 +187,7 @@ class Schema:
             )
 
     def parser(self) -> argparse.ArgumentParser:
-        """The flags, for ``--help`` and for generated reference pages."""
+        """Return the flags, for ``--help`` and for generated reference pages."""
         usage = f"{self.program} [FLAGS] {self.arguments}".rstrip()
         parser = _Parser(
             prog=self.program,
@@ -223,7 +222,7 @@ class Schema:
         return parser
 
     def _parse_flags(self, argv: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """What was given for each option, and the words that are no flags."""
+        """Return the texts that were given for each option, and the words that are no flags."""
         words = self._spelled_out(argv)
         end = words.index("--") if "--" in words else len(words)
         namespace, rest = self.parser().parse_known_args(words[:end])
@@ -242,8 +241,9 @@ class Schema:
         return dict(vars(namespace)), arguments
 
     def _spelled_out(self, argv: Sequence[str]) -> list[str]:
-        """The words with every switch as ``--switch=true``, so that it does not take what follows it
-        for its value; unless that is one, as in ``--switch false``."""
+        """Return the words with all switches as ``--switch=true``. So a switch does not take the next word
+        for its value, unless that is one, as in ``--switch false``.
+        """
         switches = {one.flag: one.flag for one in self.options if one.kind == "bool"}
         switches |= {
             f"-{one.short}": one.flag for one in self.options if one.kind == "bool" and one.short
@@ -408,7 +408,7 @@ def _folded(key: str) -> str:
 
 
 def exit_with(error: Invalid, stderr: Any) -> int:
-    """Say what is wrong with the configuration; the exit code is 2."""
+    """Print what is wrong with the configuration. Return the exit code 2."""
     print(f"{error}", file=stderr)
     if error.hint and error.hint != Invalid.default_hint:
         print(error.hint, file=stderr)

@@ -86,8 +86,8 @@ async def failing(call: Call) -> AsyncIterator[None]:
         try:
             yield
         except GazetteError as error:
-            told = _INVALID_REQUEST if isinstance(error, Invalid) else ()
-            await call.abort(code_of(error), str(error), told)
+            trailing = _INVALID_REQUEST if isinstance(error, Invalid) else ()
+            await call.abort(code_of(error), str(error), trailing)
     except grpc.aio.InternalError as error:
         # gRPC raises this for a write when the caller's connection has just ended.
         log.debug("a caller has gone: %(error)s", {"error": error})

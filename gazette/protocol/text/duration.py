@@ -33,8 +33,8 @@ _MAX: Final = (1 << 63) - 1
 def parse_go_duration(text: str) -> int:
     """Return the nanoseconds of a text such as ``1m0s``, ``1.5h``, ``-250ms`` or ``0``.
 
-    Drop digits past the nanosecond. Raise :class:`Invalid` for other texts, and beyond the range of
-    a 64-bit integer.
+    Drop digits past the nanosecond. Raise :class:`Invalid` for other texts, and beyond
+    the range of a 64-bit integer.
     """
     sign, body = (text[0], text[1:]) if text[:1] in ("-", "+") else ("", text)
     if body == "0":

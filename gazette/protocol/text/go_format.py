@@ -1,6 +1,4 @@
-"""Values in the text of Go's package fmt: `go_text`, `sprint`, and `sprintf` with the usual
-verbs.
-"""
+"""Values in the text of Go's package fmt: `go_text`, `sprint`, and `sprintf` with the usual verbs."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ _LARGE_EXPONENT: Final = 6
 
 
 class NamedInt(int):
-    """An integer of a Go type that is written as a name, such as a month, a codec, or a
-    duration.
-    """
+    """An integer of a Go type that is written as a name, such as a month, a codec, or a duration."""
 
     name: str
 
@@ -44,9 +40,7 @@ def go_text(value: Any) -> str:
 
 
 def sprint(*values: Any) -> str:
-    """Return values one after the other, with a blank between two neighbours that are not
-    strings.
-    """
+    """Return values one after the other, with a blank between two neighbours that are not strings."""
     parts: list[str] = []
     for at, value in enumerate(values):
         if at and not isinstance(value, str) and not isinstance(values[at - 1], str):
@@ -131,9 +125,7 @@ def _float(verb: str, flags: str, digits: int | None, value: float) -> str:
 
 
 def _general(value: float) -> str:
-    """Return the shortest digits that parse to the same double, with an exponent if that is
-    short.
-    """
+    """Return the shortest digits that parse to the same double, with an exponent if that is short."""
     if math.isnan(value) or math.isinf(value):
         return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
     sign = "-" if math.copysign(1, value) < 0 else ""

@@ -46,8 +46,8 @@ def omit_zero(value: dict[str, Any], *keep: str) -> dict[str, Any]:
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """Return ``value`` if it is an object, or an empty object for ``null``. Raise :class:`Corrupt`
-    otherwise.
+    """Return ``value`` if it is an object, or an empty object for ``null``.
+    Raise :class:`Corrupt` otherwise.
     """
     if value is None:
         return {}
@@ -57,9 +57,7 @@ def as_object(value: Any) -> dict[str, Any]:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return ``value`` if it is a list, or an empty list for ``null``. Raise :class:`Corrupt`
-    otherwise.
-    """
+    """Return ``value`` if it is a list, or an empty list for ``null``. Raise :class:`Corrupt` otherwise."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -68,8 +66,8 @@ def as_list(value: Any) -> list[Any]:
 
 
 def as_text(value: str) -> str:
-    """Return ``value`` if it can be encoded as UTF-8. Half of a surrogate pair cannot: raise
-    :class:`Corrupt`.
+    """Return ``value`` if it can be encoded as UTF-8. Half of a surrogate pair
+    cannot: raise :class:`Corrupt`.
     """
     try:
         value.encode()

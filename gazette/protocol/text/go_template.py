@@ -1,7 +1,7 @@
 """The language of Go's text/template, as far as path postfixes use it: `parse`, and `Template.execute`. Pure.
 
-Pipelines, functions, variables and control structures are executed. Whoever writes a template is not trusted:
-steps and output are bounded.
+Pipelines, functions, variables and control structures are executed. The author of a template is not
+trusted: steps and output are bounded.
 
 Data are Python values: None, bool, int, float, str, list, and `Struct`. Templates see nothing else of Python.
 The language is described at pkg.go.dev/text/template.
@@ -61,7 +61,7 @@ class Template:
 
     @property
     def has_controls(self) -> bool:
-        """Whether some of its text is conditional."""
+        """True if some of the text is conditional."""
         return any(isinstance(node, Control) for node in self.nodes)
 
     def execute(self, dot: Struct) -> str:
@@ -167,7 +167,9 @@ class _Run:
         return value[0]
 
     def _command(self, command: Command, dot: Any, final: tuple[Any, ...]) -> Any:
-        """The value of a command. ``final`` is that of the one before it in its pipeline, if there is any."""
+        """Return the value of a command. ``final`` is that of the command before it in
+        its pipeline, if there is one.
+        """
         first, *rest = command.operands
         if first.kind == "name":
             return self._call(first.value, rest, dot, final)
@@ -244,7 +246,7 @@ def _field(value: Any, name: str, arguments: list[Any]) -> Any:
 
 
 def is_true(value: Any) -> bool:
-    """Whether ``if`` takes a value for true: not zero, and not empty. A struct always is."""
+    """Return True if ``if`` takes a value for true: not zero, and not empty. A struct always is."""
     return True if isinstance(value, Struct) else bool(value)
 
 

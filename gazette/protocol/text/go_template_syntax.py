@@ -90,7 +90,7 @@ class _Parser:
         self._functions = functions
         self._pieces = _pieces(text)
         self._tokens: list[tuple[str, str, bool]] = []
-        """Of the present action: kind, text, and whether a space follows; in reverse."""
+        """Tokens of the present action: kind, text, and True if a space follows; in reverse."""
         self._action = ""
         self._variables = ["$"]
         self._ranges = 0
@@ -106,7 +106,9 @@ class _Parser:
         return Invalid(f"{problem} ({self._action})")
 
     def _body(self) -> tuple[tuple[Node, ...], str]:
-        """The nodes up to an ``end`` or ``else`` (whose tokens are left), or to the end of the text."""
+        """Return the nodes up to an ``end`` or ``else`` (whose tokens are
+        left), or to the end of the text.
+        """
         nodes: list[Node] = []
         for literal, action, tokens in self._pieces:
             if literal:
@@ -264,7 +266,7 @@ class _Parser:
         return made
 
     def _chained(self, operand: Operand, spaced: bool) -> Operand:
-        """An operand with the fields that follow it without a space."""
+        """Return an operand with the fields that follow it without a space."""
         fields = list(operand.fields)
         while not spaced and self._peek("field"):
             _, text, spaced = self._tokens.pop()
@@ -345,7 +347,7 @@ def _pieces(text: str) -> Iterator[tuple[str, str, list[tuple[str, str, bool]] |
 
 
 def _tokens(text: str, begin: re.Match[str]) -> tuple[list[tuple[str, str, bool]], int, bool]:
-    """The tokens of an action, the position behind it, and whether it trims what follows."""
+    """Return the tokens of an action, the position after it, and True if it trims the next text."""
     tokens: list[tuple[str, str, bool]] = []
     position, spaced = begin.end(), False
     while token := _TOKEN.match(text, position):

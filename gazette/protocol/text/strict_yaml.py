@@ -28,7 +28,7 @@ _PLAIN_INTEGER: Final = re.compile(r"[+-]?[0-9a-zA-Z_]{1,64}")
 """Pattern that accepts YAML's ``1_000``, as the original, but not ``1:30``, which YAML 1.1 reads as 90."""
 _PREFIXED_INTEGER: Final = re.compile(r"[+-]?0[oOxXbB][0-9a-fA-F_]{1,64}")
 _SHORT_BOOLEANS: Final = {"y": True, "Y": True, "n": False, "N": False}
-"""Of YAML 1.1 and of the original, but not of PyYAML."""
+"""Booleans of YAML 1.1 and of the original, but not of PyYAML."""
 _NULL: Final = _TAG + "null"
 _DEPTH_MAX: Final = 200
 _TEXT_MAX: Final = 32 << 20
@@ -101,9 +101,7 @@ class Fields:
             raise _invalid(node, error.message) from None
 
     def enum(self, name: str, values: type[IntEnum], *, numbers: bool = False) -> int:
-        """Return the number of one of the ``values``, given by name or, if permitted, as any
-        number.
-        """
+        """Return the number of one of the ``values``, given by name or, if permitted, as any number."""
         node = self._nodes.get(name)
         if node is None:
             return 0
@@ -190,8 +188,7 @@ def _check_events(text: str) -> int:
 
 
 def _check_aliases(root: yaml.Node, limit: int) -> None:
-    """Raise ``Invalid`` if the tree under ``root`` has more than ``limit`` nodes, or contains
-    itself.
+    """Raise ``Invalid`` if the tree under ``root`` has more than ``limit`` nodes, or contains itself.
 
     Visit each node once. An aliased node counts as often as it is used.
     """
