@@ -53,6 +53,8 @@ _STORED_S: Final = 70.0
 """How long until what was appended to a journal is stored, or known to be removed."""
 _FAILED_S: Final = 120.0
 """How long until a shard has failed whose source was created again."""
+_WRITTEN_AFTER: Final = 1
+"""How often each writer still writes after the last fault, at most: shards must still read it."""
 _ANSWER_S: Final = 120.0
 """After the last fault: how long until every member answers every query."""
 TRAPS: Final = (
@@ -68,6 +70,7 @@ TRAPS: Final = (
     "ack.appended",
     "transaction.acknowledged",
     "recovery.playing",
+    "recovery.fencing",
     "recovery.handed_off",
     "recovery.live",
     "promotion.fencing",
@@ -112,6 +115,8 @@ class ConsumerScenario:
         self.node = Node(world.loop, "op")
         self.clock = NodeClock(world.loop)
         self.done = False
+        self.healed = False
+        """Set when the last fault is over: what is written later meets none."""
         self.numbers = 0
         """How many messages were published."""
         self.committed = 0
@@ -249,6 +254,7 @@ class ConsumerScenario:
         async with TaskScope("scenario") as scope:
             await self._break(scope)
             await self._heal()
+            self.healed = True
             scope.cancel()
         while any(not writer.done() for writer in self._writers):
             await self.clock.sleep(1.0)
@@ -768,7 +774,10 @@ class Writer:
 
     async def run(self) -> None:
         rng = self._rng
-        for _ in range(self._left):
+        while self._left:
+            self._left -= 1
+            if self._scenario.healed:
+                self._left = min(self._left, _WRITTEN_AFTER)
             if ends := self._scenario.world.notes.written_ends(self._journal):
                 self._scenario.settled.setdefault(self._journal, []).append(max(ends))
             await self._clock.sleep(rng.expovariate(1 / self._think_s))

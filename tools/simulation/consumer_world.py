@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import random
 import shutil
 import tempfile
@@ -36,6 +37,8 @@ from tools.simulation.workers import SimWorker, Workers
 from tools.simulation.world import ETCD_ADDRESS, ZONE, BrokerServer, World
 
 CONSUMERS: Final = "/gazette/consumers/fold"
+_MEMORY: Final = "/dev/shm"  # noqa: S108 - the directory in it has a random name
+"""Holds the files of members, where it exists: a disk would take most of the time of a run."""
 
 
 @dataclass(slots=True)
@@ -223,7 +226,8 @@ class ConsumerWorld(World):
         self.traps: list[Trap] = []
         self.late: dict[str, tuple[float, float]] = {}
         """Journals to which appends of members begin late: until when, and by how many seconds."""
-        self.scratch = Path(tempfile.mkdtemp(prefix="gazette-simulation-"))
+        memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+        self.scratch = Path(tempfile.mkdtemp(prefix="gazette-simulation-", dir=memory))
 
     def consumer_settings(self, process: MemberProcess) -> ConsumerSettings:
         directory = self.scratch / process.name.replace("/", "-")
