@@ -140,11 +140,13 @@ class Resolver:
         may_proxy: bool,
         proxy_header: Header | None = None,
         read_through: Mapping[str, int] | None = None,
+        on_wait: Callable[[Callable[[], str]], None] = lambda describe: None,
     ) -> Resolution:
         """Resolve a shard to its primary.
 
         If that is this member, wait until its store is open and has read through the given offsets
-        of its sources (others are ignored). The caller bounds the wait.
+        of its sources (others are ignored). The caller bounds the wait. Before a wait, ``on_wait``
+        gets a function that describes what is still missing.
 
         Raise ``Invalid`` if ``proxy_header`` is meant for another cluster or member. Raise
         ``Closed`` if the shard is ours and this member has stopped serving.
@@ -158,7 +160,7 @@ class Resolver:
             return resolution
         if resolution.header.process_id != resolution.local_id:
             return resolution
-        return await self._await_local(resolution, read_through or {})
+        return await self._await_local(resolution, read_through or {}, on_wait)
 
     def _check_proxy_header(self, header: Header) -> None:
         ours = self._ks.header.cluster_id
@@ -197,7 +199,10 @@ class Resolver:
         return Resolution(status, header, shard_id, spec, None, None, local_id)
 
     async def _await_local(
-        self, resolution: Resolution, read_through: Mapping[str, int]
+        self,
+        resolution: Resolution,
+        read_through: Mapping[str, int],
+        on_wait: Callable[[Callable[[], str]], None],
     ) -> Resolution:
         if self.stopped.is_set():
             raise Closed(STOPPED, shard=resolution.shard_id)
@@ -206,11 +211,13 @@ class Resolver:
         if held is None:
             return stopped
         shard = held.shard
+        on_wait(lambda: "its store is not open yet")
         await shard.store_ready.wait()
         if shard.ended.is_set() or shard.store is None:
             return stopped
         wanted = shard.awaited(read_through)
         if not shard.progress.has(wanted):
+            on_wait(lambda: shard.progress.describe(wanted))
             async with TaskScope(f"read through {shard.id}") as scope:
                 reached = scope.spawn(shard.progress.wait(wanted), name="reached")
                 ended = scope.spawn(shard.ended.wait(), name="ended")

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import shutil
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gazette.client.journals import JournalChange
+from gazette.client.journals import FragmentsParams, JournalChange
 from gazette.client.shards import ShardChange
 from gazette.consumer.transaction import source_reader as source_reading
+from gazette.consumer.transaction.inbox import Inbox
+from gazette.consumer.transaction.source_reader import check_source
+from gazette.errors import Unavailable
 from gazette.protocol.journal import Suspend, SuspendLevel
-from gazette.protocol.shard import ReplicaCode
+from gazette.protocol.shard import ReplicaCode, ShardSource
+from gazette.protocol.text import duration
+from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import LOGS, shard_spec
+from gazette.testing.instant_clock import eventually
 from tests.consumer.apps import SHARD, SOURCE, Echo, Start, append, frame, source_spec
 
 TARGET = "b/target"
+CLOCK = SystemClock()
 
 
 @pytest.fixture(autouse=True)
@@ -117,3 +128,96 @@ async def test_only_a_recovered_acknowledgement_may_find_its_journal_gone(
     text = await second.await_failed(SHARD)
     assert TARGET in text
     assert "not found" in text or "does not exist" in text
+
+
+PRUNED = "pruned/source"
+
+
+async def create_source_with_retention(broker: BrokerFixture) -> None:
+    spec = source_spec(PRUNED)
+    fragment = replace(spec.fragment, length=1 << 10, retention_ns=duration.SECOND)
+    await broker.create(replace(spec, fragment=fragment))
+
+
+async def prune_whole(broker: BrokerFixture) -> None:
+    """Prune all of a source once it is stored. Return when its broker knows."""
+    # An append begins a new fragment if the last one is long enough.
+    await append(broker, journal=PRUNED)
+    directory = broker.file_root / "fragments" / PRUNED
+
+    def stored() -> list[Path]:
+        found = directory.glob("*") if directory.exists() else ()
+        return [path for path in found if not path.name.startswith(".")]
+
+    async def listed() -> list[int]:
+        fragments = await broker.client.list_fragments(FragmentsParams(PRUNED))
+        return [one.fragment.mod_time for one in fragments]
+
+    await eventually(stored)
+    [path] = stored()
+    os.utime(path, (1_000, 1_000))  # Older than the retention.
+    while await listed() != [1_000]:
+        await CLOCK.sleep(0.05)
+    path.unlink()
+    while await listed():
+        await CLOCK.sleep(0.05)
+
+
+async def test_a_shard_reads_on_behind_a_source_that_was_pruned_whole(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """A broker that has no fragment of a journal answers reads with a head of 0."""
+    await create_source_with_retention(broker)
+    member = await start()
+    await member.create(shard_spec(SHARD, PRUNED))
+    words = [frame("a", number) for number in range(1, 40)]
+    end = await append(broker, *words, journal=PRUNED)
+    await member.read_through(SHARD, {PRUNED: end})
+    await prune_whole(broker)
+    inbox = Inbox(10, asyncio.get_running_loop())
+    await check_source(PRUNED, end, inbox, broker.client, CLOCK)
+    assert not inbox.has_input, inbox.get(0)
+    former = member.shard(SHARD)
+    await member.shards.unassign([SHARD])
+    held = member.service.resolver
+    await member.until(lambda: held.local_shards.get(SHARD, former) is not former)
+    end = await append(broker, frame("b", 50), journal=PRUNED)
+    await member.read_through(SHARD, {PRUNED: end})
+    assert member.store(SHARD).read() == {"a": 39, "b": 1}
+
+
+async def test_a_query_that_waits_for_pruned_bytes_says_so(
+    start: Start, broker: BrokerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader does not jump before something is stored behind them: a store may not be mounted."""
+    monkeypatch.setattr(source_reading, "MISSING_LOOK_S", 0.05)
+    await create_source_with_retention(broker)
+    words = [frame("a", number) for number in range(1, 40)]
+    end = await append(broker, *words, journal=PRUNED)
+    await prune_whole(broker)
+    member = await start()
+    spec = shard_spec(SHARD, PRUNED)
+    await member.create(spec)
+
+    async def ask(timeout_s: float) -> dict[str, int]:
+        return await member.service.call_shard(  # type: ignore[no-any-return]
+            SHARD,
+            lambda store: store.read(),
+            not_passed_on,
+            read_through={PRUNED: end},
+            timeout_s=timeout_s,
+        )
+
+    with pytest.raises(
+        Unavailable,
+        match=f"it has read {PRUNED} up to 0, and {end} is asked for; no broker has the bytes 0 to {end}",
+    ):
+        await ask(1.0)
+    # What the operator is advised to do.
+    await member.update(replace(spec, sources=(ShardSource(PRUNED, end),)))
+    await member.shards.unassign([SHARD])
+    assert await ask(20.0) == {}
+
+
+async def not_passed_on(channel: object, header: object) -> Any:
+    raise AssertionError("there is no other member")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import grpc
@@ -157,6 +158,18 @@ async def test_a_query_reads_through_what_it_is_asked_to(
     _, one, _, _ = await two_members(start, broker)
     end = await append(broker, frame("a", 2))
     assert await one.count("a", read_through={SOURCE: end}) == 2
+
+
+async def test_a_query_that_waits_too_long_for_an_offset_says_how_far_its_shard_has_read(
+    start: Start, broker: BrokerFixture
+) -> None:
+    _, one, _, _ = await two_members(start, broker)
+    end = await append(broker, frame("a", 2))
+    assert await one.count("a", read_through={SOURCE: end}) == 2
+    reason = f"it has read {SOURCE} up to {end}, and {end + 9} is asked for$"
+    with pytest.raises(Unavailable) as raised:
+        await one.count("a", read_through={SOURCE: end + 9}, timeout_s=0.2)
+    assert re.search(reason, raised.value.message)
 
 
 async def test_what_was_passed_on_is_not_passed_on_again(

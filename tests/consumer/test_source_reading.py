@@ -12,13 +12,23 @@ from gazette.client.read.reader import ReadParams
 from gazette.consumer.transaction import source_reader as source_reading
 from gazette.consumer.transaction.inbox import Inbox, SourceFailed
 from gazette.consumer.transaction.source_reader import check_source, read_source
-from gazette.errors import Closed, Corrupt, NotFound
+from gazette.errors import Closed, Corrupt, NotAllowed, NotFound
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.route import EMPTY_ROUTE
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.instant_clock import InstantClock, eventually
 
 JOURNAL = "a/source"
+
+
+@pytest.fixture(autouse=True)
+def appends_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here has a broker to append to."""
+
+    async def write_head(client: object, journal: str) -> int:
+        raise NotAllowed("appends are refused")
+
+    monkeypatch.setattr(source_reading, "write_head", write_head)
 
 
 class Reader:
@@ -30,7 +40,7 @@ class Reader:
         self.params = params
         self.closed = False
 
-    async def read(self, size: int) -> bytes:
+    async def read(self, size: int = 0) -> bytes:
         raise Closed("the client was closed")
 
     def close(self) -> None:
@@ -47,7 +57,7 @@ async def test_a_reader_that_somebody_closed_fails_the_shard(
     if stopped:
         inbox.stop()
     of: Any = client
-    await read_source(JOURNAL, 7, inbox, of, InstantClock(), "a-shard")
+    await read_source(JOURNAL, 7, inbox, of, InstantClock(), "a-shard", {})
     if stopped:
         assert not inbox.has_input
         return
@@ -79,6 +89,9 @@ async def test_a_source_that_is_created_again_while_it_is_read_fails_the_shard(
     class Brokers:
         """They do not know the journal for a moment, and then one of another life."""
 
+        def reader(self, params: ReadParams) -> Reader:
+            return Reader(self, params)
+
         async def get_journal(self, name: str) -> Any:
             created = lives.pop(0)
             may_break.set()
@@ -94,7 +107,7 @@ async def test_a_source_that_is_created_again_while_it_is_read_fails_the_shard(
     inbox, client = Inbox(10, asyncio.get_running_loop()), Brokers()
     of: Any = client
     async with TaskScope("test") as scope:
-        scope.spawn(read_source(JOURNAL, 7, inbox, of, InstantClock(), "a-shard"), name="read")
+        scope.spawn(read_source(JOURNAL, 7, inbox, of, InstantClock(), "a-shard", {}), name="read")
         await eventually(lambda: not lives)
         if again:
             await eventually(lambda: inbox.has_input)

@@ -175,7 +175,7 @@ class QueryRouter:
             if self.running.ended:
                 raise self.running.leaving(question.shard) from None
             raise Unavailable(
-                f"shard {question.shard} did not answer within {timeout_s:g} s: {attempts.reason}",
+                f"shard {question.shard} did not answer within {timeout_s:g} s: {attempts.describe()}",
                 hint="See `gazctl shards list` for its status.",
                 shard=question.shard,
             ) from error
@@ -188,7 +188,7 @@ class QueryRouter:
             except Retryable as error:
                 if question.header is not None:
                     raise
-                attempts.reason = str(error)
+                attempts.failed(error)
             await self._change_or(pause_s)
             pause_s = min(_PAUSE_MAX_S, 2 * pause_s)
 
@@ -220,8 +220,16 @@ class _Attempts:
         self._proxy = proxy
         self._may_be_stale = question.max_staleness_s is not None and not question.read_through
         self._primary_failed = False
-        self.reason = "it has no primary"
-        """Why the last attempt did not succeed."""
+        self.describe: Callable[[], str] = lambda: "it has no primary"
+        """Returns why the last attempt did not succeed, or what the present one waits for."""
+
+    def failed(self, error: Retryable) -> None:
+        """Keep why an attempt has failed."""
+        reason = str(error)
+        self.describe = lambda: reason
+
+    def _waits(self, describe: Callable[[], str]) -> None:
+        self.describe = describe
 
     async def run(self) -> Answer[Any]:
         """Make one attempt. Raise ``Retryable`` when another may succeed."""
@@ -251,6 +259,7 @@ class _Attempts:
                 may_proxy=question.header is None,
                 proxy_header=question.header,
                 read_through=question.read_through,
+                on_wait=self._waits,
             )
         except Closed as error:
             raise Unavailable(str(error), shard=self._shard_id) from error

@@ -214,7 +214,8 @@ class Primary:
         client, clock = context.client, context.clock
         for decoder in self._decoders.values():
             journal, begin = decoder.journal, decoder.begin
-            reading = read_source(journal, begin, inbox, client, clock, self._shard.id)
+            missing = self._progress.missing
+            reading = read_source(journal, begin, inbox, client, clock, self._shard.id, missing)
             self._scope.spawn(reading, name=f"read {journal}")
 
     async def run(self, checkpoint: Checkpoint) -> None:

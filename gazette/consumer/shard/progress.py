@@ -15,6 +15,8 @@ class Progress:
     def __init__(self) -> None:
         self.read_through: dict[str, int] = {}
         self.publish_at: dict[str, int] = {}
+        self.missing: dict[str, tuple[int, int]] = {}
+        """By source: offsets from and to which no broker has the bytes that come next."""
         self._changed = asyncio.Event()
 
     def update(self, read_through: Mapping[str, int], publish_at: Mapping[str, int]) -> None:
@@ -28,6 +30,22 @@ class Progress:
     def has(self, offsets: Mapping[str, int]) -> bool:
         """Return True if every journal of ``offsets`` was read up to its offset."""
         return all(self.read_through.get(journal, 0) >= at for journal, at in offsets.items())
+
+    def describe(self, offsets: Mapping[str, int]) -> str:
+        """Return which of ``offsets`` are not read through, and why if that is known."""
+        sentences = []
+        for journal, wanted in offsets.items():
+            at = self.read_through.get(journal, 0)
+            if at >= wanted:
+                continue
+            sentences.append(f"it has read {journal} up to {at}, and {wanted} is asked for")
+            if journal in self.missing:
+                begin, end = self.missing[journal]
+                sentences.append(
+                    f"no broker has the bytes {begin} to {end} of {journal}: they were pruned, or their"
+                    " store is not mounted"
+                )
+        return "; ".join(sentences)
 
     async def wait(self, offsets: Mapping[str, int]) -> None:
         """Return once ``has`` returns True. The caller bounds the wait."""

@@ -13,9 +13,10 @@ from gazette.client.rpc.errors import status_of
 from gazette.consumer.query.standby_lag import journal_head
 from gazette.consumer.transaction.inbox import Chunk, Inbox, Jump, SourceFailed
 from gazette.consumer.transaction.loop_shard_io import READ_BYTES
-from gazette.errors import Corrupt, GazetteError, NotAllowed
+from gazette.errors import Corrupt, GazetteError, NotAllowed, NotYet
 from gazette.protocol.ids import Revision, split_journal_meta
 from gazette.protocol.status import Status
+from gazette.recoverylog.log.broker_logs import write_head
 from gazette.runtime.clock import Clock
 from gazette.runtime.failpoints import reach
 from gazette.runtime.tasks import TaskScope
@@ -26,17 +27,26 @@ SUSPENDED_POLL_S: Final = 2.0
 """Seconds between checks that a fully suspended source was resumed."""
 _LIFE_LOOKS_S: Final = (0.0, 1.0, 4.0)
 """Pauses in seconds before checks that a source was created again: brokers learn of it late."""
+MISSING_LOOK_S: Final = 10.0
+"""Seconds without bytes of a source after which its reader asks whether a broker has any."""
 SHORT_SOURCE_LOOKS: Final = 5
 SHORT_SOURCE_PAUSE_S: Final = 2.0
 SHORT_SOURCE_PAUSE_MAX_S: Final = 60.0
 
 
 async def read_source(
-    journal: str, offset: int, inbox: Inbox, client: Client, clock: Clock, shard_id: str
+    journal: str,
+    offset: int,
+    inbox: Inbox,
+    client: Client,
+    clock: Clock,
+    shard_id: str,
+    missing: dict[str, tuple[int, int]],
 ) -> None:
     """Read a source into the inbox until it fails or the shard ends. Report a failure to the inbox.
 
     Check the source first, and when it was created again during the read: see `check_source`.
+    While no broker has the bytes that come next, ``missing`` says from where to where.
     """
     interrupted = asyncio.Event()
     params = ReadParams(journal, offset, block=True)
@@ -58,6 +68,7 @@ async def read_source(
 
     async with TaskScope(f"read {journal}") as scope:
         scope.spawn(check(), name="check")
+        scope.spawn(_watch_missing(reader, client, clock, shard_id, missing), name="missing")
         try:
             await _read(reader, inbox, clock, shard_id)
         except GazetteError as error:
@@ -67,6 +78,65 @@ async def read_source(
         finally:
             reader.close()
             scope.cancel()
+
+
+async def _watch_missing(
+    reader: RetryReader,
+    client: Client,
+    clock: Clock,
+    shard_id: str,
+    missing: dict[str, tuple[int, int]],
+) -> None:
+    """Say so while a source that is not at its head waits for bytes that no broker has.
+
+    The reader does not jump to the head: a store that is not mounted looks the same, and its messages must
+    not be skipped. It jumps when something behind the gap is stored.
+    """
+    journal, first = reader.params.journal, reader.offset
+    seen = done = suspected = -1
+    try:
+        while True:
+            await clock.sleep(MISSING_LOOK_S)
+            before, seen = seen, reader.offset
+            if seen == done:
+                continue
+            head = None if seen != before else await _missing_to(client, journal, seen)
+            if head is not None and head <= seen == first:
+                # It has not moved since it began: perhaps nothing is left of the journal.
+                head = await _confirmed_head(client, journal, head)
+            if head is None or head <= seen or reader.offset != seen:
+                missing.pop(journal, None)
+                # At its head, there is nothing more to ask for until it moves.
+                done = -1 if head is None else seen
+                continue
+            if suspected != seen:
+                suspected = seen  # These bytes may just have been appended: look again.
+                continue
+            if journal not in missing:
+                log.warning(
+                    "source %(journal)s of shard %(shard)s: no broker has the bytes %(begin)d to"
+                    " %(end)d. They were pruned, or their store is not mounted. The shard waits until"
+                    " later bytes are stored. To go on at once, set min_offset of this source and"
+                    " unassign the shard",
+                    {"journal": journal, "shard": shard_id, "begin": seen, "end": head},
+                )
+            missing[journal] = seen, head
+    finally:
+        missing.pop(journal, None)
+
+
+async def _missing_to(client: Client, journal: str, offset: int) -> int | None:
+    """Return the head of a journal if its broker has nothing to read from ``offset`` on, else None."""
+    reader = client.reader(ReadParams(journal, offset, block=False, metadata_only=True))
+    try:
+        await reader.read()
+    except NotYet:
+        return reader.write_head
+    except GazetteError:
+        return None  # An answer that says nothing: `_read` meets the same, and handles it.
+    finally:
+        reader.close()
+    return None
 
 
 async def _created(client: Client, journal: str) -> Revision | None:
@@ -101,6 +171,22 @@ async def _read(reader: RetryReader, inbox: Inbox, clock: Clock, shard_id: str) 
             await inbox.put_chunk(Chunk(journal, begin, data))
 
 
+async def _confirmed_head(client: Client, journal: str, head: int) -> int:
+    """Return where a journal ends, of which a read says that it ends at ``head``.
+
+    A broker answers reads by its fragments: it says 0 once all are pruned. An append is never too low.
+    """
+    try:
+        return max(head, await write_head(client, split_journal_meta(journal)[0]))
+    except GazetteError as error:
+        # We may not append to it, for one. Then the answers to reads have to do.
+        log.info(
+            "the head of source %(journal)s cannot be confirmed: %(error)s",
+            {"journal": journal, "error": error},
+        )
+        return head
+
+
 async def check_source(
     journal: str, offset: int, inbox: Inbox, client: Client, clock: Clock
 ) -> None:
@@ -117,6 +203,8 @@ async def check_source(
             unknown += 1
             await clock.sleep(min(SHORT_SOURCE_PAUSE_MAX_S, SHORT_SOURCE_PAUSE_S * unknown))
             continue
+        if head < offset:
+            head = await _confirmed_head(client, journal, head)
         if head >= offset:
             return
         short += 1
