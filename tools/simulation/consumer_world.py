@@ -37,7 +37,7 @@ from tools.simulation.workers import SimWorker, Workers
 from tools.simulation.world import ETCD_ADDRESS, ZONE, BrokerServer, World
 
 CONSUMERS: Final = "/gazette/consumers/fold"
-_MEMORY: Final = "/dev/shm"  # noqa: S108 - the directory in it has a random name
+_MEMORY: Final = "/dev/shm"
 """Holds the files of members, where it exists: a disk would take most of the time of a run."""
 
 
