@@ -342,7 +342,7 @@ class Replica:
 
     @property
     def unlisted_reason(self) -> str:
-        """The reason why the blob stores have not been listed yet, as far as it is known."""
+        """The reason why the blob stores have not been listed yet, if it is known."""
         if self.refresh_error:
             return self.refresh_error
         for url in () if self.spec is None else self.spec.fragment.stores:

@@ -27,8 +27,8 @@ AT_WRITE_HEAD: Final = -1
 """The offset by which a read request names the head of the journal."""
 
 JUMP_AGE_S: Final = 6 * 60 * 60
-"""Seconds since which the fragment behind a hole must be persisted before readers jump the hole. A younger
-hole may be a fragment that a former broker of the journal has not uploaded yet.
+"""Seconds for which the fragment after a hole must have been persisted before readers jump the hole. A
+younger hole may be a fragment that a former broker of the journal has not uploaded yet.
 """
 
 SETTLED_S: Final = 60
@@ -82,7 +82,7 @@ class Index:
         self.conflicts: tuple[FragmentConflict, ...] = ()
         """The conflicts of the last listing: fragments of the same offsets that hold other bytes."""
         self.known_head: Offset = 0
-        """Least end of the journal, although no fragment here may reach so far."""
+        """Offset that the journal has reached at least. The fragments here may end earlier."""
         self._waiting_at_head: set[asyncio.Future[None]] = set()
         """The waiters of the heap whose query has not been cancelled."""
 

@@ -176,7 +176,7 @@ def _until(text: str, at: int, mark: str) -> tuple[int, int, str]:
 
 
 def _structured(text: str, at: int, quote: str) -> tuple[int, int, str] | None:
-    """Return the value of a quoted name, as of JSON or of Python."""
+    """Return begin, end and quotes of a quoted name's value, as of JSON or of Python."""
     if (end := _end_of_structure(text, at, len(quote) - 1, _BRACKETS_MAX)) is not None:
         return at, end, quote
     if (literal := _LITERAL.match(text, at)) is not None:
@@ -185,7 +185,7 @@ def _structured(text: str, at: int, quote: str) -> tuple[int, int, str] | None:
 
 
 def _in_line(text: str, at: int, *, flag: bool) -> tuple[int, int, str]:
-    """Return an unmarked value: to the end of its line, or of what opens in it."""
+    """Return begin, end and quotes of an unmarked value: it ends with its line, or with what opens in it."""
     inner = _end_of_structure(text, at, None, _QUOTED_MAX)
     begin = at if inner is None else inner
     end = _end_of_line(text, begin)
