@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import itertools
 import json
 import random
@@ -112,14 +113,28 @@ def ports_of(described: dict[str, object]) -> list[int]:
     return [int(urlsplit(str(url)).port or 0) for url in urls]
 
 
+def sockets_of(pid: int) -> set[tuple[str, int]]:
+    """The addresses and ports on which a process and its children listen."""
+    process = psutil.Process(pid)
+    return {
+        (one.laddr.ip, one.laddr.port)
+        for member in (process, *process.children(recursive=True))
+        for one in member.net_connections("inet")
+        if one.status == psutil.CONN_LISTEN
+    }
+
+
 async def test_a_cluster_listens_on_loopback_only(tmp_path: Path) -> None:
     """Other machines cannot reach it: at none of this machine's other addresses a port is open."""
-    addresses = other_addresses()
-    if not addresses:
-        pytest.skip("this machine has loopback addresses only")
     dev = Dev(tmp_path)
     described = await dev.start()
-    for address in addresses:
+    listening = sockets_of(dev.process.pid)
+    assert {port for _, port in listening} == set(ports_of(described))
+    for host, port in listening:
+        address = ipaddress.ip_address(host)
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        assert (mapped or address).is_loopback, (host, port)
+    for address in other_addresses():
         for port in ports_of(described):
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection((address, port), timeout=5.0).close()
