@@ -366,7 +366,7 @@ def redo_files(paths: Mapping[str, Path], database: str) -> list[RedoFile]:
     """Return the redo files of a database, in order, from files by name. Raise ``Corrupt`` if one
     is missing.
     """
-    pattern = re.compile(re.escape(database) + r"\.redo-(\d{8,})$")
+    pattern = re.compile(re.escape(database) + r"\.redo-([0-9]{8,})$")
     found: list[tuple[int, Path, tuple[int, int, int]]] = []
     for name, path in paths.items():
         if match := pattern.match(name):
@@ -376,7 +376,11 @@ def redo_files(paths: Mapping[str, Path], database: str) -> list[RedoFile]:
     found.sort(key=lambda item: item[0])
     for (before, _, first), (after, path, second) in itertools.pairwise(found):
         if after != before + 1:
-            raise Corrupt("a redo file is missing", before=path.name, expected_index=before + 1)
+            missing = redo_name(database, before + 1)
+            raise Corrupt(
+                f"{missing} is missing: the next redo file is {path.name}",
+                hint="Recover the log again: it may have been cut off, or a file was removed.",
+            )
         if first[0] != second[0]:
             raise Corrupt("redo files differ in page size", file=path.name)
     ends: list[int | None] = [*(header[2] for _, _, header in found[1:]), None][: len(found)]
