@@ -24,22 +24,24 @@ _WILDCARDS: Final = ("0.0.0.0", "::")
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """What a local cluster is made of. ``first_port`` 0: any free ports; else brokers get two each,
-    counted from there, gRPC first."""
+    """The parts of a local cluster. ``first_port`` 0: any free ports. Otherwise brokers get two each,
+    counted from there, gRPC first.
+    """
 
     directory: Path
     brokers: int = 3
     zones: int = 2
     lease_ttl_s: float = 20.0
     host: str = "127.0.0.1"
-    """Address that brokers listen on, and advertise. ``0.0.0.0`` and ``::``: all; advertised is the name of
-    this machine. etcd listens on loopback only."""
+    """Address that brokers listen on, and advertise. ``0.0.0.0`` and ``::`` listen on all addresses, and
+    advertise the name of this machine. etcd listens on loopback only.
+    """
     first_port: int = 0
     etcd_port: int = 0
     log_level: str = "warn"
     ready_timeout_s: float = 60.0
     durable_etcd: bool = True
-    """Whether etcd syncs its files: without, its data survives its processes but not the machine."""
+    """etcd syncs its files. If it does not, its data survives its processes but not the machine."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.brokers <= 20:
@@ -54,7 +56,7 @@ class ClusterSettings:
 
 @dataclass(slots=True)
 class Broker:
-    """A broker process and where it listens."""
+    """A broker process and its addresses."""
 
     process: ChildProcess
     zone: str
@@ -72,9 +74,9 @@ class Broker:
 
 
 class LocalCluster:
-    """etcd and brokers. Use as ``async with``; leaving it stops everything, brokers before etcd.
+    """etcd and brokers. Use as ``async with``: leaving it stops all processes, brokers before etcd.
 
-    Starting over an existing directory finds its data again.
+    A start over an existing directory finds its data again.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class LocalCluster:
         self.directory = settings.directory.absolute()
         self.brokers: list[Broker] = []
         self._clock = clock
-        # What the user has in the environment for another cluster must not reach this one.
+        # Environment variables for another cluster of the user must not reach this one.
         prefixes = ("BROKER_", "ETCD_", "CONSUMER_", "LOG_", "DEBUG_")
         self.environ = {k: v for k, v in environ.items() if not k.startswith(prefixes)}
         listen = f"http://127.0.0.1:{settings.etcd_port}"
@@ -93,7 +95,7 @@ class LocalCluster:
         )
 
     async def start(self) -> None:
-        """Start everything; on failure nothing is left running."""
+        """Start all processes; on failure none is left running."""
         try:
             await asyncio.to_thread(self.etcd.start)
             for index in range(self.settings.brokers):
@@ -114,7 +116,7 @@ class LocalCluster:
             raise
 
     async def _resume(self) -> None:
-        """Journals of an earlier run go on where they ended."""
+        """Let journals of an earlier run go on where they ended."""
         addresses = ",".join(broker.grpc_url for broker in self.brokers)
         timeout_s = self.settings.ready_timeout_s
         async with Client(addresses, clock=self._clock) as client:
@@ -162,7 +164,7 @@ class LocalCluster:
             f"--broker.spool-dir={spools}",
             f"--etcd.address={self.etcd.endpoint}",
             f"--etcd.lease={self.settings.lease_ttl_s}s",
-            # Brokers are stopped together: nobody is left to take over.
+            # Brokers are stopped together: none is left to take over.
             "--broker.drain-timeout=0s",
             f"--log.level={self.settings.log_level}",
         )
@@ -171,7 +173,7 @@ class LocalCluster:
         return Broker(process, zone, self.settings.advertised_host, grpc_port, http_port)
 
     def describe(self) -> dict[str, object]:
-        """What ``--ready-file`` holds."""
+        """Return the content of ``--ready-file``."""
         return {
             "etcd": self.etcd.endpoint,
             "brokers": [{"grpc": one.grpc_url, "http": one.http_url} for one in self.brokers],
@@ -184,7 +186,7 @@ class LocalCluster:
         temporary.replace(path)
 
     async def stop(self, timeout_s: float = 60.0) -> list[str]:
-        """Stop brokers together, then etcd. Names of processes that had to be killed."""
+        """Stop brokers together, then etcd. Return the names of processes that had to be killed."""
         running = [one.process for one in self.brokers if one.process.running]
         ended = await asyncio.gather(*(process.stop(timeout_s) for process in running))
         await asyncio.to_thread(self.etcd.stop)

@@ -24,7 +24,7 @@ def standard_library() -> Path:
 
 
 def corpus_files(path: Path | None) -> list[Path]:
-    """Text files of a corpus, in order. Raises ``Invalid`` if there is none.
+    """Return the text files of a corpus, in order. Raise ``Invalid`` for a corpus without text.
 
     Without a path: the modules of the standard library, without their tests.
     """
@@ -37,7 +37,7 @@ def corpus_files(path: Path | None) -> list[Path]:
     skipped = _SKIPPED if path is None else frozenset({"__pycache__", ".git"})
     found: list[Path] = []
     for directory, below, names in os.walk(root):
-        # What is skipped is not walked through: packages beside the library are many times its size.
+        # Do not walk through skipped directories: packages beside the library are many times its size.
         below[:] = [name for name in below if name not in skipped]
         for name in names:
             one = Path(directory, name)
@@ -49,7 +49,7 @@ def corpus_files(path: Path | None) -> list[Path]:
 
 
 def texts(files: list[Path], chunk_bytes: int) -> Iterator[str]:
-    """The text of files in pieces of about that many bytes. Files are cut between lines only."""
+    """Yield the text of files in pieces of about ``chunk_bytes`` bytes. Files are cut between lines only."""
     gathered: list[str] = []
     size = 0
     for path in files:
@@ -65,7 +65,7 @@ def texts(files: list[Path], chunk_bytes: int) -> Iterator[str]:
 
 
 def count_independently(files: list[Path]) -> Counter[str]:
-    """How often each word occurs, by nothing but the standard library."""
+    """Return the count of each word, computed with the standard library alone."""
     counts: Counter[str] = Counter()
     for path in files:
         counts.update(WORD.findall(path.read_text("utf-8", errors="replace").lower()))

@@ -38,7 +38,7 @@ LEASE_S: Final = 4.0
 TOP_WORDS: Final = 10
 CATCH_UP_TIMEOUT_S: Final = 120.0
 MORE_FILES: Final = 20
-"""Of the corpus, that are published once more after the backfill."""
+"""Files of the corpus that are published once more after the backfill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +49,25 @@ class DemoFlags:
         None, "a file or directory of text to count (default: Python's standard library)"
     )
     json: bool = setting(False, "print one JSON object instead of progress")
-    keep: bool = setting(False, "leave everything running afterwards, and say what to try")
+    keep: bool = setting(False, "leave the cluster running afterwards, and print commands to try")
     host: str = setting(
-        "127.0.0.1", "address that brokers and members listen on; 0.0.0.0: all, for anyone"
+        "127.0.0.1",
+        "address that brokers and members listen on; 0.0.0.0: all, open to other machines",
     )
-    dir: Path | None = setting(None, "where state is kept (default: a temporary directory)")
+    dir: Path | None = setting(None, "directory of all state (default: a temporary one)")
     kill: bool = setting(True, "kill the busiest consumer and a broker in mid-stream")
     backfill: bool = setting(True, "wipe the state of a shard at the end, and backfill it")
     spark: bool | None = setting(
         None,
-        "backfill it on Spark, and not with the local runner; by default where pygazette[spark] and"
-        " a Java are there",
+        "backfill it on Spark, and not with the local runner; by default if pygazette[spark] and"
+        " a Java are installed",
     )
     no_spark: bool = setting(False, "backfill it with the local runner, as --spark=false")
 
 
 @dataclass(slots=True)
 class Report:
-    """What ``--json`` prints."""
+    """The report that ``--json`` prints."""
 
     ok: bool = False
     messages: int = 0
@@ -76,7 +77,7 @@ class Report:
     queries: int = 0
     queries_failed: int = 0
     backfill: str = ""
-    """What it ran on, ``local`` or ``spark``; empty: there was none."""
+    """Runner of the backfill, ``local`` or ``spark``; empty without a backfill."""
     backfill_messages: int = 0
     backfill_seconds: float = 0.0
     seconds: float = 0.0
@@ -92,8 +93,9 @@ class Report:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The subcommand. Exit codes: 0 every count is right; 1 one is not, or something broke; 2 a
-    mistake in the flags."""
+    """Run the subcommand. Exit codes: 0 all counts are right; 1 a count is wrong, or the run
+    failed; 2 a mistake in the flags.
+    """
     schema = Schema("gazette demo", {"": DemoFlags})
     try:
         flags = schema.load(argv, {}).group(DemoFlags)
@@ -104,7 +106,7 @@ def run(argv: Sequence[str]) -> int:
             raise Invalid(
                 f"{flags.dir} is not empty",
                 path="--dir",
-                hint="The demonstration counts from nothing: give it a new directory.",
+                hint="The demonstration counts from zero: give it a new directory.",
             )
     except Invalid as error:
         return exit_with(error, sys.stderr)
@@ -126,12 +128,12 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _runner_of(flags: DemoFlags) -> Runner:
-    """What backfills, decided before anything is shown. Raises ``Invalid``, ``Unavailable``."""
+    """Return the runner of the backfill, chosen before any output. Raise ``Invalid``, ``Unavailable``."""
     if flags.spark and flags.no_spark:
         raise Invalid("must not be given with --spark", path="--no-spark")
     forced = False if flags.no_spark else flags.spark
     if forced and not flags.backfill:
-        raise Invalid("there is no backfill that could run on Spark", path="--spark")
+        raise Invalid("needs a backfill, which --backfill=false switches off", path="--spark")
     return choose_runner(forced, os.environ)
 
 
@@ -212,7 +214,7 @@ class _Demo:
         self._print(publishing)
 
     async def _backfill(self, words: WordCountCluster, counted: Counter[str]) -> None:
-        """The last act: a shard's state comes from history, and goes on with what is published then."""
+        """Rebuild a shard's state from history, then publish more, which the shard must consume."""
         act = BackfillAct(words, self.clock, self.say, self.runner)
         await act.run()
         report = self.report
@@ -227,12 +229,12 @@ class _Demo:
         counted = counted + await asyncio.to_thread(count_independently, more)
         await self._compare(words, counted, "and it keeps consuming")
 
-    async def _compare(self, words: WordCountCluster, counted: Counter[str], told: str) -> None:
+    async def _compare(self, words: WordCountCluster, counted: Counter[str], success: str) -> None:
         differ = self._differences(await all_counts(words), counted)
         self.report.mismatches += len(differ)
         self.report.ok = self.report.ok and not differ
         if not differ:
-            self.say(f"[green]✓ {told}[/]")
+            self.say(f"[green]✓ {success}[/]")
 
     async def _start(self) -> WordCountCluster:
         cluster = self.cluster
@@ -262,7 +264,7 @@ class _Demo:
     async def _break(
         self, words: WordCountCluster, publishing: Publishing, queries: Queries
     ) -> None:
-        """Kill what hurts most, in mid-stream."""
+        """Kill the busiest member and a broker, in mid-stream."""
         await publishing.reached(0.3)
         held = await words.primaries()
         busiest = max(words.members, key=lambda one: len(held.get(one.id, ())))
@@ -300,7 +302,7 @@ class _Demo:
         report.ok = not differ and not queries.failures and report.messages == expected.total()
 
     def _differences(self, counts: Counter[str], expected: Counter[str]) -> set[str]:
-        """The words whose counts are wrong; some are told."""
+        """Return the words whose counts are wrong, and print some of them."""
         differ = {
             word for word in counts.keys() | expected.keys() if counts[word] != expected[word]
         }

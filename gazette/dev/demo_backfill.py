@@ -1,4 +1,4 @@
-"""The last act of the demonstration: the state of a shard is wiped, and made again from history."""
+"""The last act of the demonstration: the state of a shard is wiped, and rebuilt from history."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gazette.runtime.clock import Clock
 
 APP: Final = "word_count.backfill:WordCountBackfill"
 SPARK_MASTER: Final = "local[*]"
-NEW_LOGS: Final = f"{LOGS}-anew"
+NEW_LOGS: Final = f"{LOGS}-new"
 _SPARK_PACKAGES: Final = ("pyspark", "pyarrow", "pandas")
 _PATIENCE_S: Final = 60.0
 _POLL_S: Final = 0.05
@@ -33,20 +33,20 @@ _POLL_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """What makes the state: Spark, or the processes of the local runner."""
+    """The runner that builds the state: Spark, or the processes of the local runner."""
 
     spark: bool
     reason: str = ""
-    """Why it is not Spark, where nobody has asked for the one or the other."""
+    """The reason why it is not Spark, if no flag chose a runner."""
 
     @property
     def name(self) -> str:
-        """As reports have it."""
+        """Name of the runner in reports."""
         return "spark" if self.spark else "local"
 
     @property
     def flag(self) -> str:
-        """Of ``gazctl shards backfill``."""
+        """Flag of ``gazctl shards backfill``."""
         return f"--master={SPARK_MASTER}" if self.spark else "--local"
 
     @property
@@ -54,19 +54,19 @@ class Runner:
         return " by Spark" if self.spark else " without Spark"
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         if self.spark:
             return f"on Spark ({SPARK_MASTER})"
-        # Rich takes what is in brackets for markup.
+        # Rich takes text in brackets for markup.
         about = f": {escape(self.reason)}" if self.reason else ""
         return f"with processes of this machine, without Spark{about}"
 
 
 def choose_runner(forced: bool | None, environ: Mapping[str, str]) -> Runner:
-    """Spark or not, as ``forced``; by default where it can be run.
+    """Return the runner: Spark or not, as ``forced``; by default Spark if it can be run.
 
     Starts nothing but ``java -version`` at most. Raises ``Invalid`` if Spark is forced and not installed,
-    ``Unavailable`` if it is and has no Java.
+    ``Unavailable`` if it is forced and has no Java.
     """
     if forced is False:
         return Runner(spark=False)
@@ -114,7 +114,9 @@ class BackfillAct:
             f"\n[yellow]✗ wiping the state of {self.shard}[/]: its recovery log and its hints"
         )
         await self._wipe()
-        self._say(f"  making it again from the history of its partition, {self._runner.told} …")
+        self._say(
+            f"  rebuilding it from the history of its partition, {self._runner.description} …"
+        )
         began = self._clock.monotonic()
         report = await self._backfill(self._runner.flag)
         self.seconds = self._clock.monotonic() - began
@@ -135,11 +137,11 @@ class BackfillAct:
             await etcd.txn(compares, tuple(Op.delete(key) for key in keys))
         async with self._client() as client:
             old = next(one for one in words.journal_specs() if one.name == spec.recovery_log)
-            anew = replace(old, name=f"{NEW_LOGS}/{spec.id}")
+            new = replace(old, name=f"{NEW_LOGS}/{spec.id}")
             await client.apply_journals(
                 [
                     JournalChange(delete=old.name, expect_mod_revision=-1),
-                    JournalChange(upsert=anew),
+                    JournalChange(upsert=new),
                 ]
             )
         changed = replace(spec, recovery_log_prefix=NEW_LOGS)
@@ -147,7 +149,7 @@ class BackfillAct:
             await shards.apply_shards([ShardChange(upsert=changed, expect_mod_revision=-1)])
 
     async def _disabled(self) -> ShardSpec:
-        """Disable the shard, and return when nobody holds it."""
+        """Disable the shard, and return when no member holds it."""
         deadline = self._clock.monotonic() + _PATIENCE_S
         selector = LabelSelector.of(id=self.shard)
         async with self._words.shard_client() as shards:
@@ -167,7 +169,7 @@ class BackfillAct:
         return Client(",".join(one.grpc_url for one in running), clock=self._clock)
 
     async def _backfill(self, runner: str) -> dict[str, Any]:
-        """Run ``gazctl shards backfill``; its report."""
+        """Run ``gazctl shards backfill``, and return its report."""
         cluster = self._words.cluster
         brokers = ",".join(one.grpc_url for one in cluster.brokers if one.process.running)
         member = next(one for one in self._words.members if one.process.running)
@@ -200,13 +202,13 @@ class BackfillAct:
             if await process.wait():
                 raise Broken(
                     f"the backfill failed:\n{process.log_tail()}",
-                    hint="`gazette demo --no-spark` does without Spark."
+                    hint="Run `gazette demo --no-spark`, which needs no Spark."
                     if self._runner.spark
                     else None,
                 )
         finally:
             await process.stop(5.0)
-        # What it says of its progress is in the same file, and what Spark logs, which may be JSON as well.
+        # The same file holds its progress, and the log of Spark, which may be JSON as well.
         lines = process.log_path.read_text("utf-8").splitlines()
         report: dict[str, Any] = json.loads(
             next(one for one in lines if one.startswith('{"run_id"'))

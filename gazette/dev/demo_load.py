@@ -1,4 +1,4 @@
-"""What the demonstration does to the word count: it publishes, and asks all the while."""
+"""The load of the demonstration on the word count: it publishes, and queries all the time."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Publishing:
         self._moved.set()
 
     async def write_heads(self) -> dict[str, int]:
-        """Where each partition ends."""
+        """Return the end of each partition."""
         broker = next(one for one in self._words.cluster.brokers if one.process.running)
         heads: dict[str, int] = {}
         async with Client(broker.grpc_url, clock=self._clock) as client:
@@ -106,7 +106,7 @@ class Publishing:
 
 
 class Queries:
-    """Asks members for words, one after the other; counts answers, and keeps why others failed."""
+    """Asks members for words, one after the other. Counts answers, and keeps the reasons of failures."""
 
     def __init__(self, words: WordCountCluster, clock: Clock) -> None:
         self.answered = 0
@@ -121,12 +121,13 @@ class Queries:
         self._stopped = True
 
     def is_to_be_killed(self, member: Member) -> None:
-        """From now on, that a member does not answer itself is no failure. Said before it is killed: who
-        asks it may learn of its end before its parent does."""
+        """Count no failure of ``member`` from now on. Call it before the kill: a query may notice the end
+        of the member before its parent does.
+        """
         self._killed.add(member.id)
 
     async def run(self) -> None:
-        """Ask, each time another member that runs, until stopped."""
+        """Query until stopped, each time another member that runs."""
         while not self._stopped:
             running = [one for one in self._words.members if one.id not in self._killed]
             member = running[self._turn % len(running)]
@@ -135,8 +136,8 @@ class Queries:
             try:
                 await asyncio.to_thread(ask, member, f"/query?prefix=import&shard={shard}")
             except GazetteError as error:
-                # A member that was killed while it answered is a failure of the question's way, not
-                # of the shard: whoever asks turns to another member.
+                # A query that was under way at a killed member is no failure of the shard: its
+                # client turns to another member.
                 if member.id not in self._killed:
                     self.failures.append(str(error))
                 continue
@@ -144,7 +145,7 @@ class Queries:
             await self._clock.sleep(QUERY_PAUSE_S)
 
     async def fail_over_s(self, shards: Collection[str]) -> float:
-        """How long it takes from now until every one of these shards answers, in seconds."""
+        """Return the seconds from now until all ``shards`` answer."""
         began = self._clock.monotonic()
         member = next(one for one in self._words.members if one.process.running)
         async with TaskScope("fail-over") as scope:
@@ -155,7 +156,7 @@ class Queries:
 
 
 async def all_counts(words: WordCountCluster) -> Counter[str]:
-    """Every count of every shard, by way of one member."""
+    """Return all counts of all shards, by way of one member."""
     counts: Counter[str] = Counter()
     member = next(one for one in words.members if one.process.running)
     for shard in words.shard_ids:
@@ -164,7 +165,7 @@ async def all_counts(words: WordCountCluster) -> Counter[str]:
 
 
 def ask(member: Member, path: str) -> dict[str, int]:
-    """One HTTP query. Raises ``Unavailable`` with what went wrong."""
+    """Return the answer to one HTTP query. Raise ``Unavailable`` with the reason."""
     url = urllib.parse.urlsplit(member.http_url)
     connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=QUERY_TIMEOUT_S)
     try:

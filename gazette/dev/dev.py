@@ -22,23 +22,24 @@ class DevFlags:
     """Flags of ``gazette dev``."""
 
     dir: Path | None = setting(
-        Path(".gazette"), "where all state is kept; a restart finds it again"
+        Path(".gazette"), "directory of all state, which a restart finds again"
     )
-    brokers: int = setting(1, "how many brokers to run")
-    zones: int = setting(1, "over how many zones they are spread")
+    brokers: int = setting(1, "number of brokers")
+    zones: int = setting(1, "number of zones of the brokers")
     host: str = setting(
-        "127.0.0.1", "address that brokers listen on; 0.0.0.0: all, for anyone who can connect"
+        "127.0.0.1", "address that brokers listen on; 0.0.0.0: all, open to other machines"
     )
     port: int = setting(8080, "gRPC port of the first broker, HTTP is the next; 0: any free ports")
     etcd_port: int = setting(2379, "port of etcd; 0: any free port")
-    lease: float = duration("20s", "how long etcd waits for a broker that does not answer")
-    ready_file: Path | None = setting(None, "written as JSON when the cluster is usable")
+    lease: float = duration("20s", "time after which etcd gives up a broker that does not answer")
+    ready_file: Path | None = setting(None, "file to write, as JSON, when the cluster is usable")
     log_level: str = setting("warn", "least severity that brokers log")
 
 
 def run(argv: Sequence[str]) -> int:
-    """The subcommand; its exit code: 0 after SIGTERM or SIGINT, 1 when a process failed, 2 for a
-    mistake in the flags."""
+    """Run the subcommand. Return 0 after SIGTERM or SIGINT, 1 when a process
+    failed, 2 for a mistake in the flags.
+    """
     schema = Schema("gazette dev", {"": DevFlags})
     try:
         flags = schema.load(argv, {}).group(DevFlags)
@@ -98,7 +99,7 @@ async def _serve(settings: ClusterSettings, ready_file: Path | None, clock: Cloc
 
 
 async def _watch(cluster: LocalCluster, scope: TaskScope, stop: asyncio.Task[object]) -> int:
-    """Return when told to stop, or when a broker ended by itself."""
+    """Return when a stop was asked for, or when a broker has ended."""
     ends = {
         scope.spawn(broker.process.wait(), name=broker.process.name): broker.process
         for broker in cluster.brokers

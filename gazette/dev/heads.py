@@ -1,4 +1,4 @@
-"""Where journals end, and making a cluster that was stopped as a whole go on from there."""
+"""Heads of journals, and the resumption of a cluster that was stopped as a whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gazette.protocol.status import Status
 
 
 async def write_head(client: Client, journal: str) -> int:
-    """Where a journal ends, as its brokers know."""
+    """Return the end of a journal, as its brokers know it."""
     reader = client.retry_reader(ReadParams(journal, -1, metadata_only=True))
     try:
         await reader.read(1)
@@ -23,11 +23,10 @@ async def write_head(client: Client, journal: str) -> int:
 
 
 async def resume_journals(client: Client) -> list[str]:
-    """Have every journal go on behind its stored fragments; the names of those that had to.
+    """Let all journals go on after their stored fragments. Return the names of those that needed it.
 
-    Brokers refuse appends to a journal whose fragments reach beyond all spools, because a broker that
-    is only cut off may still hold more. Only who has stopped *all* brokers may say that there is none:
-    `gazette dev` has, when it starts.
+    Brokers refuse appends to a journal whose fragments reach beyond all spools: a broker that is only cut off
+    may still hold more. Call this only if *all* brokers were stopped, as `gazette dev` knows when it starts.
     """
     resumed: list[str] = []
     for listed in (await client.list_journals()).journals:

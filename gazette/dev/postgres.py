@@ -19,7 +19,7 @@ _STARTS: Final = 5
 
 
 class PostgresServer:
-    """One server with a directory of its own. Every method blocks, for up to seconds.
+    """One server with a directory of its own. All methods block, for up to seconds.
 
     ``url`` is for SQLAlchemy, with the driver psycopg.
     """
@@ -31,8 +31,10 @@ class PostgresServer:
         self._server: Any = None
 
     def start(self) -> None:
-        """Start it, again after ``kill``. Does nothing while it runs. Raises ``NotFound`` without the
-        package, ``Unavailable`` if it does not start again."""
+        """Start the server, also after ``kill``. Has no effect while it runs.
+
+        Raises ``NotFound`` without the package, ``Unavailable`` if the server does not start again.
+        """
         if self._server is not None:
             self._restart()
             return
@@ -69,13 +71,13 @@ class PostgresServer:
                 return
 
     def kill(self) -> None:
-        """End it without a checkpoint, as by a loss of power. ``start`` recovers it."""
+        """End the server without a checkpoint, as by a loss of power. ``start`` recovers it."""
         process = self._server.get_postmaster_info().process
         os.kill(process.pid, signal.SIGQUIT)
         process.wait(_STOP_S)
 
     def stop(self) -> None:
-        """Stop it and remove its files. May be called again."""
+        """Stop the server and remove its files. May be called again."""
         server, self._server = self._server, None
         if server is not None:
             server.cleanup()

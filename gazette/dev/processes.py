@@ -19,7 +19,7 @@ LOG_TAIL_BYTES: Final = 2_000
 
 
 class ChildProcess:
-    """One process and its log file. It is told to stop when this process dies, however it dies."""
+    """One process and its log file. It gets SIGTERM when this process dies, in any way."""
 
     def __init__(
         self,
@@ -73,13 +73,13 @@ class ChildProcess:
         return await self._process.wait()
 
     async def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL, and wait until the process is gone."""
         self.signal(signal.SIGKILL)
         if self._process is not None:
             await self._process.wait()
 
     async def stop(self, timeout_s: float) -> bool:
-        """SIGTERM, and SIGKILL after ``timeout_s``; whether it ended by itself."""
+        """Send SIGTERM, and SIGKILL after ``timeout_s``. Return True if SIGTERM was enough."""
         if not self.running:
             return True
         self.signal(signal.SIGTERM)
@@ -92,7 +92,7 @@ class ChildProcess:
         return True
 
     def log_tail(self) -> str:
-        """The end of what it logged since it was started."""
+        """Return the end of the log since the process was started."""
         with self.log_path.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_begin, end - LOG_TAIL_BYTES))
@@ -143,5 +143,5 @@ def _is_ready(host: str, port: int) -> bool:
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module with this interpreter."""
+    """Return the command that runs a module with this interpreter."""
     return [sys.executable, "-m", module, *arguments]

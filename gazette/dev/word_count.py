@@ -1,4 +1,4 @@
-"""The word count on a local cluster: what the demonstration and the fault tests run and break."""
+"""The word count on a local cluster, for the demonstration and for fault tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ NGRAM_TYPE: Final = "word_count.NGramCount"
 
 
 def examples_path() -> Path:
-    """Where the example applications are: beside the package in a checkout, in it in a wheel."""
+    """Return the directory of the example applications: beside the package
+    in a checkout, in it in a wheel.
+    """
     package = Path(__file__).resolve().parent.parent
     for path in (package.parent / "examples", package / "_examples"):
         if (path / "word_count" / "app.py").exists():
@@ -55,7 +57,7 @@ def import_examples() -> None:
 
 @dataclass(slots=True)
 class Member:
-    """A process of the application and where it listens."""
+    """A process of the application and its addresses."""
 
     process: ChildProcess
     zone: str
@@ -78,7 +80,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class WordCountSettings:
-    """Sizes in bytes, times in seconds."""
+    """Settings of the word count. Sizes in bytes, times in seconds."""
 
     partitions: int = 4
     replication: int = 2
@@ -165,7 +167,7 @@ class WordCountCluster:
     # -- members
 
     def shard_client(self, member: Member | None = None) -> ShardClient:
-        """A client of one member, by default of the first that runs."""
+        """Return a client of one member, by default of the first that runs."""
         chosen = member or next(one for one in self.members if one.process.running)
         return ShardClient(chosen.grpc_url, route_cache_size=0, clock=self._clock)
 
@@ -252,7 +254,7 @@ class WordCountCluster:
         )
 
     async def primaries(self) -> dict[str, list[str]]:
-        """By member id, the shards that it is primary for."""
+        """Return, by member id, the shards that the member is primary for."""
         held: dict[str, list[str]] = {}
         for shard in await self.listed_shards():
             if (primary := shard.route.primary_id) is not None:
@@ -275,7 +277,7 @@ class WordCountCluster:
                 await self._clock.sleep(0.2)
 
     async def stop(self, timeout_s: float = 30.0) -> list[str]:
-        """Stop all members. Names of those that had to be killed."""
+        """Stop all members. Return the names of those that had to be killed."""
         running = [one.process for one in self.members if one.process.running]
         ended: list[Any] = await asyncio.gather(*(one.stop(timeout_s) for one in running))
         await self.client.close()

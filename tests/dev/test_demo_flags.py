@@ -58,11 +58,11 @@ def test_spark_is_used_where_it_can_be_run(tmp_path: Path, monkeypatch: pytest.M
     assert choose_runner(False, environ) == Runner(spark=False)
     no_java = choose_runner(None, {**environ, "JAVA_HOME": str(tmp_path / "nowhere")})
     assert (no_java.name, no_java.flag) == ("local", "--local")
-    assert "there is no Java to run Spark on" in no_java.told
+    assert "there is no Java to run Spark on" in no_java.description
     without(monkeypatch, "pyspark")
     missing = choose_runner(None, environ)
     assert not missing.spark
-    assert "pygazette[spark] is not installed" in Text.from_markup(missing.told).plain
+    assert "pygazette[spark] is not installed" in Text.from_markup(missing.description).plain
     assert choose_runner(False, environ).reason == ""
 
 
