@@ -22,7 +22,7 @@ def test_a_directory_that_holds_something_is_refused(tmp_path: Path, capsys: Any
 
 def test_spark_without_a_backfill_is_refused(capsys: Any) -> None:
     assert demo.run(["--spark", "--backfill=false"]) == 2
-    assert "no backfill that could run on Spark" in capsys.readouterr().err
+    assert "needs a backfill" in capsys.readouterr().err
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
