@@ -24,6 +24,7 @@ from gazette.broker.append.fsm import State
 from gazette.broker.pulse import NoContent
 from gazette.broker.replication.pipeline import Pipeline
 from gazette.client.rpc.errors import rpc_error
+from gazette.client.rpc.stream_call import StreamCall
 from gazette.client.rpc.wire import COMMIT, append_content, encode_append
 from gazette.errors import Broken, Invalid, Unavailable
 from gazette.fragment.spool_file import Spool
@@ -820,8 +821,9 @@ SESSION = "5" * 32
 
 async def refused(broker: FixedBroker, append: SessionAppend) -> grpc.aio.AioRpcError:
     """The error of a whole append of a session."""
-    one = await Append(broker, session=append).open()
-    await one.send(b"refused")
+    one = Append(broker, session=append)
+    one.call = StreamCall(one.call)  # It keeps the reason of a refusal before all was sent.
+    await (await one.open()).send(b"refused")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await one.commit()
     return caught.value

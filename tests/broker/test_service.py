@@ -544,7 +544,10 @@ async def test_a_port_in_use_is_one_line_and_exit_code_one(process: Any) -> None
         (["--broker.zone=zone a"], "--broker.zone: not a valid token (zone a)"),
         (["--broker.drain-timeout=30"], "Write 30s for seconds."),
         (["--broker.max-replication=0"], "invalid max-replication"),
-        (["--broker.server-cert-file=x"], "--broker.server-cert-file: give both server-cert-file and "),
+        (
+            ["--broker.server-cert-file=x"],
+            "--broker.server-cert-file: give both server-cert-file and ",
+        ),
         (
             ["--broker.server-cert-file=/etc/passwd", "--broker.server-cert-key-file=/etc/passwd"],
             "--broker.server-cert-file: cannot serve TLS with /etc/passwd, /etc/passwd: ",
