@@ -399,7 +399,7 @@ class ConsumerScenario:
             self._pause_broker,
         ]
         if self.asks:
-            faults.append(self._partition_members)
+            faults += [self._partition_members, self._late_promotion]
         for _ in range(rng.choice((1, 2, 3))):
             for _ in range(rng.choice((1, 2, 4))):
                 scope.spawn(
@@ -541,6 +541,34 @@ class ConsumerScenario:
         one, other = self._member(), self._member()
         if one != other:
             await self._part(one, other, lease=False)
+
+    async def _late_promotion(self) -> None:
+        """Move a shard, and again while the thread of its new owner is slow to restore it."""
+        rng, world = self.rng, self.world
+        spec = rng.choice(self.plan.shards)
+
+        def spring(process: MemberProcess) -> float:
+            seconds = rng.choice((0.5, 5.0, 20.0)) * rng.uniform(0.5, 1.5)
+            self._fault(f"slow restore of {spec.id}", seconds, process.host)
+            at = world.loop.now + seconds * rng.random()
+            world.loop.at(at, lambda: self.node.spawn(self._unassign(spec.id), "unassign"))
+            return seconds
+
+        passes = rng.choice((1, 1, 2))
+        world.traps += [
+            Trap(host, "promotion.fencing", passes, spring, spec.id) for host in self.plan.members
+        ]
+        await self._unassign(spec.id)
+
+    async def _unassign(self, shard_id: str) -> None:
+        """Have the allocator choose another member for a shard, or the same one again."""
+        client = self._shard_client(self.node)
+        self.world.say("op", f"unassigns {shard_id}")
+        try:
+            async with asyncio.timeout(_CALL_S):
+                await client.unassign([shard_id])
+        except (GazetteError, TimeoutError) as error:
+            self.world.say("op", f"cannot: {type(error).__name__}", error)
 
     async def _slow_link(self) -> None:
         rng, network = self.rng, self.world.network

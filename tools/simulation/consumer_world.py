@@ -48,7 +48,8 @@ class Trap:
     host: str
     point: str
     passes: int
-    spring: Callable[[MemberProcess], None]
+    spring: Callable[[MemberProcess], float | None]
+    """Returns for how many seconds the thread waits there, if it does."""
     detail: str = ""
     """If it is given, only passes with this detail count."""
 
@@ -304,7 +305,7 @@ class ConsumerWorld(World):
                 if trap.passes == 0:
                     self.traps.remove(trap)
                     self.say(node.name, f"is trapped at {point}", detail)
-                    trap.spring(process)
+                    seconds += trap.spring(process) or 0.0
                     break
         return process.passed(seconds)
 
