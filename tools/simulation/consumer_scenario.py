@@ -228,6 +228,9 @@ class ConsumerScenario:
 
     async def _main(self) -> None:
         world, plan = self.world, self.plan
+        in_sqlite = ", ".join(sorted(world.sqlite)) or "none"
+        queries = "with" if self.asks else "without"
+        world.say("op", f"plans state in SQLite: {in_sqlite}; {queries} queries")
         for host in plan.brokers:
             world.start_broker(host)
         self._client = client = world.client(self.node, *plan.brokers)
